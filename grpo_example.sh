@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Trains with GRPO:  ./grpo_example.sh RUN [--flag value ...]
+# Unedited it runs the demo on one machine. The environment variables that place it elsewhere, and
+# all flags: ./grpo_example.sh --help
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+source scripts/setup.sh run
+exec agentrl launch grpo "$@"

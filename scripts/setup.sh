@@ -1,0 +1,94 @@
+# Puts a Python environment with AgentRL first on PATH. To be sourced, from any folder:
+#
+#     source scripts/setup.sh run      what a run needs
+#     source scripts/setup.sh dev      and what the tests need
+#
+# An active environment (venv or conda) is used if AgentRL is installed in it. Otherwise `.venv` is
+# made once in the repository and filled from the requirement files. A stamp with their hash, written
+# last, lets later calls skip all that; a set-up that was interrupted is done again from the start.
+
+agentrl_setup() {
+    local root want="${1:-run}" env tool
+    root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+    env="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
+    if [ -n "$env" ] && [ "$env" != "$root/.venv" ] && [ -x "$env/bin/agentrl" ]; then
+        for tool in pytest ruff mypy; do
+            if [ "$want" = dev ] && [ ! -x "$env/bin/$tool" ]; then
+                echo "setup: the active environment $env has no $tool: run" \
+                    "\`pip install -r requirements-dev.txt\` in it, or deactivate it" >&2
+                return 1
+            fi
+        done
+    else
+        env="$root/.venv"
+        agentrl_fill_venv "$root" "$env" "$want" || return 1
+    fi
+    PATH="$env/bin:$PATH"
+    export PATH
+}
+
+# agentrl_fill_venv ROOT ENV run|dev: makes ENV what the requirement files of ROOT say.
+agentrl_fill_venv() {
+    local root="$1" env="$2" want="$3" files=(requirements.txt) stamp hash began=$SECONDS
+    [ "$want" = dev ] && files+=(requirements-dev.txt)
+    hash="$(cd "$root" && cat "${files[@]}" pyproject.toml | sha256sum | cut -c1-64)" || return 1
+    stamp="$env/agentrl-setup-$want"
+    if [ -f "$stamp" ] && [ "$(<"$stamp")" = "$hash" ] && [ -x "$env/bin/agentrl" ]; then
+        return 0
+    fi
+
+    mkdir -p "$root/.cache" || return 1
+    # One set-up at a time; the lock goes with the process that holds it.
+    exec {agentrl_lock}>"$root/.cache/setup.lock"
+    if ! flock -n "$agentrl_lock"; then
+        echo "setup: waiting for another set-up of $env" >&2
+        flock "$agentrl_lock"
+    fi
+    if [ ! -f "$stamp" ] || [ "$(<"$stamp")" != "$hash" ]; then
+        if [ ! -x "$env/bin/python" ] || [ -f "$env/agentrl-setup-begun" ]; then
+            agentrl_make_venv "$env" || return 1
+        fi
+        touch "$env/agentrl-setup-begun"
+        rm -f "$env"/agentrl-setup-run "$env"/agentrl-setup-dev
+        echo "setup: installing ${files[*]} into $env (once; some minutes, mostly torch)" >&2
+        local requirements=() file
+        for file in "${files[@]}"; do requirements+=(-r "$root/$file"); done
+        {
+            "$env/bin/python" -m pip install --disable-pip-version-check "${requirements[@]}" &&
+                "$env/bin/python" -m pip install --disable-pip-version-check --quiet \
+                    --no-deps --no-build-isolation -e "$root"
+        } >&2 || {
+            echo "setup: pip failed, see above; run the same command again to retry" >&2
+            # pip undoes what it could not finish, so the environment is still sound.
+            rm -f "$env/agentrl-setup-begun"
+            return 1
+        }
+        rm -f "$env/agentrl-setup-begun"
+        # A set-up for the tests holds all that a run needs.
+        (cd "$root" && cat requirements.txt pyproject.toml | sha256sum | cut -c1-64) \
+            >"$env/agentrl-setup-run"
+        [ "$want" = dev ] && echo "$hash" >"$stamp"
+        echo "setup: done in $((SECONDS - began)) s" >&2
+    fi
+    exec {agentrl_lock}>&-
+    unset agentrl_lock
+}
+
+# agentrl_make_venv ENV: an empty environment on the first Python that is new enough.
+agentrl_make_venv() {
+    local python
+    for python in python3 python3.13 python3.12 python3.11; do
+        if "$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
+            2>/dev/null; then
+            echo "setup: making $1 with $("$python" --version)" >&2
+            "$python" -m venv --clear "$1"
+            return
+        fi
+    done
+    echo "setup: no Python 3.11 or newer with venv and pip found (python3 is" \
+        "$(python3 --version 2>&1 | tail -n 1)): install one, on Debian and Ubuntu with" \
+        "\`apt install python3 python3-venv\`, or activate an environment that has AgentRL" >&2
+    return 1
+}
+
+agentrl_setup "${1:-run}"

@@ -1,0 +1,95 @@
+"""The `agentrl` command: one thin function for each verb, imported when it is called."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from agentrl import __version__
+
+USAGE = """\
+agentrl trains language models that act through tools, by reinforcement learning.
+
+  agentrl VERB [flags]          `agentrl VERB --help` lists the flags of a verb
+
+{verbs}
+
+On one machine the scripts start all parts of a run:  ./grpo_example.sh RUN
+"""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb: `module.function(argv)` returns the exit status."""
+
+    help: str
+    module: str
+    function: str = "main"
+
+    def load(self) -> Callable[[Sequence[str]], int]:
+        """Import what the verb needs."""
+        function: Callable[[Sequence[str]], int] = getattr(
+            import_module(self.module), self.function
+        )
+        return function
+
+
+VERBS = {
+    "launch": Verb("start all parts of a run on this machine", "agentrl.launcher.run"),
+    "train": Verb("train a run (under accelerate launch, on many GPUs)", "agentrl.training.trainer"),
+    "sample": Verb("sample trajectories for a run", "agentrl.rollout.worker"),
+    "serve": Verb("answer token prompts over HTTP", "agentrl.launcher.serve"),
+    "eval": Verb("evaluate a run's checkpoint on held-out tasks", "agentrl.launcher.evaluate"),
+    "export": Verb("write a checkpoint as a Hugging Face folder", "agentrl.training.export"),
+    "show": Verb("print a trajectory", "agentrl.launcher.show"),
+    "doctor": Verb("check this machine, a model and the services", "agentrl.launcher.doctor"),
+}
+
+# Errors that the user can act on; their messages are sentences. All others are ours to mend and
+# keep their traceback.
+_USER_ERRORS = (
+    ("agentrl.configs", "ConfigError"),
+    ("agentrl.databases.connection", "DatabaseUnreachable"),
+    ("agentrl.databases.mongod", "MongodError"),
+    ("agentrl.databases.runs", "TrainerAlive"),
+    ("agentrl.databases.task_file", "TaskFileError"),
+    ("agentrl.inference.protocol", "ServiceUnreachable"),
+    ("agentrl.rollout.mcp.tools", "ToolsUnreachable"),
+)
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    """The error types among them that are loaded: no other can have been raised."""
+    return tuple(
+        getattr(sys.modules[module], name)
+        for module, name in _USER_ERRORS
+        if module in sys.modules
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit status. Bad input is one sentence and status 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        width = max(map(len, VERBS))
+        verbs = "\n".join(f"  {name:{width}}  {verb.help}" for name, verb in VERBS.items())
+        print(USAGE.format(verbs=verbs), end="")
+        return 0
+    if arguments[0] == "--version":
+        print(f"agentrl {__version__}")
+        return 0
+    name = arguments[0]
+    if name not in VERBS:
+        print(f"agentrl: no verb {name!r}; there are {', '.join(VERBS)}", file=sys.stderr)
+        return 2
+    try:
+        return VERBS[name].load()(arguments[1:])
+    except Exception as error:
+        if not isinstance(error, _user_errors()):
+            raise
+        print(f"agentrl {name}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,371 @@
+"""Every flag of a run, in grouped dataclasses that are flat on the command line.
+
+Trainer, samplers and evaluation of one run read the same flags, so that one line starts any of
+them on any machine. A group is handed to the code that needs it; nothing reads flags by name.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformers.hf_argparser import HfArgumentParser
+
+LOSSES = ("GRPO", "MINIRL", "CrossEntropy")
+ADVANTAGES = ("mean_std", "mean", "leave_one_out")
+TOOL_CALL_PARSERS = ("qwen25", "qwen")
+TRACKERS = ("none", "tensorboard", "swanlab")
+SAMPLING_PARAMS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty",
+)  # fmt: skip
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,37}")  # MongoDB: 63 bytes for a database's name
+SCHEDULES = (
+    "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial",
+)  # fmt: skip
+
+
+# The least value of flags that are counts, sizes or rates.
+_LEAST: dict[str, float] = {
+    "num_generations": 1, "max_concurrent_samples_per_process": 1, "max_turns": 1,
+    "max_tokens": 2, "max_new_tokens": 1, "max_prompt_tokens": 1, "max_staleness": 0,
+    "max_attempts": 1, "lease_seconds": 1, "record_timeout": 0.1, "request_timeout": 0.1,
+    "startup_timeout": 0.1, "tool_timeout": 0.1, "eval_steps": 0, "eval_attempts": 1,
+    "epsilon": 0, "epsilon_higher": 0, "learning_rate": 0, "max_grad_norm": 0,
+    "warmup_steps": 0, "max_steps": -1, "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1, "max_trained_count": 1, "retrained_interval": 1,
+    "micro_batch_tokens": 1, "pad_to_multiple_of": 1, "loss_seq_chunk_size": 1,
+    "save_steps": 1, "save_total_limit": 1, "logging_steps": 1,
+}  # fmt: skip
+
+
+class ConfigError(ValueError):
+    """A flag has a value that it cannot have. The message is one sentence for the user."""
+
+
+def _flag(default: Any, help: str, **metadata: Any) -> Any:
+    """A dataclass field that is a flag."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The run and where it lives."""
+
+    run_name: str = _flag("run", "name of the run: its database, its folders, its logs")
+    output_dir: str | None = _flag(
+        None, "folder for checkpoints, weights and reports (default output/RUN)"
+    )
+    db_connection_string: str | None = _flag(
+        None, "mongodb:// URL of the run's MongoDB (default: one is started in the output folder)"
+    )
+    report_to: str = _flag("none", "tracker beside the JSONL metrics: none, tensorboard or swanlab")
+    seed: int = _flag(42, "seed of data order and sampling")
+    logging_steps: int = _flag(1, "write metrics every so many steps")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The policy."""
+
+    model_name_or_path: str | None = _flag(None, "folder of the model to train")
+    attention_implementation: str = _flag("sdpa", "attention of the trainer's model")
+    bf16: bool = _flag(False, "compute in bfloat16, with float32 master weights and reduction")
+    gradient_checkpointing: bool = _flag(False, "recompute activations in the backward pass")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Tasks."""
+
+    train_file: str | None = _flag(None, "JSONL file of training tasks")
+    eval_file: str | None = _flag(None, "JSONL file of held-out tasks")
+    num_train_epochs: float = _flag(3.0, "passes over the training tasks, if --max_steps is not set")
+    eval_steps: int = _flag(0, "evaluate on the held-out tasks every so many steps (0: never)")
+    eval_attempts: int = _flag(4, "attempts at each held-out task")
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How trajectories are sampled."""
+
+    enable_sampling: bool = _flag(True, "sample; off: train on the rows that the database holds")
+    sync_sampling: bool = _flag(False, "no overlap: sample for a step, train it, sample for the next")
+    max_staleness: int = _flag(
+        2, "how many policy versions samplers may run ahead, and a trained token may be old"
+    )
+    num_generations: int = _flag(8, "attempts at each task, the group of its advantages")
+    max_concurrent_samples_per_process: int = _flag(64, "trajectories one sampler runs at once")
+    max_turns: int = _flag(200, "turns of a trajectory")
+    max_tokens: int = _flag(65536, "tokens of a trajectory, all turns and tool results together")
+    max_new_tokens: int = _flag(8192, "tokens of one turn")
+    max_prompt_tokens: int | None = _flag(None, "longest prompt of a turn (default --max_tokens)")
+    preferred_sampling_params: str = _flag(
+        "{}", 'JSON of sampling parameters: {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}'
+    )
+    presence_penalty: float = _flag(0.0, "presence penalty of the sampling")
+    frequency_penalty: float = _flag(0.0, "frequency penalty of the sampling")
+    resample_error_records: bool = _flag(True, "try a slot again whose record ended in an error")
+    max_attempts: int = _flag(3, "attempts at a slot before it is given up as failed")
+    lease_seconds: float = _flag(60.0, "a sampler or trainer silent for so long is taken for dead")
+    record_timeout: float = _flag(1800.0, "seconds that one trajectory may take")
+    request_timeout: float = _flag(600.0, "seconds that one request to an inference service may take")
+    startup_timeout: float = _flag(300.0, "seconds to wait for MongoDB, tools and inference at start")
+    inference_urls: str | None = _flag(
+        None, "comma separated URLs of inference services, beside those registered in the database"
+    )
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Tools and the models that help."""
+
+    mcp_manager_url: str | None = _flag(None, "URL of the MCP server (streamable HTTP)")
+    mcp_server_name: str | None = _flag(None, "name of the MCP server in logs and records")
+    mcp_auth_token: str | None = _flag(None, "bearer token for the MCP server")
+    tool_call_parser: str = _flag(
+        "qwen25", f"how the model writes tool calls: {', '.join(TOOL_CALL_PARSERS)}"
+    )
+    tool_timeout: float = _flag(60.0, "seconds that one tool call may take")
+    agent_config_path: str | None = _flag(None, "YAML file with the models of browse and scorer agents")
+    system_prompt: str | None = _flag(None, "system message of every conversation")
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """From scores to advantages."""
+
+    advantage: str = _flag("mean_std", f"advantage of a group: {', '.join(ADVANTAGES)}")
+    adv_scaling: float = _flag(1.0, "factor on every advantage")
+    drop_zero_advantage: bool = _flag(True, "leave out records whose advantage is 0")
+    minimal_advantage: float | None = _flag(
+        None, "leave out records whose advantage is not greater than this"
+    )
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The loss."""
+
+    loss_calculator: str = _flag(
+        "GRPO", f"loss: {', '.join(LOSSES)}", aliases=["--loss_calculater"]
+    )
+    token_level_loss: bool = _flag(True, "average over tokens of the batch; off: over sequences")
+    skip_length_normalization: bool = _flag(False, "sum over tokens, average over sequences only")
+    epsilon: float = _flag(0.2, "clip range below 1 of the importance ratio")
+    epsilon_higher: float | None = _flag(None, "clip range above 1 (default --epsilon)")
+    strict_in_bound: bool = _flag(False, "leave tokens out whose ratio is out of the clip range")
+    importance_weight_cap_ratio: float | None = _flag(
+        None, "cap on the importance weight between trainer and sampler (default: none)"
+    )
+    out_of_date_decay: float | None = _flag(
+        None, "factor on a token's advantage for each policy version that it is old"
+    )
+    log_entropy: bool = _flag(False, "log the policy's entropy")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimizer step, by the names of transformers.TrainingArguments."""
+
+    learning_rate: float = _flag(1e-6, "peak learning rate")
+    weight_decay: float = _flag(0.0, "AdamW weight decay")
+    adam_beta1: float = _flag(0.9, "AdamW beta 1")
+    adam_beta2: float = _flag(0.95, "AdamW beta 2")
+    adam_epsilon: float = _flag(1e-8, "AdamW epsilon")
+    max_grad_norm: float = _flag(1.0, "gradient norm to clip to")
+    lr_scheduler_type: str = _flag("constant", f"learning rate schedule: {', '.join(SCHEDULES)}")
+    warmup_steps: int = _flag(0, "steps of linear warm-up")
+    max_steps: int = _flag(-1, "optimizer steps (-1: as --num_train_epochs gives)")
+    per_device_train_batch_size: int = _flag(1, "rows of a step, per data-parallel rank and ...")
+    gradient_accumulation_steps: int = _flag(1, "... times so many")
+    max_trained_count: int = _flag(1, "how often a row is trained")
+    retrained_interval: int = _flag(1, "steps between two trainings of a row")
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Devices and memory."""
+
+    use_cpu: bool = _flag(False, "train on the CPU though there is a GPU")
+    micro_batch_tokens: int | None = _flag(
+        None, "tokens of one forward pass, padding included (default --max_tokens)"
+    )
+    pad_to_multiple_of: int = _flag(1, "pad micro-batches to a multiple of so many tokens")
+    loss_seq_chunk_size: int = _flag(1024, "tokens whose logits exist at once")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Checkpoints."""
+
+    save_steps: int = _flag(100, "save a checkpoint every so many steps, and at the end")
+    save_total_limit: int | None = _flag(3, "how many checkpoints to keep")
+    resume_from_checkpoint: str | None = _flag(
+        None, "folder to resume from, or `true` for the run's last; `false` starts anew "
+        "(default: the run's last, if there is one)"
+    )
+
+
+@dataclass(frozen=True)
+class ReservedConfig:
+    """Flags of the interface whose feature this version does not have: only the default is taken."""
+
+    tp_size: int = _flag(1, "tensor parallelism (only 1 in this version)")
+    cp_size: int = _flag(1, "context parallelism (only 1 in this version)")
+    pp_size: int = _flag(1, "pipeline parallelism (only 1 in this version)")
+    ep_size: int = _flag(1, "expert parallelism (only 1 in this version)")
+    inf_tp_size: int = _flag(1, "tensor parallelism of started services (only 1 in this version)")
+    inf_ep_size: int = _flag(1, "expert parallelism of started services (only 1 in this version)")
+    inf_mem_ratio: float = _flag(1.0, "memory share of started services (only 1 in this version)")
+    target_concurrency: int = _flag(0, "requests per service to aim at (only 0, none, in this version)")
+    new_context: str = _flag("disabled", "context rewriting (only disabled in this version)")
+    repetition_early_stop_times: int = _flag(0, "stop on repetition (only 0, never, in this version)")
+    enable_repetition_compress: bool = _flag(False, "compress repetition (only false in this version)")
+    balance_sample: bool = _flag(False, "balance right and wrong (only false in this version)")
+    efficient_rewarding: bool = _flag(False, "reward short answers (only false in this version)")
+    min_turns: int = _flag(0, "least turns of a rewarded record (only 0 in this version)")
+    activation_offloading: bool = _flag(False, "activations to the CPU (only false in this version)")
+    dynamic_batching: bool = _flag(True, "fill micro-batches by tokens (only true in this version)")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All groups of one run."""
+
+    run: RunConfig
+    model: ModelConfig
+    data: DataConfig
+    sampling: SamplingConfig
+    agent: AgentConfig
+    reward: RewardConfig
+    loss: LossConfig
+    optimizer: OptimizerConfig
+    parallel: ParallelConfig
+    checkpoint: CheckpointConfig
+    reserved: ReservedConfig
+
+    @property
+    def output(self) -> Path:
+        """The run's folder."""
+        return Path(self.run.output_dir or f"output/{self.run.run_name}")
+
+    @property
+    def sampling_params(self) -> dict[str, float]:
+        """`--preferred_sampling_params` and the penalties, by the inference API's names."""
+        given = json.loads(self.sampling.preferred_sampling_params)
+        penalties = {
+            "presence_penalty": self.sampling.presence_penalty,
+            "frequency_penalty": self.sampling.frequency_penalty,
+        }
+        return {"temperature": 1.0, **{k: v for k, v in penalties.items() if v}, **given}
+
+    @property
+    def temperature(self) -> float:
+        """Of the sampling, and so of the trainer's logprobs."""
+        return float(self.sampling_params["temperature"])
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of one forward pass."""
+        return self.parallel.micro_batch_tokens or self.sampling.max_tokens
+
+
+class _Parser(HfArgumentParser):
+    """argparse that raises `ConfigError` instead of printing its usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.replace("argument ", "", 1))
+
+
+_GROUPS = tuple(fields(Config))
+
+
+def config_parser(prog: str, description: str) -> HfArgumentParser:
+    """The parser of all flags, grouped in its help."""
+    return _Parser(
+        [group.type for group in _GROUPS],  # type: ignore[misc]
+        prog=prog,
+        description=description,
+        allow_abbrev=False,
+    )
+
+
+def parse_config(
+    argv: Sequence[str], prog: str = "agentrl", description: str = "One run of AgentRL."
+) -> Config:
+    """The configuration that the flags in `argv` give.
+
+    Raises `ConfigError`: an unknown flag, a value of the wrong type or out of its range.
+    """
+    parser = config_parser(prog, description)
+    *groups, unknown = parser.parse_args_into_dataclasses(
+        args=list(argv), return_remaining_strings=True, look_for_args_file=False
+    )
+    if unknown:
+        raise ConfigError(f"unknown flag {unknown[0]}: `{prog} --help` lists them all")
+    config = Config(*groups)
+    _validate(config)
+    return config
+
+
+def _one_of(flag: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"--{flag} {value}: not known; known: {', '.join(known)}")
+
+
+def _at_least(flag: str, value: float | None, least: float) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"--{flag} {value}: must be at least {least:g}")
+
+
+def _validate(config: Config) -> None:
+    """Refuse values that would fail later, or quietly mean something else."""
+    _one_of("loss_calculator", config.loss.loss_calculator, LOSSES)
+    _one_of("advantage", config.reward.advantage, ADVANTAGES)
+    _one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
+    _one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
+    _one_of("report_to", config.run.report_to, TRACKERS)
+    if not RUN_NAME.fullmatch(config.run.run_name):
+        raise ConfigError(
+            f"--run_name {config.run.run_name!r}: must be 1 to 38 letters, digits, - or _, "
+            "because it names a database and folders"
+        )
+    for group in _GROUPS:
+        values = getattr(config, group.name)
+        for name, least in _LEAST.items():
+            if name in type(values).__dataclass_fields__:
+                _at_least(name, getattr(values, name), least)
+    for flag in fields(ReservedConfig):
+        value = getattr(config.reserved, flag.name)
+        if value != flag.default:
+            raise ConfigError(
+                f"--{flag.name} {value}: this version has only {flag.default}; leave the flag out"
+            )
+    _validate_sampling_params(config.sampling.preferred_sampling_params)
+    if config.sampling.num_generations < 2 and config.loss.loss_calculator != "CrossEntropy":
+        raise ConfigError(
+            f"--num_generations {config.sampling.num_generations}: an advantage compares attempts "
+            "at one task, so there must be at least 2"
+        )
+
+
+def _validate_sampling_params(text: str) -> None:
+    flag = f"--preferred_sampling_params {text}"
+    try:
+        params = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{flag}: not JSON ({error})") from None
+    if not isinstance(params, dict):
+        raise ConfigError(f"{flag}: not a JSON object")
+    for name, value in params.items():
+        if name not in SAMPLING_PARAMS:
+            raise ConfigError(f"{flag}: {name} is not known; known: {', '.join(SAMPLING_PARAMS)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{flag}: {name} is not a number")
+    if params.get("temperature", 1.0) <= 0:
+        raise ConfigError(
+            f"{flag}: temperature must be above 0, because attempts at one task must differ"
+        )

@@ -1,0 +1,335 @@
+"""The documents of the data chain, and the states each of them may be in.
+
+    Task -> Record -> DispatchedSamplingTask -> DBRecordData
+
+A document is what one collection holds. Writers: the feeder makes Tasks, samplers make Records and
+DispatchedSamplingTasks, whoever finishes a group makes its DBRecordData, the trainer marks them.
+All statuses change through the tables at the end of this file; the code that applies them is in
+`tasks.py` and `rows.py`. Token arrays are little-endian `bytes` (see `arrays.py`).
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Split(StrEnum):
+    """What a group of attempts is made for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class TaskStatus(StrEnum):
+    """A Task is the ledger of one group of attempts."""
+
+    CREATED = "created"  # nobody has claimed a slot yet
+    RUNNING = "running"  # some slot is leased, pending again, or terminal
+    FINALISING = "finalising"  # all slots are terminal and one process holds the finalisation
+    COMPLETED = "completed"  # advantages and rows are written
+
+
+class SlotStatus(StrEnum):
+    """A slot is one of a Task's attempts."""
+
+    PENDING = "pending"
+    LEASED = "leased"
+    COMPLETED = "completed"  # terminal: its Record has a score
+    FAILED = "failed"  # terminal: `max_attempts` Records ended in an error
+
+
+class RecordStatus(StrEnum):
+    """A Record is the trajectory that one attempt at a slot made."""
+
+    SAMPLING = "sampling"
+    SCORED = "scored"
+    FAILED = "failed"  # it ended in an error, which it keeps; its slot was tried again or given up
+    READY = "ready"  # the group is finalised and this Record became a training row
+    ABANDONED = "abandoned"  # the group is finalised and a filter left this Record out
+
+
+class RowStatus(StrEnum):
+    """A DBRecordData (row, for short) is a Record as the trainer wants it."""
+
+    READY = "ready"
+    LEASED = "leased"
+    TRAINED = "trained"
+    EVICTED = "evicted"  # older than the staleness bound: never trained
+
+
+class StopReason(StrEnum):
+    """Why a Record's conversation ended."""
+
+    ANSWERED = "answered"  # a turn without tool calls
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"  # the whole trajectory reached --max_tokens
+    MAX_PROMPT_TOKENS = "max_prompt_tokens"
+    MAX_NEW_TOKENS = "max_new_tokens"  # one turn was cut off
+
+
+class Document(BaseModel):
+    """A MongoDB document. `id` is its `_id`; unknown fields are an error on our side."""
+
+    model_config = ConfigDict(populate_by_name=True, extra="forbid", use_enum_values=True)
+
+    id: str = Field(alias="_id")
+
+    def to_mongo(self) -> dict[str, Any]:
+        """The document as MongoDB stores it."""
+        return self.model_dump(by_alias=True)
+
+    @classmethod
+    def from_mongo(cls, document: dict[str, Any]) -> Self:
+        """A document as read from its collection."""
+        return cls.model_validate(document)
+
+
+class Part(BaseModel):
+    """A sub-document."""
+
+    model_config = ConfigDict(extra="forbid", use_enum_values=True)
+
+
+class Slot(Part):
+    """One attempt at a Task. `attempt` counts from 0 and grows each time the slot is tried again."""
+
+    traj: int
+    status: SlotStatus = SlotStatus.PENDING
+    owner: str | None = None
+    lease_expires: datetime | None = None  # on the server's clock
+    attempt: int = 0
+    record: str | None = None
+    score: float | None = None
+    error: str | None = None
+
+
+class Finalisation(Part):
+    """Who computes the group's advantages and writes its rows."""
+
+    owner: str
+    lease_expires: datetime
+
+
+class Task(Document):
+    """One line of the dataset in one epoch, and the ledger of its `num_generations` attempts."""
+
+    split: Split
+    epoch: int
+    seq: int  # place in the epoch's order: old groups are claimed first
+    status: TaskStatus = TaskStatus.CREATED
+    task_id: str  # the line's own id, the same in every epoch
+    query: str
+    answer: str | None = None
+    scorer: str = "agentcpm"
+    answer_schema: str | None = None
+    fields: dict[str, Any] = Field(default_factory=dict)  # what else the line held
+    pending: int  # slots nobody holds: what the claim query matches
+    slots: list[Slot]
+    finalisation: Finalisation | None = None
+    created_at: datetime | None = None
+    completed_at: datetime | None = None
+
+
+class TokenCounts(Part):
+    """Tokens of a Record by origin."""
+
+    prompt: int = 0  # system, question and tool definitions
+    generated: int = 0
+    observed: int = 0  # tool results and the headers around them
+
+
+class VersionRange(Part):
+    """The oldest and the newest policy version among a Record's generated tokens."""
+
+    min: int
+    max: int
+
+
+class Record(Document):
+    """A trajectory: one attempt at one slot, from the first prompt to its score."""
+
+    task: str  # Task._id
+    task_id: str
+    traj: int
+    attempt: int
+    split: Split
+    epoch: int
+    owner: str
+    status: RecordStatus = RecordStatus.SAMPLING
+    query: str
+    turns: list[str] = Field(default_factory=list)  # DispatchedSamplingTask ids, in order
+    n_turns: int = 0
+    n_tool_calls: int = 0
+    n_tool_errors: int = 0
+    tokens: TokenCounts = Field(default_factory=TokenCounts)
+    versions: VersionRange | None = None
+    final_answer: str | None = None
+    stop_reason: StopReason | None = None
+    score: float | None = None
+    scores: dict[str, float] = Field(default_factory=dict)  # by scorer
+    advantage: float | None = None
+    error: str | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class ToolCall(Part):
+    """A call that the model made, and what came back."""
+
+    name: str
+    arguments: dict[str, Any]
+    result: str | None = None
+    is_error: bool = False
+    latency_s: float = 0.0
+
+
+class VersionSpan(Part):
+    """Output tokens `start` to `end` (half open) were made by policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class DispatchedSamplingTask(Document):
+    """One turn: a request to an inference service and its answer.
+
+    The prompt of a turn is the prompt of the segment's last turn, its output, and
+    `prompt_delta_ids`; the first turn of a segment holds its whole prompt in `prompt_delta_ids`.
+    """
+
+    record_id: str
+    turn: int
+    segment: int
+    parent: str | None = None  # the turn whose tokens this segment shares, where it begins
+    shared_len: int = 0  # how many of that turn's prompt + output tokens it shares
+    service: str
+    messages: list[dict[str, Any]]  # what was added since the last turn, for people to read
+    prompt_delta_ids: bytes  # int32
+    prompt_len: int
+    output_ids: bytes  # int32
+    output_logprobs: bytes  # float32
+    output_text: str
+    tool_calls: list[ToolCall] = Field(default_factory=list)
+    format_error: str | None = None
+    finish_reason: str
+    versions: list[VersionSpan]
+    cached_tokens: int = 0
+    generate_latency_s: float
+    tools_latency_s: float = 0.0
+    created_at: datetime
+
+
+class Node(Part):
+    """A stretch of tokens that belong together: row tokens `start` to `end` (half open).
+
+    `parent` is the index of the node it continues, -1 for a root. Nodes stand in depth-first
+    order, so that a node's descendants follow it without a gap.
+    """
+
+    start: int
+    end: int
+    parent: int
+
+
+class TrainedStep(Part):
+    """One optimizer step that a row was part of."""
+
+    step: int
+    trainer: str
+
+
+class DBRecordData(Document):
+    """A Record as the trainer wants it: a token tree with what the loss needs of every token.
+
+    All arrays have one entry per token of the tree (`n_tokens`); `advantages`, `logprobs` and
+    `versions` mean something only where `loss_mask` is 1, that is on generated tokens.
+    """
+
+    task: str
+    status: RowStatus = RowStatus.READY
+    seq: int  # order of leasing: the Task's epoch and place, oldest first
+    reward: float
+    n_tokens: int
+    n_train_tokens: int
+    cost: float  # what the planner balances: tokens, and later operations
+    min_version: int
+    max_version: int
+    temperature: float  # of the sampling: the trainer's logprobs are taken at the same
+    nodes: list[Node]
+    input_ids: bytes  # int32
+    loss_mask: bytes  # uint8
+    advantages: bytes  # float32
+    logprobs: bytes  # float32, the sampler's
+    versions: bytes  # int32
+    prefix_hash: str  # of the first node: siblings that share a prompt have the same
+    trained: list[TrainedStep] = Field(default_factory=list)
+    not_before: int = 0  # the earliest step that may train it (again)
+    trainer: str | None = None  # who leases it
+    step: int | None = None  # for which step
+    created_at: datetime | None = None
+
+
+class InferenceService(Document):
+    """An inference service that samplers may use. `_id` is its URL."""
+
+    url: str
+    model: str
+    weight_version: int  # -1: the weights it was started with
+    capacity: int  # requests it runs at once; 0: not known
+    heartbeat: datetime | None  # None: given by URL, it sends none
+
+
+class PolicyVersion(Document):
+    """One publication of weights. `_id` is the version."""
+
+    version: int
+    step: int
+    path: str
+    created_at: datetime
+
+
+class Run(Document):
+    """The run itself, in one document: who trains it and how far it is. `_id` is its name."""
+
+    status: str = "created"  # created | training | evaluating | finished
+    trainer: str | None = None
+    trainer_host: str | None = None
+    lease_expires: datetime | None = None
+    fence: int = 0  # grows with every trainer that takes the run
+    step: int = 0
+    max_steps: int = 0
+    rows_per_step: int = 0  # of all data-parallel ranks: samplers' staleness bound needs it
+    version: int = -1
+    heartbeat: datetime | None = None
+
+
+# Who may become what. A transition that is not here is refused where it is applied.
+TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
+    TaskStatus.CREATED: frozenset({TaskStatus.RUNNING}),
+    TaskStatus.RUNNING: frozenset({TaskStatus.FINALISING}),
+    TaskStatus.FINALISING: frozenset({TaskStatus.COMPLETED}),
+    TaskStatus.COMPLETED: frozenset(),
+}
+SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
+    SlotStatus.PENDING: frozenset({SlotStatus.LEASED}),
+    SlotStatus.LEASED: frozenset({SlotStatus.PENDING, SlotStatus.COMPLETED, SlotStatus.FAILED}),
+    SlotStatus.COMPLETED: frozenset(),
+    SlotStatus.FAILED: frozenset(),
+}
+RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
+    RecordStatus.SAMPLING: frozenset({RecordStatus.SCORED, RecordStatus.FAILED}),
+    RecordStatus.SCORED: frozenset({RecordStatus.READY, RecordStatus.ABANDONED}),
+    RecordStatus.FAILED: frozenset(),
+    RecordStatus.READY: frozenset(),
+    RecordStatus.ABANDONED: frozenset(),
+}
+ROW_TRANSITIONS: dict[RowStatus, frozenset[RowStatus]] = {
+    RowStatus.READY: frozenset({RowStatus.LEASED, RowStatus.EVICTED}),
+    RowStatus.LEASED: frozenset({RowStatus.READY, RowStatus.TRAINED}),
+    RowStatus.TRAINED: frozenset({RowStatus.READY}),  # the trainer resumed from before that step
+    RowStatus.EVICTED: frozenset(),
+}
+TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED})

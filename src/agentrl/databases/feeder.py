@@ -1,0 +1,127 @@
+"""From task files to the ledger: training tasks epoch by epoch, held-out tasks when asked.
+
+The trainer's rank 0 calls it. Ids are derived from split, epoch and line, so that doing it again
+after a crash changes nothing.
+"""
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Slot, Split, Task, TaskStatus
+from agentrl.databases.task_file import TaskLine
+from agentrl.databases.tasks import TaskLedger, task_key
+
+
+def make_tasks(
+    lines: Sequence[TaskLine], split: Split, epoch: int, attempts: int, order: Sequence[int]
+) -> list[Task]:
+    """The Tasks of one epoch: line `order[seq]` comes at place `seq`."""
+    now = datetime.now(UTC)
+    return [
+        Task(
+            id=task_key(split, epoch, lines[index].id),
+            split=split,
+            epoch=epoch,
+            seq=seq,
+            task_id=lines[index].id,
+            query=lines[index].query,
+            answer=lines[index].answer,
+            scorer=lines[index].scorer,
+            answer_schema=lines[index].answer_schema,
+            fields=lines[index].fields,
+            pending=attempts,
+            slots=[Slot(traj=traj) for traj in range(attempts)],
+            created_at=now,
+        )
+        for seq, index in enumerate(order)
+    ]
+
+
+class TaskFeeder:
+    """Keeps enough open training tasks in the ledger, and adds evaluations.
+
+    `epochs`: passes over the training lines, or None for as many as the steps need.
+    `low_water`: how many training groups nobody has claimed yet must be there.
+    """
+
+    def __init__(
+        self,
+        database: RunDatabase,
+        train: Sequence[TaskLine],
+        held_out: Sequence[TaskLine],
+        *,
+        num_generations: int,
+        eval_attempts: int,
+        epochs: int | None,
+        low_water: int,
+        seed: int,
+    ) -> None:
+        self._database = database
+        self._ledger = TaskLedger(database, owner="feeder", lease_seconds=60, max_attempts=1)
+        self._train = train
+        self._held_out = held_out
+        self._num_generations = num_generations
+        self._eval_attempts = eval_attempts
+        self._epochs = epochs
+        self._low_water = low_water
+        self._seed = seed
+        self._next_epoch = 0
+
+    async def start(self) -> None:
+        """Find out which epochs the ledger already holds, complete the newest, and top up."""
+        newest = await self._database.tasks.find_one(
+            {"split": Split.TRAIN}, {"epoch": 1}, sort=[("epoch", -1)]
+        )
+        if newest is not None:
+            # A crash may have left it half stored; what is there stays as it is.
+            await self._add_epoch(newest["epoch"])
+            self._next_epoch = newest["epoch"] + 1
+        await self.top_up()
+
+    async def top_up(self) -> None:
+        """Add epochs until `low_water` unclaimed groups are there, or all epochs are."""
+        if not self._train:
+            return
+        unclaimed = await self._database.tasks.count_documents(
+            {"status": TaskStatus.CREATED, "split": Split.TRAIN}
+        )
+        while unclaimed < self._low_water and not self._all_added():
+            unclaimed += await self._add_epoch(self._next_epoch)
+            self._next_epoch += 1
+
+    async def _add_epoch(self, epoch: int) -> int:
+        order = list(range(len(self._train)))
+        random.Random(f"{self._seed}:{epoch}").shuffle(order)
+        return await self._ledger.add(
+            make_tasks(self._train, Split.TRAIN, epoch, self._num_generations, order)
+        )
+
+    async def exhausted(self) -> bool:
+        """Whether all epochs are sampled and finalised: no further row can come."""
+        if not self._all_added():
+            return False
+        open_task = await self._database.tasks.find_one(
+            {"split": Split.TRAIN, "status": {"$ne": TaskStatus.COMPLETED}}, {"_id": 1}
+        )
+        return open_task is None
+
+    async def add_evaluation(self, step: int) -> None:
+        """Add all held-out tasks, as split `eval` and epoch `step`."""
+        await self._ledger.add(
+            make_tasks(
+                self._held_out, Split.EVAL, step, self._eval_attempts, range(len(self._held_out))
+            )
+        )
+
+    async def evaluation_done(self, step: int) -> bool:
+        """Whether every group of that evaluation is finalised."""
+        open_task = await self._database.tasks.find_one(
+            {"split": Split.EVAL, "epoch": step, "status": {"$ne": TaskStatus.COMPLETED}},
+            {"_id": 1},
+        )
+        return open_task is None
+
+    def _all_added(self) -> bool:
+        return self._epochs is not None and self._next_epoch >= self._epochs

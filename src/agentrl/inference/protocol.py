@@ -1,0 +1,149 @@
+"""What is asked of an inference service and what it answers: values, with their SGLang JSON forms.
+
+No I/O in here; `client` sends these, `engine` answers them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort"]
+
+FRESH_VERSION = -1
+"""The version of a server that was started and never updated ("default" on the wire)."""
+
+_FRESH_WIRE = "default"
+
+
+class InferenceError(Exception):
+    """A request to an inference service failed."""
+
+
+class ServiceUnreachable(InferenceError):
+    """No answer: connection refused or broken, a time-out, or the service says it is not ready.
+
+    `answered` is False when the request cannot have reached the service, so that sending it again
+    elsewhere repeats nothing.
+    """
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+class RequestRejected(InferenceError):
+    """The service (or the client before sending) refused the request; repeating it will not help.
+
+    `status` is the HTTP status, or None when the client refused to send it.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn; SGLang's names, defaults and meanings.
+
+    `temperature` 0 is greedy. `top_k` -1 keeps the whole vocabulary. Penalties are added to
+    (presence, frequency) or divide (repetition) the logits of tokens seen before.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    sampling_seed: int | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """The `sampling_params` object of `/generate`, without what is at its default."""
+        body: dict[str, object] = {"max_new_tokens": self.max_new_tokens}
+        if self.temperature != 1.0:
+            body["temperature"] = self.temperature
+        if self.top_p != 1.0:
+            body["top_p"] = self.top_p
+        if self.top_k != -1:
+            body["top_k"] = self.top_k
+        if self.min_p != 0.0:
+            body["min_p"] = self.min_p
+        if self.stop:
+            body["stop"] = list(self.stop)
+        if self.stop_token_ids:
+            body["stop_token_ids"] = list(self.stop_token_ids)
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        if self.presence_penalty != 0.0:
+            body["presence_penalty"] = self.presence_penalty
+        if self.frequency_penalty != 0.0:
+            body["frequency_penalty"] = self.frequency_penalty
+        if self.repetition_penalty != 1.0:
+            body["repetition_penalty"] = self.repetition_penalty
+        if self.sampling_seed is not None:
+            body["sampling_seed"] = self.sampling_seed
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One token prompt. `rid` names it for `abort` and must be unique among live requests."""
+
+    rid: str
+    input_ids: tuple[int, ...]
+    sampling_params: SamplingParams = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Output tokens `start <= i < end` were sampled by policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The answer to a `GenerateRequest`.
+
+    `output_ids` keeps the stop token that ended it, `text` does not. `output_logprobs[i]` is the
+    logprob of `output_ids[i]` under log_softmax(logits / temperature), whatever top_p, top_k and
+    min_p cut away. `versions` cover the output without gaps. `matched` is the stop token id or
+    stop string, None unless `finish_reason` is "stop". An aborted generation keeps what it had.
+    """
+
+    output_ids: tuple[int, ...]
+    output_logprobs: tuple[float, ...]
+    text: str
+    finish_reason: FinishReason
+    matched: int | str | None
+    versions: tuple[VersionSpan, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    latency_s: float
+
+
+def version_to_wire(version: int) -> str:
+    """A policy version as the `weight_version` string of SGLang's API."""
+    return _FRESH_WIRE if version == FRESH_VERSION else str(version)
+
+
+def version_from_wire(version: str) -> int:
+    """The policy version of a `weight_version` string.
+
+    Raises ValueError when it is neither a decimal number nor "default".
+    """
+    if version == _FRESH_WIRE:
+        return FRESH_VERSION
+    if not version.isdecimal():
+        raise ValueError(
+            f"weight version {version!r} is not one that this project published: start the service"
+            " without --weight-version, or with a decimal number"
+        )
+    return int(version)

@@ -1,0 +1,117 @@
+"""What can be found wrong with a run before anything of it is started or written.
+
+Each check raises `ConfigError` with a sentence for the user, or `TaskFileError` with one for each
+bad line.
+"""
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from agentrl.configs import Config, ConfigError
+from agentrl.databases.task_file import read_tasks
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+_WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+_MONGOD_BYTES = 600 << 20  # journal and oplog of an embedded mongod, and the run's own documents
+_KEPT_WEIGHTS = 3
+_PROBE_BYTES = 1 << 20
+
+
+def check_model(name: str | None) -> Path:
+    """The model's folder, if it holds weights, a configuration, a tokenizer and a chat template."""
+    if not name:
+        raise ConfigError(
+            "no model to train: set MODEL or --model_name_or_path to a Hugging Face model folder"
+        )
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"model {name} is no folder: download the model first and set MODEL to its folder"
+        )
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model folder {name} has no config.json: is it a Hugging Face model?")
+    if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_PATTERNS):
+        raise ConfigError(f"model folder {name} holds no weights (*.safetensors)")
+    if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        raise ConfigError(
+            f"model folder {name} holds no tokenizer (tokenizer.json): copy the tokenizer's files "
+            "there from the model it was trained from"
+        )
+    if not _has_chat_template(folder):
+        raise ConfigError(
+            f"model folder {name} has no chat template (chat_template.jinja, or `chat_template` in "
+            "tokenizer_config.json): copy one there from a model of the same family"
+        )
+    return folder
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if any((folder / file).is_file() for file in _TEMPLATE_FILES):
+        return True
+    file = folder / "tokenizer_config.json"
+    if not file.is_file():
+        return False
+    try:
+        return bool(json.loads(file.read_text(encoding="utf-8")).get("chat_template"))
+    except ValueError:
+        raise ConfigError(f"{file} is not JSON: copy it anew from the model it belongs to") from None
+
+
+def check_tasks(config: Config) -> None:
+    """Both task files can be read, and every line of them is a task."""
+    if not config.data.train_file and config.sampling.enable_sampling:
+        raise ConfigError("no tasks to train on: set TRAIN_FILE or --train_file to a JSONL file")
+    for file in (config.data.train_file, config.data.eval_file):
+        if file:
+            read_tasks(Path(file))
+
+
+def bytes_needed(model: Path, checkpoints: int | None) -> int:
+    """A low estimate of what a run writes: published weights, and checkpoints of weights and two
+    moments in float32."""
+    weights = sum(f.stat().st_size for pattern in _WEIGHT_PATTERNS for f in model.glob(pattern))
+    return _MONGOD_BYTES + weights * (_KEPT_WEIGHTS + 3 * (checkpoints or 3))
+
+
+def check_output(folder: Path, needed: int) -> None:
+    """The folder can be made and written, and its disk has `needed` bytes free.
+
+    Leaves nothing behind: what it makes to find out, it takes away again.
+    """
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    made: Path | None = None
+    try:
+        if existing != folder:
+            # A folder with another name, so that a failed check does not leave the run's own.
+            made = Path(tempfile.mkdtemp(prefix=".agentrl-", dir=existing))
+        with tempfile.NamedTemporaryFile(dir=made or folder) as probe:
+            probe.write(os.urandom(_PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ConfigError(
+                f"output folder {folder}: its disk is full; free some space, or choose another "
+                "place with --output_dir"
+            ) from None
+        raise ConfigError(
+            f"output folder {folder} cannot be written ({error.strerror}): choose another place "
+            "with --output_dir"
+        ) from None
+    finally:
+        if made is not None:
+            made.rmdir()
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise ConfigError(
+            f"output folder {folder}: its disk has {free / 2**30:.1f} GiB free and this run needs "
+            f"{needed / 2**30:.1f} GiB at least; free some space, or choose another place with "
+            "--output_dir"
+        )

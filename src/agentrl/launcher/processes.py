@@ -1,0 +1,224 @@
+"""Child processes of a run: started, watched, started again when they die, stopped in order.
+
+Every part runs under a guard (`guard.py`) in a session of its own, so that the terminal's Ctrl-C
+reaches the launcher alone, which then stops the parts in order; and so that no process outlives
+the launcher, however it ends.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from pathlib import Path
+
+from agentrl.launcher import guard
+
+USER_ERROR = 2  # exit status of a part that was called wrongly: calling it again would not help
+_POLL_S = 0.05
+
+
+class Kind(IntEnum):
+    """What a part is. They are stopped in this order, the database after them all."""
+
+    SAMPLER = 0
+    TRAINER = 1
+    SERVICE = 2
+    TOOLS = 3
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of a run, as it is to be started."""
+
+    name: str
+    kind: Kind
+    command: Sequence[str]
+    log: Path  # standard output and error are appended here
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside the launcher's own
+    restarts: int = 0  # how often it is started again after it died
+    may_end: bool = False  # exit status 0 means that its work is done, not that it died
+    grace_s: float = 10.0  # between SIGTERM and SIGKILL
+
+
+class Change(StrEnum):
+    """What became of a part."""
+
+    DONE = "done"  # it ended by itself, as it may
+    DIED = "died"  # it will be started again
+    LOST = "lost"  # it died and is not started again
+
+
+@dataclass(frozen=True)
+class Event:
+    """A part ended. `status` is its exit status as a shell gives it: 128 + n for signal n."""
+
+    part: Part
+    change: Change
+    status: int
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        ended = f"was ended by {_signal_name(self.status - 128)}" if self.status > 128 else (
+            f"ended with status {self.status}"
+        )
+        then = {
+            Change.DONE: "its work is done",
+            Change.DIED: "it is started again",
+            Change.LOST: "it is not started again",
+        }[self.change]
+        return f"{self.part.name} {ended}: {then} (log: {self.part.log})"
+
+
+@dataclass
+class _Watched:
+    part: Part
+    process: subprocess.Popen[bytes] | None = None
+    deaths: int = 0
+    start_at: float | None = None  # when a dead part is started again
+
+
+class Supervisor:
+    """The parts of one launch.
+
+    `first_delay_s`: a part that died is started again after this, then twice this, and so on, but
+    within half a minute.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, first_delay_s: float = 0.5
+    ) -> None:
+        self._clock = clock
+        self._first_delay_s = first_delay_s
+        self._parts: dict[str, _Watched] = {}
+
+    def start(self, part: Part) -> None:
+        """Start a part and watch it from now on."""
+        assert part.name not in self._parts, f"two parts are named {part.name}"
+        watched = _Watched(part)
+        self._parts[part.name] = watched
+        self._spawn(watched)
+
+    def poll(self) -> list[Event]:
+        """What ended since the last call; starts again what is due. To be called often."""
+        events: list[Event] = []
+        for watched in self._parts.values():
+            if watched.process is None:
+                if watched.start_at is not None and self._clock() >= watched.start_at:
+                    self._spawn(watched)
+                continue
+            status = watched.process.poll()
+            if status is None:
+                continue
+            watched.process = None
+            change = self._judge(watched, 128 - status if status < 0 else status)
+            events.append(change)
+        return events
+
+    def alive(self, kind: Kind) -> int:
+        """How many parts of this kind run now."""
+        return sum(w.process is not None for w in self._of(kind))
+
+    def expected(self, kind: Kind) -> int:
+        """How many parts of this kind run now or will be started again."""
+        return sum(w.process is not None or w.start_at is not None for w in self._of(kind))
+
+    def restarts(self, kind: Kind) -> int:
+        """How often parts of this kind died."""
+        return sum(w.deaths for w in self._of(kind))
+
+    async def stop(self, kind: Kind) -> None:
+        """End all parts of this kind at once: SIGTERM, then SIGKILL after their grace period."""
+        running: list[_Watched] = []
+        for watched in self._of(kind):
+            watched.start_at = None
+            if watched.process is not None:
+                watched.process.send_signal(signal.SIGTERM)
+                running.append(watched)
+        for watched in running:
+            await _gone(watched.process, watched.part.grace_s + 5)
+            watched.process = None
+
+    async def stop_all(self) -> None:
+        """End everything, in the order of `Kind`."""
+        for kind in Kind:
+            await self.stop(kind)
+
+    def kill_all(self) -> None:
+        """End everything now, without a chance to finish anything."""
+        for watched in self._parts.values():
+            watched.start_at = None
+            if watched.process is None:
+                continue
+            # The guard may not come round to it, so its family is killed from here.
+            for pid in [*guard.descendants(watched.process.pid), watched.process.pid]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            watched.process.wait()
+            watched.process = None
+
+    def _of(self, kind: Kind) -> list[_Watched]:
+        return [w for w in self._parts.values() if w.part.kind == kind]
+
+    def _spawn(self, watched: _Watched) -> None:
+        part = watched.part
+        watched.start_at = None
+        part.log.parent.mkdir(parents=True, exist_ok=True)
+        with part.log.open("ab") as log:
+            log.write(f"=== {part.name} starts, {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+            log.flush()
+            watched.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, str(part.grace_s), *part.command],
+                stdin=subprocess.PIPE,  # closed by our end, however we end: the guard's notice
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **part.environment},
+                start_new_session=True,
+            )
+
+    def _judge(self, watched: _Watched, status: int) -> Event:
+        part = watched.part
+        if status == 0 and part.may_end:
+            return Event(part, Change.DONE, status)
+        watched.deaths += 1
+        if status == USER_ERROR or watched.deaths > part.restarts:
+            return Event(part, Change.LOST, status)
+        delay = min(self._first_delay_s * 2 ** (watched.deaths - 1), 30.0)
+        watched.start_at = self._clock() + delay
+        return Event(part, Change.DIED, status)
+
+
+async def _gone(process: subprocess.Popen[bytes] | None, timeout_s: float) -> None:
+    """Wait until a guard has ended; kill it if it does not come round to that."""
+    assert process is not None
+    deadline = time.monotonic() + timeout_s
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            process.kill()
+        await asyncio.sleep(_POLL_S)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_lines(log: Path, count: int) -> list[str]:
+    """The last lines of a log that hold something; none if there is no log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
+            text = file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]

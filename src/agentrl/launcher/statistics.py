@@ -1,0 +1,86 @@
+"""Success rates and their uncertainty, as pure functions of counts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+
+SUCCESS_SCORE = 0.5  # a score of at least this is a success, where a scorer grades
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """All attempts at one task that ended with a score."""
+
+    attempts: int
+    successes: int
+
+
+def pass_at_k(attempts: int, successes: int, k: int) -> float:
+    """The chance that at least one of `k` attempts succeeds, estimated without bias.
+
+    1 - C(n-c, k) / C(n, k) for c successes among n attempts (Chen et al. 2021, arXiv 2107.03374,
+    equation 1): the share of all choices of k attempts that hold a success. Needs n >= k.
+    """
+    if not 0 <= successes <= attempts:
+        raise ValueError(f"{successes} successes among {attempts} attempts")
+    if not 1 <= k <= attempts:
+        raise ValueError(f"pass@{k} cannot be estimated from {attempts} attempts")
+    return 1.0 - comb(attempts - successes, k) / comb(attempts, k)
+
+
+def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
+    """The mean of `values` (one per task) with its percentile bootstrap interval over tasks.
+
+    Tasks are what is drawn anew: attempts at one task are alike, so that drawing attempts would
+    make the interval too narrow.
+    """
+    if not values:
+        raise ValueError("no value to estimate from")
+    array = np.asarray(values, dtype=np.float64)
+    rng = np.random.default_rng(seed)
+    means = np.empty(_RESAMPLES)
+    for i in range(_RESAMPLES):  # one by one: a [resamples, tasks] matrix could be large
+        means[i] = array[rng.integers(0, len(array), len(array))].mean()
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Estimate(float(array.mean()), float(low), float(high))
+
+
+def pass_curve(outcomes: Sequence[TaskOutcome], ks: Sequence[int]) -> dict[int, Estimate]:
+    """pass@k over tasks, for each k. Tasks with fewer than k scored attempts are left out of it,
+    and a k that no task has attempts for is left out altogether."""
+    curve: dict[int, Estimate] = {}
+    for k in ks:
+        values = [pass_at_k(o.attempts, o.successes, k) for o in outcomes if o.attempts >= k]
+        if values:
+            curve[k] = bootstrap(values)
+    return curve
+
+
+def powers_of_two(largest: int) -> list[int]:
+    """1, 2, 4, ... and `largest` itself."""
+    ks = [2**i for i in range(largest.bit_length()) if 2**i <= largest]
+    return ks if largest in ks else [*ks, largest]
+
+
+def wilson(successes: int, attempts: int) -> Estimate:
+    """A success rate with its 95 % Wilson score interval (Wilson 1927), good near 0 and 1 too."""
+    if attempts <= 0:
+        raise ValueError("no attempt to estimate from")
+    z = 1.959964
+    rate = successes / attempts
+    spread = 1 + z**2 / attempts
+    centre = (rate + z**2 / (2 * attempts)) / spread
+    half = z * ((rate * (1 - rate) + z**2 / (4 * attempts)) / attempts) ** 0.5 / spread
+    return Estimate(rate, max(0.0, centre - half), min(1.0, centre + half))

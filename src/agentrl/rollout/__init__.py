@@ -1,0 +1,1 @@
+"""Samplers: claim a task, drive model and tools through many turns, score the result."""

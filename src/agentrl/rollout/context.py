@@ -1,0 +1,196 @@
+"""The tokens of a record: what was asked and what was generated, in the order of the turns.
+
+A record is made of segments. A segment begins with a rendered prompt and grows by appending only:
+the ids that the model generated, verbatim, then the ids that the chat template adds for tool
+results and the next header. Where appending does not hold, the conversation is rendered anew and a
+new segment begins; it may share a prefix with one before it. Nothing is ever tokenised in here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agentrl.databases.documents import TokenCounts, VersionRange, VersionSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a segment leaves the tokens of an earlier one.
+
+    The first `shared_len` tokens are those of turn `turn` of segment `segment` (its prompt and its
+    output), and belong to the new segment's prompt: no generated token is ever shared with another
+    generated one.
+    """
+
+    segment: int
+    turn: int
+    shared_len: int
+
+
+@dataclass(slots=True)
+class Segment:
+    """A stretch of turns that extend each other: four lists with one entry per token.
+
+    `generated` is 1 for the model's own tokens; `logprobs` and `versions` are 0 and -1 elsewhere.
+    """
+
+    branch: Branch | None
+    ids: list[int] = field(default_factory=list)
+    generated: bytearray = field(default_factory=bytearray)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    turn_ends: list[tuple[int, int]] = field(default_factory=list)  # (turn, tokens at its end)
+
+    def _append_given(self, ids: Sequence[int]) -> None:
+        self.ids.extend(ids)
+        self.generated.extend(bytes(len(ids)))
+        self.logprobs.extend([0.0] * len(ids))
+        self.versions.extend([-1] * len(ids))
+
+    def _append_generated(
+        self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+    ) -> None:
+        self.ids.extend(ids)
+        self.generated.extend(b"\1" * len(ids))
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTokens:
+    """What a turn added: the prompt's new ids, and the place of the turn in the record."""
+
+    turn: int
+    segment: int
+    branch: Branch | None  # of the segment, on its first turn
+    prompt_delta: list[int]
+    prompt_len: int
+
+
+class TokenContext:
+    """The tokens of one record, segment by segment.
+
+    Order of calls: `begin_segment`, `generated`, then again and again `observe` (or another
+    `begin_segment`) and `generated`.
+    """
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+        self.n_turns = 0
+        self.n_generated = 0
+        self._n_tokens = 0
+        self._delta: list[int] = []
+
+    @property
+    def ids(self) -> list[int]:
+        """The current segment's tokens: the prompt of the next turn."""
+        return self.segments[-1].ids
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all segments; a shared prefix counts once."""
+        return self._n_tokens
+
+    @property
+    def counts(self) -> TokenCounts:
+        """Tokens by origin. `prompt` is the first prompt; what follows it is generated or observed."""
+        if not self.segments:
+            return TokenCounts()
+        first = self.segments[0].generated
+        prompt = first.find(1) if 1 in first else len(first)
+        observed = self._n_tokens - prompt - self.n_generated
+        return TokenCounts(prompt=prompt, generated=self.n_generated, observed=observed)
+
+    @property
+    def versions(self) -> VersionRange | None:
+        """The oldest and newest policy version among the generated tokens."""
+        made = [
+            version for segment in self.segments for version in segment.versions if version >= 0
+        ]
+        return VersionRange(min=min(made), max=max(made)) if made else None
+
+    def begin_segment(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a segment with a whole rendered prompt."""
+        if not prompt_ids:
+            raise ValueError("a segment cannot begin with an empty prompt")
+        branch = self._find_branch(prompt_ids)
+        segment = Segment(branch)
+        segment._append_given(prompt_ids)
+        self.segments.append(segment)
+        self._delta = list(prompt_ids)
+        self._n_tokens += len(prompt_ids) - (branch.shared_len if branch else 0)
+
+    def observe(self, delta_ids: Sequence[int]) -> None:
+        """Append what the template adds after a turn: tool results and the next header."""
+        if not self.segments[-1].turn_ends or self._delta:
+            raise ValueError("a delta follows a generated turn")
+        self.segments[-1]._append_given(delta_ids)
+        self._delta = list(delta_ids)
+        self._n_tokens += len(delta_ids)
+
+    def generated(
+        self, output_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[VersionSpan]
+    ) -> TurnTokens:
+        """Append a turn as the model generated it, and say what the turn added.
+
+        Raises ValueError where ids, logprobs and version spans do not fit together.
+        """
+        if not output_ids:
+            raise ValueError(f"turn {self.n_turns} has no generated token")
+        if len(logprobs) != len(output_ids):
+            raise ValueError(
+                f"turn {self.n_turns} has {len(output_ids)} tokens but {len(logprobs)} logprobs"
+            )
+        segment = self.segments[-1]
+        first = not segment.turn_ends
+        tokens = TurnTokens(
+            turn=self.n_turns,
+            segment=len(self.segments) - 1,
+            branch=segment.branch if first else None,
+            prompt_delta=self._delta,
+            prompt_len=len(segment.ids),
+        )
+        segment._append_generated(
+            output_ids, logprobs, _version_of_each(versions, len(output_ids), self.n_turns)
+        )
+        segment.turn_ends.append((self.n_turns, len(segment.ids)))
+        self._delta = []
+        self.n_turns += 1
+        self.n_generated += len(output_ids)
+        self._n_tokens += len(output_ids)
+        return tokens
+
+    def _find_branch(self, prompt_ids: Sequence[int]) -> Branch | None:
+        """The longest prefix of `prompt_ids` among the turns of earlier segments."""
+        best: Branch | None = None
+        for index, segment in enumerate(self.segments):
+            if not segment.turn_ends:
+                continue
+            covered = segment.turn_ends[-1][1]  # a delta after the last turn is in no document
+            shared = _common_prefix(segment.ids[:covered], prompt_ids)
+            if shared > (best.shared_len if best else 0):
+                turn = next(turn for turn, end in segment.turn_ends if end >= shared)
+                best = Branch(index, turn, shared)
+        return best
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    length = min(len(first), len(second))
+    differs = np.flatnonzero(np.asarray(first[:length]) != np.asarray(second[:length]))
+    return int(differs[0]) if len(differs) else length
+
+
+def _version_of_each(spans: Sequence[VersionSpan], length: int, turn: int) -> list[int]:
+    """The policy version of each output token. Spans must cover the output without gap or overlap."""
+    versions: list[int] = []
+    for span in spans:
+        if span.start != len(versions) or span.end < span.start:
+            break
+        versions.extend([span.version] * (span.end - span.start))
+    if len(versions) != length:
+        shown = ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in spans)
+        raise ValueError(
+            f"the version spans of turn {turn} do not cover its {length} tokens: {shown or 'none'}"
+        )
+    return versions

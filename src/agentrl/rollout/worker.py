@@ -1,0 +1,56 @@
+"""`agentrl sample`: one sampler process, from flags to exit."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from uuid import uuid4
+
+import uvloop
+
+from agentrl.configs import Config, parse_config
+from agentrl.databases.connection import connect
+from agentrl.databases.services import register_url
+from agentrl.rollout.mcp.sampler import MCPSampler
+from agentrl.rollout.sampler import SamplerResources
+from agentrl.rollout.scheduler import SamplingScheduler
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Sample for a run until it is finished. SIGTERM hands back what is in progress."""
+    config = parse_config(argv, "agentrl sample", "Sample trajectories for a run.")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    uvloop.run(sample(config))
+    return 0
+
+
+def sampler_name() -> str:
+    """A name that no other sampler has, and that says where this one runs."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
+
+
+async def sample(config: Config, evaluation: int | None = None) -> None:
+    """Sample for the run of `config`, or only its evaluation number `evaluation`."""
+    assert config.run.db_connection_string is not None, "the launcher gives every sampler a URL"
+    database = await connect(
+        config.run.db_connection_string, config.run.run_name, config.sampling.startup_timeout
+    )
+    try:
+        for url in (config.sampling.inference_urls or "").split(","):
+            if url.strip():
+                await register_url(database, url.strip())
+        async with SamplerResources.open(config, database) as resources:
+            scheduler = SamplingScheduler(
+                database, config, resources, MCPSampler, sampler_name(), evaluation
+            )
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, scheduler.stop)
+            log.info("sampler %s of run %s", scheduler.owner, database.name)
+            await scheduler.run()
+    finally:
+        await database.close()

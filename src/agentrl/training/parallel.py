@@ -1,0 +1,120 @@
+"""The one place where parallelism is applied to a model, top to bottom in the order it happens.
+
+This version: activation checkpointing, then FSDP2 over all processes. Accelerate launches the
+processes and reads the environment; it does not wrap the model, because it never enables FSDP2 on
+CPU and says nothing about it. What is asked for here is therefore asserted afterwards. One process
+is a mesh of one and takes the same path.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from agentrl.training.logprobs import attach_logprobs
+
+MASTER_DTYPE = torch.float32
+
+
+def check_launch(accelerator: Accelerator) -> None:
+    """Refuse a launch whose processes do not know of each other.
+
+    Raises `RuntimeError` if the launcher started another number of processes than Accelerate sees.
+    """
+    asked = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != asked:
+        raise RuntimeError(
+            f"the launcher started {asked} processes and Accelerate sees "
+            f"{accelerator.num_processes}: launch with assets/fsdp2_cpu.yml or "
+            "assets/fsdp2_dst.yml, whose distributed_type is MULTI_GPU"
+        )
+
+
+def parallelise(
+    model: PreTrainedModel,
+    accelerator: Accelerator,
+    *,
+    bf16: bool = False,
+    gradient_checkpointing: bool = False,
+) -> None:
+    """Apply all parallelism to `model` in place and attach `token_logprobs`.
+
+    `model` holds float32 weights, the same on every rank. With `bf16` it computes in bfloat16,
+    with float32 master weights and float32 gradient reduction. Raises `RuntimeError` if the
+    launch or the sharding is not what was asked for.
+    """
+    check_launch(accelerator)
+    if not dist.is_initialized():
+        dist.init_process_group(backend="gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh(
+        accelerator.device.type, (accelerator.num_processes,), mesh_dim_names=("dp_shard",)
+    )
+    model.to(accelerator.device)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    _shard(model, mesh, bf16)
+    _check_sharded(model, accelerator.num_processes)
+    attach_logprobs(model)
+
+
+def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
+    """Clip the gradients to `max_norm` and return their norm before, over all ranks' shards."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def scale_for_mean_reduction(loss: Tensor) -> Tensor:
+    """FSDP2 averages gradients over ranks; a loss that is a share of a global sum wants their sum.
+
+    `loss`: this rank's sum over its tokens, divided by the global count.
+    """
+    return loss * dist.get_world_size()
+
+
+def _shard(model: PreTrainedModel, mesh: DeviceMesh, bf16: bool) -> None:
+    """FSDP2 units: each transformer layer; norm, embedding and head together; the rest."""
+    policy = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=MASTER_DTYPE)
+        if bf16
+        else MixedPrecisionPolicy()
+    )
+    reshard = mesh.size() > 1  # alone there is nothing to give back
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    # Tied embeddings share one parameter, which must be in one unit. That unit stays gathered from
+    # the embedding to the head, whose chunks each need it again in the backward pass.
+    tail = [module for module in (_final_norm(model), embedding, head) if module is not None]
+    fully_shard(tail, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The transformer layers: the modules of the classes that must not be split."""
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise RuntimeError(
+            f"{type(model).__name__} does not name its layers (_no_split_modules): it cannot be "
+            "sharded layer by layer"
+        )
+    return layers
+
+
+def _final_norm(model: PreTrainedModel) -> nn.Module | None:
+    norm = getattr(model.base_model, "norm", None)
+    return norm if isinstance(norm, nn.Module) else None
+
+
+def _check_sharded(model: nn.Module, ranks: int) -> None:
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor) or parameter.device_mesh.size() != ranks:
+            raise RuntimeError(f"parameter {name} is not sharded over {ranks} processes")
+        if parameter.dtype != MASTER_DTYPE:
+            raise RuntimeError(f"parameter {name} has master weights in {parameter.dtype}")

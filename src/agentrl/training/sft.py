@@ -1,0 +1,113 @@
+"""Supervised training, for scripts: the trainer's own step with the CrossEntropy loss."""
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from transformers import PreTrainedModel
+
+from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.training.batch import TrainingSequence
+from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.parallel import parallelise
+from agentrl.training.planner import assign_rows
+from agentrl.training.step import StepOptions, StepStatistics, train_step
+
+
+@dataclass(frozen=True)
+class SupervisedRow:
+    """A demonstration of L tokens: `loss_mask` is 1 on those to learn, 0 on the others."""
+
+    input_ids: Sequence[int]
+    loss_mask: Sequence[int]
+
+
+def train_supervised(
+    model: PreTrainedModel,
+    rows: Sequence[SupervisedRow],
+    *,
+    steps: int,
+    rows_per_step: int,
+    learning_rate: float,
+    lr_scheduler_type: str = "cosine",
+    warmup_steps: int = 0,
+    weight_decay: float = 0.0,
+    max_grad_norm: float = 1.0,
+    micro_batch_tokens: int = 8192,
+    loss_seq_chunk_size: int = 4096,
+    seed: int = 0,
+    on_step: Callable[[int, StepStatistics], None] | None = None,
+) -> None:
+    """Train `model`, in float32, on `rows` for `steps` optimizer steps of `rows_per_step` rows.
+
+    The loss is the mean over the step's trained tokens. Rows are drawn without repetition until
+    all were drawn, and again, in an order that `seed` gives. `on_step(step, statistics)` is called
+    after each step, counted from 1. `model` holds the trained weights when this returns, and the
+    start weights until then. In processes that were launched together all of them call this with
+    the same arguments and share each step. Raises `ValueError` for a row that trains nothing.
+    """
+    sequences = [_sequence(index, row) for index, row in enumerate(rows)]
+    config = OptimizerConfig(
+        learning_rate=learning_rate,
+        lr_scheduler_type=lr_scheduler_type,
+        warmup_steps=warmup_steps,
+        weight_decay=weight_decay,
+    )
+    options = StepOptions(
+        micro_batch_tokens=micro_batch_tokens,
+        loss_seq_chunk_size=loss_seq_chunk_size,
+        max_grad_norm=max_grad_norm,
+    )
+    loss = LossConfig(loss_calculator="CrossEntropy")
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    # sharding is for good: a copy is sharded, so that the caller gets a plain model back
+    sharded = copy.deepcopy(model)
+    parallelise(sharded, accelerator)
+    optimizer = make_optimizer(sharded, config)
+    scheduler = make_scheduler(optimizer, config, steps)
+    batches = _batches(len(rows), rows_per_step, seed)
+    for step in range(1, steps + 1):
+        batch = next(batches)
+        costs = [float(len(sequences[index])) for index in batch]
+        mine = assign_rows(costs, accelerator.num_processes)[accelerator.process_index]
+        step_rows = [[sequences[batch[index]]] for index in mine]
+        statistics = train_step(sharded, optimizer, scheduler, step_rows, 0, loss, options)
+        if on_step is not None:
+            on_step(step, statistics)
+    trained = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True))
+    model.load_state_dict(trained)
+
+
+def _sequence(index: int, row: SupervisedRow) -> TrainingSequence:
+    length = len(row.input_ids)
+    mask = np.asarray(row.loss_mask, dtype=np.bool_).copy()
+    if len(mask) != length:
+        raise ValueError(f"row {index}: {length} tokens and a loss mask of {len(mask)}")
+    mask[:1] = False  # nothing predicts the first token
+    if not mask.any():
+        raise ValueError(f"row {index}: no token after the first has loss_mask 1")
+    return TrainingSequence(
+        input_ids=np.asarray(row.input_ids, dtype=np.int32),
+        loss_mask=mask,
+        advantages=np.ones(length, dtype=np.float32),
+        logprobs=np.zeros(length, dtype=np.float32),
+        versions=np.zeros(length, dtype=np.int32),
+        temperature=1.0,
+        row_tokens=int(mask.sum()),
+    )
+
+
+def _batches(n_rows: int, rows_per_step: int, seed: int) -> Iterator[list[int]]:
+    """Batches of row indices without end; a batch may span two passes over the rows."""
+    generator = random.Random(seed)
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < rows_per_step:
+            waiting += generator.sample(range(n_rows), n_rows)
+        yield waiting[:rows_per_step]
+        waiting = waiting[rows_per_step:]

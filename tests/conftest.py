@@ -1,0 +1,31 @@
+"""What all tests share: one real mongod for the session, and a fresh database for each test."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+# Before torch is imported: tests run beside each other's processes on few cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from agentrl.databases.connection import RunDatabase, connect
+from agentrl.databases.mongod import EmbeddedMongod
+
+
+@pytest.fixture(scope="session")
+def mongod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedMongod]:
+    """A real mongod that ends with the session."""
+    folder: Path = tmp_path_factory.mktemp("mongod")
+    with EmbeddedMongod(folder / "data", folder / "mongod.log") as server:
+        yield server
+
+
+@pytest.fixture
+async def database(mongod: EmbeddedMongod) -> AsyncIterator[RunDatabase]:
+    """An empty database of the test's own."""
+    database = await connect(mongod.url, f"test-{uuid4().hex[:12]}")
+    yield database
+    await database.client.drop_database(database.name)
+    await database.close()

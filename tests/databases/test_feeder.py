@@ -1,0 +1,79 @@
+"""From task lines to the ledger, again and again."""
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Split
+from agentrl.databases.feeder import TaskFeeder
+from agentrl.databases.task_file import TaskLine
+from agentrl.databases.tasks import TaskLedger
+
+TRAIN = [TaskLine(id=f"t{i}", query=f"q{i}", fields={"level": i}) for i in range(4)]
+HELD_OUT = [TaskLine(id=f"h{i}", query=f"q{i}") for i in range(3)]
+
+
+def feeder(database: RunDatabase, epochs: int | None = None, low_water: int = 2) -> TaskFeeder:
+    return TaskFeeder(
+        database, TRAIN, HELD_OUT, num_generations=2, eval_attempts=5, epochs=epochs,
+        low_water=low_water, seed=1,
+    )  # fmt: skip
+
+
+async def order(database: RunDatabase, epoch: int) -> list[str]:
+    cursor = database.tasks.find({"split": Split.TRAIN, "epoch": epoch}).sort("seq", 1)
+    return [task["task_id"] async for task in cursor]
+
+
+async def finish_all(database: RunDatabase, split: Split) -> int:
+    ledger = TaskLedger(database, "s", lease_seconds=30, max_attempts=1)
+    finished = 0
+    while (claim := await ledger.claim(split)) is not None:
+        task = await ledger.complete(claim, 1.0)
+        if task is not None:
+            await ledger.finalised(task)
+            finished += 1
+    return finished
+
+
+async def test_every_epoch_holds_each_line_once_in_an_order_of_its_own(
+    database: RunDatabase,
+) -> None:
+    await feeder(database, low_water=9).start()
+    first, second, third = [await order(database, epoch) for epoch in range(3)]
+    assert sorted(first) == sorted(second) == sorted(third) == ["t0", "t1", "t2", "t3"]
+    assert len({tuple(first), tuple(second), tuple(third)}) > 1
+    task = await database.tasks.find_one({"task_id": "t3"})
+    assert task is not None and task["fields"] == {"level": 3} and task["pending"] == 2
+
+
+async def test_epochs_are_added_as_the_work_needs_them_and_no_further(
+    database: RunDatabase,
+) -> None:
+    feed = feeder(database, epochs=2)
+    await feed.start()
+    assert await order(database, 1) == []
+    assert await finish_all(database, Split.TRAIN) == 4
+    assert not await feed.exhausted()
+    await feed.top_up()
+    assert len(await order(database, 1)) == 4
+    assert await finish_all(database, Split.TRAIN) == 4
+    await feed.top_up()
+    assert await feed.exhausted()
+
+
+async def test_a_feeder_that_starts_again_goes_on_where_the_ledger_is(
+    database: RunDatabase,
+) -> None:
+    await feeder(database).start()
+    await database.tasks.delete_many({"seq": {"$gte": 2}})  # a crash while storing the epoch
+    await feeder(database).start()
+    assert len(await order(database, 0)) == 4
+    assert await order(database, 1) == []
+
+
+async def test_an_evaluation_is_done_when_all_its_groups_are(database: RunDatabase) -> None:
+    feed = feeder(database)
+    await feed.add_evaluation(7)
+    await feed.add_evaluation(7)
+    assert await database.tasks.count_documents({"split": Split.EVAL}) == 3
+    assert not await feed.evaluation_done(7)
+    assert await finish_all(database, Split.EVAL) == 3
+    assert await feed.evaluation_done(7)

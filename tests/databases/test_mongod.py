@@ -1,0 +1,77 @@
+"""The embedded mongod: what it keeps over a crash, and that it ends with its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from pymongo import MongoClient
+
+from agentrl.databases.mongod import EmbeddedMongod, MongodError, find_mongod
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from agentrl.databases.mongod import EmbeddedMongod
+folder = Path(sys.argv[1])
+server = EmbeddedMongod(folder / "data", folder / "log")
+server.start()
+print(server.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_was_written_is_there_after_a_crash_at_the_same_address(tmp_path: Path) -> None:
+    server = EmbeddedMongod(tmp_path / "data", tmp_path / "log")
+    url = server.start()
+    try:
+        with MongoClient[dict[str, object]](url) as client:
+            client["run"]["tasks"].insert_one({"_id": "a"})
+        server.kill()
+        assert server.start() == url
+        with MongoClient[dict[str, object]](url) as client:
+            assert client["run"]["tasks"].find_one() == {"_id": "a"}
+            with client["run"]["tasks"].watch(max_await_time_ms=10) as stream:
+                assert stream.alive  # a replica set: change streams are there
+        pid = server.pid
+    finally:
+        server.stop()
+    assert pid is not None and not psutil.pid_exists(pid)
+
+
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert psutil.pid_exists(pid)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(pid)
+    # and the next one may take its folder at once
+    with EmbeddedMongod(tmp_path / "data", tmp_path / "log"):
+        pass
+
+
+def test_a_folder_that_cannot_be_used_is_told_with_the_log(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "storage.bson").write_text("garbage")
+    with pytest.raises(MongodError, match=str(tmp_path / "log")):
+        EmbeddedMongod(data, tmp_path / "log").start()
+
+
+def test_the_one_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "mongod"
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert find_mongod() == own

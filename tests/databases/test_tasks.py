@@ -1,0 +1,203 @@
+"""The ledger of sampling on a real mongod."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import SlotStatus, Split, Task, TaskStatus
+from agentrl.databases.feeder import make_tasks
+from agentrl.databases.task_file import TaskLine
+from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger, open_groups
+
+LINES = [TaskLine(id=f"line{i}", query=f"question {i}?") for i in range(3)]
+
+
+def ledger(database: RunDatabase, owner: str, lease_seconds: float = 30.0) -> TaskLedger:
+    return TaskLedger(database, owner, lease_seconds, max_attempts=2)
+
+
+async def stored(database: RunDatabase, task: str) -> Task:
+    document = await database.tasks.find_one({"_id": task})
+    assert document is not None
+    return Task.from_mongo(document)
+
+
+async def fill(database: RunDatabase, attempts: int = 2, epoch: int = 0) -> None:
+    tasks = make_tasks(LINES, Split.TRAIN, epoch, attempts, range(len(LINES)))
+    await ledger(database, "feeder").add(tasks)
+
+
+async def claim(ledger: TaskLedger) -> Claim:
+    claim = await ledger.claim(Split.TRAIN)
+    assert claim is not None
+    return claim
+
+
+async def test_tasks_added_twice_are_there_once_and_keep_their_state(database: RunDatabase) -> None:
+    await fill(database)
+    await claim(ledger(database, "a"))
+    await fill(database)
+    assert await database.tasks.count_documents({}) == 3
+    assert (await stored(database, "train-0-line0")).slots[0].owner == "a"
+
+
+async def test_old_groups_are_claimed_first_and_each_slot_once(database: RunDatabase) -> None:
+    await fill(database, epoch=1)
+    await fill(database, epoch=0)
+    samplers = [ledger(database, f"s{i}") for i in range(8)]
+    claims = await asyncio.gather(*(samplers[i % 8].claim(Split.TRAIN) for i in range(12)))
+    held = [claim for claim in claims if claim is not None]
+    assert len({claim.record_id for claim in held}) == 12
+    assert await samplers[0].claim(Split.TRAIN) is None
+    first = await asyncio.gather(*(database.tasks.find_one({"_id": c.task.id}) for c in held[:1]))
+    assert first[0] is not None and first[0]["epoch"] == 0
+
+
+async def test_one_sampler_alone_claims_in_order(database: RunDatabase) -> None:
+    await fill(database)
+    one = ledger(database, "a")
+    claims = [await claim(one) for _ in range(6)]
+    assert [(c.task.task_id, c.traj) for c in claims] == [
+        ("line0", 0), ("line0", 1), ("line1", 0), ("line1", 1), ("line2", 0), ("line2", 1),
+    ]  # fmt: skip
+    assert (await stored(database, "train-0-line0")).pending == 0
+
+
+async def test_a_claim_within_begun_groups_opens_no_new_one(database: RunDatabase) -> None:
+    await fill(database)
+    one = ledger(database, "a")
+    assert await one.claim(Split.TRAIN, begun_only=True) is None
+    await claim(one)
+    assert await open_groups(database, Split.TRAIN) == 1
+    again = await one.claim(Split.TRAIN, begun_only=True)
+    assert again is not None and again.task.task_id == "line0"
+    assert await one.claim(Split.TRAIN, begun_only=True) is None
+
+
+async def test_the_last_slot_to_end_brings_the_finalisation(database: RunDatabase) -> None:
+    await fill(database)
+    one = ledger(database, "a")
+    first, second = await claim(one), await claim(one)
+    assert await one.complete(first, 1.0) is None
+    task = await one.complete(second, 0.0)
+    assert task is not None and task.status == TaskStatus.FINALISING
+    assert [slot.score for slot in task.slots] == [1.0, 0.0]
+    assert [slot.record for slot in task.slots] == [first.record_id, second.record_id]
+    await one.finalised(task)
+    assert (await stored(database, task.id)).status == TaskStatus.COMPLETED
+    with pytest.raises(LeaseLost):
+        await one.finalised(task)
+
+
+async def test_of_two_that_end_the_last_slots_at_once_one_finalises(database: RunDatabase) -> None:
+    await fill(database, attempts=8)
+    one = ledger(database, "a")
+    claims = [await claim(one) for _ in range(8)]
+    finished = await asyncio.gather(*(one.complete(claim, 1.0) for claim in claims))
+    assert Counter(task is not None for task in finished) == {True: 1, False: 7}
+
+
+async def test_a_failed_attempt_is_tried_again_and_then_given_up(database: RunDatabase) -> None:
+    await fill(database, attempts=1)
+    one = ledger(database, "a")
+    first = await claim(one)
+    assert await one.fail(first, "$tool broke") is None
+    second = await claim(one)
+    assert (second.task.id, second.attempt) == (first.task.id, 1)
+    assert second.record_id != first.record_id
+    task = await one.fail(second, "again")
+    assert task is not None
+    assert (task.slots[0].status, task.slots[0].error) == (SlotStatus.FAILED, "again")
+
+
+async def test_a_failure_that_must_not_be_retried_is_final(database: RunDatabase) -> None:
+    await fill(database, attempts=1)
+    one = ledger(database, "a")
+    task = await one.fail(await claim(one), "no", retry=False)
+    assert task is not None and task.slots[0].status == SlotStatus.FAILED
+
+
+async def test_a_slot_handed_back_costs_no_attempt(database: RunDatabase) -> None:
+    await fill(database, attempts=1)
+    one, two = ledger(database, "a"), ledger(database, "b")
+    first = await claim(one)
+    await one.release(first)
+    second = await claim(two)
+    assert (second.task.id, second.attempt) == (first.task.id, 0)
+    with pytest.raises(LeaseLost):
+        await one.complete(first, 1.0)
+
+
+async def test_an_expired_lease_goes_to_another_and_its_owner_is_told(
+    database: RunDatabase,
+) -> None:
+    await fill(database, attempts=1)
+    dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
+    lost = await claim(dead)
+    kept = await claim(alive)
+    await asyncio.sleep(0.01)
+    reaped = await alive.reap()
+    assert (reaped.returned, reaped.failed) == (1, 0)
+    assert await dead.heartbeat([lost.record_id]) == set()
+    assert await alive.heartbeat([lost.record_id, kept.record_id]) == {kept.record_id}
+    with pytest.raises(LeaseLost):
+        await dead.complete(lost, 1.0)
+    again = await claim(alive)
+    assert (again.task.id, again.attempt) == (lost.task.id, 1)
+    slot = (await stored(database, lost.task.id)).slots[0]
+    assert slot.error == "lease expired: sampler dead went silent"
+
+
+async def test_a_slot_whose_samplers_all_die_is_failed_and_its_group_finalised(
+    database: RunDatabase,
+) -> None:
+    await fill(database, attempts=1)
+    dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
+    for expected in ((1, 0), (0, 1)):
+        await claim(dead)
+        await asyncio.sleep(0.01)
+        reaped = await alive.reap()
+        assert (reaped.returned, reaped.failed) == expected
+    task = await alive.claim_finalisation()
+    assert task is not None and task.slots[0].status == SlotStatus.FAILED
+    assert await alive.claim_finalisation() is None
+
+
+async def test_a_finalisation_whose_owner_died_is_taken_over_once(database: RunDatabase) -> None:
+    await fill(database, attempts=1)
+    dead = ledger(database, "dead", lease_seconds=0.2)
+    task = await dead.complete(await claim(dead), 1.0)
+    assert task is not None
+    alive = ledger(database, "alive")
+    assert await alive.claim_finalisation() is None
+    await asyncio.sleep(0.3)
+    taken = await alive.claim_finalisation()
+    assert taken is not None and taken.id == task.id
+    with pytest.raises(LeaseLost):
+        await dead.finalised(task)
+    await alive.finalised(taken)
+
+
+async def test_a_heartbeat_keeps_the_lease(database: RunDatabase) -> None:
+    await fill(database, attempts=1)
+    one, other = ledger(database, "a", lease_seconds=0.5), ledger(database, "b")
+    held = await claim(one)
+    for _ in range(4):
+        await asyncio.sleep(0.2)
+        assert await one.heartbeat([held.record_id]) == {held.record_id}
+        assert (await other.reap()).returned == 0
+    assert await one.complete(held, 1.0) is not None
+
+
+async def test_a_lease_that_its_owner_no_longer_names_runs_out(database: RunDatabase) -> None:
+    await fill(database, attempts=2)
+    one = ledger(database, "a", lease_seconds=0.2)
+    kept, forgotten = await claim(one), await claim(one)
+    await asyncio.sleep(0.15)
+    assert await one.heartbeat([kept.record_id]) == {kept.record_id}
+    await asyncio.sleep(0.1)
+    assert (await one.reap()).returned == 1
+    with pytest.raises(LeaseLost):
+        await one.complete(forgotten, 1.0)
