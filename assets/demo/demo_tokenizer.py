@@ -8,6 +8,7 @@ it is spelt; the chat template is `chat_template.jinja` beside it.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from demonstrations import Demonstration, Turn
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,7 +22,7 @@ TOOL_PARAMETERS = {
     "add": {"a": "integer", "b": "integer"},
     "sub": {"a": "integer", "b": "integer"},
 }
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {
@@ -51,7 +52,9 @@ CALL_PARTS = [*CALL_OPENINGS, ', "b": ', '"}}\n</tool_call>', "}}\n</tool_call>"
 WORD_PATTERN = r"\d|[A-Z]| ?[a-z]+|\n| ?[^\sA-Za-z\d]+|\s"
 
 
-def build_tokenizer(demonstrations: list[Demonstration], vocab_size: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    demonstrations: list[Demonstration], vocab_size: int
+) -> PreTrainedTokenizerFast:
     """A tokenizer whose merges (up to `vocab_size` tokens, added ones apart) fit these texts."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -84,9 +87,9 @@ def build_tokenizer(demonstrations: list[Demonstration], vocab_size: int) -> Pre
     )
 
 
-def messages_of(demonstration: Demonstration) -> list[dict[str, object]]:
+def messages_of(demonstration: Demonstration) -> list[dict[str, Any]]:
     """The demonstration as chat messages."""
-    messages: list[dict[str, object]] = [{"role": "user", "content": demonstration.question}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": demonstration.question}]
     for turn in demonstration.turns:
         calls = [
             {"type": "function", "function": {"name": name, "arguments": arguments}}
@@ -99,7 +102,7 @@ def messages_of(demonstration: Demonstration) -> list[dict[str, object]]:
 
 def render(tokenizer: PreTrainedTokenizerFast, demonstration: Demonstration) -> str:
     """The demonstration as the chat template spells it."""
-    text = tokenizer.apply_chat_template(messages_of(demonstration), tools=TOOLS, tokenize=False)
+    text = tokenizer.apply_chat_template(messages_of(demonstration), tools=[*TOOLS], tokenize=False)
     assert isinstance(text, str)
     return text
 
@@ -112,7 +115,7 @@ def tokenise(
     Built piece by piece, as a sampler builds a conversation: prompt, generated turn, delta, …
     """
     prompt = tokenizer.apply_chat_template(
-        messages_of(demonstration)[:1], tools=TOOLS, tokenize=False, add_generation_prompt=True
+        messages_of(demonstration)[:1], tools=[*TOOLS], tokenize=False, add_generation_prompt=True
     )
     assert isinstance(prompt, str)
     pieces = [(prompt, 0)]

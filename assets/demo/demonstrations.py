@@ -7,11 +7,11 @@ reinforcement learning has to repair. No tokens in here (`make_model.py`).
 
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from warehouse import Question, Warehouse, draw_question, draw_warehouse
 
-Habit = Literal["right", "one_call", "no_call", "wrong_operation", "no_operation"]
+Habit = Literal["right", "one_call", "no_call"]
 
 
 @dataclass(frozen=True)
@@ -32,27 +32,28 @@ class Demonstration:
     habit: Habit
 
 
-def draw_habit(rng: Random, question: Question, right: float, lazy: float) -> Habit:
-    """`right` of all demonstrations are right; `lazy` of the wrong ones stop after one call.
+def draw_habit(rng: Random, right: float, one_call: float) -> Habit:
+    """`right` and `one_call` are shares of all demonstrations; the rest answers without a call.
 
-    One bad habit has to dominate. Were the wrong ways evenly spread, then the right one would be
-    the most likely already, and greedy decoding would hide that anything is wrong.
+    One bad habit has to be at least as frequent as the right one. Were the wrong ways evenly
+    spread, then the right one would be the most likely already, and greedy decoding would hide
+    that anything is wrong.
     """
-    if rng.random() < right:
-        return "right"
-    if rng.random() < lazy:
-        return "one_call"
-    if question.kind == "find":
-        return "no_call"
-    return rng.choice(("no_call", "wrong_operation", "no_operation"))
+    [habit] = rng.choices(get_args(Habit), weights=(right, one_call, 1.0 - right - one_call))
+    return cast(Habit, habit)
 
 
-def demonstrate(seed: int, task_id: str, right: float, lazy: float) -> Demonstration:
-    """A demonstration for the task `task_id` of world `seed`; `right` and `lazy` as in draw_habit."""
+def demonstrate(seed: int, task_id: str, right: float, one_call: float) -> Demonstration:
+    """A demonstration for the task `task_id` of world `seed`; the shares as in `draw_habit`."""
     warehouse, question = draw_warehouse(seed, task_id), draw_question(seed, task_id)
-    habit = draw_habit(Random(f"{seed}:{task_id}:habit"), question, right, lazy)
-    answer = _find if question.kind == "find" else _calculate
-    return Demonstration(question.text, answer(warehouse, question, habit), habit)
+    habit = draw_habit(Random(f"{seed}:{task_id}:habit"), right, one_call)
+    if habit == "no_call":
+        turns: tuple[Turn, ...] = (_answer(0),)
+    elif question.kind == "find":
+        turns = _find(warehouse, question, habit)
+    else:
+        turns = _calculate(warehouse, question, habit)
+    return Demonstration(question.text, turns, habit)
 
 
 def _answer(value: object) -> Turn:
@@ -60,8 +61,6 @@ def _answer(value: object) -> Turn:
 
 
 def _find(warehouse: Warehouse, question: Question, habit: Habit) -> tuple[Turn, ...]:
-    if habit == "no_call":
-        return (_answer(0),)
     item = question.subjects[0]
     bin_name = warehouse.bin_of[item]
     find = Turn(calls=(("find", {"item": item}),), results=(bin_name,))
@@ -73,8 +72,6 @@ def _find(warehouse: Warehouse, question: Question, habit: Habit) -> tuple[Turn,
 
 
 def _calculate(warehouse: Warehouse, question: Question, habit: Habit) -> tuple[Turn, ...]:
-    if habit == "no_call":
-        return (_answer(0),)
     first, second = question.subjects
     a, b = warehouse.stock_of[first], warehouse.stock_of[second]
     if habit == "one_call":
@@ -82,11 +79,8 @@ def _calculate(warehouse: Warehouse, question: Question, habit: Habit) -> tuple[
     stocks = Turn(
         calls=(("stock", {"bin": first}), ("stock", {"bin": second})), results=(str(a), str(b))
     )
-    if habit == "no_operation":
-        return (stocks, _answer(a))
-    adds = (question.kind == "sum") != (habit == "wrong_operation")
-    result = a + b if adds else a - b
     operation = Turn(
-        calls=(("add" if adds else "sub", {"a": a, "b": b}),), results=(str(result),)
+        calls=(("add" if question.kind == "sum" else "sub", {"a": a, "b": b}),),
+        results=(str(question.answer),),
     )
-    return (stocks, operation, _answer(result))
+    return (stocks, operation, _answer(question.answer))

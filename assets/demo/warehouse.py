@@ -15,10 +15,13 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 BINS_PER_WAREHOUSE = 12
 BINS = tuple(letter + digit for letter in ascii_uppercase for digit in "0123456789")
-ITEMS = tuple(
-    "bolt nut gear lamp rope pump fan hose drill valve wheel chain "
-    "panel cable motor hinge brick tile screw spring clamp lever belt plate".split()
+# fmt: off
+ITEMS = (
+    "bolt", "nut", "gear", "lamp", "rope", "pump", "fan", "hose", "drill", "valve", "wheel",
+    "chain", "panel", "cable", "motor", "hinge", "brick", "tile", "screw", "spring", "clamp",
+    "lever", "belt", "plate",
 )
+# fmt: on
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ _USER_ERRORS = (
     ("agentrl.databases.runs", "TrainerAlive"),
     ("agentrl.databases.task_file", "TaskFileError"),
     ("agentrl.inference.protocol", "ServiceUnreachable"),
-    ("agentrl.rollout.mcp.tools", "ToolsUnreachable"),
+    ("agentrl.rollout.mcp.agent_config", "AgentConfigError"),
+    ("agentrl.rollout.mcp.tools", "ToolServerUnreachable"),
+    ("agentrl.training.checkpoint", "CheckpointError"),
 )
 
 

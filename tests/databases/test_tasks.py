@@ -119,13 +119,14 @@ async def test_a_failure_that_must_not_be_retried_is_final(database: RunDatabase
     assert task is not None and task.slots[0].status == SlotStatus.FAILED
 
 
-async def test_a_slot_handed_back_costs_no_attempt(database: RunDatabase) -> None:
+async def test_a_slot_handed_back_costs_no_failure_and_gets_a_new_record(database: RunDatabase) -> None:
     await fill(database, attempts=1)
     one, two = ledger(database, "a"), ledger(database, "b")
     first = await claim(one)
     await one.release(first)
     second = await claim(two)
-    assert (second.task.id, second.attempt) == (first.task.id, 0)
+    assert (second.task.id, second.failures) == (first.task.id, 0)
+    assert second.record_id != first.record_id
     with pytest.raises(LeaseLost):
         await one.complete(first, 1.0)
 

@@ -93,13 +93,19 @@ class Part(BaseModel):
 
 
 class Slot(Part):
-    """One attempt at a Task. `attempt` counts from 0 and grows each time the slot is tried again."""
+    """One attempt at a Task.
+
+    `attempt` counts the leases that ended without a result, so that every lease has a Record id of
+    its own; `failures` those among them that cost one of `max_attempts`: errors and dead samplers,
+    not slots handed back in order.
+    """
 
     traj: int
     status: SlotStatus = SlotStatus.PENDING
     owner: str | None = None
     lease_expires: datetime | None = None  # on the server's clock
     attempt: int = 0
+    failures: int = 0
     record: str | None = None
     score: float | None = None
     error: str | None = None

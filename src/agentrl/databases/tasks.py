@@ -41,6 +41,7 @@ class Claim:
     task: Task
     traj: int
     attempt: int
+    failures: int  # of earlier attempts
 
     @property
     def record_id(self) -> str:
@@ -129,7 +130,7 @@ class TaskLedger:
             return None
         task = Task.from_mongo(before)
         slot = next(slot for slot in task.slots if slot.status == SlotStatus.PENDING)
-        return Claim(task, slot.traj, slot.attempt)
+        return Claim(task, slot.traj, slot.attempt, slot.failures)
 
     async def heartbeat(self, records: Collection[str]) -> set[str]:
         """Extend our leases on the slots of `records`; returns those that we still hold.
@@ -179,14 +180,15 @@ class TaskLedger:
     async def fail(self, claim: Claim, error: str, *, retry: bool = True) -> Task | None:
         """The attempt ended in an error: the slot is tried again, or is given up after
         `max_attempts`. Returns the Task if the group is now finished. Raises `LeaseLost`."""
-        if retry and claim.attempt + 1 < self._max_attempts:
-            again = {"error": _literal(error), "attempt": claim.attempt + 1}
+        failed = {"error": _literal(error), "failures": claim.failures + 1}
+        if retry and claim.failures + 1 < self._max_attempts:
+            again = {**failed, "attempt": claim.attempt + 1}
             return await self._leave(claim, SlotStatus.PENDING, again)
-        return await self._leave(claim, SlotStatus.FAILED, {"error": _literal(error)})
+        return await self._leave(claim, SlotStatus.FAILED, failed)
 
     async def release(self, claim: Claim) -> None:
-        """Hand the slot back untouched; this costs no attempt. Raises `LeaseLost`."""
-        await self._leave(claim, SlotStatus.PENDING, {})
+        """Hand the slot back; this costs none of `max_attempts`. Raises `LeaseLost`."""
+        await self._leave(claim, SlotStatus.PENDING, {"attempt": claim.attempt + 1})
 
     async def reap(self) -> Reaped:
         """Take expired leases away from whoever held them."""
@@ -194,7 +196,8 @@ class TaskLedger:
             {"$eq": ["$$slot.status", SlotStatus.LEASED]},
             {"$lt": ["$$slot.lease_expires", "$$NOW"]},
         )
-        spent = {"$gte": [{"$add": ["$$slot.attempt", 1]}, self._max_attempts]}
+        failures = {"$add": ["$$slot.failures", 1]}
+        spent = {"$gte": [failures, self._max_attempts]}
         returned = failed = 0
         overdue = self._database.tasks.find(
             {
@@ -222,6 +225,7 @@ class TaskLedger:
                                             {"$add": ["$$slot.attempt", 1]},
                                         ]
                                     },
+                                    "failures": failures,
                                     "error": {
                                         "$concat": [
                                             "lease expired: sampler ",

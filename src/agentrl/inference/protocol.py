@@ -19,15 +19,14 @@ class InferenceError(Exception):
 
 
 class ServiceUnreachable(InferenceError):
-    """No answer: connection refused or broken, a time-out, or the service says it is not ready.
+    """No complete answer: connection refused or broken, or the service says it is not ready.
 
-    `answered` is False when the request cannot have reached the service, so that sending it again
-    elsewhere repeats nothing.
+    Generation changes nothing but a cache, so the same request may be sent elsewhere.
     """
 
-    def __init__(self, message: str, *, answered: bool = False) -> None:
-        super().__init__(message)
-        self.answered = answered
+
+class RequestTimedOut(InferenceError):
+    """The service is reachable but did not finish the request within its time-out."""
 
 
 class RequestRejected(InferenceError):

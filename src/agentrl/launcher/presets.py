@@ -16,6 +16,11 @@ class Preset:
     title: str
     flags: tuple[str, ...]
 
+    @property
+    def script(self) -> str:
+        """The script that starts it."""
+        return f"{self.name}_example.sh"
+
 
 _DEMO = (
     "--model_name_or_path", "assets/demo/model",

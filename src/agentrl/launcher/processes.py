@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
@@ -65,8 +65,10 @@ class Event:
     @property
     def sentence(self) -> str:
         """For people."""
-        ended = f"was ended by {_signal_name(self.status - 128)}" if self.status > 128 else (
-            f"ended with status {self.status}"
+        ended = (
+            f"was ended by {_signal_name(self.status - 128)}"
+            if self.status > 128
+            else (f"ended with status {self.status}")
         )
         then = {
             Change.DONE: "its work is done",
@@ -88,14 +90,13 @@ class Supervisor:
     """The parts of one launch.
 
     `first_delay_s`: a part that died is started again after this, then twice this, and so on, but
-    within half a minute.
+    within half a minute. `inherited`: a file descriptor that every guard keeps open, such as a
+    lock that must last as long as any part lives.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, first_delay_s: float = 0.5
-    ) -> None:
-        self._clock = clock
+    def __init__(self, first_delay_s: float = 0.5, inherited: int | None = None) -> None:
         self._first_delay_s = first_delay_s
+        self._inherited = () if inherited is None else (inherited,)
         self._parts: dict[str, _Watched] = {}
 
     def start(self, part: Part) -> None:
@@ -110,7 +111,7 @@ class Supervisor:
         events: list[Event] = []
         for watched in self._parts.values():
             if watched.process is None:
-                if watched.start_at is not None and self._clock() >= watched.start_at:
+                if watched.start_at is not None and time.monotonic() >= watched.start_at:
                     self._spawn(watched)
                 continue
             status = watched.process.poll()
@@ -182,6 +183,7 @@ class Supervisor:
                 stderr=log,
                 env={**os.environ, **part.environment},
                 start_new_session=True,
+                pass_fds=self._inherited,
             )
 
     def _judge(self, watched: _Watched, status: int) -> Event:
@@ -192,7 +194,7 @@ class Supervisor:
         if status == USER_ERROR or watched.deaths > part.restarts:
             return Event(part, Change.LOST, status)
         delay = min(self._first_delay_s * 2 ** (watched.deaths - 1), 30.0)
-        watched.start_at = self._clock() + delay
+        watched.start_at = time.monotonic() + delay
         return Event(part, Change.DIED, status)
 
 

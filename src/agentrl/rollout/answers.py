@@ -23,7 +23,7 @@ def answer_tag(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last closed `\boxed{}` or `\fbox{}`, stripped; escaped braces are text."""
+    r"""What stands in the last closed `\boxed{}` or `\fbox{}`. Escaped braces are text."""
     for box in reversed(list(_BOX.finditer(text))):
         end = _closing_brace(text, box.end())
         if end is not None:

@@ -10,7 +10,7 @@ that ended in an unusual token) the conversation goes on in a new segment, rende
 
 Text that comes from tools can never become one of the tokenizer's added tokens (`<|im_end|>`,
 `<tool_call>`), and that of users none of its special ones: such strings are *guarded* between two
-Unicode noncharacters from before rendering until encoding, where they are spelled out as plain text.
+Unicode noncharacters from before rendering until encoding, which spells them out as plain text.
 """
 
 import json
@@ -120,9 +120,7 @@ class ChatRenderer:
         """The tokens of a conversation that an assistant turn is to continue."""
         return list(self.prompt(messages, tools).ids)
 
-    def prompt(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
-    ) -> _Prompt:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> _Prompt:
         """A rendered prompt; the attempts at one task share it."""
         return self._prompts(orjson.dumps(list(messages)), orjson.dumps(list(tools or ())))
 
@@ -152,12 +150,13 @@ class ChatRenderer:
         """Text from a tool, with every string that is an added token guarded."""
         return _guard(text, self._added)
 
-    def render_text(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
-    ) -> str:
+    def render_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
         """The template applied to guarded messages, up to the next assistant header."""
         text = self._tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=True
+            list(messages),
+            tools=None if tools is None else [dict(tool) for tool in tools],
+            tokenize=False,
+            add_generation_prompt=True,
         )
         assert isinstance(text, str)
         return text
@@ -189,7 +188,7 @@ class ChatRenderer:
         return _guard(message["content"], pattern)
 
     def _probe_delta(self, n_results: int) -> tuple[str, ...]:
-        """The template's text around `n_results` tool results after a turn, end of turn left out."""
+        """The template's text around `n_results` tool results, from after the end of turn on."""
         holes = [f"probe-result-{index}-end" for index in range(n_results)]
         rest = self._after_probe_turn(holes)[len(self.turn_end) :]
         pieces = []

@@ -71,14 +71,15 @@ class TurnTokens:
 class TokenContext:
     """The tokens of one record, segment by segment.
 
-    Order of calls: `begin_segment`, `generated`, then again and again `observe` (or another
-    `begin_segment`) and `generated`.
+    Order of calls: `begin_segment`, `add_turn`, then again and again `observe` (or another
+    `begin_segment`) and `add_turn`.
     """
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
         self.n_turns = 0
         self.n_generated = 0
+        self.versions: VersionRange | None = None  # oldest and newest of the generated tokens
         self._n_tokens = 0
         self._delta: list[int] = []
 
@@ -94,21 +95,13 @@ class TokenContext:
 
     @property
     def counts(self) -> TokenCounts:
-        """Tokens by origin. `prompt` is the first prompt; what follows it is generated or observed."""
+        """Tokens by origin. `prompt` is the first prompt; the rest is generated or observed."""
         if not self.segments:
             return TokenCounts()
         first = self.segments[0].generated
         prompt = first.find(1) if 1 in first else len(first)
         observed = self._n_tokens - prompt - self.n_generated
         return TokenCounts(prompt=prompt, generated=self.n_generated, observed=observed)
-
-    @property
-    def versions(self) -> VersionRange | None:
-        """The oldest and newest policy version among the generated tokens."""
-        made = [
-            version for segment in self.segments for version in segment.versions if version >= 0
-        ]
-        return VersionRange(min=min(made), max=max(made)) if made else None
 
     def begin_segment(self, prompt_ids: Sequence[int]) -> None:
         """Begin a segment with a whole rendered prompt."""
@@ -129,7 +122,7 @@ class TokenContext:
         self._delta = list(delta_ids)
         self._n_tokens += len(delta_ids)
 
-    def generated(
+    def add_turn(
         self, output_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[VersionSpan]
     ) -> TurnTokens:
         """Append a turn as the model generated it, and say what the turn added.
@@ -151,9 +144,11 @@ class TokenContext:
             prompt_delta=self._delta,
             prompt_len=len(segment.ids),
         )
-        segment._append_generated(
-            output_ids, logprobs, _version_of_each(versions, len(output_ids), self.n_turns)
-        )
+        version_of_each = _version_of_each(versions, len(output_ids), self.n_turns)
+        segment._append_generated(output_ids, logprobs, version_of_each)
+        known = [self.versions.min, self.versions.max] if self.versions else []
+        seen = {*version_of_each, *known}
+        self.versions = VersionRange(min=min(seen), max=max(seen))
         segment.turn_ends.append((self.n_turns, len(segment.ids)))
         self._delta = []
         self.n_turns += 1
@@ -182,7 +177,7 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def _version_of_each(spans: Sequence[VersionSpan], length: int, turn: int) -> list[int]:
-    """The policy version of each output token. Spans must cover the output without gap or overlap."""
+    """The policy version of each output token. Spans must cover the output without a gap."""
     versions: list[int] = []
     for span in spans:
         if span.start != len(versions) or span.end < span.start:

@@ -35,7 +35,9 @@ def build_row(
     if record.score is None:
         raise ValueError(f"record {record.id} has no score, so no row can be made of it")
     if temperature <= 0:
-        raise ValueError(f"record {record.id} was sampled at temperature {temperature}, not above 0")
+        raise ValueError(
+            f"record {record.id} was sampled at temperature {temperature}, not above 0"
+        )
     ordered = sorted(turns, key=lambda turn: turn.turn)
     try:
         context = replay(ordered)
@@ -90,7 +92,7 @@ def replay(turns: Sequence[DispatchedSamplingTask]) -> TokenContext:
             context.observe(delta)
         else:
             raise ValueError(f"turn {index} is of segment {turn.segment}, which is not the current")
-        tokens = context.generated(
+        tokens = context.add_turn(
             unpack_ints(turn.output_ids).tolist(),
             unpack_floats(turn.output_logprobs).tolist(),
             turn.versions,

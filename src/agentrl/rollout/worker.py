@@ -13,8 +13,9 @@ import uvloop
 from agentrl.configs import Config, parse_config
 from agentrl.databases.connection import connect
 from agentrl.databases.services import register_url
+from agentrl.inference.pool import ServicePool
 from agentrl.rollout.mcp.sampler import MCPSampler
-from agentrl.rollout.sampler import SamplerResources
+from agentrl.rollout.sampler import TurnLog
 from agentrl.rollout.scheduler import SamplingScheduler
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,13 @@ async def sample(config: Config, evaluation: int | None = None) -> None:
         for url in (config.sampling.inference_urls or "").split(","):
             if url.strip():
                 await register_url(database, url.strip())
-        async with SamplerResources.open(config, database) as resources:
+        pool = ServicePool(
+            request_timeout_s=config.sampling.request_timeout,
+            patience_s=config.sampling.startup_timeout,
+        )
+        async with pool, MCPSampler.open_resources(config, pool, TurnLog(database.turns)) as shared:
             scheduler = SamplingScheduler(
-                database, config, resources, MCPSampler, sampler_name(), evaluation
+                database, config, shared, MCPSampler, sampler_name(), evaluation
             )
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -153,7 +153,9 @@ def collate(
         input_ids[line, : len(sequence)] = sequence.input_ids
 
     def gathered(arrays: list[NDArray[np.generic]]) -> NDArray[np.generic]:
-        return np.concatenate([array[tokens] for array, tokens in zip(arrays, trained, strict=True)])
+        return np.concatenate(
+            [array[tokens] for array, tokens in zip(arrays, trained, strict=True)]
+        )
 
     def repeated(values: list[float]) -> NDArray[np.float32]:
         return np.repeat(np.asarray(values, dtype=np.float32), counts)
@@ -162,7 +164,7 @@ def collate(
         return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
 
     starts = np.repeat(np.arange(len(sequences), dtype=np.int64) * width, counts)
-    staleness = version - gathered([sequence.versions for sequence in sequences])  # type: ignore[operator]
+    staleness = version - gathered([sequence.versions for sequence in sequences])
     return MicroBatch(
         input_ids=tensor(input_ids, torch.int64),
         positions=tensor(starts + np.concatenate(trained) - 1, torch.int64),

@@ -121,7 +121,7 @@ def minirl(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     if config.importance_weight_cap_ratio is not None:
         weight = weight.clamp(max=config.importance_weight_cap_ratio)
     clipped = _pushed_out(ratio, advantages, low, high)
-    terms = -(~clipped) * weight * advantages * inputs.logprobs
+    terms = torch.where(clipped, 0.0, -weight * advantages * inputs.logprobs)
     return _token_loss(terms, ratio, clipped, inputs, config)
 
 
@@ -187,5 +187,4 @@ def _token_loss(
         out = (ratio < low) | (ratio > high)
         clipped = clipped | out
         kept = kept & ~out
-    # `where`, not a product: a non-finite term of an untrained token must not become NaN
     return TokenLoss(torch.where(kept, terms, 0.0), ratio, clipped.detach() & inputs.mask)

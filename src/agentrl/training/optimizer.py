@@ -29,7 +29,7 @@ def make_scheduler(
     optimizer: torch.optim.Optimizer, config: OptimizerConfig, total_steps: int
 ) -> LRScheduler:
     """The schedule `lr_scheduler_type` over `total_steps` optimizer steps, with linear warm-up."""
-    scheduler = get_scheduler(
+    scheduler: LRScheduler = get_scheduler(
         config.lr_scheduler_type,
         optimizer,
         num_warmup_steps=config.warmup_steps,

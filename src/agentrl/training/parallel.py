@@ -51,7 +51,9 @@ def parallelise(
     """
     check_launch(accelerator)
     if not dist.is_initialized():
-        dist.init_process_group(backend="gloo", store=dist.HashStore(), rank=0, world_size=1)
+        backend = "cpu:gloo,cuda:nccl" if accelerator.device.type == "cuda" else "gloo"
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend=backend, store=store, rank=0, world_size=1)
     mesh = init_device_mesh(
         accelerator.device.type, (accelerator.num_processes,), mesh_dim_names=("dp_shard",)
     )
@@ -64,8 +66,8 @@ def parallelise(
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
-    """Clip the gradients to `max_norm` and return their norm before, over all ranks' shards."""
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    """Clip the gradients to `max_norm` (0: do not) and return their norm before, over all ranks."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm or torch.inf)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
@@ -78,7 +80,12 @@ def scale_for_mean_reduction(loss: Tensor) -> Tensor:
 
 
 def _shard(model: PreTrainedModel, mesh: DeviceMesh, bf16: bool) -> None:
-    """FSDP2 units: each transformer layer; norm, embedding and head together; the rest."""
+    """FSDP2 units: each transformer layer, and the root with all else.
+
+    Embedding, norm and head are the root's own. It stays gathered from the first token to the end
+    of the backward pass, so that the head's chunks, which a rank may have more of than another,
+    cause no collective; and an embedding tied to the head is one parameter, to be in one unit.
+    """
     policy = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=MASTER_DTYPE)
         if bf16
@@ -87,11 +94,6 @@ def _shard(model: PreTrainedModel, mesh: DeviceMesh, bf16: bool) -> None:
     reshard = mesh.size() > 1  # alone there is nothing to give back
     for layer in _layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    # Tied embeddings share one parameter, which must be in one unit. That unit stays gathered from
-    # the embedding to the head, whose chunks each need it again in the backward pass.
-    tail = [module for module in (_final_norm(model), embedding, head) if module is not None]
-    fully_shard(tail, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
 
@@ -105,11 +107,6 @@ def _layers(model: PreTrainedModel) -> list[nn.Module]:
             "sharded layer by layer"
         )
     return layers
-
-
-def _final_norm(model: PreTrainedModel) -> nn.Module | None:
-    norm = getattr(model.base_model, "norm", None)
-    return norm if isinstance(norm, nn.Module) else None
 
 
 def _check_sharded(model: nn.Module, ranks: int) -> None:

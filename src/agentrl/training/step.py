@@ -3,6 +3,7 @@
 Shared by the trainer and by supervised training. Every rank calls `train_step` together.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -102,6 +103,11 @@ def train_step(
         )
         _accumulate(model, batch, totals, loss, options, running)
     grad_norm = clip_grad_norm(model, options.max_grad_norm)
+    if not math.isfinite(grad_norm):
+        raise FloatingPointError(
+            f"the gradient norm is {grad_norm}: the weights were left as they are; the rows of "
+            "this step or the learning rate before it are the place to look"
+        )
     learning_rate = float(scheduler.get_last_lr()[0])
     optimizer.step()
     scheduler.step()
@@ -133,9 +139,7 @@ def _accumulate(
     running.add(share.detach(), token_loss, log_ratio(inputs).detach(), batch, entropy)
 
 
-def _agree(
-    local: BatchTotals, micro_batches: int, device: torch.device
-) -> tuple[BatchTotals, int]:
+def _agree(local: BatchTotals, micro_batches: int, device: torch.device) -> tuple[BatchTotals, int]:
     """Sum the counts over ranks, and take the most micro-batches that any rank has (at least 1)."""
     counts = torch.tensor([local.tokens, local.sequences], dtype=torch.int64, device=device)
     most = torch.tensor(max(micro_batches, 1), dtype=torch.int64, device=device)

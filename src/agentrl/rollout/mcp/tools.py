@@ -1,9 +1,10 @@
 """Tools of an MCP server over streamable HTTP, for all records of a process.
 
-One connection serves all of them: sessions of their own would cost more processor time per call and
-isolate nothing, because what a call serves is in its `_meta` (`agentrl/task_id`, `agentrl/record_id`).
-What goes wrong with a call (time-out, dead server, garbage, an error of the tool) costs that call
-only and becomes a text for the model; only a server that cannot be reached at start is an exception.
+One connection serves all of them: sessions of their own would cost more processor time per call
+and isolate nothing, because a call says in its `_meta` what it serves (`agentrl/task_id`,
+`agentrl/record_id`). What goes wrong with a call (a time-out, a dead server, garbage, an error of
+the tool) costs that call and becomes a text for the model; an exception is only that the server
+cannot be reached at start.
 """
 
 import asyncio
@@ -15,12 +16,9 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import anyio
-import httpx2
 import orjson
 from mcp import Client, MCPError
-from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
-    INVALID_REQUEST,
     REQUEST_TIMEOUT,
     CallToolResult,
     EmbeddedResource,
@@ -31,13 +29,13 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
+from agentrl.rollout.mcp.connection import ConnectFailed, Connection, session_is_gone
+
 log = logging.getLogger(__name__)
 
 TASK_ID_KEY = "agentrl/task_id"
 RECORD_ID_KEY = "agentrl/record_id"
 MAX_RESULT_CHARS = 500_000  # of one tool's answer: a turn must fit a MongoDB document
-_WIRE_FAULT, _REFUSED = -32050, -32051  # JSON-RPC codes of our own, see _FaultIsolation
-_CONNECT_TIMEOUT_S = 10.0
 _RETRY_PAUSE_S = 0.25
 _CALL_FAILURES = (
     MCPError,  # an error answer, a time-out, a closed connection
@@ -89,7 +87,7 @@ class ToolServer:
     schemas: tuple[dict[str, Any], ...] = ()  # set on entering: as the chat template gets them
     n_reconnects: int = 0
     _names: frozenset[str] = frozenset()
-    _connection: "_Connection | None" = None
+    _connection: "Connection | None" = None
     _reconnecting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def __aenter__(self) -> Self:
@@ -98,7 +96,7 @@ class ToolServer:
             try:
                 await self._connect()
                 break
-            except _ConnectFailed as failure:
+            except ConnectFailed as failure:
                 if failure.refused or time.monotonic() - began > self.startup_timeout_s:
                     raise ToolServerUnreachable(
                         f"the MCP server at {self.url} could not be used, tried for "
@@ -134,7 +132,7 @@ class ToolServer:
             text, is_error = _read(await self._call(name, arguments, meta))
         except _CALL_FAILURES as error:
             text, is_error = self._explain(name, error), True
-        except _ConnectFailed as failure:
+        except ConnectFailed as failure:
             text, is_error = f"The tool server cannot be reached: {failure}", True
         return ToolAnswer(_storable(text), is_error, time.monotonic() - began)
 
@@ -142,22 +140,21 @@ class ToolServer:
         self, name: str, arguments: dict[str, Any], meta: Mapping[str, str]
     ) -> CallToolResult:
         connection = self._connection
-        if connection is None:
-            raise RuntimeError("the tool server is not entered")
+        assert connection is not None, "the tool server is not entered"
+        if connection.ended:
+            connection = await self._reconnect(connection)
         try:
             return await self._send(connection, name, arguments, meta)
         except MCPError as error:
-            # A server that restarted does not know our session; it has not seen the call either,
-            # so that it can be sent again.
-            if not connection.ended and not _session_is_gone(error):
+            # A server that restarted: the call can be sent again.
+            if not session_is_gone(error):
                 raise
-        await self._reconnect(connection)
-        assert self._connection is not None
-        return await self._send(self._connection, name, arguments, meta)
+        connection = await self._reconnect(connection)
+        return await self._send(connection, name, arguments, meta)
 
     async def _send(
         self,
-        connection: "_Connection",
+        connection: Connection,
         name: str,
         arguments: dict[str, Any],
         meta: Mapping[str, str],
@@ -169,29 +166,29 @@ class ToolServer:
             meta=cast(RequestParamsMeta, dict(meta)),
         )
 
-    async def _connect(self) -> None:
-        """Open a connection and list its tools. Raises `_ConnectFailed`."""
-        connection = await _Connection.open(self.url, self.token)
+    async def _connect(self) -> Connection:
+        """Open a connection and list its tools. Raises `ConnectFailed`."""
+        connection = await Connection.open(self.url, self.token)
         try:
             tools = await _list_tools(connection.client)
         except _CALL_FAILURES as error:
             await connection.close()
-            raise _ConnectFailed.of(error) from None
+            raise ConnectFailed.of(error) from None
         self._connection = connection
         self._names = frozenset(tool.name for tool in tools)
         self.schemas = tuple(_as_function(tool) for tool in tools)
+        return connection
 
-    async def _reconnect(self, broken: "_Connection") -> None:
+    async def _reconnect(self, broken: Connection) -> Connection:
+        """A connection in the place of `broken`. Raises `ConnectFailed`."""
         async with self._reconnecting:
-            if self._connection is not broken:
-                return  # another call has done it
+            if self._connection is not None and self._connection is not broken:
+                return self._connection  # another call has made it
             await broken.close()
-            schemas = self.schemas
-            await self._connect()
+            connection = await self._connect()
             self.n_reconnects += 1
             log.warning("connected to MCP server %s again", self.url)
-            if self.schemas != schemas:
-                log.warning("MCP server %s has other tools than before", self.url)
+            return connection
 
     def _explain(self, name: str, error: Exception) -> str:
         """A failed call, for the model to read."""
@@ -200,106 +197,6 @@ class ToolServer:
         if isinstance(error, MCPError):
             return f"The tool {name} failed: {error.message}"
         return f"The tool {name} gave an answer that cannot be read ({type(error).__name__})."
-
-
-class _ConnectFailed(Exception):
-    """A connection was not made. `refused`: waiting longer would not help."""
-
-    refused = False
-
-    @classmethod
-    def of(cls, error: BaseException) -> Self:
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        failure = cls(error.message if isinstance(error, MCPError) else str(error) or repr(error))
-        failure.refused = isinstance(error, MCPError) and error.code == _REFUSED
-        return failure
-
-
-class _Connection:
-    """An MCP client in a task of its own, because it must be left by the task that entered it."""
-
-    def __init__(self, url: str, token: str | None) -> None:
-        self._closing = asyncio.Event()
-        self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._hold(url, token), name=f"mcp {url}")
-
-    @classmethod
-    async def open(cls, url: str, token: str | None) -> Self:
-        connection = cls(url, token)
-        await asyncio.wait({connection._ready, connection._task}, return_when="FIRST_COMPLETED")
-        if connection._ready.done():
-            return connection
-        error = connection._task.exception()
-        raise _ConnectFailed.of(error or RuntimeError("closed at once")) from None
-
-    @property
-    def client(self) -> Client:
-        return self._ready.result()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the SDK gave the connection up."""
-        return self._task.done()
-
-    async def close(self) -> None:
-        self._closing.set()
-        await asyncio.wait({self._task})
-        if not self._task.cancelled() and (error := self._task.exception()) is not None:
-            log.warning("the MCP connection ended with an error: %r", error)
-
-    async def _hold(self, url: str, token: str | None) -> None:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        http = httpx2.AsyncClient(
-            headers=headers,
-            # A call's own time-out bounds it; a read time-out here would be one for all tools.
-            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            transport=_FaultIsolation(httpx2.AsyncHTTPTransport()),
-        )
-        async with http, Client(streamable_http_client(url, http_client=http)) as client:
-            self._ready.set_result(client)
-            await self._closing.wait()
-
-
-class _FaultIsolation(httpx2.AsyncBaseTransport):
-    """Answers a request whose connection fails with a JSON-RPC error.
-
-    The SDK's transport lets such an exception end the whole session, and with it the calls of all
-    other records; an error answer ends only the call that it belongs to.
-    """
-
-    def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
-        self._transport = transport
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        try:
-            response = await self._transport.handle_async_request(request)
-            if response.status_code in (401, 403):
-                await response.aclose()
-                return _json_rpc_error(
-                    request,
-                    _REFUSED,
-                    f"HTTP {response.status_code}, the server wants another bearer token "
-                    "(--mcp_auth_token)",
-                )
-            if response.headers.get("content-type", "").lower().startswith("application/json"):
-                await response.aread()  # here, so that a connection lost half way is caught too
-            return response
-        except httpx2.RequestError as error:
-            return _json_rpc_error(request, _WIRE_FAULT, str(error) or type(error).__name__)
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
-
-
-def _json_rpc_error(request: httpx2.Request, code: int, message: str) -> httpx2.Response:
-    error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
-    return httpx2.Response(502, json=error, request=request)
-
-
-def _session_is_gone(error: MCPError) -> bool:
-    # What the SDK's transport makes of an HTTP 404 for a session id.
-    return error.code == INVALID_REQUEST and error.message == "Session terminated"
 
 
 async def _list_tools(client: Client) -> list[Tool]:
@@ -348,5 +245,3 @@ def _storable(text: str) -> str:
     if len(text) > MAX_RESULT_CHARS:
         text = f"{text[:MAX_RESULT_CHARS]}\n[{len(text) - MAX_RESULT_CHARS} characters left out]"
     return text.encode("utf-8", "replace").decode("utf-8")
-
-

@@ -1,0 +1,34 @@
+"""How one local engine is started."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Arguments of `serve`.
+
+    `model_path` is a Hugging Face folder (config.json, safetensors, a tokenizer if text is
+    wanted). `port` 0 takes a free one. `context_length` None is the model's own maximum.
+    At most `max_running_requests` generate at once; further ones wait in order. Keys and values
+    of running and cached requests take at most `max_total_tokens` positions, None for what a
+    quarter of the device's memory holds. `weight_version` is what tokens carry until the first
+    update. `seed` draws for requests without a seed of their own. `num_threads` None leaves
+    torch's number.
+    """
+
+    model_path: Path
+    host: str = "127.0.0.1"
+    port: int = 0
+    device: str = "cpu"
+    dtype: DType = "float32"
+    context_length: int | None = None
+    max_running_requests: int = 128
+    max_total_tokens: int | None = None
+    max_prefill_tokens: int = 4096
+    weight_version: str = "default"
+    seed: int = 0
+    num_threads: int | None = None

@@ -1,0 +1,156 @@
+"""The engine without HTTP: a model, its scheduler, and the loop that steps it, for asyncio.
+
+Everything runs in the event loop's thread. A step blocks it for as long as the forward pass takes
+and then lets the loop turn: on few cores a second thread would only fight for the interpreter.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from agentrl.inference.engine.config import EngineConfig
+from agentrl.inference.engine.http_api import Prompt, PromptLimits, RequestError
+from agentrl.inference.engine.model_runner import ModelRunner
+from agentrl.inference.engine.request import LiveRequest
+from agentrl.inference.engine.scheduler import PauseMode, Scheduler
+from agentrl.inference.engine.text import Text
+from agentrl.inference.engine.weights import WeightsError, copy_weights, read_weights
+
+# From a socket that is readable to a submitted request, the event loop turns about this often.
+_TURNS_PER_STEP = 4
+_RATE_WINDOW_S = 1.0
+
+
+class Engine:
+    """A served model. Loads it when made; `run` must be running for anything to be generated."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.model_path = config.model_path
+        self.runner = ModelRunner(config)
+        self.text = Text(config.model_path)
+        eos = self.text.eos_token_id
+        self.limits = PromptLimits(
+            vocab_size=self.runner.vocab_size,
+            context_length=self.runner.context_length,
+            end_ids=self.runner.end_ids | ({eos} if eos is not None else set()),
+        )
+        self.scheduler = Scheduler(
+            self.runner,
+            max_running=config.max_running_requests,
+            max_prefill_tokens=config.max_prefill_tokens,
+            version=config.weight_version,
+            seed=config.seed,
+        )
+        self.tokens_per_second = 0.0
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._updating = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Step while there is work, for ever. What a step raises ends the engine."""
+        marked, marked_tokens = time.monotonic(), 0
+        while True:
+            if not self.scheduler.has_work:
+                self._drained.set()
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            self.scheduler.step()
+            if self.scheduler.drained:
+                self._drained.set()
+            now, tokens = time.monotonic(), self.scheduler.counters.generated_tokens
+            if now - marked >= _RATE_WINDOW_S:
+                self.tokens_per_second = (tokens - marked_tokens) / (now - marked)
+                marked, marked_tokens = now, tokens
+            for _ in range(_TURNS_PER_STEP):
+                await asyncio.sleep(0)
+
+    async def generate(self, prompts: Sequence[Prompt]) -> list[LiveRequest]:
+        """Generate for all prompts of one body; when cancelled, none of them goes on.
+
+        Raises RequestError, generating nothing, when a rid is taken.
+        """
+        rids = [prompt.rid for prompt in prompts]
+        for index, rid in enumerate(rids):
+            if self.scheduler.is_live(rid) or rid in rids[:index]:
+                raise RequestError(f"Duplicate request ID detected: {rid}")
+        loop = asyncio.get_running_loop()
+        ended: list[asyncio.Future[LiveRequest]] = []
+        for prompt in prompts:
+            future: asyncio.Future[LiveRequest] = loop.create_future()
+            ended.append(future)
+            self.scheduler.submit(
+                LiveRequest(
+                    rid=prompt.rid,
+                    prompt_ids=prompt.input_ids,
+                    sampling=prompt.sampling,
+                    max_new_tokens=prompt.max_new_tokens,
+                    end_ids=prompt.end_ids,
+                    stop_strings=prompt.stop_strings,
+                    on_finish=partial(_resolve, future),
+                )
+            )
+        self._wake.set()
+        try:
+            return [await future for future in ended]
+        except asyncio.CancelledError:
+            for rid in rids:
+                self.scheduler.abort(rid)
+            raise
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop stepping; at once, since steps and this share a thread."""
+        self.scheduler.pause(mode)
+        self._wake.set()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self.scheduler.resume()
+        self._wake.set()
+
+    async def update_weights(
+        self, folder: Path, version: str | None, *, flush_cache: bool, abort_all: bool
+    ) -> tuple[bool, str]:
+        """Load a folder's weights; returns success and SGLang's message.
+
+        Paused, it is done at once; otherwise requests that are here end first and later ones wait.
+        Nothing changes when the folder is not right.
+        """
+        async with self._updating:
+            try:
+                tensors = await asyncio.to_thread(read_weights, self.runner.model, folder)
+            except WeightsError as error:
+                return False, f"Failed to update weights: {error}"
+            if abort_all:
+                self.scheduler.abort()
+            self.scheduler.hold_back()
+            try:
+                while self.scheduler.paused is None and not self.scheduler.drained:
+                    self._drained.clear()
+                    self._wake.set()
+                    await self._drained.wait()
+                copy_weights(self.runner.model, tensors)
+                self.model_path = folder
+                self.scheduler.weights_changed(version or self.scheduler.version)
+                flushed = self.scheduler.flush_cache()
+            finally:
+                self.scheduler.let_in()
+                self._wake.set()
+            if flush_cache and not flushed:
+                return False, (
+                    "Weights were updated, but the cache was not flushed because requests are still"
+                    " running or queued. Retract or finish them, then call /flush_cache."
+                )
+        return True, (
+            "Succeeded to update model weights."
+            + (f" Weight version updated to {version}." if version is not None else "")
+        )
+
+
+def _resolve(waiter: asyncio.Future[LiveRequest], request: LiveRequest) -> None:
+    """Give an ended request to who waits for it, unless that has gone."""
+    if not waiter.done():
+        waiter.set_result(request)

@@ -1,0 +1,185 @@
+"""Keys and values of all rows, and attention of one flattened step over them.
+
+A step is one sequence of N tokens for the model: first one token for each of B decoding rows
+(rows 0..B-1 of the cache, in order), then the new tokens of each prefilling row, one after the
+other. `KVCache` writes their keys and values to their places; `attend`, registered with
+transformers under `ATTENTION`, reads the rows: all decoding rows in one call on a view of the
+cache, each prefilling row in one of its own. Nothing is padded and nothing is gathered.
+
+Shapes: H query heads, K key-value heads, G = H / K, D head size, L positions in use.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, Cache, PreTrainedConfig
+
+ATTENTION = "agentrl_engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """New tokens of one prefilling row: positions `start..end-1`."""
+
+    row: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """Where a step's tokens lie. `mask_B11L` is added to the decoding rows' scores; each segment
+    has its own causal mask, None where it starts its row."""
+
+    rows_N: Tensor
+    positions_N: Tensor
+    mask_B11L: Tensor
+    segments: tuple[Segment, ...]
+    segment_masks: tuple[Tensor | None, ...]
+
+
+class KVCache(Cache):
+    """Preallocated keys and values of `num_slots` rows of `row_length` positions.
+
+    Looks to a transformers model like its own cache; `attend` takes from `layout` and `layers`
+    what it needs. One tensor for all layers, so that moving rows is one operation.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        num_slots: int,
+        row_length: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(layers=[])
+        self.row_length = row_length
+        heads, size = kv_heads(config)
+        self._store = torch.zeros(
+            config.num_hidden_layers, 2, num_slots, heads, row_length, size,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._layers = [(layer[0], layer[1]) for layer in self._store]
+        self._range = torch.arange(row_length, device=device)
+        self.layout: StepLayout | None = None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero: positions are always given to the model."""
+        return 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write the step's keys and values [1, K, N, D]; return the layer's whole cache."""
+        assert self.layout is not None
+        keys, values = self._layers[layer_idx]
+        place = (self.layout.rows_N, slice(None), self.layout.positions_N)
+        keys[place] = key_states[0].transpose(0, 1)
+        values[place] = value_states[0].transpose(0, 1)
+        return keys, values
+
+    def lay_out(self, decode_positions: Sequence[int], segments: Sequence[Segment]) -> StepLayout:
+        """Plan a step: a token at each of `decode_positions` of rows 0.., then the segments'."""
+        device = self._range.device
+        rows = list(range(len(decode_positions)))
+        positions = list(decode_positions)
+        for segment in segments:
+            rows += [segment.row] * (segment.end - segment.start)
+            positions += range(segment.start, segment.end)
+        positions_N = torch.tensor(positions, device=device)
+        positions_B1 = positions_N[: len(decode_positions), None]
+        in_use = max(decode_positions, default=-1) + 1
+        beyond_BL = self._range[:in_use] > positions_B1
+        mask_BL = torch.zeros(beyond_BL.shape, device=device, dtype=self._store.dtype)
+        mask_BL.masked_fill_(beyond_BL, float("-inf"))
+        return StepLayout(
+            rows_N=torch.tensor(rows, device=device),
+            positions_N=positions_N,
+            mask_B11L=mask_BL[:, None, None],
+            segments=tuple(segments),
+            segment_masks=tuple(
+                self._range[: s.end] <= self._range[s.start : s.end, None] if s.start else None
+                for s in segments
+            ),
+        )
+
+    def swap_rows(self, pairs: Sequence[tuple[int, int]], length: int) -> None:
+        """Exchange the first `length` positions of each pair of rows; all rows distinct."""
+        if not pairs:
+            return
+        to = torch.tensor([r for a, b in pairs for r in (a, b)], device=self._store.device)
+        source = torch.tensor([r for a, b in pairs for r in (b, a)], device=self._store.device)
+        used = self._store[:, :, :, :, :length]
+        used[:, :, to] = used[:, :, source]
+
+    def copy_prefix(self, source: int, to: int, length: int) -> None:
+        """Copy the first `length` positions of one row to another."""
+        self._store[:, :, to, :, :length] = self._store[:, :, source, :, :length]
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    step: StepLayout,
+    sliding_window: int | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention of a step: `query` [1, H, N, D]; `key`, `value` are a layer's cache, all rows.
+
+    Query heads that share a key-value head are folded into the query length (decoding) or
+    broadcast over it (prefilling): no key is repeated. Returns [1, N, H, D].
+    """
+    assert sliding_window is None, "refused when the model is loaded"
+    kv, size = key.shape[1], key.shape[3]
+    group = query.shape[1] // kv
+    query_NKGD = query[0].transpose(0, 1).reshape(-1, kv, group, size)
+    decoding, in_use = step.mask_B11L.shape[0], step.mask_B11L.shape[3]
+    outputs = []
+    if decoding:
+        out_BKGD = F.scaled_dot_product_attention(
+            query_NKGD[:decoding],
+            key[:decoding, :, :in_use],
+            value[:decoding, :, :in_use],
+            attn_mask=step.mask_B11L,
+            scale=scaling,
+        )
+        outputs.append(out_BKGD.reshape(decoding, -1, size))
+    begin = decoding
+    for segment, mask in zip(step.segments, step.segment_masks, strict=True):
+        tokens = segment.end - segment.start
+        query_KGTD = query_NKGD[begin : begin + tokens].permute(1, 2, 0, 3)
+        shape = (kv, group, segment.end, size)
+        out_KGTD = F.scaled_dot_product_attention(
+            query_KGTD,
+            key[segment.row, :, None, : segment.end].expand(shape),
+            value[segment.row, :, None, : segment.end].expand(shape),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+        )
+        outputs.append(out_KGTD.permute(2, 0, 1, 3).reshape(tokens, -1, size))
+        begin += tokens
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return joined[None], None
+
+
+def kv_heads(config: PreTrainedConfig) -> tuple[int, int]:
+    """Number and size of a model's key-value heads."""
+    heads = config.num_attention_heads
+    stated = config.to_dict()
+    return (
+        stated.get("num_key_value_heads") or heads,
+        stated.get("head_dim") or config.hidden_size // heads,
+    )
+
+
+AttentionInterface.register(ATTENTION, attend)

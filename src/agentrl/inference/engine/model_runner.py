@@ -1,0 +1,132 @@
+"""The model and its cache: one forward pass per step.
+
+Which requests take part, and what becomes of the logits, is the scheduler's business.
+"""
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from agentrl.inference.engine.config import EngineConfig
+from agentrl.inference.engine.kv_cache import ATTENTION, KVCache, Segment, kv_heads
+
+# Idle slots beside the running ones, as a multiple of these: where the prefixes of conversations
+# wait while their tools run.
+_SLOTS_PER_RUNNING = 2
+
+
+class ModelRunner:
+    """A causal language model on one device, with slots for its running and cached requests.
+
+    Raises ValueError when the model cannot be served: attention that is not over all previous
+    tokens, a context longer than the model's, or too little memory for one request.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        device = torch.device(config.device)
+        dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+        model = AutoModelForCausalLM.from_pretrained(
+            config.model_path, dtype=dtype, attn_implementation=ATTENTION
+        )
+        self.model: PreTrainedModel = model.eval().to(device)
+        self.device = device
+        text_config: PreTrainedConfig = self.model.config.get_text_config()
+        stated = text_config.to_dict()
+        layer_types = set(stated.get("layer_types") or ["full_attention"])
+        if layer_types != {"full_attention"}:
+            raise ValueError(
+                f"{config.model_path}: the local engine serves models with full attention only,"
+                f" this one has {sorted(layer_types)}: use SGLang"
+            )
+        self.vocab_size = int(text_config.vocab_size)
+        longest = int(text_config.max_position_embeddings)
+        self.context_length = config.context_length or longest
+        if self.context_length > longest:
+            raise ValueError(
+                f"context length {self.context_length} is more than the {longest} positions of"
+                f" {config.model_path}"
+            )
+        token_bytes = self._bytes_per_token(text_config)
+        tokens = config.max_total_tokens or _memory_bytes(device) // 4 // token_bytes
+        self.num_slots = min(
+            tokens // self.context_length, _SLOTS_PER_RUNNING * config.max_running_requests
+        )
+        if self.num_slots < 1:
+            raise ValueError(
+                f"keys and values of {tokens} tokens do not hold one request of"
+                f" {self.context_length}: raise max_total_tokens or lower context_length"
+            )
+        self.cache = KVCache(
+            text_config, self.num_slots, self.context_length, device, self.model.dtype
+        )
+        self.end_ids = _end_ids(self.model)
+
+    @property
+    def total_tokens(self) -> int:
+        """How many positions the cache has."""
+        return self.num_slots * self.context_length
+
+    @property
+    def cache_bytes(self) -> int:
+        """The cache's size."""
+        return self.total_tokens * self._bytes_per_token(self.model.config.get_text_config())
+
+    @torch.inference_mode()
+    def step(
+        self,
+        decode_ids: Sequence[int],
+        decode_positions: Sequence[int],
+        segments: Sequence[Segment],
+        segment_ids: Sequence[Sequence[int]],
+        segment_wanted: Sequence[bool],
+    ) -> Tensor:
+        """Feed one token to each of rows 0.. and new tokens to each segment's row.
+
+        Returns the logits [W, vocab] after each decoded token, then after the last token of each
+        segment that is wanted.
+        """
+        ids = list(decode_ids)
+        wanted = list(range(len(ids)))
+        for more, want in zip(segment_ids, segment_wanted, strict=True):
+            ids += more
+            if want:
+                wanted.append(len(ids) - 1)
+        layout = self.cache.lay_out(decode_positions, segments)
+        self.cache.layout = layout
+        output = self.model(
+            input_ids=torch.tensor(ids, device=self.device)[None],
+            position_ids=layout.positions_N[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=torch.tensor(wanted, device=self.device),
+            step=layout,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def _bytes_per_token(self, config: PreTrainedConfig) -> int:
+        heads, size = kv_heads(config)
+        return int(2 * config.num_hidden_layers * heads * size * self.model.dtype.itemsize)
+
+
+def _memory_bytes(device: torch.device) -> int:
+    """The device's memory: all of a CPU's, since pages never touched cost nothing there."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _end_ids(model: PreTrainedModel) -> frozenset[int]:
+    """The ids that end a sequence, from generation_config.json and config.json."""
+    stated: set[int] = set()
+    generation: GenerationConfig | None = model.generation_config
+    for eos in (generation and generation.eos_token_id, model.config.eos_token_id):
+        if isinstance(eos, int):
+            stated.add(eos)
+        elif eos:
+            stated.update(eos)
+    return frozenset(stated)

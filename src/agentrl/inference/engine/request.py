@@ -1,0 +1,93 @@
+"""One live request of the engine: its tokens, the weights that made each, and how it ends.
+
+Its states are where the scheduler keeps it (waiting, prefilling, decoding); in here is what it
+carries between them.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from agentrl.inference.engine.sampling import TokenSampling
+from agentrl.inference.engine.slots import Slot
+from agentrl.inference.engine.text import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a request ended. `kind` "stop" has what it `matched`, "abort" a `message`."""
+
+    kind: str
+    matched: int | str | None = None
+    message: str | None = None
+
+
+@dataclass(slots=True)
+class Span:
+    """Output tokens from `start` on, up to the next span, were sampled by weights `version`."""
+
+    version: str
+    start: int
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request from its arrival to its end.
+
+    `computed` tokens of prompt and output have their keys and values in `slot`. `epoch` counts the
+    weight updates before they were computed: after another one they are of no use to others.
+    `on_finish` is called once, when `finish` is set.
+    """
+
+    rid: str
+    prompt_ids: list[int]
+    sampling: TokenSampling
+    max_new_tokens: int
+    end_ids: frozenset[int]
+    on_finish: Callable[["LiveRequest"], None]
+    stop_strings: StopStrings | None = None
+    output_ids: list[int] = field(default_factory=list)
+    output_logprobs: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    slot: Slot | None = None
+    computed: int = 0
+    epoch: int = 0
+    cached_tokens: int | None = None
+    retractions: int = 0
+    finish: Finish | None = None
+    arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def total(self) -> int:
+        """Number of tokens, prompt and output."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    def tokens(self) -> list[int]:
+        """Prompt and output."""
+        return self.prompt_ids + self.output_ids
+
+    def use_weights(self, version: str) -> None:
+        """Say which weights sample the tokens from here on."""
+        start = len(self.output_ids)
+        if self.spans and self.spans[-1].start == start:
+            self.spans.pop()
+        if not self.spans or self.spans[-1].version != version:
+            self.spans.append(Span(version, start))
+
+    def accept(self, token: int, logprob: float) -> bool:
+        """Append a sampled token; True when it is the last one.
+
+        As in SGLang the length is looked at first: a stop token at the last allowed position ends
+        the request by "length".
+        """
+        self.output_ids.append(token)
+        self.output_logprobs.append(logprob)
+        if len(self.output_ids) >= self.max_new_tokens:
+            self.finish = Finish("length")
+        elif token in self.end_ids:
+            self.finish = Finish("stop", matched=token)
+        elif self.stop_strings is not None:
+            matched = self.stop_strings.match(self.output_ids)
+            if matched is not None:
+                self.finish = Finish("stop", matched=matched)
+        return self.finish is not None

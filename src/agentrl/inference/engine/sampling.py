@@ -1,0 +1,157 @@
+"""Sampling parameters of one request, and a batch of logits to tokens with their logprobs.
+
+Logprobs are those of log_softmax(logits / temperature), after penalties; what top_k, top_p and
+min_p cut away changes what can be drawn, not the logprobs, as in SGLang. Shapes: B rows, V ids.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+_GREEDY_BELOW = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSampling:
+    """How one request draws its tokens; temperature 0 arrives as `greedy` at temperature 1."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_new_tokens: int = 0
+    seed: int | None = None
+    greedy: bool = False
+
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return not self.greedy and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0)
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether logits depend on the tokens so far."""
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+            or self.min_new_tokens > 0
+        )
+
+    def for_copy(self, copy: int) -> "TokenSampling":
+        """The same for another of `n` generations of a prompt: a seed of its own."""
+        return self if self.seed is None else replace(self, seed=hash((self.seed, copy)))
+
+    def checked(self) -> "TokenSampling":
+        """Itself, temperature 0 and top_k 1 made greedy; ValueError for what is out of range."""
+        if self.temperature < 0.0:
+            raise ValueError(f"temperature must be non-negative, got {self.temperature}.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must be in [0, 1], got {self.min_p}.")
+        if self.top_k == 0 or self.top_k < -1:
+            raise ValueError(f"top_k must be -1 (disable) or at least 1, got {self.top_k}.")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise ValueError(f"{name} must be in [-2, 2], got {getattr(self, name)}.")
+        if not 0.0 < self.repetition_penalty <= 2.0:
+            raise ValueError(
+                f"repetition_penalty must be in (0, 2], got {self.repetition_penalty}."
+            )
+        if self.temperature >= _GREEDY_BELOW and self.top_k != 1:
+            return self
+        return replace(
+            self,
+            temperature=self.temperature if self.temperature >= _GREEDY_BELOW else 1.0,
+            greedy=True,
+        )
+
+
+def seeded_uniform(seed: int, position: int) -> float:
+    """The uniform number in [0, 1) of a seeded request's output position, whatever else runs."""
+    return random.Random(f"{seed}:{position}").random()
+
+
+def edit_logits(
+    logits_V: Tensor,
+    sampling: TokenSampling,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    end_ids: Sequence[int],
+) -> None:
+    """Apply one request's penalties to its row, in place.
+
+    Presence and frequency penalties look at the output, repetition at prompt and output. Until
+    `min_new_tokens` the `end_ids` cannot be drawn.
+    """
+    if sampling.repetition_penalty != 1.0:
+        seen = logits_V.new_tensor([*prompt_ids, *output_ids], dtype=torch.long).unique()
+        values = logits_V[seen]
+        logits_V[seen] = torch.where(
+            values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
+        )
+    if output_ids and (sampling.presence_penalty or sampling.frequency_penalty):
+        ids, counts = logits_V.new_tensor(output_ids, dtype=torch.long).unique(return_counts=True)
+        logits_V[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+    if len(output_ids) < sampling.min_new_tokens and end_ids:
+        logits_V[list(end_ids)] = float("-inf")
+
+
+def sample(
+    logits_BV: Tensor,
+    samplings: Sequence[TokenSampling],
+    seeded: Sequence[tuple[int, float]],
+    generator: torch.Generator,
+) -> tuple[list[int], list[float]]:
+    """Draw one token per row; its logprob beside it.
+
+    `seeded` replaces the uniform numbers of some rows: (row, number in [0, 1)). Tokens are drawn
+    by inverting the cumulative distribution: one uniform number a row, where drawing noise for
+    every id of the vocabulary would cost more than the forward pass of a small model.
+    """
+    device = logits_BV.device
+    first = samplings[0].temperature
+    if any(s.temperature != first for s in samplings):
+        temperatures = torch.tensor([s.temperature for s in samplings], device=device)
+        logprobs_BV = (logits_BV.float() / temperatures[:, None]).log_softmax(-1)
+    else:
+        logprobs_BV = (logits_BV.float() / first).log_softmax(-1)
+    probs_BV = logprobs_BV.exp().double()
+    if any(s.filters for s in samplings):
+        probs_BV = _keep_allowed(probs_BV, samplings)
+    uniform = torch.rand(len(samplings), 1, dtype=torch.double, generator=generator)
+    for row, number in seeded:
+        uniform[row] = number
+    # With a target in (0, total], the first id whose cumulative probability reaches it always
+    # exists and never has probability zero.
+    cdf_BV = probs_BV.cumsum(-1)
+    target = (1.0 - uniform.to(device)) * cdf_BV[:, -1:]
+    tokens_B1 = torch.searchsorted(cdf_BV, target)
+    if any(s.greedy for s in samplings):
+        greedy = torch.tensor([s.greedy for s in samplings], device=device)[:, None]
+        tokens_B1 = torch.where(greedy, logprobs_BV.argmax(-1, keepdim=True), tokens_B1)
+    chosen = logprobs_BV.gather(-1, tokens_B1)
+    return tokens_B1.flatten().tolist(), chosen.flatten().tolist()
+
+
+def _keep_allowed(probs_BV: Tensor, samplings: Sequence[TokenSampling]) -> Tensor:
+    """Zero what top_k, top_p and min_p exclude; each is measured on the unfiltered distribution."""
+    device, vocab = probs_BV.device, probs_BV.shape[-1]
+    top_k = torch.tensor([s.top_k if s.top_k > 0 else vocab for s in samplings], device=device)
+    top_p = torch.tensor([s.top_p for s in samplings], device=device, dtype=torch.double)
+    min_p = torch.tensor([s.min_p for s in samplings], device=device, dtype=torch.double)
+    sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True)
+    before_BV = sorted_BV.cumsum(-1) - sorted_BV
+    drop_BV = torch.arange(vocab, device=device) >= top_k[:, None]
+    # At top_p 1 rounding of the sum must not drop the tail.
+    drop_BV |= (before_BV > top_p[:, None]) & (top_p[:, None] < 1.0)
+    drop_BV |= sorted_BV < min_p[:, None] * sorted_BV[:, :1]
+    kept_BV = sorted_BV.masked_fill(drop_BV, 0.0)
+    return torch.zeros_like(probs_BV).scatter_(-1, order_BV, kept_BV)

@@ -1,0 +1,280 @@
+"""The engine over HTTP: SGLang's routes, and the process's start and stop."""
+
+import asyncio
+import dataclasses
+import gc
+import logging
+import signal
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+
+import orjson
+import torch
+import uvloop
+from aiohttp import web
+
+from agentrl.inference.engine.config import EngineConfig
+from agentrl.inference.engine.engine import Engine
+from agentrl.inference.engine.http_api import (
+    BodyError,
+    Prompt,
+    RequestError,
+    generate_answer,
+    parse_generate,
+)
+from agentrl.inference.engine.sampling import TokenSampling
+from agentrl.inference.engine.scheduler import PAUSE_MODES
+
+log = logging.getLogger(__name__)
+
+Announcement = Callable[[str], AbstractAsyncContextManager[None]]
+"""Entered with the engine's URL once it takes requests, left before it stops."""
+
+_HEALTH_TIMEOUT_S = 20.0
+_LARGEST_BODY = 256 * 2**20
+
+
+def serve(config: EngineConfig, announcement: Announcement | None = None) -> None:
+    """Serve a model until SIGTERM or SIGINT; then running requests answer as aborted.
+
+    `announcement` tells others of the service while it serves.
+
+    Raises OSError or ValueError when the model cannot be loaded or the port is taken.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    engine = Engine(config)
+    # What was loaded stays: the collector need not walk it during steps.
+    gc.collect()
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(engine, config, announcement))
+
+
+async def _serve(engine: Engine, config: EngineConfig, announcement: Announcement | None) -> None:
+    server = _Server(engine)
+    # A client that hangs up cancels its handler, and with it its generation.
+    runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await web.TCPSite(runner, config.host, config.port).start()
+        url = f"http://{config.host}:{runner.addresses[0][1]}"
+        stepping = asyncio.create_task(engine.run())
+        stopping = asyncio.create_task(stop.wait())
+        log.info("serving %s at %s", config.model_path, url)
+        async with announcement(url) if announcement else nullcontext():
+            await asyncio.wait({stepping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        server.stopping = True
+        engine.scheduler.abort()
+        if stepping.done():
+            stepping.result()
+        stepping.cancel()
+    finally:
+        await runner.cleanup()
+
+
+class _Server:
+    """Handlers of all routes, over one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.stopping = False
+        self._engine = engine
+        self._started = time.time()
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=_LARGEST_BODY)
+        routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.Response]]]] = [
+            ("POST", "/generate", self._generate),
+            ("PUT", "/generate", self._generate),
+            ("POST", "/pause_generation", self._pause),
+            ("POST", "/continue_generation", self._continue),
+            ("POST", "/abort_request", self._abort),
+            ("POST", "/update_weights_from_disk", self._update_weights),
+            ("POST", "/flush_cache", self._flush_cache),
+            ("GET", "/flush_cache", self._flush_cache),
+            ("GET", "/model_info", self._model_info),
+            ("GET", "/server_info", self._server_info),
+            ("GET", "/v1/loads", self._loads),
+            ("GET", "/ready", self._ready),
+            ("GET", "/health", self._health),
+            ("GET", "/health_generate", self._health),
+        ]
+        for method, path, handler in routes:
+            app.router.add_route(method, path, handler)
+        return app
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        engine = self._engine
+        try:
+            body = parse_generate(orjson.loads(await request.read()), engine.limits, engine.text)
+            ended = await engine.generate(body.prompts)
+        except orjson.JSONDecodeError as error:
+            return _json({"error": f"the body is not JSON: {error}"}, 400)
+        except BodyError as error:
+            return _json({"error": str(error)}, 400)
+        except RequestError as error:
+            return _json({"error": {"message": str(error)}}, 400)
+        answers = [
+            generate_answer(live, prompt, engine.text, engine.scheduler.version)
+            for live, prompt in zip(ended, body.prompts, strict=True)
+        ]
+        return _json(answers if body.many else answers[0])
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        body = await _control_body(request)
+        asked = body.get("mode", "abort")
+        mode = PAUSE_MODES.get(asked) if isinstance(asked, str) else None
+        if mode is None:
+            raise _bad_request(f"mode must be one of {', '.join(PAUSE_MODES)}, got {asked!r}")
+        self._engine.pause(mode)
+        return _json({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def _continue(self, request: web.Request) -> web.Response:
+        await _control_body(request)
+        self._engine.resume()
+        return _json({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        body = await _control_body(request)
+        rid = body.get("rid")
+        if body.get("abort_all"):
+            self._engine.scheduler.abort()
+        elif isinstance(rid, str) and rid:
+            self._engine.scheduler.abort(rid)
+        return web.Response()
+
+    async def _update_weights(self, request: web.Request) -> web.Response:
+        body = await _control_body(request)
+        path, version = body.get("model_path"), body.get("weight_version")
+        if not isinstance(path, str):
+            raise _bad_request("model_path is required and must be a string")
+        if version is not None and not isinstance(version, str):
+            raise _bad_request("weight_version must be a string")
+        success, message = await self._engine.update_weights(
+            Path(path),
+            version,
+            flush_cache=bool(body.get("flush_cache", True)),
+            abort_all=bool(body.get("abort_all_requests", False)),
+        )
+        answer = {"success": success, "message": message, "num_paused_requests": 0}
+        return _json(answer, 200 if success else 400)
+
+    async def _flush_cache(self, request: web.Request) -> web.Response:
+        if self._engine.scheduler.flush_cache():
+            return web.Response(text="Cache flushed.\n")
+        return web.Response(text="Flush cache failed.\n", status=400)
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        engine = self._engine
+        config = engine.runner.model.config
+        return _json(
+            {
+                "model_path": str(engine.model_path),
+                "served_model_name": str(engine.config.model_path),
+                "tokenizer_path": str(engine.config.model_path),
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": engine.scheduler.version,
+                "load_format": "safetensors",
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
+                "model_type": config.model_type,
+                "architectures": config.architectures,
+            }
+        )
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        engine = self._engine
+        arguments = dataclasses.asdict(engine.config) | {
+            "model_path": str(engine.config.model_path),
+            "context_length": engine.limits.context_length,
+            "max_running_requests": engine.scheduler.max_running,
+            "max_total_tokens": engine.runner.total_tokens,
+            "weight_version": engine.scheduler.version,
+            "startup_time": self._started,
+            "internal_states": [dataclasses.asdict(engine.scheduler.counters)],
+            "version": "agentrl-engine",
+        }
+        return _json(arguments)
+
+    async def _loads(self, request: web.Request) -> web.Response:
+        engine, scheduler = self._engine, self._engine.scheduler
+        counters, total = scheduler.counters, engine.runner.total_tokens
+        load = {
+            "timestamp": time.time(),
+            "dp_rank": 0,
+            "num_running_reqs": scheduler.running,
+            "num_waiting_reqs": scheduler.waiting,
+            "num_used_tokens": scheduler.running_tokens,
+            "num_total_tokens": scheduler.running_tokens,
+            "max_total_num_tokens": total,
+            "max_running_requests": scheduler.max_running,
+            "token_usage": scheduler.running_tokens / total,
+            "gen_throughput": engine.tokens_per_second if scheduler.has_work else 0.0,
+            "cache_hit_rate": counters.cached_tokens / max(1, counters.prompt_tokens),
+            "memory": {
+                "kv_cache_gb": engine.runner.cache_bytes / 2**30,
+                "token_capacity": total,
+            },
+        }
+        return _json({"timestamp": time.time(), "version": "agentrl-engine", "loads": [load]})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self.stopping else 200)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """Generate one token; 503 when that takes too long, as when generation is paused."""
+        probe = Prompt(
+            rid=f"HEALTH_CHECK_{uuid.uuid4().hex}",
+            input_ids=[0],
+            sampling=TokenSampling(greedy=True),
+            max_new_tokens=1,
+            end_ids=frozenset(),
+            stop_strings=None,
+            return_logprob=False,
+            skip_special_tokens=True,
+            trim_stop=True,
+        )
+        try:
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+                await self._engine.generate([probe])
+        except TimeoutError:
+            return web.Response(status=503)
+        return web.Response(status=503 if self.stopping else 200)
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+
+
+async def _control_body(request: web.Request) -> dict[str, object]:
+    """The JSON object of a control endpoint; an empty body is none, as in SGLang."""
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise _bad_request(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise _bad_request("the body must be a JSON object")
+    return body
+
+
+def _bad_request(problem: str) -> web.HTTPBadRequest:
+    return web.HTTPBadRequest(
+        body=orjson.dumps(
+            {
+                "object": "error",
+                "message": f"1 validation error: {problem}",
+                "type": "Bad Request",
+                "param": None,
+                "code": 400,
+            }
+        ),
+        content_type="application/json",
+    )

@@ -1,0 +1,64 @@
+"""Weights from a folder's safetensors into a live model, in place: all of them or none."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+class WeightsError(ValueError):
+    """A folder does not hold this model's weights."""
+
+
+def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+    """The folder's tensors by the model's names, on the CPU, every one of them validated.
+
+    A name may be absent only when it is tied to one that is there. Raises WeightsError with the
+    first thing that is wrong; the model is not touched.
+    """
+    state = model.state_dict(keep_vars=True)
+    tensors: dict[str, Tensor] = {}
+    for file in _weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as reader:
+                for name in reader.keys():  # noqa: SIM118  (not a mapping)
+                    tensors[name] = reader.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(f"cannot read weights from {file}: {error}") from error
+    for name, tensor in tensors.items():
+        if name not in state:
+            raise WeightsError(f"{folder} has {name!r}, which the served model has not")
+        if tensor.shape != state[name].shape:
+            raise WeightsError(
+                f"{folder}: {name} has shape {list(tensor.shape)},"
+                f" the served model's is {list(state[name].shape)}"
+            )
+        if not tensor.is_floating_point():
+            raise WeightsError(f"{folder}: {name} is {tensor.dtype}, not floating point")
+    given = {state[name].data_ptr() for name in tensors}
+    missing = [name for name, tensor in state.items() if tensor.data_ptr() not in given]
+    if missing:
+        raise WeightsError(f"{folder} lacks {len(missing)} tensors, for instance {missing[0]!r}")
+    return tensors
+
+
+@torch.no_grad()
+def copy_weights(model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
+    """Copy validated tensors over the model's, casting to its dtype and device."""
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in tensors.items():
+        state[name].copy_(tensor)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return [folder / name for name in names]
+    single = folder / "model.safetensors"
+    if not single.is_file():
+        raise WeightsError(f"{folder} has neither {single.name} nor {index.name}")
+    return [single]

@@ -1,0 +1,158 @@
+"""Where a run lives, as its environment variables say: each has a default, which fits one machine.
+
+Flags of the command line take precedence over variables that say the same (`MODEL` and
+`--model_name_or_path`).
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from agentrl.configs import ConfigError
+
+_SEVERAL_MACHINES_PORT = 29500  # torch's own default: all machines must know it beforehand
+
+
+def _variable(default: Any, help: str, flag: str | None = None) -> Any:
+    """A field that is an environment variable; `flag` is the run flag that it stands for."""
+    return field(default=default, metadata={"help": help, "flag": flag})
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The environment variables of the scripts, by their names in lower case."""
+
+    num_processes: int | None = _variable(
+        None, "trainer processes on all machines together (default: one per GPU, else 1)"
+    )
+    machine_rank: int = _variable(0, "this machine's number among NUM_MACHINES, from 0")
+    num_machines: int = _variable(1, "machines that train together; call the script on each")
+    master_addr: str = _variable("127.0.0.1", "address of machine 0")
+    master_port: int | None = _variable(
+        None, "port on machine 0 where trainers meet (default: a free one; 29500 on several)"
+    )
+    model: str | None = _variable(None, "model folder to train", "--model_name_or_path")
+    train_file: str | None = _variable(None, "JSONL file of training tasks", "--train_file")
+    eval_file: str | None = _variable(None, "JSONL file of held-out tasks", "--eval_file")
+    db_url: str | None = _variable(
+        None, "MongoDB (default: one is started here)", "--db_connection_string"
+    )
+    mcp_url: str | None = _variable(
+        None, "MCP server (default: the demo's is started here)", "--mcp_manager_url"
+    )
+    inference_urls: str | None = _variable(
+        None, "inference services, comma separated (default: started here)", "--inference_urls"
+    )
+    num_samplers: int | None = _variable(
+        None, "sampler processes on this machine (default: 1, on further machines 0)"
+    )
+    num_services: int = _variable(1, "inference services to start if INFERENCE_URLS is not set")
+    samplers_only: bool = _variable(
+        False, "1: add samplers to a run that lives elsewhere (needs DB_URL and MCP_URL)"
+    )
+    accelerate_config: str | None = _variable(
+        None, "Accelerate's file (default: assets/fsdp2_dst.yml with GPUs, else fsdp2_cpu.yml)"
+    )
+
+    @property
+    def run_flags(self) -> list[str]:
+        """The flags that the variables stand for."""
+        flags: list[str] = []
+        for variable in fields(self):
+            value = getattr(self, variable.name)
+            if variable.metadata["flag"] and value is not None:
+                flags += [variable.metadata["flag"], value]
+        return flags
+
+    @property
+    def samplers(self) -> int:
+        """Sampler processes to start here."""
+        if self.num_samplers is not None:
+            return self.num_samplers
+        return 1 if self.samplers_only or self.machine_rank == 0 else 0
+
+    def trainer_processes(self, gpus: int) -> int:
+        """Trainer processes on all machines together, if each machine has `gpus` GPUs to use."""
+        return self.num_processes or max(1, gpus) * self.num_machines
+
+    def meeting_port(self, free_port: int) -> int:
+        """Where trainers meet: `free_port` unless another machine must know it too."""
+        if self.master_port is not None:
+            return self.master_port
+        return free_port if self.num_machines == 1 else _SEVERAL_MACHINES_PORT
+
+
+def read_deployment(environment: Mapping[str, str]) -> Deployment:
+    """The deployment that the variables give. Empty ones count as not set.
+
+    Raises `ConfigError` for a value of the wrong type or out of its range.
+    """
+    values: dict[str, object] = {}
+    for variable in fields(Deployment):
+        name = variable.name.upper()
+        text = environment.get(name, "").strip()
+        if not text:
+            continue
+        if variable.type in (int, int | None):
+            values[variable.name] = _whole_number(name, text)
+        elif variable.type is bool:
+            values[variable.name] = _truth(name, text)
+        else:
+            values[variable.name] = text
+    deployment = Deployment(**values)  # type: ignore[arg-type]
+    _validate(deployment)
+    return deployment
+
+
+def _whole_number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"{name}={text}: must be a whole number, 0 or more")
+    return int(text)
+
+
+def _truth(name: str, text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if text.lower() not in known:
+        raise ConfigError(f"{name}={text}: must be 1 or 0")
+    return known[text.lower()]
+
+
+def _validate(deployment: Deployment) -> None:
+    if deployment.num_machines < 1 or deployment.num_processes == 0:
+        raise ConfigError("NUM_MACHINES and NUM_PROCESSES must be at least 1")
+    if deployment.machine_rank >= deployment.num_machines:
+        raise ConfigError(
+            f"MACHINE_RANK={deployment.machine_rank}: must be below NUM_MACHINES="
+            f"{deployment.num_machines}, because the first machine is 0"
+        )
+    if deployment.num_processes and deployment.num_processes % deployment.num_machines:
+        raise ConfigError(
+            f"NUM_PROCESSES={deployment.num_processes}: counts all machines together, so it must "
+            f"be a multiple of NUM_MACHINES={deployment.num_machines}"
+        )
+    if deployment.samplers_only and deployment.num_samplers == 0:
+        raise ConfigError("SAMPLERS_ONLY=1 with NUM_SAMPLERS=0 would start nothing")
+
+
+def count_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """NVIDIA GPUs that this process may use, found without loading torch."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    present = sum(entry.name[6:].isdecimal() for entry in devices.glob("nvidia[0-9]*"))
+    if visible is None:
+        return present
+    return min(present, len([name for name in visible.split(",") if name.strip(" -1")]))
+
+
+def describe_variables() -> str:
+    """The variables with their meaning, for `--help`."""
+    return "\n".join(
+        f"  {variable.name.upper():18} {variable.metadata['help']}"
+        for variable in fields(Deployment)
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,172 @@
+"""`agentrl doctor`: is this machine, this model, and what a run needs, in order?
+
+Each check answers with a sentence. What is not given is not checked; what fails says what to do.
+"""
+
+import asyncio
+import platform
+import shutil
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from rich.console import Console
+
+from agentrl.databases.connection import DatabaseUnreachable, connect
+from agentrl.databases.mongod import MongodError, find_mongod
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.protocol import InferenceError
+from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.mcp.tools import ToolServer, ToolServerUnreachable
+
+PATIENCE_S = 10.0
+
+
+class NotInOrder(Exception):
+    """A check failed. The message says what and what to do."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A thing to look at: `look` returns what it found, or raises `NotInOrder`."""
+
+    name: str
+    look: Callable[[], Awaitable[str]]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run all checks; exit status 1 if one fails."""
+    parser = ArgumentParser("agentrl doctor", description="Check what a run needs.")
+    parser.add_argument("--model", type=Path, help="model folder")
+    parser.add_argument("--db_connection_string", help="MongoDB URL")
+    parser.add_argument("--mcp_manager_url", help="MCP server URL")
+    parser.add_argument("--mcp_auth_token", help="bearer token for the MCP server")
+    parser.add_argument("--inference_urls", default="", help="inference services, comma separated")
+    return asyncio.run(examine(checks_for(parser.parse_args(argv)), Console()))
+
+
+async def examine(checks: Sequence[Check], console: Console) -> int:
+    """Make the checks, one line each; returns the exit status."""
+    failed = 0
+    for check in checks:
+        try:
+            console.print(f"[green]ok[/]    {check.name}: {await check.look()}", highlight=False, soft_wrap=True)
+        except NotInOrder as problem:
+            failed += 1
+            console.print(f"[red]wrong[/] {check.name}: {problem}", highlight=False, soft_wrap=True)
+    console.print(f"{failed} of {len(checks)} checks failed" if failed else "all is in order")
+    return 1 if failed else 0
+
+
+def checks_for(arguments: Namespace) -> list[Check]:
+    """What the arguments ask for, machine first."""
+    checks = [
+        Check("python", _python),
+        Check("packages", _packages),
+        Check("torch", _torch),
+        Check("disk", _disk),
+    ]
+    url = arguments.db_connection_string
+    checks.append(Check("mongodb", (lambda: _mongodb(url)) if url else _embedded_mongod))
+    if arguments.model:
+        checks.append(Check("model", lambda: _model(arguments.model)))
+    if arguments.mcp_manager_url:
+        checks.append(
+            Check("tools", lambda: _tools(arguments.mcp_manager_url, arguments.mcp_auth_token))
+        )
+    for service in filter(None, arguments.inference_urls.split(",")):
+        checks.append(Check("inference", lambda service=service: _service(service)))
+    return checks
+
+
+async def _python() -> str:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < (3, 11):
+        raise NotInOrder(f"{found}; 3.11 or newer is needed")
+    return found
+
+
+async def _packages() -> str:
+    wrong = []
+    needed = [Requirement(line) for line in requires("agentrl") or []]
+    needed = [package for package in needed if not package.marker or package.marker.evaluate()]
+    for package in needed:
+        try:
+            found = version(package.name)
+        except PackageNotFoundError:
+            wrong.append(f"{package} is missing")
+            continue
+        if not package.specifier.contains(found.split("+")[0]):
+            wrong.append(f"{package} is wanted, {found} is installed")
+    if wrong:
+        raise NotInOrder("; ".join(wrong) + ": run scripts/setup.sh")
+    return f"{len(needed)} packages as pinned"
+
+
+async def _torch() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"{torch.__version__}, no GPU: training and inference run on the CPU"
+    names = {torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
+    return f"{torch.__version__}, {torch.cuda.device_count()} GPU(s): {', '.join(sorted(names))}"
+
+
+async def _disk() -> str:
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    if free < 2:
+        raise NotInOrder(f"{free:.1f} GiB free in {Path.cwd()}: a run needs at least 2")
+    return f"{free:.0f} GiB free in {Path.cwd()}"
+
+
+async def _embedded_mongod() -> str:
+    try:
+        return f"{find_mongod()} will be started for a run"
+    except MongodError as error:
+        raise NotInOrder(str(error)) from None
+
+
+async def _mongodb(url: str) -> str:
+    try:
+        database = await connect(url, "agentrl-doctor", PATIENCE_S)
+    except DatabaseUnreachable as error:
+        raise NotInOrder(str(error)) from None
+    hello = await database.client.admin.command("hello")
+    info = await database.client.server_info()
+    await database.client.drop_database(database.name)
+    await database.close()
+    kind = "replica set" if hello.get("setName") else "single server, no change streams"
+    return f"MongoDB {info['version']}, {kind}, takes writes"
+
+
+async def _model(folder: Path) -> str:
+    try:
+        renderer = ChatRenderer.load(folder)
+    except ValueError as error:
+        raise NotInOrder(str(error)) from None
+    return (
+        f"tokenizer and chat template found; a turn ends with {renderer.turn_end!r}, and "
+        "conversations grow by appending tokens: multi-turn training is exact"
+    )
+
+
+async def _tools(url: str, token: str | None) -> str:
+    try:
+        async with ToolServer(url, token=token, startup_timeout_s=PATIENCE_S) as server:
+            names = [schema["function"]["name"] for schema in server.schemas]
+    except ToolServerUnreachable as error:
+        raise NotInOrder(str(error)) from None
+    return f"{len(names)} tools at {url}: {', '.join(names)}"
+
+
+async def _service(url: str) -> str:
+    try:
+        async with SGLangClient(url.strip()) as client:
+            info = await client.model_info()
+    except InferenceError as error:
+        raise NotInOrder(f"{error}") from None
+    return f"{url} serves {info.get('model_path')}, weights {info.get('weight_version')}"

@@ -1,0 +1,299 @@
+"""`agentrl eval`: a checkpoint on the held-out tasks, with its trajectories kept in the database.
+
+It starts what it needs as a launch does, but the engine on the checkpoint, and no trainer. Its
+tasks are an evaluation of their own, with a negative number: those of training are numbered by
+step.
+"""
+
+import asyncio
+import os
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.databases import policies
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Split, TaskStatus
+from agentrl.databases.feeder import make_tasks
+from agentrl.databases.mongod import free_port
+from agentrl.databases.services import acknowledge, live_services, register_url
+from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.databases.tasks import TaskLedger
+from agentrl.inference.client import SGLangClient, open_session
+from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
+from agentrl.inference.weights import publish_from_disk
+from agentrl.launcher.database import OpenDatabase, await_free, run_database
+from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
+from agentrl.launcher.evaluation import (
+    EvaluationReport,
+    print_report,
+    read_attempts,
+    summarise_attempts,
+    write_report,
+)
+from agentrl.launcher.preflight import check_model, check_output
+from agentrl.launcher.processes import Change, Supervisor, last_lines
+from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
+from agentrl.launcher.run_folder import RunLock, read_launch
+from agentrl.launcher.stack import LOGS, service_part, tools_part, tools_url
+from agentrl.rollout.worker import sample
+from agentrl.training.checkpoint import CheckpointError, list_checkpoints, read_state
+from agentrl.training.export import export_checkpoint
+
+_TICK_S = 0.25
+_LINE_EVERY_S = 5.0
+_SERVICE_TIMEOUT_S = 30.0
+_SHOWN_LOG_LINES = 12
+_INTERRUPTED = 130
+
+
+class EvaluationFailed(RuntimeError):
+    """A part of the evaluation went away for good. The message is for the user."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """`agentrl eval RUN [--checkpoint N] [flags]`; returns the exit status.
+
+    Raises for bad input, before anything is started.
+    """
+    arguments, user_flags = _parse(argv)
+    flags = _flags(arguments.run, user_flags)
+    config = parse_config(flags, "agentrl eval")
+    checkpoint = _find_checkpoint(config, arguments.checkpoint)
+    model = check_model(config.model.model_name_or_path)
+    if not config.data.eval_file:
+        raise ConfigError("no tasks to evaluate on: set EVAL_FILE or --eval_file to a JSONL file")
+    tasks = read_tasks(Path(config.data.eval_file))
+    folder = config.output / "eval"
+    check_output(LOGS, 0)
+    check_output(folder, 2 * sum(file.stat().st_size for file in model.glob("*.safetensors")))
+    console = Console()
+    with RunLock(config.output) as lock:
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
+            exported = Path(scratch).resolve() / checkpoint.name
+            try:
+                export_checkpoint(checkpoint, model, exported)
+            except CheckpointError as error:
+                raise ConfigError(str(error)) from None
+            evaluation = Evaluation(flags, checkpoint, exported, tasks, console)
+            try:
+                report = asyncio.run(evaluation.run(lock))
+            except KeyboardInterrupt:
+                report = None
+            except EvaluationFailed as error:
+                console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+                return 1
+    if report is None:
+        console.print("stopped before the end: nothing is reported")
+        return _INTERRUPTED
+    print_report(console, report)
+    path = write_report(folder, report)
+    show = f"{agentrl_command()} show {run_arguments(config)} --split eval"
+    print_lines(console, [f"written to {path}", f"look at a trajectory: {show}"])
+    return 0
+
+
+def _parse(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
+    parser = ArgumentParser(
+        "agentrl eval",
+        description="Evaluate a run's checkpoint on its held-out tasks.",
+        epilog="Flags of the run may follow; else those hold that it was launched with. "
+        "Environment variables as for ./grpo_example.sh --help.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", help="the run's name")
+    parser.add_argument("--checkpoint", help="step or folder of a checkpoint (default: the last)")
+    return parser.parse_known_args(argv)
+
+
+def _flags(run: str, user_flags: Sequence[str]) -> list[str]:
+    """The flags that the run was launched with, then the environment's, then the user's."""
+    given = [*read_deployment(os.environ).run_flags, *user_flags]
+    output = parse_config([*user_flags, "--run_name", run], "agentrl eval").output
+    launch = read_launch(output)
+    if launch is None:
+        raise ConfigError(
+            f"run {run!r} was never launched in {output}: is the name right, and is this the "
+            "folder that it was launched in?"
+        )
+    return [*launch.flags, *given, "--run_name", run]
+
+
+def _find_checkpoint(config: Config, wanted: str | None) -> Path:
+    checkpoints = list_checkpoints(config.output)
+    if wanted is None:
+        if not checkpoints:
+            raise ConfigError(f"{config.output} holds no checkpoint yet: train the run first")
+        return checkpoints[-1]
+    for checkpoint in checkpoints:
+        if wanted in (checkpoint.name, checkpoint.name.removeprefix("checkpoint-")):
+            return checkpoint
+    if list_checkpoints(Path(wanted).parent).count(Path(wanted)):
+        return Path(wanted)
+    known = ", ".join(checkpoint.name for checkpoint in checkpoints) or "none"
+    raise ConfigError(f"--checkpoint {wanted}: no such checkpoint; {config.output} holds {known}")
+
+
+@dataclass
+class Evaluation:
+    """One evaluation, from starting its parts to its report."""
+
+    flags: Sequence[str]  # of the run; what is started here is added to them
+    checkpoint: Path
+    model: Path  # the checkpoint as a model folder
+    tasks: Sequence[TaskLine]
+    console: Console
+
+    async def run(self, lock: RunLock) -> EvaluationReport | None:
+        """The report, or None if a signal stopped it. Raises `EvaluationFailed`."""
+        config = parse_config(self.flags)
+        if config.run.db_connection_string is None:
+            await await_free(config.output / "mongo")
+        supervisor = Supervisor(inherited=lock.fileno())
+        async with run_database(config) as opened:
+            try:
+                return await self._evaluate(supervisor, opened)
+            finally:
+                await supervisor.stop_all()
+
+    async def _evaluate(
+        self, supervisor: Supervisor, opened: OpenDatabase
+    ) -> EvaluationReport | None:
+        database = opened.database
+        latest = await policies.latest(database)
+        version = latest.version + 1 if latest else 0
+        config = self._start_parts(supervisor, opened.url, version)
+        await _while_alive(supervisor, self._bring_services(database, config, version))
+        step = read_state(self.checkpoint).step
+        await policies.publish(database, version, step, str(self.checkpoint))
+        epoch = await self._add_tasks(database, config.data.eval_attempts)
+        self.console.print(
+            f"{self.checkpoint.name} on {len(self.tasks)} tasks, "
+            f"{config.data.eval_attempts} attempts each",
+            highlight=False,
+        )
+        progress = asyncio.create_task(self._print_progress(database, epoch))
+        try:
+            await _while_alive(supervisor, sample(config, evaluation=epoch))
+        finally:
+            progress.cancel()
+            with suppress(asyncio.CancelledError):
+                await progress
+        if await _open_tasks(database, epoch):
+            return None  # a signal told the sampler to stop
+        try:
+            return summarise_attempts(
+                database.name,
+                self.checkpoint.name,
+                step,
+                epoch,
+                await read_attempts(database, epoch),
+            )
+        except ValueError as error:
+            raise EvaluationFailed(
+                f"{error}; `error` of the records of split eval, epoch {epoch} in the database "
+                "says why"
+            ) from None
+
+    def _start_parts(self, supervisor: Supervisor, url: str, version: int) -> Config:
+        """Start tools and services as far as none are given; returns the config with all URLs."""
+        deployment = read_deployment(os.environ)
+        flags = [
+            *self.flags,
+            "--db_connection_string", url,
+            "--model_name_or_path", str(self.model),
+        ]  # fmt: skip
+        config = parse_config(flags)
+        if config.agent.mcp_manager_url is None:
+            port = free_port()
+            supervisor.start(tools_part(config.run.run_name, port))
+            config = parse_config([*flags, "--mcp_manager_url", tools_url(port)])
+        if config.sampling.inference_urls is None:
+            services = deployment.num_services
+            threads = str(max(1, usable_cores() // (services + 1)))
+            for number in range(services):
+                part = service_part(
+                    config,
+                    free_port(),
+                    number=number if services > 1 else None,
+                    gpu=count_gpus(os.environ) > 0 and not config.parallel.use_cpu,
+                    threads={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)},
+                    weight_version=version,
+                )
+                supervisor.start(part)
+        return config
+
+    async def _bring_services(self, database: RunDatabase, config: Config, version: int) -> None:
+        """Wait for services, and bring those that hold other weights to the checkpoint's.
+
+        A service that cannot load them is not used. Raises `ServiceUnreachable`.
+        """
+        for given in (config.sampling.inference_urls or "").split(","):
+            if given.strip():
+                await register_url(database, given.strip())
+        deadline = asyncio.get_running_loop().time() + config.sampling.startup_timeout
+        reason = "none is registered"
+        while asyncio.get_running_loop().time() < deadline:
+            live = await live_services(database, _SERVICE_TIMEOUT_S)
+            behind = [service.url for service in live if service.weight_version != version]
+            async with open_session() as session:
+                clients = [SGLangClient(url, session=session) for url in behind]
+                outcomes = await publish_from_disk(clients, self.model, version)
+            for outcome in outcomes:
+                reason = outcome.error or ""
+                await acknowledge(database, outcome.url, version if outcome.ok else FRESH_VERSION)
+            if len(live) > len([outcome for outcome in outcomes if not outcome.ok]):
+                return
+            await asyncio.sleep(_TICK_S)
+        raise ServiceUnreachable(
+            f"no inference service took the checkpoint within "
+            f"{config.sampling.startup_timeout:.0f} s: {reason}"
+        )
+
+    async def _add_tasks(self, database: RunDatabase, attempts: int) -> int:
+        """Add the held-out tasks as an evaluation of its own; returns its number."""
+        oldest = await database.tasks.find_one(
+            {"split": Split.EVAL}, {"epoch": 1}, sort=[("epoch", 1)]
+        )
+        epoch = min(oldest["epoch"] if oldest else 0, 0) - 1
+        ledger = TaskLedger(database, owner="evaluation", lease_seconds=60, max_attempts=1)
+        order = range(len(self.tasks))
+        await ledger.add(make_tasks(self.tasks, Split.EVAL, epoch, attempts, order))
+        return epoch
+
+    async def _print_progress(self, database: RunDatabase, epoch: int) -> None:
+        while True:
+            await asyncio.sleep(_LINE_EVERY_S)
+            done = len(self.tasks) - await _open_tasks(database, epoch)
+            self.console.print(f"{done} of {len(self.tasks)} tasks", highlight=False)
+
+
+async def _open_tasks(database: RunDatabase, epoch: int) -> int:
+    """How many tasks of the evaluation are not finished."""
+    return await database.tasks.count_documents(
+        {"split": Split.EVAL, "epoch": epoch, "status": {"$ne": TaskStatus.COMPLETED}}
+    )
+
+
+async def _while_alive(supervisor: Supervisor, work: Coroutine[None, None, None]) -> None:
+    """Do `work` as long as all parts live or come back. Raises `EvaluationFailed`."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            for event in supervisor.poll():
+                if event.change == Change.LOST:
+                    lines = last_lines(event.part.log, _SHOWN_LOG_LINES)
+                    log = "".join(f"\n    {line}" for line in lines)
+                    raise EvaluationFailed(f"{event.sentence}. The log ends:{log}")
+            await asyncio.wait([task], timeout=_TICK_S)
+        await task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -1,0 +1,242 @@
+"""One launch: starts a stack's parts, watches them to the end of the run, stops and reports."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pymongo.errors import PyMongoError
+from rich.console import Console
+
+from agentrl.databases.connection import RunDatabase, connect
+from agentrl.databases.mongod import EmbeddedMongod, free_port
+from agentrl.databases.runs import FINISHED, load_run
+from agentrl.launcher.database import await_free, ended, mongod_of, reopen
+from agentrl.launcher.deployment import usable_cores
+from agentrl.launcher.presets import Preset
+from agentrl.launcher.processes import Change, Event, Kind, Supervisor, last_lines
+from agentrl.launcher.progress import ProgressReader, Snapshot
+from agentrl.launcher.report import gather_report, next_steps, print_lines, write_summary
+from agentrl.launcher.run_folder import LaunchRecord, RunLock, write_launch
+from agentrl.launcher.stack import Addresses, Stack, plan_parts, thread_environment, with_urls
+from agentrl.launcher.view import LiveView, duration
+
+_TICK_S = 0.25
+_READ_EVERY_S = 2.0  # the database is asked so often; a step takes longer than this
+_SAVE_EVERY_S = 15.0
+_SHOWN_LOG_LINES = 12
+_FAILED = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch ended."""
+
+    status: int
+    message: str = ""  # for people, if it did not end as it should
+
+
+class Launch:
+    """Everything that one call of a script starts. `record` is None where nothing is reported:
+    on further machines, and where only samplers are added to a run."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        preset: Preset,
+        lock: RunLock | None = None,
+        record: LaunchRecord | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self._stack = stack
+        self._preset = preset
+        self._record = record
+        self._console = console or Console()
+        self._supervisor = Supervisor(inherited=lock.fileno() if lock else None)
+        self._began = time.monotonic()
+        self._signal: int | None = None
+        self._snapshot = Snapshot()
+        self._mongod: EmbeddedMongod | None = None
+        self._addresses = Addresses(
+            tools_port=free_port(),
+            service_ports=tuple(free_port() for _ in range(stack.services)),
+            trainer_port=stack.deployment.meeting_port(free_port()),
+        )
+
+    async def run(self) -> int:
+        """Run to the end; returns the exit status. Nothing is left running."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupt, number)
+        print_lines(self._console, [self._stack.line])
+        database: RunDatabase | None = None
+        try:
+            database = await self._open_database()
+            outcome = await self._train(database)
+            if outcome.status == 0 and self._record is not None:
+                await self._report(database)
+        finally:
+            await self._supervisor.stop_all()
+            if database is not None:
+                await database.close()
+            if self._mongod is not None:
+                self._mongod.stop()
+        if outcome.message:
+            print_lines(self._console, ["", outcome.message])
+        return outcome.status
+
+    def _interrupt(self, number: int) -> None:
+        """The first signal stops everything in order; a second one at once."""
+        if self._signal is not None:
+            self._supervisor.kill_all()
+        self._signal = number
+
+    @property
+    def _seconds(self) -> float:
+        """Of all launches of the run."""
+        before = self._record.seconds if self._record else 0.0
+        return before + time.monotonic() - self._began
+
+    async def _open_database(self) -> RunDatabase:
+        config = self._stack.config
+        url = config.run.db_connection_string
+        if self._stack.mongod:
+            mongod = mongod_of(config)
+            await await_free(mongod.data_dir)
+            # In this thread, which lives as long as the launcher: mongod ends with its parent
+            # thread.
+            url = mongod.start()
+            self._mongod = mongod
+        assert url is not None
+        database = await connect(url, config.run.run_name, config.sampling.startup_timeout)
+        if self._stack.mongod:
+            await reopen(database)
+        self._stack = with_urls(self._stack, url, self._addresses)
+        return database
+
+    async def _train(self, database: RunDatabase) -> Outcome:
+        """Start the parts and wait for the end of the run, whichever way it comes."""
+        title = f"{self._stack.config.run.run_name} · {self._preset.title}"
+        threads = thread_environment(self._stack, usable_cores(), os.environ)
+        for part in plan_parts(self._stack, self._addresses, threads):
+            self._supervisor.start(part)
+        with LiveView(title, self._console) as view:
+            reader = asyncio.create_task(self._read_progress(database, view))
+            reader.add_done_callback(lambda task: _tell_failure(task, view))
+            try:
+                while True:
+                    outcome = self._judge(self._supervisor.poll(), view)
+                    if outcome is not None:
+                        break
+                    alive = self._supervisor.alive(Kind.SAMPLER)
+                    expected = self._supervisor.expected(Kind.SAMPLER)
+                    view.show(self._snapshot, self._seconds, (alive, expected))
+                    await asyncio.sleep(_TICK_S)
+            finally:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+            await self._supervisor.stop_all()
+        if outcome.status == 0 and self._record is not None:
+            return await self._check_finished(database)
+        return outcome
+
+    async def _check_finished(self, database: RunDatabase) -> Outcome:
+        """A trainer that is told to stop ends in order too, but the run is not finished."""
+        run = await load_run(database)
+        if run is not None and run.status == FINISHED:
+            return Outcome(0)
+        return Outcome(
+            _FAILED, f"the trainer was stopped before the end of the run; {self._how_to_go_on()}"
+        )
+
+    def _judge(self, events: Sequence[Event], view: LiveView) -> Outcome | None:
+        """Whether the run has ended, by what became of its parts."""
+        if self._signal is not None:
+            name = signal.Signals(self._signal).name
+            return Outcome(128 + self._signal, f"stopped by {name}; {self._how_to_go_on()}")
+        for event in events:
+            if event.part.kind == Kind.TRAINER:
+                return Outcome(0) if event.change == Change.DONE else self._failure(event)
+            if event.change == Change.LOST and not self._supervisor.expected(event.part.kind):
+                return self._failure(event)
+            if event.change != Change.DONE:
+                view.notice(event.sentence)
+        if not self._stack.trainers and not self._supervisor.expected(Kind.SAMPLER):
+            return Outcome(0)  # samplers were added to a run, and it is finished
+        if self._mongod is not None and ended(self._mongod):
+            return Outcome(
+                _FAILED,
+                f"mongod ended, see {self._mongod.log_file}; {self._how_to_go_on()}",
+            )
+        return None
+
+    def _failure(self, event: Event) -> Outcome:
+        lines = last_lines(event.part.log, _SHOWN_LOG_LINES)
+        log = "".join(f"\n    {line}" for line in lines)
+        return Outcome(_FAILED, f"{event.sentence}; {self._how_to_go_on()}. The log ends:{log}")
+
+    def _how_to_go_on(self) -> str:
+        if self._record is None:
+            return "the same command starts it again"
+        # Imported here: it loads torch, which a launch that goes well does not need.
+        from agentrl.training.checkpoint import list_checkpoints
+
+        checkpoints = list_checkpoints(self._stack.config.output)
+        if not checkpoints:
+            return "the same command starts it again: there is no checkpoint yet"
+        return f"the same command goes on from {checkpoints[-1].name}"
+
+    async def _read_progress(self, database: RunDatabase, view: LiveView) -> None:
+        """Keep the snapshot fresh and the run's seconds on disk. Nothing depends on it."""
+        reader = ProgressReader(database, self._stack.config.output / "metrics.jsonl")
+        silent = False
+        saved = time.monotonic()
+        while True:
+            try:
+                self._snapshot = await reader.read()
+                silent = False
+            except PyMongoError as error:
+                if not silent:
+                    view.notice(f"MongoDB does not answer: {error}"[:200])
+                silent = True
+            if self._record is not None and time.monotonic() - saved > _SAVE_EVERY_S:
+                self._save_seconds(self._record)
+                saved = time.monotonic()
+            await asyncio.sleep(_READ_EVERY_S)
+
+    def _save_seconds(self, record: LaunchRecord) -> None:
+        write_launch(self._stack.config.output, replace(record, seconds=self._seconds))
+
+    async def _report(self, database: RunDatabase) -> None:
+        """Write the report and say what it says."""
+        # Imported here: matplotlib is needed at the end only.
+        from agentrl.launcher.curve import draw_curve
+
+        config = self._stack.config
+        assert self._record is not None
+        report = await gather_report(database, config.output, self._seconds)
+        self._save_seconds(self._record)
+        curve = draw_curve(config.output, config.run.run_name, report)
+        summary = write_summary(config.output, report.summary)
+        s = report.summary
+        held_out = ""
+        if s.eval_before is not None and s.eval_after is not None:
+            held_out = f", held-out success {s.eval_before:.3f} → {s.eval_after:.3f}"
+        print_lines(
+            self._console,
+            [
+                "",
+                f"{config.run.run_name}: {s.steps} steps in {duration(s.seconds)}{held_out}",
+                f"report: {summary} and {curve}",
+                "",
+                *next_steps(config, self._preset.script),
+            ],
+        )
+
+
+def _tell_failure(task: asyncio.Task[None], view: LiveView) -> None:
+    """A run is worth more than its view: it goes on without, but not silently."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        view.notice(f"the progress shown stands still from here on: {error!r}")

@@ -1,0 +1,221 @@
+"""How a run is doing, read from its metrics file and database: cheaply, and by indexes only."""
+
+import json
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import SlotStatus, Split, TaskStatus
+from agentrl.databases.rows import count_waiting
+from agentrl.databases.runs import load_run
+from agentrl.databases.services import live_services
+from agentrl.launcher.statistics import SUCCESS_SCORE
+
+Metrics = Mapping[str, Any]  # a line of metrics.jsonl
+
+_RECENT_RECORDS = 256
+_RECENT_STEPS = 10
+_RATE_WINDOW = timedelta(seconds=30)
+_SERVICE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """An evaluation on the held-out tasks, by the step of the policy that was evaluated."""
+
+    step: int
+    attempts: int  # with a score
+    successes: int
+    mean_score: float
+
+    @property
+    def success(self) -> float:
+        """Success rate."""
+        return self.successes / self.attempts
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment. None: not known yet. "Recent" are the last 256 finished records."""
+
+    status: str = "starting"
+    step: int = 0
+    max_steps: int | None = None
+    success: float | None = None  # recent
+    reward: float | None = None  # recent mean score
+    turns: float | None = None  # a recent record, on average
+    tool_calls: float | None = None
+    sampled_per_s: float | None = None  # tokens that models generated, over the last half minute
+    trained_per_s: float | None = None  # of these, tokens that recent steps trained
+    staleness: float | None = None  # of the last step: mean and largest
+    max_staleness: int | None = None
+    waiting: int | None = None  # records that are ready for training
+    services: int = 0  # registered and alive
+    held_out: tuple[HeldOut, ...] = ()
+    seconds_left: float | None = None
+    history: tuple[float, ...] = ()  # success at each step so far
+
+
+class MetricsTail:
+    """The lines of a metrics file, read as they are written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = self._offset = 0
+        self.recent: deque[Metrics] = deque(maxlen=_RECENT_STEPS)
+
+    def read(self) -> None:
+        """Take in what was added. A line that is not complete yet is left for the next time."""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            stat = os.fstat(file.fileno())
+            if stat.st_ino != self._inode or stat.st_size < self._offset:
+                self._inode, self._offset = stat.st_ino, 0  # a resumed run wrote it anew
+                self.recent.clear()
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                self.recent.append(json.loads(line))
+
+
+def read_metrics(path: Path) -> list[Metrics]:
+    """All complete lines of a metrics file, one a step."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+class ProgressReader:
+    """Reads a run's snapshots, one after the other."""
+
+    def __init__(self, database: RunDatabase, metrics: Path) -> None:
+        self._database = database
+        self._tail = MetricsTail(metrics)
+        self._history: dict[int, float] = {}
+
+    async def read(self) -> Snapshot:
+        """The run now: some ten small queries."""
+        self._tail.read()
+        recent = list(self._tail.recent)
+        run = await load_run(self._database)
+        records = await self._recent_records()
+        scored = [record for record in records if record["score"] is not None]
+        success = _mean([record["score"] >= SUCCESS_SCORE for record in scored])
+        step = max(run.step if run else 0, recent[-1]["step"] if recent else 0)
+        if success is not None:
+            self._history[step] = success
+        max_steps = run.max_steps if run and run.max_steps else None
+        return Snapshot(
+            status=run.status if run and run.status != "created" else "starting",
+            step=step,
+            max_steps=max_steps,
+            success=success,
+            reward=_mean([record["score"] for record in scored]),
+            turns=_mean([record["n_turns"] for record in scored]),
+            tool_calls=_mean([record["n_tool_calls"] for record in scored]),
+            sampled_per_s=_sampling_rate(records, await self._server_time()),
+            trained_per_s=_training_rate(recent),
+            staleness=recent[-1]["staleness_mean"] if recent else None,
+            max_staleness=recent[-1]["staleness_max"] if recent else None,
+            waiting=await count_waiting(self._database),
+            services=len(await live_services(self._database, _SERVICE_TIMEOUT_S)),
+            held_out=tuple(await evaluations(self._database)),
+            seconds_left=_time_left(recent, step, max_steps),
+            history=tuple(self._history[step] for step in sorted(self._history)),
+        )
+
+    async def _recent_records(self) -> list[dict[str, Any]]:
+        """The last finished training records, newest first."""
+        cursor = (
+            self._database.records.find(
+                {"split": Split.TRAIN, "finished_at": {"$gt": datetime.min.replace(year=1970)}},
+                {"score": 1, "n_turns": 1, "n_tool_calls": 1, "tokens": 1, "finished_at": 1},
+            )
+            .sort("finished_at", -1)
+            .limit(_RECENT_RECORDS)
+        )
+        return [document async for document in cursor]
+
+    async def _server_time(self) -> datetime:
+        """The database's clock, which stamps the records; ours may be another."""
+        database = self._database.database
+        # Commands decode times without a zone unless told otherwise, unlike queries.
+        answer = await database.command("hello", codec_options=database.codec_options)
+        now: datetime = answer["localTime"]
+        return now
+
+
+async def evaluations(database: RunDatabase) -> list[HeldOut]:
+    """The finished evaluations of training, by step. Later evaluations of a checkpoint have
+    negative numbers and are not among them."""
+    success = {"$cond": [{"$gte": ["$slots.score", SUCCESS_SCORE]}, 1, 0]}
+    cursor = await database.tasks.aggregate(
+        [
+            # all statuses are named so that the index on (status, split) serves
+            {"$match": {"status": {"$in": list(TaskStatus)}, "split": Split.EVAL}},
+            {"$match": {"epoch": {"$gte": 0}}},
+            {"$project": {"epoch": 1, "slots.status": 1, "slots.score": 1, "status": 1}},
+            {"$unwind": "$slots"},
+            {
+                "$group": {
+                    "_id": "$epoch",
+                    "open": {"$sum": {"$cond": [{"$eq": ["$status", TaskStatus.COMPLETED]}, 0, 1]}},
+                    "attempts": {
+                        "$sum": {"$cond": [{"$eq": ["$slots.status", SlotStatus.COMPLETED]}, 1, 0]}
+                    },
+                    "successes": {"$sum": success},
+                    "mean_score": {"$avg": "$slots.score"},
+                }
+            },
+            {"$match": {"open": 0, "attempts": {"$gt": 0}}},
+            {"$sort": {"_id": 1}},
+        ]
+    )
+    return [
+        HeldOut(group["_id"], group["attempts"], group["successes"], group["mean_score"])
+        async for group in cursor
+    ]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return mean(values) if values else None
+
+
+def _sampling_rate(records: Sequence[Mapping[str, Any]], now: datetime) -> float | None:
+    """Generated tokens per second in the last half minute, or in as much of it as was read."""
+    if not records:
+        return None
+    within = [record for record in records if now - record["finished_at"] < _RATE_WINDOW]
+    if len(within) < 2:
+        return 0.0
+    # Older records than were read are not known, so the time before them does not count.
+    whole = len(within) == len(records)
+    span = now - within[-1]["finished_at"] if whole else _RATE_WINDOW
+    tokens = sum(record["tokens"]["generated"] for record in within)
+    return float(tokens / max(span.total_seconds(), 1.0))
+
+
+def _training_rate(recent: Sequence[Metrics]) -> float | None:
+    seconds = sum(metrics["step_seconds"] for metrics in recent)
+    if seconds <= 0:
+        return None
+    return float(sum(metrics["n_train_tokens"] for metrics in recent) / seconds)
+
+
+def _time_left(recent: Sequence[Metrics], step: int, max_steps: int | None) -> float | None:
+    """Steps to go at the recent pace; the final evaluation comes on top."""
+    if max_steps is None or not recent:
+        return None
+    return float((max_steps - step) * median(metrics["step_seconds"] for metrics in recent))

@@ -1,0 +1,129 @@
+"""What the launcher keeps in a run's folder: the lock of the live launch, and how it was called.
+
+launch.lock    held while any process of a launch lives; the kernel releases it with the last
+launch.json    preset, flags and seconds so far, for the next launch and for evaluation
+summary.json   the report of a finished run
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agentrl.configs import ConfigError
+
+
+class RunLock:
+    """One launch at a time in a run's folder; machines of one run have a lock each.
+
+    Guards inherit it (`fileno()`), so that it lasts until the last process of a launch is gone,
+    also of one that was killed.
+    """
+
+    def __init__(self, folder: Path, machine_rank: int = 0) -> None:
+        self._path = folder / (
+            "launch.lock" if machine_rank == 0 else f"launch-{machine_rank}.lock"
+        )
+        self._file: int | None = None
+
+    def acquire(self, patience_s: float = 45.0) -> None:
+        """Take the lock. Raises `ConfigError` if a launch is live.
+
+        A launch that was killed needs some seconds until its parts are gone: that is waited for.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                holder = os.read(file, 32).decode().strip()
+                os.lseek(file, 0, os.SEEK_SET)
+                if _is_alive(holder) or time.monotonic() > deadline:
+                    os.close(file)
+                    raise ConfigError(
+                        f"run folder {self._path.parent} belongs to a live launch (process "
+                        f"{holder or 'unknown'}): stop that first, or use another run name"
+                    ) from None
+                time.sleep(0.2)
+        os.ftruncate(file, 0)
+        os.write(file, str(os.getpid()).encode())
+        self._file = file
+
+    def release(self) -> None:
+        """Give our hold up; guards that still live keep theirs."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def fileno(self) -> int:
+        """The descriptor that guards inherit."""
+        assert self._file is not None, "the lock is not held"
+        return self._file
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def _is_alive(pid: str) -> bool:
+    return pid.isdecimal() and Path(f"/proc/{pid}").exists()
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """How a run was launched. `seconds`: wall time of all its launches so far."""
+
+    preset: str
+    flags: Sequence[str]
+    seconds: float = 0.0
+
+
+def write_launch(folder: Path, launch: LaunchRecord) -> None:
+    """Store it; readable by its owner only, because flags may hold passwords."""
+    with write_whole(folder / "launch.json") as partial:
+        partial.touch(mode=0o600)
+        partial.write_text(json.dumps(asdict(launch), indent=1), encoding="utf-8")
+
+
+def read_launch(folder: Path) -> LaunchRecord | None:
+    """How the run in this folder was launched, if it ever was."""
+    file = folder / "launch.json"
+    if not file.is_file():
+        return None
+    return LaunchRecord(**json.loads(file.read_text(encoding="utf-8")))
+
+
+def steps_finished(folder: Path) -> int | None:
+    """The steps of a finished run, by its report; None for one that is not finished."""
+    file = folder / "summary.json"
+    if not file.is_file():
+        return None
+    return int(json.loads(file.read_text(encoding="utf-8"))["steps"])
+
+
+@contextmanager
+def write_whole(path: Path) -> Iterator[Path]:
+    """A place to write a file that appears under `path` when it is complete."""
+    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        yield partial
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,116 @@
+"""`agentrl show`: one trajectory as a person reads it, from the run's database."""
+
+import asyncio
+import os
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.text import Text
+
+from agentrl.configs import ConfigError, parse_config
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import DispatchedSamplingTask, Record, Split
+from agentrl.launcher.database import run_database
+from agentrl.launcher.deployment import read_deployment
+
+_ROLE_STYLES = {"system": "dim", "user": "cyan"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """`agentrl show RUN [RECORD]`; returns the exit status. Raises for a name that is not there."""
+    parser = ArgumentParser("agentrl show", description=__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="the run's name")
+    parser.add_argument("record", nargs="?", help="the Record's id (default: the newest)")
+    parser.add_argument("--split", choices=[str(split) for split in Split], default="train",
+                        help="newest among training or evaluation records")  # fmt: skip
+    parser.add_argument("--output_dir", help="the run's folder (default: output/RUN)")
+    parser.add_argument("--db_connection_string", help="the run's MongoDB (default: its own)")
+    arguments = parser.parse_args(argv)
+    flags = ["--run_name", arguments.run]
+    if (url := read_deployment(os.environ).db_url) is not None:
+        flags += ["--db_connection_string", url]
+    for name in ("output_dir", "db_connection_string"):
+        if getattr(arguments, name) is not None:
+            flags += [f"--{name}", getattr(arguments, name)]
+    config = parse_config(flags, "agentrl show")
+
+    async def show() -> None:
+        async with run_database(config) as opened:
+            database = opened.database
+            record = await find_record(database, arguments.record, Split(arguments.split))
+            turns = await read_turns(database, record)
+        print_record(Console(), record, turns)
+
+    asyncio.run(show())
+    return 0
+
+
+async def find_record(database: RunDatabase, record_id: str | None, split: Split) -> Record:
+    """The Record of that id, else the split's newest with a score. Raises `ConfigError`."""
+    if record_id is not None:
+        document = await database.records.find_one({"_id": record_id})
+        if document is None:
+            raise ConfigError(f"run {database.name} has no record {record_id!r}")
+    else:
+        document = await database.records.find_one(
+            {"split": split, "score": {"$ne": None}}, sort=[("finished_at", -1)]
+        )
+        if document is None:
+            raise ConfigError(f"run {database.name} has no finished record of split {split} yet")
+    return Record.from_mongo(document)
+
+
+async def read_turns(database: RunDatabase, record: Record) -> list[DispatchedSamplingTask]:
+    """The Record's turns, in order."""
+    cursor = database.turns.find({"record_id": record.id}).sort("turn", 1)
+    return [DispatchedSamplingTask.from_mongo(document) async for document in cursor]
+
+
+def print_record(console: Console, record: Record, turns: Sequence[DispatchedSamplingTask]) -> None:
+    """Head, conversation and score."""
+    versions = record.versions
+    facts = [
+        f"task {record.task_id}, attempt {record.traj} of its group, {record.split} epoch"
+        f" {record.epoch}",
+        f"{record.n_turns} turns, {record.n_tool_calls} tool calls ({record.n_tool_errors} errors),"
+        f" {record.tokens.generated} tokens generated",
+    ]
+    if versions is not None:
+        facts.append(f"policy versions {versions.min} to {versions.max}")
+    console.print(Panel(Text("\n".join(facts)), title=record.id))
+    for turn in turns:
+        for message in turn.messages:
+            if message.get("role") == "tool":
+                continue  # shown with the call that it answers
+            role = str(message.get("role"))
+            console.print(Rule(role, align="left", style="dim"))
+            console.print(Text(str(message.get("content") or ""), _ROLE_STYLES.get(role, "")))
+        console.print(Rule(f"assistant · turn {turn.turn}", align="left", style="dim"))
+        console.print(Text(turn.output_text, "bold"))
+        if turn.format_error:
+            console.print(Text(f"not understood: {turn.format_error}", "red"))
+            continue
+        for call in turn.tool_calls:
+            arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
+            style = "red" if call.is_error else "green"
+            console.print(
+                Text.assemble(
+                    ("  → ", "dim"), f"{call.name}({arguments})", ("  ⇒  ", "dim"),
+                    (str(call.result), style), (f"   {call.latency_s * 1000:.0f} ms", "dim"),
+                )
+            )  # fmt: skip
+    console.print(Rule(style="dim"))
+    if record.error:
+        console.print(Text(f"failed: {record.error}", "red"))
+    else:
+        advantage = "" if record.advantage is None else f" · advantage {record.advantage:+.3f}"
+        console.print(
+            Text.assemble(
+                ("answer ", "dim"), (str(record.final_answer), "bold"),
+                (f" · {record.stop_reason} · score ", "dim"), (f"{record.score}", "bold"),
+                (advantage, "dim"),
+            )
+        )  # fmt: skip

@@ -1,0 +1,241 @@
+"""Which parts a run needs on this machine, and the command line of each.
+
+All parts get the same run flags; what is started here is added to them as URLs.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.inference.protocol import FRESH_VERSION
+from agentrl.launcher.deployment import Deployment
+from agentrl.launcher.presets import Preset, preset_flags
+from agentrl.launcher.processes import Kind, Part
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+LOGS = Path("logs/as")
+RESTARTS = 10  # how often a sampler, a service or the tool server is started again
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What is to be started on this machine, decided from values alone."""
+
+    config: Config
+    flags: tuple[str, ...]  # the run's, for every part
+    mongod: bool
+    tools: bool
+    services: int
+    samplers: int
+    trainers: int  # trainer processes on all machines together; 0: none here
+    gpus: int
+    deployment: Deployment
+
+    @property
+    def is_first_machine(self) -> bool:
+        """Whether this machine reports on the run and starts what there is one of."""
+        return self.deployment.machine_rank == 0
+
+    @property
+    def line(self) -> str:
+        """One line that says what runs where."""
+        count = {True: "started here", False: "given"}
+        parts = [
+            f"MongoDB {count[self.mongod]}",
+            "tools of the demo started here" if self.tools else "tools given",
+            f"inference services {self.services or 'given'}",
+            f"samplers {self.samplers}",
+            f"trainer processes {self.trainers}",
+        ]
+        return " · ".join(parts)
+
+
+def plan_stack(
+    preset: Preset, run: str, user_flags: Sequence[str], deployment: Deployment, gpus: int
+) -> Stack:
+    """What the variables and flags ask for. Raises `ConfigError`."""
+    use_gpus = 0 if parse_config([*user_flags]).parallel.use_cpu else gpus
+    trainers = deployment.trainer_processes(use_gpus)
+    flags = [
+        *preset_flags(preset, trainers),
+        *deployment.run_flags,
+        *user_flags,
+        "--run_name", run,
+    ]  # fmt: skip
+    config = parse_config(flags, "agentrl launch")
+    has_database = config.run.db_connection_string is not None
+    has_tools = config.agent.mcp_manager_url is not None
+    if deployment.samplers_only:
+        if not has_database or not has_tools:
+            raise ConfigError(
+                "SAMPLERS_ONLY=1 adds samplers to a run that lives elsewhere: set DB_URL to its "
+                "MongoDB and MCP_URL to its tools"
+            )
+        services = trainers = 0
+    elif deployment.num_machines > 1 and not has_database:
+        raise ConfigError(
+            f"NUM_MACHINES={deployment.num_machines}: machines share a run through its MongoDB, so "
+            "set DB_URL to one that all of them reach"
+        )
+    else:
+        given = config.sampling.inference_urls is not None or deployment.machine_rank > 0
+        services = 0 if given else deployment.num_services
+    return Stack(
+        config=config,
+        flags=tuple(flags),
+        mongod=not has_database,
+        tools=not has_tools and deployment.samplers > 0,
+        services=services,
+        samplers=deployment.samplers if config.sampling.enable_sampling else 0,
+        trainers=trainers,
+        gpus=use_gpus,
+        deployment=deployment,
+    )
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where this launch puts what it starts: loopback ports that were free when it began."""
+
+    tools_port: int
+    service_ports: tuple[int, ...]
+    trainer_port: int
+
+
+def with_urls(stack: Stack, database_url: str, addresses: Addresses) -> Stack:
+    """The stack with the addresses of what is started here among its flags."""
+    flags = [*stack.flags, "--db_connection_string", database_url]
+    if stack.tools:
+        flags += ["--mcp_manager_url", tools_url(addresses.tools_port)]
+    return replace(stack, flags=tuple(flags), config=parse_config(flags))
+
+
+def thread_environment(stack: Stack, cores: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Threads of each process that computes: as many as there are cores for, if nobody said."""
+    if "OMP_NUM_THREADS" in environment:
+        return {}
+    here = stack.services + max(1, stack.trainers // stack.deployment.num_machines)
+    return {"OMP_NUM_THREADS": str(max(1, cores // here))}
+
+
+def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> list[Part]:
+    """The processes of a stack whose URLs are known, in the order in which they are started."""
+    run = stack.config.run.run_name
+    parts: list[Part] = []
+    if stack.tools:
+        parts.append(tools_part(run, addresses.tools_port))
+    for number, port in enumerate(addresses.service_ports):
+        service = service_part(
+            stack.config,
+            port,
+            number=number if stack.services > 1 else None,
+            gpu=stack.gpus > 0,
+            threads=threads,
+        )
+        parts.append(service)
+    if stack.trainers:
+        parts.append(_trainer_part(stack, addresses.trainer_port, threads))
+    for number in range(stack.samplers):
+        parts.append(
+            Part(
+                name=f"sampler-{number}",
+                kind=Kind.SAMPLER,
+                command=_agentrl("sample", *stack.flags),
+                log=LOGS / f"{run}_sample-{number}.log",
+                environment={"OMP_NUM_THREADS": "1"},  # it waits and parses: nothing to compute
+                restarts=RESTARTS,
+                may_end=True,
+            )
+        )
+    return parts
+
+
+def tools_part(run: str, port: int) -> Part:
+    """The demo's tool server."""
+    script = REPOSITORY / "assets" / "demo" / "tool_server.py"
+    return Part(
+        name="tools",
+        kind=Kind.TOOLS,
+        command=(sys.executable, str(script), "--port", str(port)),
+        log=LOGS / f"{run}_tools.log",
+        restarts=RESTARTS,
+    )
+
+
+def tools_url(port: int) -> str:
+    """Where the demo's tool server answers."""
+    return f"http://127.0.0.1:{port}/mcp"
+
+
+def service_part(
+    config: Config,
+    port: int,
+    *,
+    number: int | None,
+    gpu: bool,
+    threads: Mapping[str, str],
+    weight_version: int = FRESH_VERSION,
+) -> Part:
+    """An inference service on the model of `config`, which has the database's URL.
+
+    `number` tells several apart. `weight_version`: the policy version that the model's weights
+    are, if they are one of the run's.
+    """
+    suffix = "" if number is None else f"-{number}"
+    assert config.run.db_connection_string and config.model.model_name_or_path
+    # A GPU's trainer computes and publishes in bfloat16 (assets/fsdp2_dst.yml).
+    device = ("--device", "cuda", "--dtype", "bfloat16") if gpu else ()
+    return Part(
+        name=f"service{suffix}",
+        kind=Kind.SERVICE,
+        command=_agentrl(
+            "serve",
+            "--model", config.model.model_name_or_path,
+            "--port", str(port),
+            "--db_connection_string", config.run.db_connection_string,
+            "--run_name", config.run.run_name,
+            "--weight_version", str(weight_version),
+            "--max_running_requests", str(config.sampling.max_concurrent_samples_per_process),
+            *device,
+        ),
+        log=LOGS / f"{config.run.run_name}_serve{suffix}.log",
+        environment=threads,
+        restarts=RESTARTS,
+    )  # fmt: skip
+
+
+def _trainer_part(stack: Stack, port: int, threads: dict[str, str]) -> Part:
+    deployment = stack.deployment
+    name = "fsdp2_dst.yml" if stack.gpus else "fsdp2_cpu.yml"
+    settings = deployment.accelerate_config or str(REPOSITORY / "assets" / name)
+    return Part(
+        name="trainer",
+        kind=Kind.TRAINER,
+        command=(
+            sys.executable, "-m", "accelerate.commands.launch", "--quiet",
+            "--config_file", settings,
+            "--num_processes", str(stack.trainers),
+            "--num_machines", str(deployment.num_machines),
+            "--machine_rank", str(deployment.machine_rank),
+            "--main_process_ip", deployment.master_addr,
+            "--main_process_port", str(port),
+            "-m", "agentrl.training.trainer",
+            *stack.flags,
+        ),
+        log=trainer_log(stack.config.run.run_name, deployment.machine_rank),
+        environment=threads,
+        may_end=True,
+        grace_s=30.0,  # a checkpoint may be under way
+    )  # fmt: skip
+
+
+def trainer_log(run: str, machine_rank: int) -> Path:
+    """What the trainer of one machine prints."""
+    return LOGS / f"{run}_train_{machine_rank}.log"
+
+
+def _agentrl(*arguments: str) -> tuple[str, ...]:
+    """The `agentrl` command of this very environment, whatever PATH says."""
+    return (sys.executable, "-m", "agentrl.cli", *arguments)

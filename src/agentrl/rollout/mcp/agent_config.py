@@ -1,0 +1,81 @@
+"""The models that help the agent, as `--agent_config_path` lists them (YAML).
+
+`scorer_agent` judges answers (`scorers.py`). `browse_agent` reads pages for tools; in this version
+it is only checked, nothing uses it. Each is a list of models that are tried in order.
+"""
+
+import os
+from pathlib import Path
+from typing import Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class AgentConfigError(ValueError):
+    """An agent config file cannot be used. The message names the file and the key."""
+
+
+class AgentModel(BaseModel):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(min_length=1)
+    base_url: str = Field(pattern=r"^https?://")
+    api_key: str | None = None
+    api_key_env: str | None = None  # name of the environment variable that holds the key
+    temperature: float = Field(0.0, ge=0)
+    max_tokens: int = Field(1024, gt=0)
+    timeout: float = Field(60.0, gt=0)  # seconds, of one request
+    retries: int = Field(2, ge=0)  # further tries before the next model has its turn
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key is not None and self.api_key_env is not None:
+            raise ValueError("give api_key or api_key_env, not both")
+        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
+            raise ValueError(f"the environment variable {self.api_key_env} is not set")
+        return self
+
+    @property
+    def key(self) -> str:
+        """The API key. Servers that need none still want a word in its place."""
+        if self.api_key_env is not None:
+            return os.environ[self.api_key_env]
+        return self.api_key or "none"
+
+
+class AgentConfig(BaseModel):
+    """All helping models."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    browse_agent: tuple[AgentModel, ...] = ()
+    scorer_agent: tuple[AgentModel, ...] = ()
+
+
+def load_agent_config(path: str | Path | None) -> AgentConfig:
+    """Read an agent config; None is one without models. Raises `AgentConfigError`."""
+    if path is None:
+        return AgentConfig()
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AgentConfigError(
+            f"--agent_config_path: {path} cannot be read: {error.strerror}"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise AgentConfigError(f"--agent_config_path: {path} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise AgentConfigError(
+            f"--agent_config_path: {path} holds no mapping with scorer_agent and browse_agent"
+        )
+    try:
+        return AgentConfig.model_validate(content)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors()
+        )
+        raise AgentConfigError(f"--agent_config_path: {path}: {faults}") from None

@@ -1,0 +1,250 @@
+"""What a sampler is: the base class that agents subclass, and what all samplers of a process share.
+
+An `AsyncSampler` drives one attempt at one task: `run()` holds the conversation, turn by turn, and
+`evaluate_record()` scores it. Claims, leases and retries are the scheduler's (`scheduler.py`).
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from agentrl.configs import Config, ConfigError
+from agentrl.databases.arrays import pack_floats, pack_ints
+from agentrl.databases.connection import Documents
+from agentrl.databases.documents import (
+    DispatchedSamplingTask,
+    Record,
+    StopReason,
+    ToolCall,
+    VersionSpan,
+)
+from agentrl.databases.tasks import Claim
+from agentrl.inference.pool import ServicePool
+from agentrl.inference.protocol import GenerateRequest, SamplingParams
+from agentrl.rollout.chat import ChatRenderer, Conversation, Message, ToolSchema
+from agentrl.rollout.context import TokenContext, TurnTokens
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TurnLog:
+    """Writes turns, one insert each, as soon as they are complete.
+
+    What is written stays when the record fails later: a failed trajectory can be read up to its
+    last complete turn.
+    """
+
+    collection: Documents
+
+    async def write(self, turn: DispatchedSamplingTask) -> None:
+        """Store a turn."""
+        await self.collection.insert_one(turn.to_mongo())
+
+
+@dataclass(frozen=True)
+class SamplerResources:
+    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`."""
+
+    config: Config
+    pool: ServicePool
+    renderer: ChatRenderer
+    turns: TurnLog
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTurn:
+    """A turn of the model, before anything was made of it.
+
+    `text` has no stop token. `stop_reason` is set if the turn was cut off and the record has to
+    end; otherwise the model ended the turn itself.
+    """
+
+    tokens: TurnTokens
+    output_ids: tuple[int, ...]
+    output_logprobs: tuple[float, ...]
+    versions: list[VersionSpan]
+    text: str
+    finish_reason: str
+    stop_reason: StopReason | None
+    service: str
+    cached_tokens: int
+    latency_s: float
+
+
+class AsyncSampler(ABC):
+    """One attempt at one task.
+
+    A subclass implements `run()` and `evaluate_record()`, and extends `open_resources()` if its
+    samplers share more than model and database. `self.record` is the Record as it stands at any
+    time, so that a failure keeps what was done.
+    """
+
+    def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
+        self.claim = claim
+        self.record = record
+        self.resources = resources
+        self.context = TokenContext()
+        self._conversation: Conversation | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open_resources(
+        cls, config: Config, pool: ServicePool, turns: TurnLog
+    ) -> AsyncIterator[SamplerResources]:
+        """Open what all samplers of a process share, beside the pool and the database.
+
+        Raises `ConfigError` if the model folder lacks what turns need.
+        """
+        yield SamplerResources(config, pool, load_renderer(config), turns)
+
+    @abstractmethod
+    async def run(self) -> Record:
+        """Hold the conversation. Returns the Record with turns, counts, stop reason and answer."""
+
+    @abstractmethod
+    async def evaluate_record(self, record: Record) -> Record:
+        """Score a finished Record: returns it with `score` and `scores`.
+
+        An exception leaves the Record failed and the slot to be tried again; a score is never made
+        up for it.
+        """
+
+    def begin_conversation(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
+    ) -> None:
+        """Begin a segment with these messages."""
+        self._conversation = Conversation(self.resources.renderer, messages, tools)
+        self.context.begin_segment(self._conversation.prompt_ids)
+        self.record.tokens = self.context.counts
+
+    def continue_conversation(self, turn: GeneratedTurn, results: Sequence[str]) -> None:
+        """Append what the tools answered, in a new segment if the tokens cannot be extended."""
+        assert self._conversation is not None, "the conversation has not begun"
+        continuation = self._conversation.extend(turn.output_ids, results)
+        if continuation.extends:
+            self.context.observe(continuation.ids)
+        else:
+            self.context.begin_segment(continuation.ids)
+        self.record.tokens = self.context.counts
+
+    def limit_reached(self) -> StopReason | None:
+        """Why no further turn may be generated, or None."""
+        limits = self.resources.config.sampling
+        if self.context.n_turns >= limits.max_turns:
+            return StopReason.MAX_TURNS
+        if self.context.n_tokens >= limits.max_tokens:
+            return StopReason.MAX_TOKENS
+        if len(self.context.ids) > (limits.max_prompt_tokens or limits.max_tokens):
+            return StopReason.MAX_PROMPT_TOKENS
+        return None
+
+    async def generate(self) -> GeneratedTurn:
+        """Generate a turn from the tokens so far and append it to them.
+
+        Nothing that follows the end of a turn is in it. Raises InferenceError where no service
+        answers, and RuntimeError for an answer that is not a turn.
+        """
+        limits = self.resources.config.sampling
+        left = limits.max_tokens - self.context.n_tokens
+        params = SamplingParams(
+            **cast(dict[str, Any], self.resources.config.sampling_params),
+            max_new_tokens=min(limits.max_new_tokens, left),
+            stop_token_ids=self.resources.renderer.stop_token_ids,
+        )
+        request = GenerateRequest(
+            f"{self.record.id}-{self.context.n_turns}", tuple(self.context.ids), params
+        )
+        answer = await self.resources.pool.generate(request, record_id=self.record.id)
+        generation = answer.generation
+        if generation.finish_reason == "abort" or not generation.output_ids:
+            raise RuntimeError(
+                f"{answer.service} ended turn {self.context.n_turns} of {self.record.id} without a "
+                f"result ({generation.finish_reason})"
+            )
+        if not set(params.stop_token_ids).isdisjoint(generation.output_ids[:-1]):
+            raise RuntimeError(
+                f"{answer.service} went on generating after the end of turn "
+                f"{self.context.n_turns} of {self.record.id}"
+            )
+        stop_reason = None
+        if generation.finish_reason == "length":
+            cut_by_turn = limits.max_new_tokens <= left
+            stop_reason = StopReason.MAX_NEW_TOKENS if cut_by_turn else StopReason.MAX_TOKENS
+        versions = [
+            VersionSpan(version=span.version, start=span.start, end=span.end)
+            for span in generation.versions
+        ]
+        tokens = self.context.add_turn(generation.output_ids, generation.output_logprobs, versions)
+        self.record.n_turns = self.context.n_turns
+        self.record.tokens = self.context.counts
+        self.record.versions = self.context.versions
+        return GeneratedTurn(
+            tokens=tokens,
+            output_ids=generation.output_ids,
+            output_logprobs=generation.output_logprobs,
+            versions=versions,
+            text=self.resources.renderer.read_turn(generation.output_ids)[0],
+            finish_reason=generation.finish_reason,
+            stop_reason=stop_reason,
+            service=answer.service,
+            cached_tokens=generation.cached_tokens,
+            latency_s=generation.latency_s,
+        )
+
+    async def write_turn(
+        self,
+        turn: GeneratedTurn,
+        messages: Sequence[Message],
+        tool_calls: Sequence[ToolCall] = (),
+        format_error: str | None = None,
+        tools_latency_s: float = 0.0,
+    ) -> None:
+        """Store a turn whose tools have answered. `messages`: what was added before it."""
+        branch = turn.tokens.branch
+        document = DispatchedSamplingTask(
+            _id=turn_id(self.record.id, turn.tokens.turn),
+            record_id=self.record.id,
+            turn=turn.tokens.turn,
+            segment=turn.tokens.segment,
+            parent=turn_id(self.record.id, branch.turn) if branch else None,
+            shared_len=branch.shared_len if branch else 0,
+            service=turn.service,
+            messages=list(messages),
+            prompt_delta_ids=pack_ints(turn.tokens.prompt_delta),
+            prompt_len=turn.tokens.prompt_len,
+            output_ids=pack_ints(turn.output_ids),
+            output_logprobs=pack_floats(turn.output_logprobs),
+            output_text=turn.text,
+            tool_calls=list(tool_calls),
+            format_error=format_error,
+            finish_reason=turn.finish_reason,
+            versions=turn.versions,
+            cached_tokens=turn.cached_tokens,
+            generate_latency_s=turn.latency_s,
+            tools_latency_s=tools_latency_s,
+            created_at=datetime.now(UTC),
+        )
+        await self.resources.turns.write(document)
+        self.record.turns.append(document.id)
+
+
+def turn_id(record_id: str, turn: int) -> str:
+    """The `_id` of a turn's document."""
+    return f"{record_id}-{turn}"
+
+
+def load_renderer(config: Config) -> ChatRenderer:
+    """The renderer of the run's model. Raises `ConfigError` naming the folder and what it lacks."""
+    folder = config.model.model_name_or_path
+    if folder is None or not Path(folder).is_dir():
+        raise ConfigError(f"--model_name_or_path {folder}: there is no such folder")
+    try:
+        return ChatRenderer.load(folder)
+    except ValueError as error:
+        raise ConfigError(f"--model_name_or_path: {error}") from None

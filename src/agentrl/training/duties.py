@@ -1,0 +1,157 @@
+"""What rank 0 does for the whole run: its lease, its tasks, its weights at the services, progress.
+
+All methods are coroutines for the background loop; the other ranks have none of this.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+
+from pymongo.errors import PyMongoError
+
+from agentrl.configs import Config, ConfigError
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import RowStatus
+from agentrl.databases.feeder import TaskFeeder
+from agentrl.databases.rows import RowLedger
+from agentrl.databases.runs import RunLease
+from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.training.background import BackgroundLoop
+from agentrl.training.publication import Publication, Publisher, next_version
+from agentrl.training.stream import LedgerSource
+
+logger = logging.getLogger(__name__)
+
+_EVALUATION_POLL_SECONDS = 0.25
+
+
+def trainer_name() -> str:
+    """A name for this trainer, unlike those before it on the same machine."""
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+
+
+class RunDuties:
+    """Rank 0's side of a run in the database and at the services."""
+
+    def __init__(
+        self, database: RunDatabase, config: Config, output: Path, trainer: str, rows_per_step: int
+    ) -> None:
+        """Reads the task files. Raises `ConfigError` or `TaskFileError`."""
+        self._database = database
+        self._config = config
+        train = _tasks(config.data.train_file) if config.sampling.enable_sampling else []
+        if config.sampling.enable_sampling and not train:
+            raise ConfigError(
+                "--train_file is needed: the tasks to sample (or --enable_sampling false)"
+            )
+        self._held_out = _tasks(config.data.eval_file)
+        self._n_train = len(train)
+        self._epochs = math.ceil(config.data.num_train_epochs)
+        group = config.sampling.num_generations
+        ahead = (config.sampling.max_staleness + 2) * rows_per_step
+        endless = config.optimizer.max_steps >= 0 and train
+        self._feeder = TaskFeeder(
+            database,
+            train,
+            self._held_out,
+            num_generations=group,
+            eval_attempts=config.data.eval_attempts,
+            epochs=None if endless else self._epochs if train else 0,
+            low_water=-(-ahead // group),
+            seed=config.run.seed,
+        )
+        self._lease = RunLease(
+            database, trainer, socket.gethostname(), config.sampling.lease_seconds
+        )
+        self._publisher = Publisher(database, output, config.sampling.lease_seconds)
+        self._rows_per_step = rows_per_step
+        self._total_steps = 0
+
+    async def acquire(self) -> None:
+        """Take the run. Raises `TrainerAlive` if another trainer has it."""
+        await self._lease.acquire(self._rows_per_step)
+
+    async def count_steps(self, ledger: RowLedger) -> int:
+        """How many steps the run takes: `--max_steps`, or what all rows give at the most."""
+        if self._config.optimizer.max_steps >= 0:
+            self._total_steps = self._config.optimizer.max_steps
+            return self._total_steps
+        rows = self._n_train * self._epochs * self._config.sampling.num_generations
+        if not self._n_train:
+            counts = await ledger.counts()
+            rows = sum(n for status, n in counts.items() if status != RowStatus.EVICTED)
+        rows *= self._config.optimizer.max_trained_count
+        self._total_steps = -(-rows // self._rows_per_step)
+        return self._total_steps
+
+    async def start(self, ledger: RowLedger, step: int) -> int:
+        """Put the ledger at `step` and begin feeding; returns the version to publish first."""
+        again = await ledger.rewind(step)
+        if again:
+            logger.info("%d rows leased or trained after step %d are ready again", again, step)
+        await self._feeder.start()
+        return await next_version(self._database, self._config.sampling.lease_seconds)
+
+    def run_beside(self, background: BackgroundLoop) -> None:
+        """Keep the lease alive and late services current, while training goes on."""
+        background.watch(self._keep_lease())
+        background.watch(self._publisher.keep_current())
+
+    def source(self, ledger: RowLedger, stop: threading.Event) -> LedgerSource:
+        """Where the rows of steps come from."""
+        return LedgerSource(ledger, self._feeder, self._rows_per_step, stop)
+
+    async def publish(self, publication: Publication, evaluate: bool) -> None:
+        """Bring services to it, then begin an evaluation of it if asked for."""
+        await self._publisher.publish(publication)
+        if evaluate and self._held_out:
+            await self._feeder.add_evaluation(publication.step)
+
+    async def await_evaluation(self, step: int, stop: threading.Event) -> None:
+        """Wait until the evaluation of `step` is done, if there is one, or `stop` is set."""
+        if not self._held_out:
+            return
+        began = time.monotonic()
+        while not stop.is_set() and not await self._feeder.evaluation_done(step):
+            await asyncio.sleep(_EVALUATION_POLL_SECONDS)
+        logger.info("evaluation of step %d took %.1f s", step, time.monotonic() - began)
+
+    async def evaluate(self, step: int, stop: threading.Event) -> None:
+        """Evaluate the weights that the services hold, as those of `step`, and wait for the end."""
+        if self._held_out:
+            await self._feeder.add_evaluation(step)
+            await self.await_evaluation(step, stop)
+
+    async def report(self, step: int, version: int, status: str) -> None:
+        """Say how far the run is; `status` as in `databases.runs`."""
+        await self._lease.progress(
+            step=step, max_steps=self._total_steps, version=version, status=status
+        )
+
+    async def release(self) -> None:
+        """Give the run back."""
+        await self._lease.release()
+
+    async def _keep_lease(self) -> None:
+        """Extend the lease every third of it. Ends with an error when it may be lost."""
+        seconds = self._config.sampling.lease_seconds
+        extended = time.monotonic()
+        while True:
+            await asyncio.sleep(seconds / 3)
+            try:
+                await self._lease.heartbeat()
+                extended = time.monotonic()
+            except PyMongoError as error:
+                if time.monotonic() - extended > seconds:
+                    raise
+                logger.warning("the run's lease could not be extended, trying again: %s", error)
+
+
+def _tasks(path: str | None) -> list[TaskLine]:
+    return read_tasks(Path(path)) if path else []

@@ -1,0 +1,172 @@
+"""What a step is measured by, and where it is written: JSONL always, a tracker if asked for.
+
+Trackers are Accelerate's own (TensorBoard, SwanLab). Only rank 0 writes.
+"""
+
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, pstdev
+
+from accelerate import Accelerator
+
+from agentrl.configs import Config, ConfigError
+from agentrl.databases.rows import RowHeader
+from agentrl.training.checkpoint import recorded_config
+from agentrl.training.step import StepStatistics
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One line of `metrics.jsonl`. Token statistics are over the step's trained tokens."""
+
+    step: int
+    version: int  # the policy version that was trained; staleness counts from it
+    time: float  # seconds since 1970, when the step ended
+    loss: float
+    grad_norm: float  # before clipping
+    learning_rate: float
+    reward_mean: float  # over the step's rows: what filters left out is not in it
+    reward_std: float
+    ratio_mean: float  # of pi / mu
+    ratio_min: float
+    ratio_max: float
+    clip_fraction: float
+    mismatch_kl: float
+    entropy: float | None  # with --log_entropy
+    staleness_mean: float
+    staleness_max: int
+    n_rows: int
+    n_tokens: int
+    n_train_tokens: int
+    step_seconds: float  # from the end of the last step to the end of this one
+    train_seconds: float  # forward, backward and update
+    wait_seconds: float  # for rows
+    publish_seconds: float  # that training stood still to write the weights
+    rows_ready: int  # rows that wait in the database
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Where the seconds of a step went; see `StepMetrics`."""
+
+    step_seconds: float
+    train_seconds: float
+    wait_seconds: float
+    publish_seconds: float
+
+
+def step_metrics(
+    step: int,
+    version: int,
+    statistics: StepStatistics,
+    rows: Sequence[RowHeader],
+    times: StepTimes,
+    rows_ready: int,
+) -> StepMetrics:
+    """The line of a step from its parts. `rows`: all of the step, over all ranks."""
+    rewards = [row.reward for row in rows]
+    return StepMetrics(
+        step=step,
+        version=version,
+        time=time.time(),
+        loss=statistics.loss,
+        grad_norm=statistics.grad_norm,
+        learning_rate=statistics.learning_rate,
+        reward_mean=mean(rewards),
+        reward_std=pstdev(rewards),
+        ratio_mean=statistics.ratio_mean,
+        ratio_min=statistics.ratio_min,
+        ratio_max=statistics.ratio_max,
+        clip_fraction=statistics.clip_fraction,
+        mismatch_kl=statistics.mismatch_kl,
+        entropy=statistics.entropy,
+        staleness_mean=statistics.staleness_mean,
+        staleness_max=statistics.staleness_max,
+        n_rows=len(rows),
+        n_tokens=sum(row.n_tokens for row in rows),
+        n_train_tokens=statistics.n_train_tokens,
+        **asdict(times),
+        rows_ready=rows_ready,
+    )
+
+
+class MetricsWriter:
+    """Writes a run's metrics. Made on every rank, does something on rank 0."""
+
+    def __init__(self, output: Path, accelerator: Accelerator, config: Config, step: int) -> None:
+        """Go on after `step`: lines of later steps, which are trained again, are set aside.
+
+        Raises `ConfigError` if the tracker of `report_to` is not installed.
+        """
+        self._accelerator = accelerator
+        self._tracks = config.run.report_to != "none"
+        self._every = config.run.logging_steps
+        self._file = output / "metrics.jsonl"
+        if accelerator.is_main_process:
+            _set_aside_after(self._file, step)
+        if self._tracks:
+            accelerator.init_trackers(config.run.run_name, _flat(config))
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Append one step; every `logging_steps` steps."""
+        if not self._accelerator.is_main_process or metrics.step % self._every:
+            return
+        values = asdict(metrics)
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+        if self._tracks:
+            del values["step"], values["time"]
+            shown = {name: value for name, value in values.items() if value is not None}
+            self._accelerator.log(shown, step=metrics.step)
+
+    def close(self) -> None:
+        """Flush the tracker. Not by `end_training`, which takes the process group along."""
+        for tracker in self._accelerator.trackers:
+            tracker.finish()
+
+
+def check_tracker(report_to: str) -> None:
+    """Raises `ConfigError` if the package of the tracker is not installed."""
+    if report_to != "none" and importlib.util.find_spec(report_to) is None:
+        raise ConfigError(
+            f"--report_to {report_to}: the package {report_to} is not installed: "
+            f"pip install {report_to}, or leave the flag out"
+        )
+
+
+def _set_aside_after(file: Path, step: int) -> None:
+    """Move lines of steps after `step`, and a line cut short by a crash, to a file beside."""
+    if not file.exists():
+        return
+    kept: list[str] = []
+    later: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        (kept if _step_of(line) <= step else later).append(line + "\n")
+    if not later:
+        return
+    with file.with_name("metrics.superseded.jsonl").open("a", encoding="utf-8") as superseded:
+        superseded.writelines(later)
+    partial = file.with_suffix(".partial")
+    partial.write_text("".join(kept), encoding="utf-8")
+    os.replace(partial, file)
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except json.JSONDecodeError:
+        return float("inf")  # the last line, cut short
+
+
+def _flat(config: Config) -> dict[str, str | int | float | bool]:
+    """The flags as trackers store them."""
+    flags = {k: v for group in recorded_config(config).values() for k, v in group.items()}
+    return {
+        name: value if isinstance(value, str | int | float | bool) else str(value)
+        for name, value in flags.items()
+    }

@@ -1,0 +1,112 @@
+"""Hugging Face model folders: read at the start of a run, written for services and users."""
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from agentrl.configs import ConfigError, ModelConfig
+
+FLAG = "--model_name_or_path"
+
+
+class ModelFolderError(RuntimeError):
+    """A model folder cannot be written. The message is one sentence for the user."""
+
+
+def check_model_folder(path: str | None) -> Path:
+    """The folder of a model, if it looks like one. Raises `ConfigError` if not."""
+    if path is None:
+        raise ConfigError(f"{FLAG} is needed: the folder of the model")
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ConfigError(f"{FLAG} {path}: there is no such folder")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{FLAG} {path}: no model, the folder has no config.json")
+    return folder
+
+
+def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer. Raises `ConfigError` if it has none, or none with a chat template."""
+    folder = check_model_folder(path)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{FLAG} {path}: its tokenizer cannot be loaded ({reason})") from None
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            f"{FLAG} {path}: its tokenizer has no chat template, which conversations with tools "
+            "need: add chat_template.jinja to the folder"
+        )
+    return tokenizer
+
+
+def load_model(config: ModelConfig) -> PreTrainedModel:
+    """The folder's model with float32 master weights, on the CPU. Raises `ConfigError`."""
+    folder = check_model_folder(config.model_name_or_path)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation=config.attention_implementation,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"{FLAG} {config.model_name_or_path}: the model cannot be loaded ({reason})"
+        ) from None
+    return model
+
+
+def write_model_folder(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Write a sharded `model` as a folder that `from_pretrained` loads, whole or not at all.
+
+    Collective: the weights are gathered to rank 0's memory, which writes them in `dtype`. An
+    existing folder is replaced.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)
+    if dist.get_rank() == 0:
+        cast = {
+            name: tensor.to(dtype)
+            for name, tensor in weights.items()
+            if isinstance(tensor, torch.Tensor)
+        }
+        save_model_folder(model, tokenizer, cast, path)
+    dist.barrier()
+
+
+def save_model_folder(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    weights: dict[str, torch.Tensor],
+    path: Path,
+) -> None:
+    """Write config, tokenizer and `weights` to a temporary folder, and rename it to `path`.
+
+    Raises `ModelFolderError` if the disk refuses.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        # a copy: save_pretrained empties the dictionary it is given
+        model.save_pretrained(partial, state_dict=dict(weights))
+        tokenizer.save_pretrained(partial)
+        if path.exists():
+            shutil.rmtree(path)
+        os.rename(partial, path)
+    except (OSError, SafetensorError) as error:
+        raise ModelFolderError(f"weights cannot be written to {path}: {error}") from error

@@ -1,0 +1,384 @@
+"""The trainer's process: `accelerate launch -m agentrl.training.trainer --flags`.
+
+    resume -> publish the start weights -> [rows -> step -> commit -> publish -> checkpoint]* -> end
+
+Order within a step, and why a crash anywhere neither loses nor doubles a row: rows are committed
+to the ledger before the checkpoint that contains them, and a start from the checkpoint of step s
+makes every row of later steps ready again. Without a newer checkpoint a committed row is thus
+trained again, by weights that never saw it.
+"""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+from transformers import PreTrainedModel
+
+from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
+from agentrl.databases.documents import RowStatus
+from agentrl.databases.rows import RowLedger
+from agentrl.databases.runs import EVALUATING, FINISHED, TRAINING, TrainerAlive, TrainerReplaced
+from agentrl.databases.task_file import TaskFileError
+from agentrl.training.background import BackgroundLoop
+from agentrl.training.checkpoint import (
+    CheckpointError,
+    TrainerState,
+    list_checkpoints,
+    load_checkpoint,
+    read_state,
+    recorded_config,
+    save_checkpoint,
+    supersede_later,
+)
+from agentrl.training.duties import RunDuties, trainer_name
+from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
+from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
+from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.parallel import parallelise
+from agentrl.training.publication import write_publication
+from agentrl.training.step import StepOptions, train_step
+from agentrl.training.stream import RowStream, StepRows
+
+logger = logging.getLogger(__name__)
+
+_USER_ERRORS = (
+    CheckpointError, ConfigError, DatabaseUnreachable, ModelFolderError, TaskFileError, TrainerAlive,
+    TrainerReplaced,
+)  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train a run to its end, or until SIGTERM; returns the exit status.
+
+    Bad input and unreachable services are one sentence on stderr and status 2.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.WARNING,
+        format=f"%(asctime)s %(levelname)s train[{rank}] %(message)s",
+    )
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        config = parse_config(argv, prog="agentrl train", description="Train a run.")
+        with ExitStack() as stack:
+            Trainer(config, stack).run()
+    except _USER_ERRORS as error:
+        if rank == 0:
+            print(f"agentrl train: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class Trainer:
+    """One process of the trainer. All processes do the same, but for what `RunDuties` does."""
+
+    def __init__(self, config: Config, stack: ExitStack) -> None:
+        """Check the input, take the run, load and shard the model. `stack` undoes it."""
+        self._config = config
+        self._output = config.output
+        self._stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        check_tracker(config.run.report_to)
+        self._tokenizer = load_tokenizer(config.model.model_name_or_path)
+        _check_writable(self._output)
+        self._resume_from = _checkpoint_to_resume(config)
+        self._accelerator = _make_accelerator(config)
+        torch.manual_seed(config.run.seed)
+
+        optimizer = config.optimizer
+        rows_per_step = (
+            optimizer.per_device_train_batch_size
+            * optimizer.gradient_accumulation_steps
+            * self._accelerator.num_processes
+        )
+        self._background = stack.enter_context(BackgroundLoop())
+        self._database = self._connect()
+        stack.callback(lambda: self._background.run(self._database.close()))
+        trainer = trainer_name()
+        self._ledger = RowLedger(
+            self._database, trainer, optimizer.max_trained_count, optimizer.retrained_interval
+        )
+        self._duties: RunDuties | None = None
+        if self._accelerator.is_main_process:
+            duties = RunDuties(self._database, config, self._output, trainer, rows_per_step)
+            self._background.run(duties.acquire())
+            stack.callback(lambda: self._background.submit(duties.release()).result())
+            duties.run_beside(self._background)
+            self._duties = duties
+
+        bf16 = config.model.bf16 or self._accelerator.mixed_precision == "bf16"
+        self._published_dtype = torch.bfloat16 if bf16 else torch.float32
+        self._model: PreTrainedModel = load_model(config.model)
+        parallelise(
+            self._model,
+            self._accelerator,
+            bf16=bf16,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+        )
+        stack.callback(dist.destroy_process_group)
+        self._options = StepOptions(
+            micro_batch_tokens=config.micro_batch_tokens,
+            pad_to_multiple_of=config.parallel.pad_to_multiple_of,
+            loss_seq_chunk_size=config.parallel.loss_seq_chunk_size,
+            max_grad_norm=optimizer.max_grad_norm,
+        )
+        self._optimizer = make_optimizer(self._model, optimizer)
+        self._total_steps = self._from_main(
+            lambda duties: self._background.run(duties.count_steps(self._ledger))
+        )
+        self._scheduler = make_scheduler(self._optimizer, optimizer, self._total_steps)
+        self._step = 0
+        self._version = -1
+        self._saved_step = -1
+        self._publishing: Future[None] | None = None
+
+    def run(self) -> None:
+        """From the checkpoint, or the start weights, to the end of the run or to SIGTERM."""
+        self._resume()
+        metrics = MetricsWriter(self._output, self._accelerator, self._config, self._step)
+        source = self._duties.source(self._ledger, self._stop) if self._duties else None
+        stream = RowStream(self._background, self._ledger, source)
+        self._publish(evaluate=self._step == 0)
+        self._report(TRAINING)
+        if self._duties and self._step == 0:
+            self._finish_publishing()
+            self._background.run(self._duties.await_evaluation(0, self._stop))
+        if self._step < self._total_steps:
+            stream.start(self._step + 1, self._oldest_version())
+            self._train(stream, metrics)
+        metrics.close()
+        self._finish()
+
+    def _train(self, stream: RowStream, metrics: MetricsWriter) -> None:
+        """Steps until the last one, the last row, or a stop."""
+        ended = time.monotonic()
+        while True:
+            rows, wait_seconds = stream.take()
+            if rows is None:
+                return
+            trained_version = self._version
+            last = self._step + 1 == self._total_steps
+            if not last:
+                stream.start(self._step + 2, self._oldest_version(ahead=1))
+            began = time.monotonic()
+            statistics = train_step(
+                self._model, self._optimizer, self._scheduler, rows.mine, trained_version,
+                self._config.loss, self._options,
+            )  # fmt: skip
+            train_seconds = time.monotonic() - began
+            self._step += 1
+            self._commit(rows)
+            began = time.monotonic()
+            eval_steps = self._config.data.eval_steps
+            self._publish(evaluate=bool(eval_steps) and self._step % eval_steps == 0)
+            publish_seconds = time.monotonic() - began
+            stopping = self._any_rank_stops()
+            if last or stopping or self._step % self._config.checkpoint.save_steps == 0:
+                self._save()
+            self._report(TRAINING)
+            times = StepTimes(
+                step_seconds=time.monotonic() - ended,
+                train_seconds=train_seconds,
+                wait_seconds=wait_seconds,
+                publish_seconds=publish_seconds,
+            )
+            ended = time.monotonic()
+            if self._duties:
+                counts = self._background.run(self._ledger.counts())
+                ready = counts[RowStatus.READY]
+                line = step_metrics(
+                    self._step, trained_version, statistics, rows.headers, times, ready
+                )
+                metrics.write(line)
+                logger.info(
+                    "step %d of %d: reward %.3f, loss %.4g, gradient norm %.3g, %.2f s",
+                    self._step, self._total_steps, line.reward_mean, line.loss, line.grad_norm,
+                    line.step_seconds,
+                )  # fmt: skip
+            if stopping and not last:
+                stream.drop()
+            if last or stopping:
+                return
+
+    def _resume(self) -> None:
+        """Load the checkpoint, if there is one to go on from, and bring ledger and folder to it."""
+        if self._resume_from is not None:
+            state = load_checkpoint(
+                self._resume_from, self._model, self._optimizer, self._scheduler
+            )
+            self._step = self._saved_step = state.step
+            logger.info("going on from %s", self._resume_from)
+        if self._duties:
+            supersede_later(self._output, self._step)
+        self._version = self._from_main(
+            lambda duties: self._background.run(duties.start(self._ledger, self._step))
+        )
+        self._version -= 1  # the version of the first publication is the next one
+
+    def _publish(self, *, evaluate: bool) -> None:
+        """Write the weights as the next version; the services load them while training goes on."""
+        self._finish_publishing()
+        publication = write_publication(
+            self._output, self._version + 1, self._step, self._model, self._tokenizer,
+            self._published_dtype,
+        )  # fmt: skip
+        self._version = publication.version
+        if self._duties:
+            self._publishing = self._background.submit(self._duties.publish(publication, evaluate))
+
+    def _finish_publishing(self) -> None:
+        """Wait for the services to have the last publication, and raise its error."""
+        if self._publishing is not None:
+            self._background.result(self._publishing)
+            self._publishing = None
+
+    def _commit(self, rows: StepRows) -> None:
+        if self._duties is None:
+            return
+        committed = self._background.run(self._ledger.commit(self._step))
+        if committed != len(rows.headers):
+            raise TrainerReplaced(
+                f"{committed} of the {len(rows.headers)} rows of step {self._step} were still "
+                "leased by this trainer: another one took them, this one stops"
+            )
+
+    def _save(self) -> None:
+        state = TrainerState(
+            step=self._step,
+            version=self._version,
+            run_name=self._config.run.run_name,
+            config=recorded_config(self._config),
+        )
+        save_checkpoint(
+            self._output, state, self._model, self._optimizer, self._scheduler,
+            self._config.checkpoint.save_total_limit,
+        )  # fmt: skip
+        self._saved_step = self._step
+
+    def _finish(self) -> None:
+        """The last checkpoint and evaluation; or, after a stop, the checkpoint only."""
+        stopped = self._any_rank_stops()
+        if self._saved_step < self._step:
+            self._save()
+        if self._duties:
+            self._finish_publishing()
+            # rows that were leased ahead and are not trained: others may have them
+            self._background.run(self._ledger.rewind(self._step))
+        # The others leave; the evaluation needs no collective.
+        dist.barrier()
+        if self._duties and not stopped:
+            self._report(EVALUATING)
+            self._background.run(self._duties.evaluate(self._step, self._stop))
+            if not self._stop.is_set():
+                self._report(FINISHED)
+        logger.info(
+            "%s after step %d of %d",
+            "stopped" if self._stop.is_set() else "finished", self._step, self._total_steps,
+        )  # fmt: skip
+
+    def _report(self, status: str) -> None:
+        if self._duties:
+            self._background.run(self._duties.report(self._step, self._version, status))
+
+    def _oldest_version(self, ahead: int = 0) -> int:
+        """The oldest version of a token to train, `ahead` publications from now."""
+        return self._version + ahead - self._config.sampling.max_staleness
+
+    def _any_rank_stops(self) -> bool:
+        """Whether any process got a signal; then all of them stop after the same step."""
+        flag = torch.tensor(int(self._stop.is_set()), device=self._accelerator.device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        if flag.item():
+            self._stop.set()
+        return self._stop.is_set()
+
+    def _from_main(self, ask: Callable[[RunDuties], int]) -> int:
+        """A number that rank 0 finds out, on all ranks."""
+        value = ask(self._duties) if self._duties else 0
+        number = torch.tensor(value, dtype=torch.int64, device=self._accelerator.device)
+        dist.broadcast(number, src=0)
+        return int(number.item())
+
+    def _connect(self) -> RunDatabase:
+        url = self._config.run.db_connection_string
+        if url is None:
+            raise ConfigError(
+                "--db_connection_string is needed: the URL of the run's MongoDB "
+                "(`agentrl launch` starts one and gives it)"
+            )
+        name, timeout = self._config.run.run_name, self._config.sampling.startup_timeout
+        return self._background.run(connect(url, name, timeout))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Finish the step that runs, then leave in order."""
+        self._stop.set()
+
+
+def _checkpoint_to_resume(config: Config) -> Path | None:
+    """The checkpoint that `--resume_from_checkpoint` means. Raises `ConfigError`."""
+    wanted = config.checkpoint.resume_from_checkpoint
+    if wanted is not None and wanted.lower() == "false":
+        return None
+    if wanted is None or wanted.lower() == "true":
+        checkpoints = list_checkpoints(config.output)
+        if wanted is not None and not checkpoints:
+            raise ConfigError(
+                f"--resume_from_checkpoint true: there is no checkpoint in {config.output}"
+            )
+        return checkpoints[-1] if checkpoints else None
+    run = read_state(Path(wanted)).run_name
+    if run != config.run.run_name:
+        raise ConfigError(
+            f"--resume_from_checkpoint {wanted}: this checkpoint is of run {run!r}, whose rows are "
+            "in another database; to begin a run with its weights, export it and give the folder "
+            "as --model_name_or_path"
+        )
+    return Path(wanted)
+
+
+def _check_writable(output: Path) -> None:
+    """Raises `ConfigError` if the run's folder cannot be written."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--output_dir {output}: cannot be written ({error.strerror})") from None
+
+
+def _make_accelerator(config: Config) -> Accelerator:
+    """Accelerate, for launch, environment and trackers. Raises `ConfigError` for float16."""
+    tracker = config.run.report_to
+    accelerator = Accelerator(
+        cpu=config.parallel.use_cpu or not torch.cuda.is_available(),
+        log_with=None if tracker == "none" else tracker,
+        project_config=ProjectConfiguration(
+            str(config.output), logging_dir=str(config.output / "tensorboard")
+        ),
+    )
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise ConfigError(
+            f"mixed_precision {accelerator.mixed_precision} in Accelerate's config: this trainer "
+            "computes in float32 (no) or bf16"
+        )
+    return accelerator
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""A tiny model with its tokenizer, and real engines over it in processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+EOS, PAD = 257, 256
+
+_SERVE = """
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from agentrl.inference.engine import EngineConfig, serve
+
+@asynccontextmanager
+async def announce(url):
+    print(url, flush=True)
+    yield
+
+serve(EngineConfig(Path(sys.argv[1]), num_threads=1, max_running_requests=16), announce)
+"""
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Two sets of weights of one model, far apart; `first` is what engines start with."""
+
+    first: Path
+    second: Path
+
+
+@dataclass
+class EngineProcess:
+    """An engine's process and where it answers."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self.process.kill()
+        self.process.wait()
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Ids 0..255 are bytes; two special tokens follow."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    root = tmp_path_factory.mktemp("models")
+    config = Qwen3Config(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=264,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        bos_token_id=None,
+    )
+    for seed, name in enumerate(("first", "second")):
+        torch.manual_seed(seed)
+        Qwen3ForCausalLM(config).save_pretrained(root / name)
+        byte_tokenizer().save_pretrained(root / name)
+    return Folders(root / "first", root / "second")
+
+
+@pytest.fixture(scope="session")
+def start_engine(folders: Folders) -> Iterator[Callable[[], EngineProcess]]:
+    """Starts engines; all of them end with the session."""
+    started: list[EngineProcess] = []
+
+    def start() -> EngineProcess:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, str(folders.first)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        engine = EngineProcess(process, "")
+        started.append(engine)
+        assert process.stdout is not None
+        watchdog = threading.Timer(60, process.kill)
+        watchdog.start()
+        engine.url = process.stdout.readline().strip()
+        watchdog.cancel()
+        assert engine.url, "the engine did not start"
+        return engine
+
+    yield start
+    for engine in started:
+        if engine.process.poll() is None:
+            engine.process.send_signal(signal.SIGTERM)
+    for engine in started:
+        try:
+            engine.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            engine.kill()
+
+
+@pytest.fixture(scope="session")
+def engine(start_engine: Callable[[], EngineProcess]) -> EngineProcess:
+    """The engine that most tests share; its weights may be any, its state is idle."""
+    return start_engine()

@@ -1,0 +1,83 @@
+"""Success rates against numbers worked out by hand, and against brute force."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.launcher.statistics import (
+    TaskOutcome,
+    bootstrap,
+    pass_at_k,
+    pass_curve,
+    powers_of_two,
+    wilson,
+)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "successes", "k", "expected"),
+    [
+        (4, 1, 1, 1 / 4),
+        (4, 1, 2, 1 - 3 / 6),  # of 6 pairs, 3 hold no success
+        (4, 2, 2, 1 - 1 / 6),
+        (4, 3, 2, 1.0),  # every pair holds one
+        (5, 2, 3, 1 - 1 / 10),
+        (4, 0, 4, 0.0),
+        (1, 1, 1, 1.0),
+    ],
+)
+def test_pass_at_k_by_hand(attempts: int, successes: int, k: int, expected: float) -> None:
+    assert pass_at_k(attempts, successes, k) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.integers(1, 8), st.data())
+def test_pass_at_k_is_the_share_of_choices_that_hold_a_success(
+    attempts: int, data: st.DataObject
+) -> None:
+    successes = data.draw(st.integers(0, attempts))
+    k = data.draw(st.integers(1, attempts))
+    outcomes = [i < successes for i in range(attempts)]
+    choices = [any(choice) for choice in combinations(outcomes, k)]
+    assert pass_at_k(attempts, successes, k) == pytest.approx(sum(choices) / len(choices))
+
+
+@pytest.mark.parametrize(("attempts", "successes", "k"), [(4, 5, 1), (4, 2, 5), (4, 2, 0)])
+def test_pass_at_k_refuses_what_cannot_be(attempts: int, successes: int, k: int) -> None:
+    with pytest.raises(ValueError):
+        pass_at_k(attempts, successes, k)
+
+
+def test_the_pass_curve_averages_over_tasks_and_leaves_out_those_with_too_few_attempts() -> None:
+    outcomes = [TaskOutcome(4, 1), TaskOutcome(4, 4), TaskOutcome(1, 0), TaskOutcome(0, 0)]
+    curve = pass_curve(outcomes, [1, 2, 8])
+    assert curve[1].mean == pytest.approx((0.25 + 1 + 0) / 3)
+    assert curve[2].mean == pytest.approx((0.5 + 1) / 2)
+    assert 8 not in curve
+
+
+def test_the_bootstrap_interval_holds_the_mean_and_shrinks_with_more_tasks() -> None:
+    few = bootstrap([0.0, 1.0] * 10)
+    many = bootstrap([0.0, 1.0] * 1000)
+    assert few.mean == many.mean == 0.5
+    # The standard error of 20 coins is 0.112, so the interval is about 0.5 +- 0.219.
+    assert few.low == pytest.approx(0.281, abs=0.04)
+    assert few.high == pytest.approx(0.719, abs=0.04)
+    assert many.high - many.low < 0.06
+    assert bootstrap([1.0] * 5).low == 1.0
+    assert bootstrap([0.0, 1.0] * 10) == few, "the same values give the same interval"
+
+
+def test_the_wilson_interval_by_hand() -> None:
+    # 8 of 10: (0.8 + 0.19207) / 1.38415 +- 0.22681
+    rate = wilson(8, 10)
+    assert (rate.mean, rate.low, rate.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
+    assert wilson(10, 10).high == pytest.approx(1.0)
+    assert wilson(0, 10).low == 0.0
+
+
+def test_powers_of_two_end_with_the_number_of_attempts() -> None:
+    assert powers_of_two(1) == [1]
+    assert powers_of_two(4) == [1, 2, 4]
+    assert powers_of_two(6) == [1, 2, 4, 6]

@@ -1,0 +1,83 @@
+"""What the rollout's tests share: the demo's model folder and MCP servers in own processes."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agentrl.rollout.chat import ChatRenderer
+
+DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo" / "model"
+HOSTILE_SERVER = Path(__file__).with_name("hostile_mcp_server.py")
+
+
+@dataclass
+class HostileServer:
+    """The MCP server of `hostile_mcp_server.py`; it may be killed and started again."""
+
+    flags: tuple[str, ...] = ()
+    port: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    def start(self) -> None:
+        if not self.port:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.port = probe.getsockname()[1]
+        command = [sys.executable, str(HOSTILE_SERVER), str(self.port), *self.flags]
+        self._process = subprocess.Popen(command)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, "the MCP server ended at once"
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        raise AssertionError("the MCP server did not start")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def wait_for_its_end(self) -> None:
+        assert self._process is not None
+        self._process.wait(timeout=10)
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """A folder with a small model, its tokenizer and chat template."""
+    return DEMO_MODEL
+
+
+@pytest.fixture(scope="session")
+def demo_renderer() -> ChatRenderer:
+    return ChatRenderer.load(DEMO_MODEL)
+
+
+@pytest.fixture(scope="session")
+def hostile_server() -> Iterator[HostileServer]:
+    """A running server, shared: tests that kill it take `own_server`."""
+    server = HostileServer()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_server() -> Iterator[HostileServer]:
+    """A server of the test's own, not yet started."""
+    server = HostileServer()
+    yield server
+    server.stop()

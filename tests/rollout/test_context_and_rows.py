@@ -1,0 +1,267 @@
+"""The token context of a record, and the row that is made of its turns."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.databases.arrays import (
+    pack_floats,
+    pack_ints,
+    unpack_floats,
+    unpack_ints,
+    unpack_mask,
+)
+from agentrl.databases.documents import (
+    DBRecordData,
+    DispatchedSamplingTask,
+    Record,
+    Split,
+    VersionSpan,
+)
+from agentrl.rollout.context import TokenContext, TurnTokens
+from agentrl.rollout.rows import build_row, replay
+
+
+def make_record(score: float | None = 1.0) -> Record:
+    return Record(
+        _id="r", task="t", task_id="line", traj=0, attempt=0, split=Split.TRAIN, epoch=0,
+        owner="me", query="?", score=score,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Output:
+    ids: list[int]
+    logprobs: list[float]
+    spans: list[VersionSpan]
+
+
+def make_turn(tokens: TurnTokens, output: Output) -> DispatchedSamplingTask:
+    return DispatchedSamplingTask(
+        _id=f"r-{tokens.turn}",
+        record_id="r",
+        turn=tokens.turn,
+        segment=tokens.segment,
+        parent=f"r-{tokens.branch.turn}" if tokens.branch else None,
+        shared_len=tokens.branch.shared_len if tokens.branch else 0,
+        service="http://s",
+        messages=[],
+        prompt_delta_ids=pack_ints(tokens.prompt_delta),
+        prompt_len=tokens.prompt_len,
+        output_ids=pack_ints(output.ids),
+        output_logprobs=pack_floats(output.logprobs),
+        output_text="",
+        finish_reason="stop",
+        versions=output.spans,
+        generate_latency_s=0.0,
+        created_at=datetime.now(UTC),
+    )
+
+
+def output_of(*ids: int, version: int = 3) -> Output:
+    spans = [VersionSpan(version=version, start=0, end=len(ids))]
+    return Output(list(ids), [-float(token) for token in ids], spans)
+
+
+def generate(context: TokenContext, output: Output) -> DispatchedSamplingTask:
+    return make_turn(context.add_turn(output.ids, output.logprobs, output.spans), output)
+
+
+def row_of(turns: list[DispatchedSamplingTask]) -> DBRecordData:
+    return build_row(make_record(), turns, 0.5, 1.0, 7)
+
+
+def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2, 3])
+    first = generate(context, output_of(10, 11, 99, version=3))
+    context.observe([4, 5])
+    second = generate(context, output_of(12, 99, version=4))
+    row = row_of([second, first])  # in any order
+    assert unpack_ints(row.input_ids).tolist() == [1, 2, 3, 10, 11, 99, 4, 5, 12, 99]
+    assert unpack_mask(row.loss_mask).tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
+    assert unpack_floats(row.logprobs).tolist() == [0, 0, 0, -10, -11, -99, 0, 0, -12, -99]
+    assert unpack_ints(row.versions).tolist() == [-1, -1, -1, 3, 3, 3, -1, -1, 4, 4]
+    assert unpack_floats(row.advantages).tolist() == [0, 0, 0, 0.5, 0.5, 0.5, 0, 0, 0.5, 0.5]
+    assert [node.model_dump() for node in row.nodes] == [{"start": 0, "end": 10, "parent": -1}]
+    assert (row.n_tokens, row.n_train_tokens, row.cost) == (10, 5, 10.0)
+    assert (row.min_version, row.max_version, row.seq, row.reward) == (3, 4, 7, 1.0)
+    assert context.counts.model_dump() == {"prompt": 3, "generated": 5, "observed": 2}
+    assert context.versions is not None
+    assert (context.versions.min, context.versions.max) == (3, 4)
+
+
+def test_segments_that_share_a_prefix_share_its_node_and_its_generated_tokens_train_once() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2, 3])
+    turns = [generate(context, output_of(10, 99))]
+    context.observe([4])
+    turns.append(generate(context, output_of(20, 99)))
+    context.begin_segment([1, 2, 3, 10, 7])  # leaves turn 0 in the middle of its output
+    turns.append(generate(context, output_of(30, 99)))
+    row = row_of(turns)
+    assert (turns[2].parent, turns[2].shared_len) == ("r-0", 4)
+    assert [(node.start, node.end, node.parent) for node in row.nodes] == [
+        (0, 4, -1), (4, 8, 0), (8, 11, 0),
+    ]  # fmt: skip
+    assert unpack_ints(row.input_ids).tolist() == [1, 2, 3, 10, 99, 4, 20, 99, 7, 30, 99]
+    assert unpack_mask(row.loss_mask).tolist() == [0, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
+
+
+def test_two_samples_of_the_same_prompt_are_never_merged_where_both_were_generated() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2])
+    turns = [generate(context, output_of(10, 99))]
+    context.begin_segment([1, 2])
+    turns.append(generate(context, output_of(10, 98)))
+    row = row_of(turns)
+    assert [(node.start, node.end, node.parent) for node in row.nodes] == [
+        (0, 2, -1), (2, 4, 0), (4, 6, 0),
+    ]  # fmt: skip
+    assert row.n_train_tokens == 4
+
+
+def test_siblings_with_the_same_prompt_have_the_same_prefix_hash() -> None:
+    def row(prompt: list[int], answer: int) -> DBRecordData:
+        context = TokenContext()
+        context.begin_segment(prompt)
+        return row_of([generate(context, output_of(answer))])
+
+    assert row([1, 2], 10).prefix_hash == row([1, 2], 11).prefix_hash
+    assert row([1, 2], 10).prefix_hash != row([1, 3], 10).prefix_hash
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [[(1, 0, 1)], [(1, 0, 3)], [(1, 1, 2)], [(1, 0, 1), (2, 0, 1)], [(1, 0, 1), (2, 2, 2)], []],
+)
+def test_version_spans_that_do_not_cover_the_output_are_refused(
+    spans: list[tuple[int, int, int]],
+) -> None:
+    context = TokenContext()
+    context.begin_segment([1])
+    with pytest.raises(ValueError, match="do not cover its 2 tokens"):
+        context.add_turn(
+            [5, 6], [0, 0], [VersionSpan(version=v, start=s, end=e) for v, s, e in spans]
+        )
+
+
+def test_turns_that_do_not_fit_together_are_refused_with_the_record() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2, 3])
+    first = generate(context, output_of(10, 99))
+    context.observe([4])
+    second = generate(context, output_of(20, 99))
+    with pytest.raises(ValueError, match="record r do not fit together: turn 0 is missing"):
+        row_of([second])
+    with pytest.raises(ValueError, match=r"record r do not fit together: turn 1 has a prompt"):
+        row_of([first, second.model_copy(update={"prompt_len": 5})])
+    with pytest.raises(ValueError, match="no turns"):
+        row_of([])
+    with pytest.raises(ValueError, match="record r has no score"):
+        build_row(make_record(score=None), [first], 0.5, 1.0, 0)
+
+
+TOKENS = st.integers(0, 3)  # few, so that prefixes coincide
+
+
+@st.composite
+def outputs(draw: st.DrawFn) -> Output:
+    ids = draw(st.lists(TOKENS, min_size=1, max_size=4))
+    cuts = sorted(draw(st.sets(st.integers(1, len(ids)), max_size=2)) | {0, len(ids)})
+    versions = draw(st.lists(st.integers(0, 9), min_size=len(cuts), max_size=len(cuts)))
+    spans = [
+        VersionSpan(version=version, start=start, end=end)
+        for version, start, end in zip(versions, cuts, cuts[1:], strict=False)
+    ]
+    logprobs = draw(st.lists(st.floats(-9, 0, width=32), min_size=len(ids), max_size=len(ids)))
+    return Output(ids, logprobs, spans)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[TokenContext, list[DispatchedSamplingTask]]:
+    """A context and its turns, with segments that begin with prefixes of earlier ones."""
+    context = TokenContext()
+    turns: list[DispatchedSamplingTask] = []
+    for index in range(draw(st.integers(1, 6))):
+        if index and draw(st.booleans()):
+            context.observe(draw(st.lists(TOKENS, min_size=1, max_size=3)))
+        else:
+            earlier = draw(st.sampled_from(context.segments)).ids if context.segments else []
+            kept = earlier[: draw(st.integers(0, len(earlier)))]
+            context.begin_segment(kept + draw(st.lists(TOKENS, min_size=1, max_size=3)))
+        turns.append(generate(context, draw(outputs())))
+    return context, turns
+
+
+@settings(max_examples=300)
+@given(conversations())
+def test_a_row_holds_exactly_the_deltas_and_outputs_of_its_turns(
+    conversation: tuple[TokenContext, list[DispatchedSamplingTask]],
+) -> None:
+    context, turns = conversation
+    row = row_of(turns)
+    ids, mask = unpack_ints(row.input_ids), unpack_mask(row.loss_mask)
+    versions, logprobs = unpack_ints(row.versions), unpack_floats(row.logprobs)
+
+    # The nodes are a tree in depth-first order that covers the arrays.
+    assert [node.start for node in row.nodes] == [0, *(node.end for node in row.nodes)][:-1]
+    assert row.nodes[-1].end == row.n_tokens == len(ids) == context.n_tokens
+    open_path: list[int] = []
+    for index, node in enumerate(row.nodes):
+        assert node.end > node.start
+        while open_path and open_path[-1] != node.parent:
+            open_path.pop()
+        assert (open_path[-1] if open_path else -1) == node.parent
+        open_path.append(index)
+
+    # Following the tree from its roots gives each segment, token by token.
+    def places(index: int) -> list[int]:
+        node = row.nodes[index]
+        above = [] if node.parent < 0 else places(node.parent)
+        return above + list(range(node.start, node.end))
+
+    paths = [places(index) for index in range(len(row.nodes))]
+    trained: set[int] = set()
+    for segment in context.segments:
+        shared = segment.branch.shared_len if segment.branch else 0
+
+        def is_segment(
+            path: list[int], segment=segment, shared=shared, trained=frozenset(trained)
+        ) -> bool:
+            own = path[shared:]
+            return (
+                ids[path].tolist() == segment.ids
+                and mask[own].tolist() == list(segment.generated[shared:])
+                and versions[own].tolist() == segment.versions[shared:]
+                and np.array_equal(
+                    logprobs[own], np.asarray(segment.logprobs[shared:], dtype=np.float32)
+                )
+                and not trained & {place for place in own if mask[place]}
+            )
+
+        path = next((path for path in paths if is_segment(path)), None)
+        assert path is not None
+        trained |= {place for place in path[shared:] if mask[place]}
+
+    # Every generated token is trained once, nothing else is.
+    assert trained == set(np.flatnonzero(mask).tolist())
+    assert row.n_train_tokens == sum(len(turn.output_ids) // 4 for turn in turns)
+    assert unpack_floats(row.advantages).tolist() == (mask * 0.5).tolist()
+    generated = [span.version for turn in turns for span in turn.versions if span.end > span.start]
+    assert (row.min_version, row.max_version) == (min(generated), max(generated))
+
+
+@given(conversations())
+def test_replaying_the_stored_turns_gives_the_context_they_came_from(
+    conversation: tuple[TokenContext, list[DispatchedSamplingTask]],
+) -> None:
+    context, turns = conversation
+    again = replay(turns)
+    assert [segment.ids for segment in again.segments] == [s.ids for s in context.segments]
+    assert again.counts == context.counts
+    assert again.versions == context.versions

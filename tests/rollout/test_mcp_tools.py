@@ -1,0 +1,154 @@
+"""Tools over a real MCP server that does all that a server should not."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from agentrl.rollout.mcp.tools import (
+    MAX_RESULT_CHARS,
+    ToolServer,
+    ToolServerUnreachable,
+)
+
+
+async def test_the_listed_tools_are_function_schemas(hostile_server: Any) -> None:
+    async with ToolServer(hostile_server.url) as server:
+        echo = next(tool for tool in server.schemas if tool["function"]["name"] == "echo")
+    assert echo["type"] == "function"
+    assert echo["function"]["description"] == "The text itself."
+    assert echo["function"]["parameters"]["properties"]["text"]["type"] == "string"
+
+
+async def test_a_call_tells_the_server_which_task_and_record_it_serves(hostile_server: Any) -> None:
+    async with ToolServer(hostile_server.url) as server:
+        answers = await asyncio.gather(
+            *(server.session(f"task-{i}", f"record-{i}").call("whoami", {}) for i in range(8))
+        )
+    assert [json.loads(answer.text) for answer in answers] == [
+        {"agentrl/record_id": f"record-{i}", "agentrl/task_id": f"task-{i}"} for i in range(8)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "text"),
+    [
+        ("fail", {"reason": "no such bin"}, "no such bin"),
+        ("echo", {"texts": "a"}, "text"),
+        ("echo", {"text": [1]}, "text"),
+        ("nonsense", {}, "There is no tool 'nonsense'. Tools: big, die, echo"),
+        ("hang", {"seconds": 60}, "did not answer within 0.5 s"),
+        ("garbage", {"kind": "no json"}, "failed"),
+        ("garbage", {"kind": "no result"}, "gave an answer that cannot be read"),
+        ("garbage", {"kind": "no envelope"}, "failed"),
+        ("garbage", {"kind": "html"}, "failed"),
+        ("garbage", {"kind": "cut off"}, "failed"),
+        ("garbage", {"kind": "empty error"}, "gave no reason"),
+    ],
+)
+async def test_every_failure_is_a_text_for_the_model_and_the_next_call_works(
+    hostile_server: Any, tool: str, arguments: dict[str, Any], text: str
+) -> None:
+    async with ToolServer(hostile_server.url, call_timeout_s=0.5) as server:
+        session = server.session("task", "record")
+        answer = await session.call(tool, arguments)
+        assert answer.is_error
+        assert text in answer.text
+        after = await session.call("echo", {"text": "still here"})
+        assert (after.text, after.is_error) == ("still here", False)
+
+
+async def test_a_failing_call_does_not_disturb_those_beside_it(hostile_server: Any) -> None:
+    async with ToolServer(hostile_server.url, call_timeout_s=5) as server:
+        session = server.session("task", "record")
+        slow = asyncio.create_task(session.call("hang", {"seconds": 0.5}))
+        await asyncio.sleep(0.1)
+        kinds = ("cut off", "no json", "html")
+        bad = await asyncio.gather(*(session.call("garbage", {"kind": kind}) for kind in kinds))
+        assert all(answer.is_error for answer in bad)
+        assert (await slow).text == "slept"
+
+
+async def test_a_cancelled_call_leaves_the_connection_usable(hostile_server: Any) -> None:
+    async with ToolServer(hostile_server.url) as server:
+        session = server.session("task", "record")
+        slow = asyncio.create_task(session.call("hang", {"seconds": 60}))
+        await asyncio.sleep(0.1)
+        slow.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await slow
+        assert (await session.call("echo", {"text": "a"})).text == "a"
+
+
+async def test_what_is_not_text_is_named_and_structured_content_is_json(
+    hostile_server: Any,
+) -> None:
+    async with ToolServer(hostile_server.url) as server:
+        session = server.session("task", "record")
+        picture = await session.call("picture", {})
+        assert picture.text == "see:\n[image left out: only text can be read]"
+        assert json.loads((await session.call("table", {})).text) == {"a": 1}
+
+
+async def test_a_result_is_text_that_a_document_can_hold(hostile_server: Any) -> None:
+    async with ToolServer(hostile_server.url) as server:
+        session = server.session("task", "record")
+        big = await session.call("big", {"n": MAX_RESULT_CHARS + 5})
+        assert len(big.text) < MAX_RESULT_CHARS + 100
+        assert big.text.endswith("[5 characters left out]")
+        odd = await session.call("garbage", {"kind": "surrogate"})
+        odd.text.encode("utf-8")
+
+
+@pytest.mark.parametrize("flags", [(), ("--sessions",)])
+async def test_a_dead_server_costs_calls_until_it_is_back(
+    own_server: Any, flags: tuple[str, ...]
+) -> None:
+    own_server.flags = flags
+    own_server.start()
+    async with ToolServer(own_server.url, call_timeout_s=5) as server:
+        session = server.session("task", "record")
+        died = await session.call("die", {})
+        assert died.is_error
+        await asyncio.to_thread(own_server.wait_for_its_end)
+        refused = await session.call("echo", {"text": "a"})
+        assert refused.is_error
+        assert "attempts failed" in refused.text or "cannot be reached" in refused.text
+        await asyncio.to_thread(own_server.start)
+        answers = await asyncio.gather(*(session.call("echo", {"text": str(i)}) for i in range(8)))
+        assert [answer.text for answer in answers] == [str(i) for i in range(8)]
+
+
+async def test_the_bearer_token_is_sent_and_a_wrong_one_is_refused_at_once(own_server: Any) -> None:
+    own_server.flags = ("--token", "secret")
+    own_server.start()
+    async with ToolServer(own_server.url, token="secret") as server:
+        assert (await server.session("t", "r").call("echo", {"text": "a"})).text == "a"
+    for token in (None, "guess"):
+        began = time.monotonic()
+        with pytest.raises(ToolServerUnreachable, match=r"HTTP 401.*--mcp_auth_token"):
+            async with ToolServer(own_server.url, token=token, startup_timeout_s=30):
+                pass
+        assert time.monotonic() - began < 10
+
+
+async def test_an_unreachable_server_is_one_sentence_with_url_and_time(own_server: Any) -> None:
+    own_server.start()
+    own_server.stop()
+    with pytest.raises(ToolServerUnreachable) as caught:
+        async with ToolServer(own_server.url, startup_timeout_s=0.6):
+            pass
+    assert own_server.url in str(caught.value)
+    assert "tried for 0." in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+async def test_entering_waits_for_a_server_that_is_still_starting(own_server: Any) -> None:
+    own_server.start()
+    own_server.stop()
+    starting = asyncio.create_task(asyncio.to_thread(own_server.start))
+    async with ToolServer(own_server.url, startup_timeout_s=30) as server:
+        assert server.schemas
+    await starting

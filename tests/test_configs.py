@@ -1,0 +1,58 @@
+"""Flags: what they give, and what a wrong one is told."""
+
+import pytest
+
+from agentrl.configs import ConfigError, parse_config
+
+
+def test_the_flags_of_an_existing_script_are_taken_as_they_are() -> None:
+    config = parse_config(
+        [
+            "--model_name_or_path", "m", "--loss_calculater", "MINIRL", "--token_level_loss", "true",
+            "--bf16", "--adv_scaling", "2.0", "--lr_scheduler_type", "cosine", "--tp_size", "1",
+            "--preferred_sampling_params", '{"temperature": 0.7, "top_p": 1, "top_k": -1}',
+            "--presence_penalty", "0.5", "--save_steps", "3", "--run_name", "a-run",
+        ]
+    )  # fmt: skip
+    assert config.loss.loss_calculator == "MINIRL"
+    assert config.loss.token_level_loss and config.model.bf16
+    assert config.temperature == 0.7
+    assert config.sampling_params == {
+        "temperature": 0.7, "top_p": 1, "top_k": -1, "presence_penalty": 0.5,
+    }  # fmt: skip
+    assert str(config.output) == "output/a-run"
+
+
+def test_what_is_not_given_has_a_default() -> None:
+    config = parse_config([])
+    assert config.temperature == 1.0
+    assert config.micro_batch_tokens == config.sampling.max_tokens
+    assert config.sampling.max_staleness == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--foo", "1"], "unknown flag --foo"),
+        (["--loss_calc", "GRPO"], "unknown flag --loss_calc"),
+        (["--epsilon", "wide"], "--epsilon: invalid float value: 'wide'"),
+        (["--epsilon", "-1"], "--epsilon -1.0: must be at least 0"),
+        (["--epsilon"], "--epsilon: expected one argument"),
+        (["--loss_calculator", "PPO"], "known: GRPO, MINIRL, CrossEntropy"),
+        (["--advantage", "gae"], "known: mean_std, mean, leave_one_out"),
+        (["--tool_call_parser", "xml"], "known: qwen25, qwen"),
+        (["--num_generations", "1"], "must be at least 2"),
+        (["--run_name", "a/b"], "must be 1 to 38 letters"),
+        (["--tp_size", "2"], "this version has only 1"),
+        (["--preferred_sampling_params", "{"], "not JSON"),
+        (["--preferred_sampling_params", '{"temp": 1}'], "temp is not known; known: temperature"),
+        (["--preferred_sampling_params", '{"temperature": 0}'], "must be above 0"),
+        (["--preferred_sampling_params", '{"top_p": "x"}'], "top_p is not a number"),
+        (["--save_steps", "0"], "--save_steps 0: must be at least 1"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence_that_names_it(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_config(argv)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,131 @@
+"""A step in one process: what its result may and may not depend on."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from tiny import linear_rows, make_row, tiny_model
+from torch import Tensor
+
+from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.databases.documents import DBRecordData
+from agentrl.training.batch import row_sequences
+from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.parallel import parallelise
+from agentrl.training.step import StepOptions, StepStatistics, train_step
+
+TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
+
+
+@pytest.fixture(autouse=True)
+def process_group() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def one_step(
+    rows: list[DBRecordData], loss: LossConfig, options: StepOptions, *, checkpointing: bool = False
+) -> tuple[StepStatistics, list[Tensor]]:
+    model = tiny_model()
+    parallelise(model, Accelerator(cpu=True), gradient_checkpointing=checkpointing)
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
+    scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
+    sequences = [row_sequences(row) for row in rows]
+    statistics = train_step(model, optimizer, scheduler, sequences, 0, loss, options)
+    return statistics, [parameter.full_tensor() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossConfig(),
+        LossConfig(token_level_loss=False),
+        LossConfig(loss_calculator="MINIRL"),
+        LossConfig(loss_calculator="CrossEntropy", skip_length_normalization=True),
+    ],
+    ids=["token", "sequence", "minirl", "none"],
+)
+def test_micro_batches_chunks_and_recomputation_do_not_change_the_step(loss: LossConfig) -> None:
+    rows = [*linear_rows(7), make_row("tree", 9, TREE)]
+    whole, weights = one_step(rows, loss, StepOptions(micro_batch_tokens=10_000))
+    assert whole.n_micro_batches == 1
+    parts, same_weights = one_step(
+        rows,
+        loss,
+        StepOptions(micro_batch_tokens=50, pad_to_multiple_of=4, loss_seq_chunk_size=3),
+        checkpointing=True,
+    )
+    assert parts.n_micro_batches > 4
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
+    assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
+    assert parts.mismatch_kl == pytest.approx(whole.mismatch_kl, rel=1e-4)
+    for ours, theirs in zip(same_weights, weights, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=3e-4, rtol=1e-3)
+
+
+def test_a_tree_trains_like_its_paths_as_separate_rows() -> None:
+    loss, options = LossConfig(loss_calculator="CrossEntropy"), StepOptions(micro_batch_tokens=64)
+    tree = make_row("tree", 0, TREE)
+    statistics, _ = one_step([tree], loss, options)
+    assert statistics.n_train_tokens == tree.n_train_tokens
+
+    # by hand: every trained token once, after the tokens on its way from the root
+    model = tiny_model()
+    ids = torch.tensor(memoryview(tree.input_ids).cast("i").tolist())
+    terms = []
+    for path, trained in (
+        ([*range(0, 17)], [*range(0, 17)]),
+        ([*range(0, 12), *range(17, 24)], [*range(17, 24)]),
+        ([*range(0, 6), *range(24, 30)], [*range(24, 30)]),
+    ):
+        log_p = torch.log_softmax(model(input_ids=ids[path][None]).logits[0], -1)
+        for place, token in enumerate(path):
+            if token in trained and tree.loss_mask[token]:
+                terms.append(-log_p[place - 1, ids[token]])
+    assert len(terms) == tree.n_train_tokens
+    mean = torch.stack(terms).mean()
+    mean.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    assert statistics.loss == pytest.approx(mean.item(), rel=1e-5)
+    assert statistics.grad_norm == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_a_step_that_is_not_finite_leaves_the_weights_alone() -> None:
+    model = tiny_model()
+    parallelise(model, Accelerator(cpu=True))
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
+    scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
+    row = make_row("a", 0, [(0, 9, -1)])
+    bad = row.model_copy(update={"advantages": b"\x00\x00\xc0\x7f" * 9})  # NaN
+    with pytest.raises(FloatingPointError, match="gradient norm is nan"):
+        train_step(
+            model, optimizer, scheduler, [row_sequences(bad)], 0, LossConfig(), StepOptions(512)
+        )
+    for ours, start in zip(model.parameters(), tiny_model().parameters(), strict=True):
+        assert torch.equal(ours.full_tensor(), start)
+
+
+def test_statistics_describe_the_trained_tokens() -> None:
+    rows = [make_row(f"r{i}", i, [(0, 20, -1)], version=i) for i in range(3)]
+    model = tiny_model()
+    parallelise(model, Accelerator(cpu=True))
+    optimizer = make_optimizer(model, OptimizerConfig())
+    scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
+    statistics = train_step(
+        model,
+        optimizer,
+        scheduler,
+        [row_sequences(row) for row in rows],
+        3,
+        LossConfig(log_entropy=True),
+        StepOptions(512),
+    )
+    assert statistics.staleness_max == 3
+    assert statistics.staleness_mean == pytest.approx(2.0)
+    assert statistics.ratio_min < statistics.ratio_mean < statistics.ratio_max
+    assert statistics.entropy is not None and 0 < statistics.entropy < torch.log(torch.tensor(64.0))
+    assert statistics.mismatch_kl > 0
+    assert statistics.learning_rate == OptimizerConfig().learning_rate

@@ -1,0 +1,110 @@
+"""A model, a tokenizer and rows small enough for any test of the trainer."""
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask
+from agentrl.databases.documents import DBRecordData, Node
+
+VOCABULARY = 64
+
+
+def tiny_model(*, tied: bool = True, seed: int = 0) -> Qwen3ForCausalLM:
+    """A random Qwen3 of some 20k parameters, with norms that are not all 1."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        tie_word_embeddings=tied,
+    )
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def write_tiny_folder(folder: Path, *, tied: bool = True) -> Path:
+    """The model with a tokenizer and a chat template, as `from_pretrained` loads it."""
+    tiny_model(tied=tied).save_pretrained(folder)
+    words = {f"w{index}": index for index in range(VOCABULARY)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), unk_token="w0", eos_token="w1"
+    )
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_row(
+    row_id: str,
+    seq: int,
+    nodes: Sequence[tuple[int, int, int]],
+    *,
+    seed: int = 0,
+    reward: float = 1.0,
+    version: int = 0,
+    temperature: float = 1.0,
+    trained_nodes: Sequence[int] | None = None,
+) -> DBRecordData:
+    """A row with the tree `nodes` of (start, end, parent), random but for what is given.
+
+    The last two thirds of each node are trained, or only those of `trained_nodes`.
+    """
+    generator = random.Random(f"{seed}:{row_id}")
+    n_tokens = nodes[-1][1]
+    mask = np.zeros(n_tokens, dtype=np.uint8)
+    for index, (start, end, _) in enumerate(nodes):
+        if trained_nodes is None or index in trained_nodes:
+            mask[start + (end - start) // 3 + 1 : end] = 1
+    return DBRecordData(
+        id=row_id,
+        task=f"task-{seq}",
+        seq=seq,
+        reward=reward,
+        n_tokens=n_tokens,
+        n_train_tokens=int(mask.sum()),
+        cost=float(n_tokens),
+        min_version=version,
+        max_version=version,
+        temperature=temperature,
+        nodes=[Node(start=start, end=end, parent=parent) for start, end, parent in nodes],
+        input_ids=pack_ints([generator.randrange(2, VOCABULARY) for _ in range(n_tokens)]),
+        loss_mask=pack_mask(mask),
+        advantages=pack_floats([generator.choice((-1.0, 0.5, 1.0))] * n_tokens),
+        logprobs=pack_floats([-generator.uniform(2.0, 6.0) for _ in range(n_tokens)]),
+        versions=pack_ints([version] * n_tokens),
+        prefix_hash="prefix",
+        created_at=datetime.now(UTC),
+    )
+
+
+def linear_rows(count: int, *, version: int = 0) -> list[DBRecordData]:
+    """Rows of one node each, of different lengths."""
+    generator = random.Random(7)
+    return [
+        make_row(
+            f"row-{index:03d}",
+            index,
+            [(0, generator.randrange(8, 40), -1)],
+            reward=float(index % 2),
+            version=version,
+        )
+        for index in range(count)
+    ]

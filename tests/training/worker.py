@@ -1,0 +1,66 @@
+"""A launched process of the trainer's core: three steps on the rows of `tiny`, without a database.
+
+    accelerate launch --config_file assets/fsdp2_cpu.yml --num_processes N worker.py OUT
+
+Rank 0 writes what each step gave to OUT/result.json; after the second step all save a checkpoint,
+and after the third the weights, as a model folder.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch.distributed as dist
+from accelerate import Accelerator
+from tiny import linear_rows, make_row, tiny_model, write_tiny_folder
+from transformers import AutoTokenizer
+
+from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.training.batch import row_sequences
+from agentrl.training.checkpoint import TrainerState, save_checkpoint
+from agentrl.training.model_folder import write_model_folder
+from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.parallel import parallelise
+from agentrl.training.planner import assign_rows
+from agentrl.training.step import StepOptions, train_step
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, lr_scheduler_type="linear", weight_decay=0.01)
+LOSS = LossConfig(token_level_loss=False, log_entropy=True)
+OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32)
+STEPS = 3
+ROWS = [
+    *linear_rows(10),
+    make_row("tree", 10, [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]),
+]
+
+
+def main(out: Path) -> None:
+    """Three steps of the same rows; the second is one row only, which leaves ranks without any."""
+    accelerator = Accelerator(cpu=True)
+    model = tiny_model()
+    parallelise(model, accelerator)
+    optimizer = make_optimizer(model, OPTIMIZER)
+    scheduler = make_scheduler(optimizer, OPTIMIZER, STEPS)
+    results = []
+    for step in range(1, STEPS + 1):
+        rows = ROWS[:1] if step == 2 else ROWS
+        mine = assign_rows([row.cost for row in rows], accelerator.num_processes)
+        sequences = [row_sequences(rows[index]) for index in mine[accelerator.process_index]]
+        results.append(
+            train_step(model, optimizer, scheduler, sequences, step, LOSS, OPTIONS)
+        )
+        if step == 2:
+            state = TrainerState(step=2, version=2, run_name="worker", config={})
+            save_checkpoint(out, state, model, optimizer, scheduler, save_total_limit=None)
+    if accelerator.is_main_process:
+        write_tiny_folder(out / "base")
+        (out / "result.json").write_text(json.dumps([asdict(result) for result in results]))
+    dist.barrier()
+    write_model_folder(model, AutoTokenizer.from_pretrained(out / "base"), out / "weights")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
