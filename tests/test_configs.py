@@ -8,7 +8,8 @@ from agentrl.configs import ConfigError, parse_config
 def test_the_flags_of_an_existing_script_are_taken_as_they_are() -> None:
     config = parse_config(
         [
-            "--model_name_or_path", "m", "--loss_calculater", "MINIRL", "--token_level_loss", "true",
+            "--model_name_or_path", "m", "--loss_calculater", "MINIRL",
+            "--token_level_loss", "true",
             "--bf16", "--adv_scaling", "2.0", "--lr_scheduler_type", "cosine", "--tp_size", "1",
             "--preferred_sampling_params", '{"temperature": 0.7, "top_p": 1, "top_k": -1}',
             "--presence_penalty", "0.5", "--save_steps", "3", "--run_name", "a-run",

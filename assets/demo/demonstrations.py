@@ -7,11 +7,11 @@ reinforcement learning has to repair. No tokens in here (`make_model.py`).
 
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, cast, get_args
+from typing import Literal
 
 from warehouse import Question, Warehouse, draw_question, draw_warehouse
 
-Habit = Literal["right", "one_call", "no_call"]
+Habit = Literal["right", "one_call", "no_call", "no_operation", "wrong_operation"]
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,27 @@ class Demonstration:
     habit: Habit
 
 
-def draw_habit(rng: Random, right: float, one_call: float) -> Habit:
-    """`right` and `one_call` are shares of all demonstrations; the rest answers without a call.
+def draw_habit(rng: Random, question: Question, right: float, lazy: float) -> Habit:
+    """The habit of a demonstration: `right` with that probability, else with `lazy` one call.
 
     One bad habit has to be at least as frequent as the right one. Were the wrong ways evenly
     spread, then the right one would be the most likely already, and greedy decoding would hide
-    that anything is wrong.
+    that anything is wrong. The rarer ones are there because a model that is wrong in one place
+    only is brittle: reinforcement learning then damages what it has no examples of.
     """
-    [habit] = rng.choices(get_args(Habit), weights=(right, one_call, 1.0 - right - one_call))
-    return cast(Habit, habit)
+    if rng.random() < right:
+        return "right"
+    if rng.random() < lazy:
+        return "one_call"
+    if question.kind == "find":
+        return "no_call"
+    return rng.choice(("no_call", "no_operation", "wrong_operation"))
 
 
-def demonstrate(seed: int, task_id: str, right: float, one_call: float) -> Demonstration:
-    """A demonstration for the task `task_id` of world `seed`; the shares as in `draw_habit`."""
+def demonstrate(seed: int, task_id: str, right: float, lazy: float) -> Demonstration:
+    """A demonstration for task `task_id` of world `seed`; `right`, `lazy` as in `draw_habit`."""
     warehouse, question = draw_warehouse(seed, task_id), draw_question(seed, task_id)
-    habit = draw_habit(Random(f"{seed}:{task_id}:habit"), right, one_call)
+    habit = draw_habit(Random(f"{seed}:{task_id}:habit"), question, right, lazy)
     if habit == "no_call":
         turns: tuple[Turn, ...] = (_answer(0),)
     elif question.kind == "find":
@@ -79,8 +85,9 @@ def _calculate(warehouse: Warehouse, question: Question, habit: Habit) -> tuple[
     stocks = Turn(
         calls=(("stock", {"bin": first}), ("stock", {"bin": second})), results=(str(a), str(b))
     )
-    operation = Turn(
-        calls=(("add" if question.kind == "sum" else "sub", {"a": a, "b": b}),),
-        results=(str(question.answer),),
-    )
-    return (stocks, operation, _answer(question.answer))
+    if habit == "no_operation":
+        return (stocks, _answer(a))
+    adds = (question.kind == "sum") != (habit == "wrong_operation")
+    result = str(a + b if adds else a - b)
+    operation = Turn(calls=(("add" if adds else "sub", {"a": a, "b": b}),), results=(result,))
+    return (stocks, operation, _answer(result))

@@ -36,7 +36,9 @@ class Verb:
 
 VERBS = {
     "launch": Verb("start all parts of a run on this machine", "agentrl.launcher.run"),
-    "train": Verb("train a run (under accelerate launch, on many GPUs)", "agentrl.training.trainer"),
+    "train": Verb(
+        "train a run (under accelerate launch, on many GPUs)", "agentrl.training.trainer"
+    ),
     "sample": Verb("sample trajectories for a run", "agentrl.rollout.worker"),
     "serve": Verb("answer token prompts over HTTP", "agentrl.launcher.serve"),
     "eval": Verb("evaluate a run's checkpoint on held-out tasks", "agentrl.launcher.evaluate"),
@@ -63,9 +65,7 @@ _USER_ERRORS = (
 def _user_errors() -> tuple[type[Exception], ...]:
     """The error types among them that are loaded: no other can have been raised."""
     return tuple(
-        getattr(sys.modules[module], name)
-        for module, name in _USER_ERRORS
-        if module in sys.modules
+        getattr(sys.modules[module], name) for module, name in _USER_ERRORS if module in sys.modules
     )
 
 

@@ -82,7 +82,9 @@ class DataConfig:
 
     train_file: str | None = _flag(None, "JSONL file of training tasks")
     eval_file: str | None = _flag(None, "JSONL file of held-out tasks")
-    num_train_epochs: float = _flag(3.0, "passes over the training tasks, if --max_steps is not set")
+    num_train_epochs: float = _flag(
+        3.0, "passes over the training tasks, if --max_steps is not set"
+    )
     eval_steps: int = _flag(0, "evaluate on the held-out tasks every so many steps (0: never)")
     eval_attempts: int = _flag(4, "attempts at each held-out task")
 
@@ -92,7 +94,9 @@ class SamplingConfig:
     """How trajectories are sampled."""
 
     enable_sampling: bool = _flag(True, "sample; off: train on the rows that the database holds")
-    sync_sampling: bool = _flag(False, "no overlap: sample for a step, train it, sample for the next")
+    sync_sampling: bool = _flag(
+        False, "no overlap: sample for a step, train it, sample for the next"
+    )
     max_staleness: int = _flag(
         2, "how many policy versions samplers may run ahead, and a trained token may be old"
     )
@@ -111,8 +115,12 @@ class SamplingConfig:
     max_attempts: int = _flag(3, "attempts at a slot before it is given up as failed")
     lease_seconds: float = _flag(60.0, "a sampler or trainer silent for so long is taken for dead")
     record_timeout: float = _flag(1800.0, "seconds that one trajectory may take")
-    request_timeout: float = _flag(600.0, "seconds that one request to an inference service may take")
-    startup_timeout: float = _flag(300.0, "seconds to wait for MongoDB, tools and inference at start")
+    request_timeout: float = _flag(
+        600.0, "seconds that one request to an inference service may take"
+    )
+    startup_timeout: float = _flag(
+        300.0, "seconds to wait for MongoDB, tools and inference at start"
+    )
     inference_urls: str | None = _flag(
         None, "comma separated URLs of inference services, beside those registered in the database"
     )
@@ -129,7 +137,9 @@ class AgentConfig:
         "qwen25", f"how the model writes tool calls: {', '.join(TOOL_CALL_PARSERS)}"
     )
     tool_timeout: float = _flag(60.0, "seconds that one tool call may take")
-    agent_config_path: str | None = _flag(None, "YAML file with the models of browse and scorer agents")
+    agent_config_path: str | None = _flag(
+        None, "YAML file with the models of browse and scorer agents"
+    )
     system_prompt: str | None = _flag(None, "system message of every conversation")
 
 
@@ -204,14 +214,15 @@ class CheckpointConfig:
     save_steps: int = _flag(100, "save a checkpoint every so many steps, and at the end")
     save_total_limit: int | None = _flag(3, "how many checkpoints to keep")
     resume_from_checkpoint: str | None = _flag(
-        None, "folder to resume from, or `true` for the run's last; `false` starts anew "
-        "(default: the run's last, if there is one)"
+        None,
+        "folder to resume from, or `true` for the run's last; `false` starts anew "
+        "(default: the run's last, if there is one)",
     )
 
 
 @dataclass(frozen=True)
 class ReservedConfig:
-    """Flags of the interface whose feature this version does not have: only the default is taken."""
+    """Flags whose feature this version does not have: only the default is taken."""
 
     tp_size: int = _flag(1, "tensor parallelism (only 1 in this version)")
     cp_size: int = _flag(1, "context parallelism (only 1 in this version)")
@@ -220,14 +231,22 @@ class ReservedConfig:
     inf_tp_size: int = _flag(1, "tensor parallelism of started services (only 1 in this version)")
     inf_ep_size: int = _flag(1, "expert parallelism of started services (only 1 in this version)")
     inf_mem_ratio: float = _flag(1.0, "memory share of started services (only 1 in this version)")
-    target_concurrency: int = _flag(0, "requests per service to aim at (only 0, none, in this version)")
+    target_concurrency: int = _flag(
+        0, "requests per service to aim at (only 0, none, in this version)"
+    )
     new_context: str = _flag("disabled", "context rewriting (only disabled in this version)")
-    repetition_early_stop_times: int = _flag(0, "stop on repetition (only 0, never, in this version)")
-    enable_repetition_compress: bool = _flag(False, "compress repetition (only false in this version)")
+    repetition_early_stop_times: int = _flag(
+        0, "stop on repetition (only 0, never, in this version)"
+    )
+    enable_repetition_compress: bool = _flag(
+        False, "compress repetition (only false in this version)"
+    )
     balance_sample: bool = _flag(False, "balance right and wrong (only false in this version)")
     efficient_rewarding: bool = _flag(False, "reward short answers (only false in this version)")
     min_turns: int = _flag(0, "least turns of a rewarded record (only 0 in this version)")
-    activation_offloading: bool = _flag(False, "activations to the CPU (only false in this version)")
+    activation_offloading: bool = _flag(
+        False, "activations to the CPU (only false in this version)"
+    )
     dynamic_batching: bool = _flag(True, "fill micro-batches by tokens (only true in this version)")
 
 

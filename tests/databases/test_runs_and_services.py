@@ -15,7 +15,7 @@ async def test_a_run_has_one_trainer_until_it_goes(database: RunDatabase) -> Non
     first = RunLease(database, "first", "here", lease_seconds=30)
     second = RunLease(database, "second", "there", lease_seconds=30)
     await first.acquire(8)
-    with pytest.raises(TrainerAlive, match="live trainer .first on here"):
+    with pytest.raises(TrainerAlive, match=r"live trainer .first on here"):
         await second.acquire(8)
     await first.progress(step=3, max_steps=9, version=4, status=TRAINING)
     await first.release()

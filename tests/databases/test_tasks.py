@@ -119,7 +119,9 @@ async def test_a_failure_that_must_not_be_retried_is_final(database: RunDatabase
     assert task is not None and task.slots[0].status == SlotStatus.FAILED
 
 
-async def test_a_slot_handed_back_costs_no_failure_and_gets_a_new_record(database: RunDatabase) -> None:
+async def test_a_slot_handed_back_costs_no_failure_and_gets_a_new_record(
+    database: RunDatabase,
+) -> None:
     await fill(database, attempts=1)
     one, two = ledger(database, "a"), ledger(database, "b")
     first = await claim(one)

@@ -48,7 +48,7 @@ def ids_of_whole(tokenizer: PreTrainedTokenizerFast, demonstration: Demonstratio
 
 @pytest.mark.parametrize(
     "demonstration",
-    [SEVERAL_CALLS, *(demonstrate(3, f"t{n}", right=0.5, one_call=0.4) for n in range(50))],
+    [SEVERAL_CALLS, *(demonstrate(3, f"t{n}", right=0.5, lazy=0.5) for n in range(50))],
 )
 def test_pieces_have_the_tokens_of_the_whole_conversation(
     tokenizer: PreTrainedTokenizerFast, demonstration: Demonstration

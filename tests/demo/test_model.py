@@ -87,7 +87,7 @@ def test_every_step_of_the_right_way_is_within_reach_but_a_lazy_one_is_as_likely
     right_ways, lowest = [], []
     for number in range(24):
         token_ids, loss_mask = tokenise(
-            tokenizer, demonstrate(7, f"unseen-{number}", right=1.0, one_call=0.0)
+            tokenizer, demonstrate(7, f"unseen-{number}", right=1.0, lazy=0.0)
         )
         logits = model(input_ids=torch.tensor([token_ids])).logits[0, :-1]
         logprobs = logits.log_softmax(-1).gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0]

@@ -89,7 +89,7 @@ async def test_an_aborted_request_keeps_the_tokens_it_has(engine) -> None:
 
 async def test_a_time_out_is_an_error_and_ends_the_generation(engine) -> None:
     async with SGLangClient(engine.url) as client:
-        with pytest.raises(RequestTimedOut, match="0.05 s"):
+        with pytest.raises(RequestTimedOut, match=r"0\.05 s"):
             await client.generate(long_request("slow"), timeout_s=0.05)
         began = time.monotonic()
         while (await client.loads()).running_requests:
@@ -126,7 +126,7 @@ async def test_control_requests_answer_what_the_service_says(engine) -> None:
         assert await client.ready() and await client.health()
         await client.flush_cache()
         assert (await client.model_info())["model_type"] == "qwen3"
-        with pytest.raises(RequestRejected, match="neither model.safetensors"):
+        with pytest.raises(RequestRejected, match=r"neither model\.safetensors"):
             await client.update_weights_from_disk("/nonexistent", 1)
 
 

@@ -145,6 +145,23 @@ async def test_an_unreachable_server_is_one_sentence_with_url_and_time(own_serve
     assert caught.value.__cause__ is None
 
 
+async def test_a_server_that_takes_connections_and_never_answers_is_unreachable() -> None:
+    hung_up = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await hung_up.wait()
+        writer.close()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/mcp"
+    async with asyncio.timeout(10):
+        with pytest.raises(ToolServerUnreachable, match=url):
+            async with ToolServer(url, startup_timeout_s=0.5):
+                pass
+    hung_up.set()
+    silent.close()
+
+
 async def test_entering_waits_for_a_server_that_is_still_starting(own_server: Any) -> None:
     own_server.start()
     own_server.stop()

@@ -156,8 +156,6 @@ def test_normalisations_are_the_same_under_any_split(
     for parts in ([6], [1, 3, 2], [2, 2, 2], [5, 1], [1] * 6):
         shares = [
             normalise(terms, tokens, normalisation, TOTALS).item()
-            for terms, tokens in zip(
-                TERMS.split(parts), SEQUENCE_TOKENS.split(parts), strict=True
-            )
+            for terms, tokens in zip(TERMS.split(parts), SEQUENCE_TOKENS.split(parts), strict=True)
         ]
         assert sum(shares) == pytest.approx(expected)

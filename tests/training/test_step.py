@@ -1,10 +1,7 @@
 """A step in one process: what its result may and may not depend on."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from tiny import linear_rows, make_row, tiny_model
 from torch import Tensor
@@ -12,18 +9,12 @@ from torch import Tensor
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.databases.documents import DBRecordData
 from agentrl.training.batch import row_sequences
+from agentrl.training.logprobs import token_logprobs
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import parallelise
 from agentrl.training.step import StepOptions, StepStatistics, train_step
 
 TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
-
-
-@pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def one_step(
@@ -129,3 +120,23 @@ def test_statistics_describe_the_trained_tokens() -> None:
     assert statistics.entropy is not None and 0 < statistics.entropy < torch.log(torch.tensor(64.0))
     assert statistics.mismatch_kl > 0
     assert statistics.learning_rate == OptimizerConfig().learning_rate
+
+
+def test_bf16_computes_in_bfloat16_and_leaves_weights_and_temperatures_in_float32() -> None:
+    model = tiny_model()
+    parallelise(model, Accelerator(cpu=True), bf16=True)
+    ids = torch.arange(2, 22).reshape(2, 10)
+    positions, temperatures = torch.arange(9), torch.full((9,), 0.7)
+    targets = ids[0, 1:]
+    logprobs, _ = token_logprobs(model, ids, positions, targets, temperatures, 4)
+    reference = tiny_model()
+    for weight in reference.parameters():  # not `bfloat16()`, which rounds the rotary buffers too
+        weight.data = weight.data.bfloat16()
+    logits = reference(input_ids=ids).logits[0, :9].float()
+    expected = torch.log_softmax(logits / 0.7, -1).gather(-1, targets[:, None])[:, 0]
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=1e-4)
+    logprobs.sum().backward()
+    for parameter in model.parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is not None and parameter.grad.dtype == torch.float32

@@ -47,9 +47,7 @@ def main(out: Path) -> None:
         rows = ROWS[:1] if step == 2 else ROWS
         mine = assign_rows([row.cost for row in rows], accelerator.num_processes)
         sequences = [row_sequences(rows[index]) for index in mine[accelerator.process_index]]
-        results.append(
-            train_step(model, optimizer, scheduler, sequences, step, LOSS, OPTIONS)
-        )
+        results.append(train_step(model, optimizer, scheduler, sequences, step, LOSS, OPTIONS))
         if step == 2:
             state = TrainerState(step=2, version=2, run_name="worker", config={})
             save_checkpoint(out, state, model, optimizer, scheduler, save_total_limit=None)

@@ -15,7 +15,7 @@ import time
 from importlib import util
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
@@ -62,7 +62,8 @@ class EmbeddedMongod:
     """A mongod on `data_dir`, as a child of this process.
 
     `start()` returns its URL. It ends with `stop()`, with the `with` block, or with the thread
-    that started it (a parent's death signal on Linux follows the thread): start it from the main one.
+    that started it (a parent's death signal on Linux follows the thread): start it from the main
+    thread.
     """
 
     def __init__(self, data_dir: Path, log_file: Path, cache_gb: float = 0.25) -> None:
@@ -152,7 +153,7 @@ class EmbeddedMongod:
     def _await_primary(self, deadline: float) -> bool:
         """Wait until it takes writes; False if it ended because another mongod holds its folder."""
         host = f"127.0.0.1:{self.port}"
-        config = {"_id": REPLICA_SET, "members": [{"_id": 0, "host": host}]}
+        config: dict[str, Any] = {"_id": REPLICA_SET, "members": [{"_id": 0, "host": host}]}
         with MongoClient[dict[str, object]](
             host, directConnection=True, serverSelectionTimeoutMS=500
         ) as client:
@@ -163,8 +164,7 @@ class EmbeddedMongod:
                     return False
                 if status is not None:
                     raise MongodError(
-                        f"mongod ended at once with status {status}: "
-                        f"see the end of {self.log_file}"
+                        f"mongod ended at once with status {status}: see the end of {self.log_file}"
                     )
                 if time.monotonic() > deadline:
                     raise MongodError(f"mongod did not become ready: see {self.log_file}")
@@ -177,7 +177,7 @@ class EmbeddedMongod:
                 time.sleep(0.05)
 
     @staticmethod
-    def _configure(client: MongoClient[dict[str, object]], config: dict[str, object]) -> None:
+    def _configure(client: MongoClient[dict[str, object]], config: dict[str, Any]) -> None:
         """Make it a replica set, or tell an old one its new port."""
         try:
             client.admin.command("replSetInitiate", config)
@@ -185,7 +185,7 @@ class EmbeddedMongod:
             if error.code != ALREADY_INITIALIZED:
                 raise
             current = client.admin.command("replSetGetConfig")["config"]
-            if current["members"][0]["host"] != config["members"][0]["host"]:  # type: ignore[index]
+            if current["members"][0]["host"] != config["members"][0]["host"]:
                 changed = {**config, "version": current["version"] + 1}
                 client.admin.command("replSetReconfig", changed, force=True)
 

@@ -1,5 +1,6 @@
 """The run's own document: which trainer holds it, and how far it is."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from pymongo import ReturnDocument
@@ -38,17 +39,19 @@ class RunLease:
         self._fence = 0
 
     async def acquire(self, rows_per_step: int) -> Run:
-        """Take the run, to train so many rows a step. Raises `TrainerAlive` while another trainer's lease lasts."""
+        """Take the run, to train so many rows a step.
+
+        Raises `TrainerAlive` while another trainer's lease lasts.
+        """
         name = self._database.name
         free = {"$or": [{"$eq": ["$trainer", None]}, {"$lt": ["$lease_expires", "$$NOW"]}]}
-        try:
+        # Two trainers may make it at once: one of them wins below.
+        with suppress(DuplicateKeyError):
             await self._database.runs.update_one(
                 {"_id": name},
                 {"$setOnInsert": Run(id=name).model_dump(exclude={"id"})},
                 upsert=True,
             )
-        except DuplicateKeyError:
-            pass  # two trainers made it at once: one of them wins below
         document = await self._database.runs.find_one_and_update(
             {"_id": name, "$expr": free},
             [

@@ -1,6 +1,6 @@
 """Task files: JSONL, one task a line, checked as a whole before anything is stored.
 
-    {"id": "a1", "query": "...", "answer": "...", "scorer": "exact_match", "answer_schema": "answer"}
+    {"id": "a1", "query": "...", "answer": "...", "scorer": "math", "answer_schema": "boxed"}
 
 `query` is required. `id` defaults to the line number. Further fields are kept with the task.
 """
@@ -39,7 +39,9 @@ def read_tasks(
 ) -> list[TaskLine]:
     """All tasks of a file, in its order.
 
-    Scorers and schemas are names of the samplers' side; None leaves them unchecked. Raises `TaskFileError` with every bad line at once: not JSON, no `query`, an `id` twice, an
+    Scorers and schemas are names of the samplers' side; None leaves them unchecked.
+
+    Raises `TaskFileError` with every bad line at once: not JSON, no `query`, an `id` twice, an
     unknown scorer or schema.
     """
     try:

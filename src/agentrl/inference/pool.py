@@ -17,7 +17,13 @@ from typing import Self
 import aiohttp
 
 from agentrl.inference.client import ModelLimits, SGLangClient, open_session
-from agentrl.inference.protocol import GenerateRequest, Generation, ServiceUnreachable
+from agentrl.inference.protocol import (
+    GenerateRequest,
+    Generation,
+    InferenceError,
+    RequestRejected,
+    ServiceUnreachable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +43,12 @@ class Answer:
 @dataclass(slots=True, eq=False)
 class _Member:
     """One service. `outstanding` counts the tokens of its requests in flight, prompt and maximum
-    output; `probe` runs while it is down."""
+    output; `learning` asks for its model's limits, once; `probe` runs while it is down."""
 
     client: SGLangClient
     up: bool = True
     outstanding: int = 0
+    learning: asyncio.Task[None] | None = None
     probe: asyncio.Task[None] | None = None
 
 
@@ -54,7 +61,8 @@ class ServicePool:
     asked with back-off; a request that got no answer from it is sent to another. When none is up,
     requests wait `patience_s` seconds for one before `ServiceUnreachable` is raised.
 
-    Belongs to one event loop. Use as `async with ServicePool() as pool`.
+    `limits` are what the caller knows of the model; the rest is asked of each service before its
+    first request. Belongs to one event loop. Use as `async with ServicePool() as pool`.
     """
 
     api_key: str | None = None
@@ -80,10 +88,11 @@ class ServicePool:
 
     async def close(self) -> None:
         """Stop probing and close all connections."""
-        probes = [m.probe for m in self._members.values() if m.probe is not None]
-        for probe in probes:
-            probe.cancel()
-        await asyncio.gather(*probes, return_exceptions=True)
+        members = self._members.values()
+        tasks = [t for m in members for t in (m.probe, m.learning) if t is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._members.clear()
         if self._session is not None:
             await self._session.close()
@@ -134,6 +143,7 @@ class ServicePool:
                 continue
             member.outstanding += tokens
             try:
+                await self._learn_limits(member)
                 generation = await member.client.generate(request, timeout_s=self.request_timeout_s)
             except ServiceUnreachable as error:
                 self._mark_down(member, error)
@@ -141,6 +151,17 @@ class ServicePool:
             finally:
                 member.outstanding -= tokens
             return Answer(member.client.url, generation)
+
+    async def _learn_limits(self, member: _Member) -> None:
+        """Before a service's first request, so that none is sent that would kill it."""
+        if member.learning is None:
+            member.learning = asyncio.create_task(_ask_limits(member.client))
+        try:
+            # Several requests wait for one answer: a cancelled one must not take it from the rest.
+            await asyncio.shield(member.learning)
+        except InferenceError:
+            member.learning = None
+            raise
 
     def _choose(self, record_id: str) -> _Member | None:
         url = self._sticky.get(record_id)
@@ -200,3 +221,11 @@ class ServicePool:
         """Wake the requests that wait for a service."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+async def _ask_limits(client: SGLangClient) -> None:
+    """Have the client check requests against the limits that its service tells, if it does."""
+    try:
+        await client.fetch_limits()
+    except RequestRejected as error:  # a router, for instance, has no model of its own
+        log.warning("%s does not tell its limits, requests go unchecked: %s", client.url, error)

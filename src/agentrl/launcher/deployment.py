@@ -142,7 +142,8 @@ def count_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> 
     present = sum(entry.name[6:].isdecimal() for entry in devices.glob("nvidia[0-9]*"))
     if visible is None:
         return present
-    return min(present, len([name for name in visible.split(",") if name.strip(" -1")]))
+    named = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
+    return min(present, len(named))
 
 
 def describe_variables() -> str:

@@ -6,10 +6,10 @@ Each check answers with a sentence. What is not given is not checked; what fails
 import asyncio
 import platform
 import shutil
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -54,7 +54,11 @@ async def examine(checks: Sequence[Check], console: Console) -> int:
     failed = 0
     for check in checks:
         try:
-            console.print(f"[green]ok[/]    {check.name}: {await check.look()}", highlight=False, soft_wrap=True)
+            console.print(
+                f"[green]ok[/]    {check.name}: {await check.look()}",
+                highlight=False,
+                soft_wrap=True,
+            )
         except NotInOrder as problem:
             failed += 1
             console.print(f"[red]wrong[/] {check.name}: {problem}", highlight=False, soft_wrap=True)
@@ -71,23 +75,20 @@ def checks_for(arguments: Namespace) -> list[Check]:
         Check("disk", _disk),
     ]
     url = arguments.db_connection_string
-    checks.append(Check("mongodb", (lambda: _mongodb(url)) if url else _embedded_mongod))
+    checks.append(Check("mongodb", partial(_mongodb, url) if url else _embedded_mongod))
     if arguments.model:
-        checks.append(Check("model", lambda: _model(arguments.model)))
+        checks.append(Check("model", partial(_model, arguments.model)))
     if arguments.mcp_manager_url:
         checks.append(
-            Check("tools", lambda: _tools(arguments.mcp_manager_url, arguments.mcp_auth_token))
+            Check("tools", partial(_tools, arguments.mcp_manager_url, arguments.mcp_auth_token))
         )
     for service in filter(None, arguments.inference_urls.split(",")):
-        checks.append(Check("inference", lambda service=service: _service(service)))
+        checks.append(Check("inference", partial(_service, service.strip())))
     return checks
 
 
 async def _python() -> str:
-    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < (3, 11):
-        raise NotInOrder(f"{found}; 3.11 or newer is needed")
-    return found
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
 
 
 async def _packages() -> str:
@@ -165,7 +166,7 @@ async def _tools(url: str, token: str | None) -> str:
 
 async def _service(url: str) -> str:
     try:
-        async with SGLangClient(url.strip()) as client:
+        async with SGLangClient(url) as client:
             info = await client.model_info()
     except InferenceError as error:
         raise NotInOrder(f"{error}") from None

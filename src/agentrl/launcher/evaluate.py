@@ -23,7 +23,7 @@ from agentrl.databases.documents import Split, TaskStatus
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.mongod import free_port
 from agentrl.databases.services import acknowledge, live_services, register_url
-from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.inference.client import SGLangClient, open_session
 from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
@@ -37,7 +37,7 @@ from agentrl.launcher.evaluation import (
     summarise_attempts,
     write_report,
 )
-from agentrl.launcher.preflight import check_model, check_output
+from agentrl.launcher.preflight import check_model, check_output, check_task_file
 from agentrl.launcher.processes import Change, Supervisor, last_lines
 from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
 from agentrl.launcher.run_folder import RunLock, read_launch
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     model = check_model(config.model.model_name_or_path)
     if not config.data.eval_file:
         raise ConfigError("no tasks to evaluate on: set EVAL_FILE or --eval_file to a JSONL file")
-    tasks = read_tasks(Path(config.data.eval_file))
+    tasks = check_task_file(config.data.eval_file)
     folder = config.output / "eval"
     check_output(LOGS, 0)
     check_output(folder, 2 * sum(file.stat().st_size for file in model.glob("*.safetensors")))

@@ -19,7 +19,7 @@ from agentrl.launcher.presets import Preset
 from agentrl.launcher.processes import Change, Event, Kind, Supervisor, last_lines
 from agentrl.launcher.progress import ProgressReader, Snapshot
 from agentrl.launcher.report import gather_report, next_steps, print_lines, write_summary
-from agentrl.launcher.run_folder import LaunchRecord, RunLock, write_launch
+from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, write_launch
 from agentrl.launcher.stack import Addresses, Stack, plan_parts, thread_environment, with_urls
 from agentrl.launcher.view import LiveView, duration
 
@@ -27,6 +27,7 @@ _TICK_S = 0.25
 _READ_EVERY_S = 2.0  # the database is asked so often; a step takes longer than this
 _SAVE_EVERY_S = 15.0
 _SHOWN_LOG_LINES = 12
+_ELASTIC_REPORT = "] failed (exitcode: "
 _FAILED = 1
 
 
@@ -173,20 +174,20 @@ class Launch:
         return None
 
     def _failure(self, event: Event) -> Outcome:
-        lines = last_lines(event.part.log, _SHOWN_LOG_LINES)
-        log = "".join(f"\n    {line}" for line in lines)
+        lines = last_lines(event.part.log, 500)
+        # torch's launcher adds some forty lines that say no more than that its child failed.
+        added = [i for i, line in enumerate(lines) if _ELASTIC_REPORT in line]
+        shown = lines[: added[0] if added else None][-_SHOWN_LOG_LINES:]
+        log = "".join(f"\n    {line}" for line in shown)
         return Outcome(_FAILED, f"{event.sentence}; {self._how_to_go_on()}. The log ends:{log}")
 
     def _how_to_go_on(self) -> str:
         if self._record is None:
             return "the same command starts it again"
-        # Imported here: it loads torch, which a launch that goes well does not need.
-        from agentrl.training.checkpoint import list_checkpoints
-
-        checkpoints = list_checkpoints(self._stack.config.output)
-        if not checkpoints:
+        step = last_checkpoint(self._stack.config.output)
+        if step is None:
             return "the same command starts it again: there is no checkpoint yet"
-        return f"the same command goes on from {checkpoints[-1].name}"
+        return f"the same command goes on from checkpoint-{step}"
 
     async def _read_progress(self, database: RunDatabase, view: LiveView) -> None:
         """Keep the snapshot fresh and the run's seconds on disk. Nothing depends on it."""

@@ -12,7 +12,9 @@ import tempfile
 from pathlib import Path
 
 from agentrl.configs import Config, ConfigError
-from agentrl.databases.task_file import read_tasks
+from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.rollout.answers import KNOWN_SCHEMAS
+from agentrl.rollout.mcp.scorers import MCPScorerFactory
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
@@ -70,7 +72,12 @@ def check_tasks(config: Config) -> None:
         raise ConfigError("no tasks to train on: set TRAIN_FILE or --train_file to a JSONL file")
     for file in (config.data.train_file, config.data.eval_file):
         if file:
-            read_tasks(Path(file))
+            check_task_file(file)
+
+
+def check_task_file(file: str) -> list[TaskLine]:
+    """The tasks of a file, their scorers and schemas checked too. Raises `TaskFileError`."""
+    return read_tasks(Path(file), MCPScorerFactory.known(), KNOWN_SCHEMAS)
 
 
 def bytes_needed(model: Path, checkpoints: int | None) -> int:

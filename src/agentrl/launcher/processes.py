@@ -21,6 +21,7 @@ from agentrl.launcher import guard
 
 USER_ERROR = 2  # exit status of a part that was called wrongly: calling it again would not help
 _POLL_S = 0.05
+_START_MARK = "=== "
 
 
 class Kind(IntEnum):
@@ -174,7 +175,9 @@ class Supervisor:
         watched.start_at = None
         part.log.parent.mkdir(parents=True, exist_ok=True)
         with part.log.open("ab") as log:
-            log.write(f"=== {part.name} starts, {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+            log.write(
+                f"{_START_MARK}{part.name} starts, {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode()
+            )
             log.flush()
             watched.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", guard.__file__, str(part.grace_s), *part.command],
@@ -216,11 +219,13 @@ def _signal_name(number: int) -> str:
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """The last lines of a log that hold something; none if there is no log."""
+    """The last lines of a log that hold something, since the part was last started."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
             text = file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if line.startswith(_START_MARK)]
+    return lines[starts[-1] + 1 if starts else 0 :][-count:]

@@ -51,7 +51,7 @@ class Snapshot:
     reward: float | None = None  # recent mean score
     turns: float | None = None  # a recent record, on average
     tool_calls: float | None = None
-    sampled_per_s: float | None = None  # tokens that models generated, over the last half minute
+    sampled_per_s: float | None = None  # tokens that models generated, in the last half minute
     trained_per_s: float | None = None  # of these, tokens that recent steps trained
     staleness: float | None = None  # of the last step: mean and largest
     max_staleness: int | None = None
@@ -110,13 +110,15 @@ class ProgressReader:
         self._tail.read()
         recent = list(self._tail.recent)
         run = await load_run(self._database)
-        records = await self._recent_records()
+        records = await self._recent_records(Split.TRAIN)
+        evaluated = await self._recent_records(Split.EVAL)
         scored = [record for record in records if record["score"] is not None]
         success = _mean([record["score"] >= SUCCESS_SCORE for record in scored])
         step = max(run.step if run else 0, recent[-1]["step"] if recent else 0)
         if success is not None:
             self._history[step] = success
         max_steps = run.max_steps if run and run.max_steps else None
+        now = await self._server_time()
         return Snapshot(
             status=run.status if run and run.status != "created" else "starting",
             step=step,
@@ -125,7 +127,7 @@ class ProgressReader:
             reward=_mean([record["score"] for record in scored]),
             turns=_mean([record["n_turns"] for record in scored]),
             tool_calls=_mean([record["n_tool_calls"] for record in scored]),
-            sampled_per_s=_sampling_rate(records, await self._server_time()),
+            sampled_per_s=_add(_sampling_rate(records, now), _sampling_rate(evaluated, now)),
             trained_per_s=_training_rate(recent),
             staleness=recent[-1]["staleness_mean"] if recent else None,
             max_staleness=recent[-1]["staleness_max"] if recent else None,
@@ -136,11 +138,11 @@ class ProgressReader:
             history=tuple(self._history[step] for step in sorted(self._history)),
         )
 
-    async def _recent_records(self) -> list[dict[str, Any]]:
-        """The last finished training records, newest first."""
+    async def _recent_records(self, split: Split) -> list[dict[str, Any]]:
+        """The last finished records of a split, newest first."""
         cursor = (
             self._database.records.find(
-                {"split": Split.TRAIN, "finished_at": {"$gt": datetime.min.replace(year=1970)}},
+                {"split": split, "finished_at": {"$ne": None}},
                 {"score": 1, "n_turns": 1, "n_tool_calls": 1, "tokens": 1, "finished_at": 1},
             )
             .sort("finished_at", -1)
@@ -187,6 +189,10 @@ async def evaluations(database: RunDatabase) -> list[HeldOut]:
         HeldOut(group["_id"], group["attempts"], group["successes"], group["mean_score"])
         async for group in cursor
     ]
+
+
+def _add(a: float | None, b: float | None) -> float | None:
+    return a + b if a is not None and b is not None else a if b is None else b
 
 
 def _mean(values: Sequence[float]) -> float | None:

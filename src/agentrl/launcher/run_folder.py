@@ -118,6 +118,15 @@ def steps_finished(folder: Path) -> int | None:
     return int(json.loads(file.read_text(encoding="utf-8"))["steps"])
 
 
+def last_checkpoint(folder: Path) -> int | None:
+    """The step of the last checkpoint, by its name alone: checkpoints appear whole.
+
+    `agentrl.training.checkpoint` reads them, but loads torch, which takes seconds.
+    """
+    numbers = [path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=None)
+
+
 @contextmanager
 def write_whole(path: Path) -> Iterator[Path]:
     """A place to write a file that appears under `path` when it is complete."""

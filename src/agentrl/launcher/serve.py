@@ -52,7 +52,11 @@ async def _announced(arguments: Namespace, url: str) -> AsyncIterator[None]:
         return
     database = await connect(arguments.db_connection_string, arguments.run_name)
     await services.register(
-        database, url, str(arguments.model), arguments.max_running_requests, arguments.weight_version
+        database,
+        url,
+        str(arguments.model),
+        arguments.max_running_requests,
+        arguments.weight_version,
     )
     heartbeats = asyncio.create_task(_beat(database, url))
     try:

@@ -126,7 +126,7 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
     parts: list[Part] = []
     if stack.tools:
         parts.append(tools_part(run, addresses.tools_port))
-    for number, port in enumerate(addresses.service_ports):
+    for number, port in enumerate(addresses.service_ports[: stack.services]):
         service = service_part(
             stack.config,
             port,

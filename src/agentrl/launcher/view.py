@@ -15,8 +15,9 @@ from rich.text import Text
 from agentrl.launcher.progress import Snapshot
 
 _LINE_EVERY_S = 5.0
+_PANEL_EVERY_S = 0.5
 _SPARKS = "▁▂▃▄▅▆▇█"
-_SPARK_WIDTH = 24
+_SPARK_WIDTH = 16
 
 
 def duration(seconds: float | None) -> str:
@@ -92,7 +93,7 @@ def panel(
         staleness += f" (max {s.max_staleness})"
     alive, expected = samplers
     body.add_row("staleness", staleness, "alive",
-                 f"{s.services} services, {alive} of {expected} samplers")  # fmt: skip
+                 f"services {s.services}, samplers {alive}/{expected}")  # fmt: skip
     notes = [Text(notice, "yellow") for notice in notices[-3:]]
     return Panel(Group(head, Text(), body, *notes), title=f"[bold]{title}", subtitle=s.status)
 
@@ -105,7 +106,7 @@ class LiveView:
         self._console = console or Console()
         self._live: Live | None = None
         self._notices: list[str] = []
-        self._line_at = 0.0
+        self._shown_at = -_LINE_EVERY_S  # the clock may begin at 0
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -131,11 +132,13 @@ class LiveView:
 
     def show(self, snapshot: Snapshot, seconds: float, samplers: tuple[int, int]) -> None:
         """The latest snapshot; `seconds` since the launch."""
+        every = _LINE_EVERY_S if self._live is None else _PANEL_EVERY_S
+        if time.monotonic() - self._shown_at < every:
+            return
+        self._shown_at = time.monotonic()
         if self._live is not None:
-            self._live.update(
-                panel(self._title, snapshot, seconds, samplers, self._notices), refresh=True
-            )
-        elif time.monotonic() - self._line_at >= _LINE_EVERY_S:
-            self._line_at = time.monotonic()
+            view = panel(self._title, snapshot, seconds, samplers, self._notices)
+            self._live.update(view, refresh=True)
+        else:
             line = plain_line(snapshot, seconds, samplers[0])
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)

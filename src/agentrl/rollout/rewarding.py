@@ -1,6 +1,6 @@
 """From the scores of a group to advantages: pure functions, composed in one visible order.
 
-    scores -> advantage estimator -> scaling -> filters -> which Records become rows
+scores -> advantage estimator -> scaling -> filters -> which Records become rows
 """
 
 import math

@@ -49,7 +49,7 @@ def build_row(
     tree = _concatenate(nodes, context.segments)
     made = tree.versions[tree.mask == 1]
     return DBRecordData(
-        _id=record.id,
+        id=record.id,
         task=record.task,
         seq=seq,
         reward=record.score,

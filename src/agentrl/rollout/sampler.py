@@ -208,7 +208,7 @@ class AsyncSampler(ABC):
         """Store a turn whose tools have answered. `messages`: what was added before it."""
         branch = turn.tokens.branch
         document = DispatchedSamplingTask(
-            _id=turn_id(self.record.id, turn.tokens.turn),
+            id=turn_id(self.record.id, turn.tokens.turn),
             record_id=self.record.id,
             turn=turn.tokens.turn,
             segment=turn.tokens.segment,

@@ -223,10 +223,10 @@ class SamplingScheduler:
             return await self._ledger.fail(
                 claim, message, retry=self.config.sampling.resample_error_records
             )
-        assert record.score is not None, f"{record.id} was evaluated and has no score"
-        record = record.model_copy(update={"status": RecordStatus.SCORED})
-        await self._ledger.finish_record(record)
-        return await self._ledger.complete(claim, record.score)
+        score = record.score
+        assert score is not None, f"{record.id} was evaluated and has no score"
+        await self._ledger.finish_record(record.model_copy(update={"status": RecordStatus.SCORED}))
+        return await self._ledger.complete(claim, score)
 
     async def _keep_leases(self) -> None:
         """Extend our leases, take expired ones from the dead, finish what they left."""

@@ -25,6 +25,7 @@ def main(argv: Sequence[str]) -> int:
     """Sample for a run until it is finished. SIGTERM hands back what is in progress."""
     config = parse_config(argv, "agentrl sample", "Sample trajectories for a run.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for every tool call
     uvloop.run(sample(config))
     return 0
 

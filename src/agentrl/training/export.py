@@ -42,8 +42,7 @@ def export_checkpoint(checkpoint_dir: Path, model_dir: Path, out_dir: Path) -> N
         ) from error
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     out_dir.parent.mkdir(parents=True, exist_ok=True)
-    cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    save_model_folder(model.to(dtype), load_tokenizer(str(model_dir)), cast, out_dir)
+    save_model_folder(model, load_tokenizer(str(model_dir)), weights, out_dir, dtype)
 
 
 def main(argv: Sequence[str]) -> int:

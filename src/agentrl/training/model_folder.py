@@ -1,13 +1,16 @@
 """Hugging Face model folders: read at the start of a run, written for services and users."""
 
+import copy
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -79,22 +82,19 @@ def write_model_folder(
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=options)
     if dist.get_rank() == 0:
-        cast = {
-            name: tensor.to(dtype)
-            for name, tensor in weights.items()
-            if isinstance(tensor, torch.Tensor)
-        }
-        save_model_folder(model, tokenizer, cast, path)
+        tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+        save_model_folder(model, tokenizer, tensors, path, dtype)
     dist.barrier()
 
 
 def save_model_folder(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    weights: dict[str, torch.Tensor],
+    weights: Mapping[str, Tensor],
     path: Path,
+    dtype: torch.dtype,
 ) -> None:
-    """Write config, tokenizer and `weights` to a temporary folder, and rename it to `path`.
+    """Write config, tokenizer and `weights`, as `dtype`: to another name first, then renamed.
 
     Raises `ModelFolderError` if the disk refuses.
     """
@@ -102,8 +102,12 @@ def save_model_folder(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        # a copy: save_pretrained empties the dictionary it is given
-        model.save_pretrained(partial, state_dict=dict(weights))
+        # a dictionary of its own: save_pretrained empties it
+        cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        model.save_pretrained(partial, state_dict=cast)
+        config = copy.deepcopy(model.config)
+        config.dtype = dtype  # the model's own is that of its master weights
+        config.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         if path.exists():
             shutil.rmtree(path)

@@ -59,7 +59,7 @@ def parallelise(
     )
     model.to(accelerator.device)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     _shard(model, mesh, bf16)
     _check_sharded(model, accelerator.num_processes)
     attach_logprobs(model)
@@ -86,10 +86,12 @@ def _shard(model: PreTrainedModel, mesh: DeviceMesh, bf16: bool) -> None:
     of the backward pass, so that the head's chunks, which a rank may have more of than another,
     cause no collective; and an embedding tied to the head is one parameter, to be in one unit.
     """
-    policy = (
-        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=MASTER_DTYPE)
-        if bf16
-        else MixedPrecisionPolicy()
+    # Inputs are not cast: the sampling temperatures among them would lose digits, and hidden states
+    # have the parameters' type anyway.
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bf16 else None,
+        reduce_dtype=MASTER_DTYPE,
+        cast_forward_inputs=False,
     )
     reshard = mesh.size() > 1  # alone there is nothing to give back
     for layer in _layers(model):

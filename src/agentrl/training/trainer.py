@@ -57,8 +57,8 @@ from agentrl.training.stream import RowStream, StepRows
 logger = logging.getLogger(__name__)
 
 _USER_ERRORS = (
-    CheckpointError, ConfigError, DatabaseUnreachable, ModelFolderError, TaskFileError, TrainerAlive,
-    TrainerReplaced,
+    CheckpointError, ConfigError, DatabaseUnreachable, ModelFolderError, TaskFileError,
+    TrainerAlive, TrainerReplaced,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tokenizers import pre_tokenizers
 
 EOS = 257
 PROMPT = list(range(40, 60))
@@ -66,8 +67,7 @@ async def test_an_answer_has_the_fields_of_sglang(http) -> None:
 
 
 def bytes_text(ids: list[int]) -> str:
-    from tokenizers import pre_tokenizers
-
+    """What the test tokenizer's ids say; ids that are no bytes are special."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     values = {c: i for i, c in enumerate(byte_characters())}
     return bytes(values[alphabet[i]] for i in ids if i < 256).decode(errors="replace")

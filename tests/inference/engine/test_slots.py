@@ -38,7 +38,7 @@ def test_a_sibling_waits_for_a_prompt_that_is_being_computed() -> None:
     first = table.place(PROMPT)
     assert first is not None
     assert table.place([*PROMPT, 7]) is None
-    assert table.place(PROMPT[: WORTH_WAITING - 1] + [7, 8]) is not None
+    assert table.place([*PROMPT[: WORTH_WAITING - 1], 7, 8]) is not None
     table.computed(first.slot)
     second = table.place([*PROMPT, 7])
     assert second is not None and second.cached == len(PROMPT)

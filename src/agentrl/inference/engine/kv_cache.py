@@ -109,12 +109,12 @@ class KVCache(Cache):
 
     def swap_rows(self, pairs: Sequence[tuple[int, int]], length: int) -> None:
         """Exchange the first `length` positions of each pair of rows; all rows distinct."""
-        if not pairs:
-            return
-        to = torch.tensor([r for a, b in pairs for r in (a, b)], device=self._store.device)
-        source = torch.tensor([r for a, b in pairs for r in (b, a)], device=self._store.device)
+        # Slices: several times faster than one gather and scatter with index tensors.
         used = self._store[:, :, :, :, :length]
-        used[:, :, to] = used[:, :, source]
+        for a, b in pairs:
+            kept = used[:, :, a].clone()
+            used[:, :, a] = used[:, :, b]
+            used[:, :, b] = kept
 
     def copy_prefix(self, source: int, to: int, length: int) -> None:
         """Copy the first `length` positions of one row to another."""

@@ -15,7 +15,6 @@ from mcp_types import INVALID_REQUEST
 log = logging.getLogger(__name__)
 
 _WIRE_FAULT, _REFUSED = -32050, -32051  # JSON-RPC codes of our own, see _FaultIsolation
-_CONNECT_TIMEOUT_S = 10.0
 
 
 class ConnectFailed(Exception):
@@ -35,27 +34,35 @@ class ConnectFailed(Exception):
 class Connection:
     """An MCP client in a task of its own, because it must be left by the task that entered it."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, timeout_s: float) -> None:
         self._closing = asyncio.Event()
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._hold(url, token), name=f"mcp {url}")
+        self._task = asyncio.create_task(self._hold(url, token, timeout_s), name=f"mcp {url}")
 
     @classmethod
-    async def open(cls, url: str, token: str | None) -> Self:
-        connection = cls(url, token)
+    async def open(cls, url: str, token: str | None, timeout_s: float) -> Self:
+        """Connect and agree on a protocol version. Raises `ConnectFailed`.
+
+        `timeout_s`: of that, and of every request that is given no time-out of its own.
+        """
+        connection = cls(url, token, timeout_s)
         either: set[asyncio.Future[Any]] = {connection._ready, connection._task}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            connection._task.cancel()
-            raise
+            await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not connection._ready.done():
+                connection._task.cancel()
         if connection._ready.done():
             return connection
+        await asyncio.wait({connection._task})
+        if connection._task.cancelled():
+            raise ConnectFailed(f"no answer within {timeout_s:g} s")
         error = connection._task.exception()
         raise ConnectFailed.of(error or RuntimeError("closed at once")) from None
 
     @property
     def client(self) -> Client:
+        """The SDK's client; any number of tasks may use it at once."""
         return self._ready.result()
 
     @property
@@ -64,20 +71,22 @@ class Connection:
         return self._task.done()
 
     async def close(self) -> None:
+        """Leave the client and its session."""
         self._closing.set()
         await asyncio.wait({self._task})
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             log.warning("the MCP connection ended with an error: %r", error)
 
-    async def _hold(self, url: str, token: str | None) -> None:
+    async def _hold(self, url: str, token: str | None, timeout_s: float) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         http = httpx2.AsyncClient(
             headers=headers,
-            # A call's own time-out bounds it; a read time-out here would be one for all tools.
-            timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            # The client bounds every request; a read time-out here would be one for all tools.
+            timeout=httpx2.Timeout(None, connect=timeout_s),
             transport=_FaultIsolation(httpx2.AsyncHTTPTransport()),
         )
-        async with http, Client(streamable_http_client(url, http_client=http)) as client:
+        transport = streamable_http_client(url, http_client=http)
+        async with http, Client(transport, read_timeout_seconds=timeout_s) as client:
             self._ready.set_result(client)
             await self._closing.wait()
 

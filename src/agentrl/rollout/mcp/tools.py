@@ -37,6 +37,7 @@ TASK_ID_KEY = "agentrl/task_id"
 RECORD_ID_KEY = "agentrl/record_id"
 MAX_RESULT_CHARS = 500_000  # of one tool's answer: a turn must fit a MongoDB document
 _RETRY_PAUSE_S = 0.25
+_HANDSHAKE_TIMEOUT_S = 10.0  # of each request before the first call
 _CALL_FAILURES = (
     MCPError,  # an error answer, a time-out, a closed connection
     ValidationError,  # an answer that is no CallToolResult
@@ -84,11 +85,11 @@ class ToolServer:
     token: str | None = None
     call_timeout_s: float = 60.0
     startup_timeout_s: float = 30.0
-    schemas: tuple[dict[str, Any], ...] = ()  # set on entering: as the chat template gets them
-    n_reconnects: int = 0
-    _names: frozenset[str] = frozenset()
-    _connection: "Connection | None" = None
-    _reconnecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    schemas: tuple[dict[str, Any], ...] = field(default=(), init=False)  # for the chat template
+    n_reconnects: int = field(default=0, init=False)
+    _names: frozenset[str] = field(default=frozenset(), init=False)
+    _connection: Connection | None = field(default=None, init=False)
+    _reconnecting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def __aenter__(self) -> Self:
         began = time.monotonic()
@@ -168,7 +169,8 @@ class ToolServer:
 
     async def _connect(self) -> Connection:
         """Open a connection and list its tools. Raises `ConnectFailed`."""
-        connection = await Connection.open(self.url, self.token)
+        timeout_s = min(_HANDSHAKE_TIMEOUT_S, self.startup_timeout_s)
+        connection = await Connection.open(self.url, self.token, timeout_s)
         try:
             tools = await _list_tools(connection.client)
         except _CALL_FAILURES as error:

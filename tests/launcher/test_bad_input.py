@@ -1,0 +1,197 @@
+"""What is wrong is said in one sentence, before anything is started or written."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agentrl import cli
+from agentrl.configs import ConfigError
+from agentrl.launcher.preflight import check_model, check_output
+from agentrl.launcher.run_folder import (
+    LaunchRecord,
+    RunLock,
+    read_launch,
+    steps_finished,
+    write_launch,
+    write_whole,
+)
+from agentrl.launcher.stack import REPOSITORY
+
+DEMO_MODEL = REPOSITORY / "assets" / "demo" / "model"
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a call of `agentrl` ended and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+Launch = Callable[..., Said]
+
+
+@pytest.fixture
+def launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Launch:
+    """`agentrl launch grpo ...` in an empty folder that has the demo's assets."""
+    (tmp_path / "assets").symlink_to(REPOSITORY / "assets")
+    monkeypatch.chdir(tmp_path)
+
+    def launch(*arguments: str, **environment: str) -> Said:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        status = cli.main(["launch", "grpo", *arguments])
+        said = capsys.readouterr()
+        return Said(status, said.out, said.err)
+
+    return launch
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "assets")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["has no name", "grpo_example.sh RUN"]),
+        (["a run"], ["--run_name 'a run'"]),
+        (["demo", "--no_such_flag", "1"], ["--no_such_flag"]),
+        (["demo", "--loss_calculator", "PPO"], ["PPO", "GRPO"]),
+        (["demo", "--model_name_or_path", "nowhere"], ["nowhere", "no folder"]),
+        (["demo", "--train_file", "nowhere.jsonl"], ["nowhere.jsonl"]),
+        (["demo", "--output_dir", "/proc/agentrl"], ["/proc/agentrl", "--output_dir"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_with_status_two_and_nothing_is_written(
+    tmp_path: Path, launch: Launch, arguments: Sequence[str], words: Sequence[str]
+) -> None:
+    result = launch(*arguments)
+    assert result.status == 2, result.err
+    assert len(result.err.splitlines()) == 1, result.err
+    for word in words:
+        assert word in result.err
+    assert written(tmp_path) == []
+
+
+def test_all_bad_task_lines_are_named_at_once(tmp_path: Path, launch: Launch) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"query": "fine", "id": 1}\nnot json\n{"answer": "x"}\n')
+    result = launch("demo", TRAIN_FILE=str(tasks))
+    assert result.status == 2
+    assert f"{tasks}:2:" in result.err and f"{tasks}:3:" in result.err
+    assert written(tmp_path) == ["tasks.jsonl"]
+
+
+def test_a_second_launch_of_a_live_run_is_refused(tmp_path: Path, launch: Launch) -> None:
+    with RunLock(tmp_path / "output" / "demo"):
+        result = launch("demo")
+    assert result.status == 2
+    assert f"process {os.getpid()}" in result.err
+
+
+def test_a_finished_run_says_so_and_what_can_be_done_with_it(
+    tmp_path: Path, launch: Launch
+) -> None:
+    output = tmp_path / "output" / "demo"
+    output.mkdir(parents=True)
+    (output / "summary.json").write_text(json.dumps({"steps": 60}))
+    result = launch("demo", "--max_steps", "60")
+    assert result.status == 0, result.err
+    assert "is finished" in result.out
+    for words in ("show demo", "./eval_example.sh demo", "TRAIN_FILE="):
+        assert words in result.out
+    assert not (output / "mongo").exists()
+
+
+def test_the_help_lists_variables_and_flags(launch: Launch) -> None:
+    result = launch("--help")
+    assert result.status == 0
+    assert "NUM_SAMPLERS" in result.out and "--num_generations" in result.out
+
+
+@pytest.mark.parametrize(
+    ("removed", "word"),
+    [
+        ("config.json", "config.json"),
+        ("model.safetensors", "weights"),
+        ("tokenizer.json", "tokenizer"),
+        ("chat_template.jinja", "chat template"),
+    ],
+)
+def test_a_model_folder_that_lacks_a_part_is_refused_with_its_name(
+    tmp_path: Path, removed: str, word: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    assert check_model(str(model)) == model
+    (model / removed).unlink()
+    with pytest.raises(ConfigError, match=word) as caught:
+        check_model(str(model))
+    assert str(model) in str(caught.value)
+
+
+def test_a_chat_template_in_the_tokenizer_s_config_counts(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, model)
+    (model / "chat_template.jinja").unlink()
+    file = model / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": "{{ 1 }}"}))
+    check_model(str(model))
+
+
+def test_a_disk_with_too_little_room_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    check_output(tmp_path / "new" / "run", 1)
+    assert written(tmp_path) == []
+    with pytest.raises(ConfigError, match=r"GiB free and this run needs 1048576\.0 GiB"):
+        check_output(tmp_path, 1 << 50)
+
+
+def test_an_output_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_output(tmp_path / "file" / "run", 1)
+
+
+def test_a_lock_lasts_until_the_last_process_that_inherited_it_is_gone(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    heir = subprocess.Popen(["sleep", "60"], pass_fds=(lock.fileno(),))
+    try:
+        lock.release()
+        with pytest.raises(ConfigError, match="live launch"):
+            RunLock(tmp_path).acquire(patience_s=0.3)
+    finally:
+        heir.kill()
+        heir.wait()
+    with RunLock(tmp_path):
+        pass
+
+
+def test_how_a_run_was_launched_is_kept_for_its_owner_only(tmp_path: Path) -> None:
+    assert read_launch(tmp_path) is None
+    record = LaunchRecord("grpo", ["--mcp_auth_token", "secret"], 12.5)
+    write_launch(tmp_path, record)
+    assert read_launch(tmp_path) == record
+    assert (tmp_path / "launch.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    with pytest.raises(RuntimeError), write_whole(path) as partial:
+        partial.write_text("half")
+        raise RuntimeError
+    assert written(tmp_path) == []
+    assert steps_finished(tmp_path) is None
+    with write_whole(path) as partial:
+        partial.write_text('{"steps": 3}')
+    assert steps_finished(tmp_path) == 3

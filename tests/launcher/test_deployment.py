@@ -1,0 +1,178 @@
+"""Environment variables, and what a stack starts because of them."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.configs import ConfigError, parse_config
+from agentrl.launcher.deployment import count_gpus, describe_variables, read_deployment
+from agentrl.launcher.presets import DEMO_ROWS_PER_STEP, GRPO, PRESETS, Preset, preset_flags
+from agentrl.launcher.processes import Kind, Part
+from agentrl.launcher.stack import (
+    Addresses,
+    Stack,
+    plan_parts,
+    plan_stack,
+    thread_environment,
+    with_urls,
+)
+
+ADDRESSES = Addresses(tools_port=7001, service_ports=(7002, 7003), trainer_port=7004)
+ELSEWHERE = {
+    "DB_URL": "mongodb://db:27017",
+    "MCP_URL": "http://tools/mcp",
+    "INFERENCE_URLS": "http://a:1,http://b:1",
+}
+
+
+def stack_of(environment: dict[str, str], *flags: str, gpus: int = 0) -> Stack:
+    return plan_stack(GRPO, "demo", flags, read_deployment(environment), gpus)
+
+
+def parts_of(stack: Stack) -> dict[str, Part]:
+    stack = with_urls(stack, "mongodb://127.0.0.1:7000", ADDRESSES)
+    return {part.name: part for part in plan_parts(stack, ADDRESSES, {})}
+
+
+def flag(part: Part, name: str) -> str:
+    """The last value of a flag, which is the one that counts."""
+    last = max(i for i, word in enumerate(part.command) if word == name)
+    return part.command[last + 1]
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_every_flag_of_a_preset_is_a_flag_of_the_run(preset: Preset) -> None:
+    config = parse_config([*preset_flags(preset, 1), "--run_name", "demo"])
+    assert config.loss.loss_calculator.lower() == preset.name
+    assert config.optimizer.per_device_train_batch_size == DEMO_ROWS_PER_STEP
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_a_step_of_the_demo_has_the_same_rows_however_many_processes_train(processes: int) -> None:
+    config = parse_config(preset_flags(GRPO, processes))
+    assert config.optimizer.per_device_train_batch_size * processes == DEMO_ROWS_PER_STEP
+
+
+def test_without_variables_everything_is_started_here() -> None:
+    stack = stack_of({})
+    assert (stack.mongod, stack.tools, stack.services) == (True, True, 1)
+    parts = parts_of(stack)
+    assert list(parts) == ["tools", "service", "trainer", "sampler-0"]
+    for name in ("trainer", "sampler-0"):
+        assert flag(parts[name], "--db_connection_string") == "mongodb://127.0.0.1:7000"
+        assert flag(parts[name], "--mcp_manager_url") == "http://127.0.0.1:7001/mcp"
+    assert flag(parts["service"], "--port") == "7002"
+    assert flag(parts["trainer"], "--config_file").endswith("assets/fsdp2_cpu.yml")
+    assert parts["trainer"].log == Path("logs/as/demo_train_0.log")
+
+
+def test_empty_variables_count_as_not_set() -> None:
+    assert read_deployment({"DB_URL": "", "NUM_SAMPLERS": " "}) == read_deployment({})
+
+
+def test_with_all_urls_given_nothing_embedded_is_started() -> None:
+    stack = stack_of(ELSEWHERE)
+    assert not stack.mongod
+    parts = plan_parts(stack, ADDRESSES, {})
+    assert [part.kind for part in parts] == [Kind.TRAINER, Kind.SAMPLER]
+    assert flag(parts[1], "--inference_urls") == "http://a:1,http://b:1"
+    assert flag(parts[1], "--mcp_manager_url") == "http://tools/mcp"
+
+
+def test_flags_after_the_name_take_precedence_over_variables() -> None:
+    stack = stack_of({"MODEL": "from-variable"}, "--model_name_or_path", "from-flag")
+    assert stack.config.model.model_name_or_path == "from-flag"
+    assert stack_of({"MODEL": "m"}).config.model.model_name_or_path == "m"
+
+
+def test_counts_of_processes_samplers_and_services_are_followed() -> None:
+    stack = stack_of({"NUM_PROCESSES": "2", "NUM_SAMPLERS": "3", "NUM_SERVICES": "2"})
+    parts = parts_of(stack)
+    assert [name for name in parts if name.startswith("s")] == [
+        "service-0", "service-1", "sampler-0", "sampler-1", "sampler-2",
+    ]  # fmt: skip
+    assert flag(parts["trainer"], "--num_processes") == "2"
+    assert flag(parts["service-1"], "--port") == "7003"
+
+
+def test_gpus_give_a_process_each_and_the_gpu_config_unless_the_cpu_is_asked_for() -> None:
+    stack = stack_of({}, gpus=4)
+    parts = parts_of(stack)
+    assert flag(parts["trainer"], "--num_processes") == "4"
+    assert flag(parts["trainer"], "--config_file").endswith("assets/fsdp2_dst.yml")
+    assert flag(parts["service"], "--device") == "cuda"
+    on_cpu = parts_of(stack_of({}, "--use_cpu", "true", gpus=4))
+    assert flag(on_cpu["trainer"], "--num_processes") == "1"
+    assert "--device" not in on_cpu["service"].command
+
+
+def test_samplers_only_starts_samplers_and_needs_the_run_s_addresses() -> None:
+    stack = stack_of({**ELSEWHERE, "SAMPLERS_ONLY": "1", "NUM_SAMPLERS": "2"})
+    parts = plan_parts(stack, ADDRESSES, {})
+    assert [part.kind for part in parts] == [Kind.SAMPLER, Kind.SAMPLER]
+    with pytest.raises(ConfigError, match="DB_URL"):
+        stack_of({"SAMPLERS_ONLY": "1"})
+    with pytest.raises(ConfigError, match="start nothing"):
+        stack_of({**ELSEWHERE, "SAMPLERS_ONLY": "1", "NUM_SAMPLERS": "0"})
+
+
+def test_further_machines_only_train_and_meet_at_the_first() -> None:
+    environment = {
+        **ELSEWHERE, "NUM_MACHINES": "2", "MACHINE_RANK": "1", "MASTER_ADDR": "10.0.0.1",
+        "NUM_PROCESSES": "4",
+    }  # fmt: skip
+    stack = stack_of(environment)
+    [trainer] = plan_parts(stack, ADDRESSES, {})
+    assert trainer.log == Path("logs/as/demo_train_1.log")
+    assert flag(trainer, "--main_process_ip") == "10.0.0.1"
+    assert flag(trainer, "--machine_rank") == "1"
+    assert stack.deployment.meeting_port(free_port=1234) == 29500
+    with pytest.raises(ConfigError, match="DB_URL"):
+        stack_of({"NUM_MACHINES": "2"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"NUM_SAMPLERS": "many"}, "NUM_SAMPLERS=many"),
+        ({"NUM_PROCESSES": "-1"}, "NUM_PROCESSES=-1"),
+        ({"NUM_PROCESSES": "0"}, "at least 1"),
+        ({"SAMPLERS_ONLY": "maybe"}, "SAMPLERS_ONLY=maybe"),
+        ({"MACHINE_RANK": "1"}, "below NUM_MACHINES"),
+        ({"NUM_MACHINES": "2", "NUM_PROCESSES": "3"}, "multiple of NUM_MACHINES"),
+    ],
+)
+def test_a_variable_with_a_wrong_value_is_named(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_deployment(environment)
+
+
+def test_an_unknown_flag_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="--lerning_rate"):
+        stack_of({}, "--lerning_rate", "1")
+
+
+def test_threads_are_shared_out_unless_somebody_said_how_many() -> None:
+    stack = stack_of({"NUM_PROCESSES": "2"})
+    assert thread_environment(stack, 2, {}) == {"OMP_NUM_THREADS": "1"}
+    assert thread_environment(stack, 12, {}) == {"OMP_NUM_THREADS": "4"}
+    assert thread_environment(stack, 12, {"OMP_NUM_THREADS": "2"}) == {}
+
+
+def test_gpus_are_counted_by_their_devices_and_what_is_visible(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert count_gpus({}, tmp_path) == 2
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == 0
+
+
+def test_the_help_names_every_variable_of_the_scripts() -> None:
+    text = describe_variables()
+    interface = (
+        "NUM_PROCESSES MACHINE_RANK NUM_MACHINES MASTER_ADDR MASTER_PORT MODEL TRAIN_FILE "
+        "EVAL_FILE DB_URL MCP_URL INFERENCE_URLS NUM_SAMPLERS SAMPLERS_ONLY"
+    )
+    for name in interface.split():
+        assert f"  {name} " in text

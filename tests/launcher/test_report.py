@@ -1,0 +1,269 @@
+"""What a run says of itself, while it runs and at the end, read from a real database."""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from agentrl.configs import ConfigError, parse_config
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import (
+    DispatchedSamplingTask,
+    Record,
+    RecordStatus,
+    Slot,
+    SlotStatus,
+    Split,
+    StopReason,
+    Task,
+    TaskStatus,
+    TokenCounts,
+    ToolCall,
+    VersionRange,
+)
+from agentrl.databases.policies import publish
+from agentrl.launcher.curve import draw_curve
+from agentrl.launcher.evaluation import Attempts, read_attempts, summarise_attempts, write_report
+from agentrl.launcher.progress import MetricsTail, ProgressReader, Snapshot
+from agentrl.launcher.report import gather_report, next_steps, write_summary
+from agentrl.launcher.show import find_record, print_record, read_turns
+from agentrl.launcher.view import LiveView, duration, panel, plain_line, sparkline
+
+
+def metrics_line(step: int, **changes: float) -> str:
+    line = {
+        "step": step, "n_train_tokens": 100, "step_seconds": 2.0, "staleness_mean": 0.5,
+        "staleness_max": step % 3, **changes,
+    }  # fmt: skip
+    return json.dumps(line) + "\n"
+
+
+async def add_group(
+    database: RunDatabase,
+    scores: Sequence[float | None],
+    *,
+    name: str,
+    split: Split = Split.TRAIN,
+    epoch: int = 0,
+    version: int = 0,
+    status: TaskStatus = TaskStatus.COMPLETED,
+) -> None:
+    """A finished group; a score of None is an attempt that was given up."""
+    slots = [
+        Slot(
+            traj=traj,
+            status=SlotStatus.FAILED if score is None else SlotStatus.COMPLETED,
+            record=f"{name}-t{traj}-a0",
+            score=score,
+        )
+        for traj, score in enumerate(scores)
+    ]
+    task = Task(
+        id=name, split=split, epoch=epoch, seq=0, status=status, task_id=name, query="?",
+        pending=0, slots=slots,
+    )  # fmt: skip
+    await database.tasks.insert_one(task.to_mongo())
+    for traj, score in enumerate(scores):
+        record = Record(
+            id=f"{name}-t{traj}-a0", task=name, task_id=name, traj=traj, attempt=0, split=split,
+            epoch=epoch, owner="s", status=RecordStatus.READY, query="?", n_turns=2 + traj % 2,
+            n_tool_calls=1, tokens=TokenCounts(generated=30), score=score,
+            versions=VersionRange(min=version, max=version), stop_reason=StopReason.ANSWERED,
+            finished_at=datetime.now(UTC) - timedelta(seconds=traj),
+        )  # fmt: skip
+        await database.records.insert_one(record.to_mongo())
+
+
+async def add_run(database: RunDatabase, output: Path) -> None:
+    """Two steps: the first policy succeeds in 1 of 4, the last in 3 of 4; two evaluations."""
+    await publish(database, 0, 0, "v0")
+    await publish(database, 1, 1, "v1")
+    await publish(database, 2, 1, "v2")  # step 1 again, after a resume
+    await add_group(database, [1, 0, 0, 0], name="a", version=0)
+    await add_group(database, [1, 1, 0], name="b", version=1)
+    await add_group(database, [1, None], name="c", version=2)
+    for epoch, scores in ((0, [0.0, 1.0]), (1, [1.0, 1.0])):
+        await add_group(database, scores, name=f"e{epoch}", split=Split.EVAL, epoch=epoch)
+    await add_group(
+        database, [0.0], name="open", split=Split.EVAL, epoch=2, status=TaskStatus.RUNNING
+    )
+    await add_group(database, [0.0], name="later", split=Split.EVAL, epoch=-1)
+    for number, status in enumerate(("trained", "trained", "ready", "leased", "evicted")):
+        await database.rows.insert_one({"_id": str(number), "status": status, "seq": number})
+    (output / "metrics.jsonl").write_text(metrics_line(1) + metrics_line(2))
+
+
+async def test_the_summary_counts_what_the_database_and_the_metrics_hold(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    await add_run(database, tmp_path)
+    report = await gather_report(database, tmp_path, seconds=12.34)
+    assert asdict(report.summary) == {
+        "steps": 2,
+        "seconds": 12.3,
+        "eval_before": 0.5,
+        "eval_after": 1.0,
+        "reward_first": 0.5,
+        "reward_last": 0.5,
+        "slots": {"total": 15, "failed": 1},
+        "rows": {"trained": 2, "waiting": 2, "evicted": 1},
+        "max_staleness": 2,
+        "tokens": {"sampled": 9 * 30, "trained": 200},
+    }
+    points = [(point.step, point.records, point.success) for point in report.curve]
+    assert points == [(0, 4, 0.25), (1, 4, 0.75)]
+    written = json.loads(write_summary(tmp_path, report.summary).read_text())
+    assert written == asdict(report.summary)
+
+
+async def test_a_run_without_evaluations_or_steps_has_a_summary_too(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    report = await gather_report(database, tmp_path, seconds=1)
+    assert report.summary.eval_after is None and report.summary.reward_last is None
+    assert draw_curve(tmp_path, "demo", report).is_file()
+
+
+async def test_the_curve_is_a_picture_with_the_held_out_points_in_it(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    await add_run(database, tmp_path)
+    image = imread(draw_curve(tmp_path, "demo", await gather_report(database, tmp_path, 60)))
+    assert image.shape[0] > 400 and image.shape[1] > 800
+    red = np.array([0xB3, 0x26, 0x1E]) / 255
+    assert (np.abs(image[..., :3] - red).max(axis=-1) < 0.02).sum() > 100
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "metrics.jsonl"]
+
+
+async def test_a_snapshot_tells_the_recent_success_the_rates_and_the_time_left(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    await add_run(database, tmp_path)
+    await database.runs.insert_one({"_id": database.name, "status": "training", "step": 2,
+                                    "max_steps": 12})  # fmt: skip
+    snapshot = await ProgressReader(database, tmp_path / "metrics.jsonl").read()
+    assert (snapshot.status, snapshot.step, snapshot.max_steps) == ("training", 2, 12)
+    assert snapshot.success == snapshot.reward == 0.5  # 4 of the 8 training records with a score
+    assert snapshot.waiting == 2
+    assert snapshot.trained_per_s == 50
+    assert snapshot.seconds_left == 20
+    assert snapshot.sampled_per_s is not None and snapshot.sampled_per_s > 0
+    assert [(e.step, e.success) for e in snapshot.held_out] == [(0, 0.5), (1, 1.0)]
+
+
+async def test_a_snapshot_of_a_run_that_has_not_begun_is_empty(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    assert await ProgressReader(database, tmp_path / "none").read() == Snapshot(waiting=0)
+
+
+def test_metrics_are_read_as_they_are_written_and_anew_after_a_resume(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(file)
+    tail.read()
+    assert not tail.recent
+    file.write_text(metrics_line(1) + metrics_line(2)[:10])
+    tail.read()
+    assert [line["step"] for line in tail.recent] == [1]
+    file.write_text(metrics_line(1) + metrics_line(2))
+    tail.read()
+    assert [line["step"] for line in tail.recent] == [1, 2]
+    anew = tmp_path / "anew"
+    anew.write_text(metrics_line(1) + metrics_line(2) + metrics_line(3))
+    anew.rename(file)
+    tail.read()
+    assert [line["step"] for line in tail.recent] == [1, 2, 3]
+
+
+async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    await add_group(database, [1, 0], name="x", split=Split.EVAL, epoch=-3)
+    await add_group(database, [1, None], name="y", split=Split.EVAL, epoch=-3)
+    await add_group(database, [0, 0], name="other", split=Split.EVAL, epoch=-2)
+    attempts = await read_attempts(database, -3)
+    report = summarise_attempts("demo", "checkpoint-7", 7, -3, attempts)
+    assert (report.tasks, report.attempts, report.failed_attempts) == (2, 3, 1)
+    assert report.pass_at[1].mean == pytest.approx((0.5 + 1) / 2)
+    assert report.pass_at[2].mean == 1.0
+    assert report.mean_turns.mean == pytest.approx((2.5 + 2) / 2)
+    written = json.loads(write_report(tmp_path, report).read_text())
+    assert written["pass_at"]["1"]["mean"] == 0.75
+    with pytest.raises(ValueError):
+        summarise_attempts("demo", "c", 7, -3, [Attempts([], [], 2)])
+
+
+async def test_a_trajectory_is_printed_with_its_calls_results_and_score(
+    database: RunDatabase,
+) -> None:
+    await add_group(database, [1.0], name="a")
+    turn = DispatchedSamplingTask(
+        id="t", record_id="a-t0-a0", turn=0, segment=0, service="s",
+        messages=[{"role": "user", "content": "How many bolts?"}], prompt_delta_ids=b"",
+        prompt_len=0, output_ids=b"", output_logprobs=b"", output_text="let me look",
+        tool_calls=[ToolCall(name="stock", arguments={"bin": "Q6"}, result="27")],
+        finish_reason="stop", versions=[], generate_latency_s=0.1, created_at=datetime.now(UTC),
+    )  # fmt: skip
+    await database.turns.insert_one(turn.to_mongo())
+    record = await find_record(database, None, Split.TRAIN)
+    out = io.StringIO()
+    print_record(Console(file=out, width=100), record, await read_turns(database, record))
+    for words in ("a-t0-a0", "How many bolts?", "let me look", "stock(bin='Q6')", "27", "score 1"):
+        assert words in out.getvalue()
+    with pytest.raises(ConfigError, match="no record 'nope'"):
+        await find_record(database, "nope", Split.TRAIN)
+    with pytest.raises(ConfigError, match="no finished record of split eval"):
+        await find_record(database, None, Split.EVAL)
+
+
+FULL = Snapshot(
+    status="training", step=23, max_steps=60, success=0.71, reward=0.705, turns=2.64,
+    tool_calls=2.1, sampled_per_s=1900, trained_per_s=1200, staleness=0.8, max_staleness=2,
+    waiting=40, services=1, seconds_left=75, history=(0.3, 0.5, 0.7),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("snapshot", [Snapshot(), FULL], ids=["nothing known", "all known"])
+def test_the_panel_says_everything_the_snapshot_knows(snapshot: Snapshot) -> None:
+    out = io.StringIO()
+    view = panel("demo · GRPO", snapshot, 65, (1, 2), ["sampler-0 died"])
+    Console(file=out, width=100).print(view)
+    text = out.getvalue()
+    for words in ("demo · GRPO", "step", "success", "mean reward", "records waiting", "staleness",
+                  "tokens/s sampled", "samplers 1/2", "1:05", "sampler-0 died"):  # fmt: skip
+        assert words in text
+    if snapshot is FULL:
+        for words in ("23/60", "0.710", "0.705", "1,900", "1,200", "0.80 (max 2)", "1:15 left"):
+            assert words in text
+
+
+def test_without_a_terminal_the_view_is_a_line_now_and_then() -> None:
+    out = io.StringIO()
+    with LiveView("demo", Console(file=out, width=40)) as view:
+        for _ in range(50):
+            view.show(FULL, 65, (1, 1))
+        view.notice("sampler-0 died")
+    assert out.getvalue().splitlines() == [plain_line(FULL, 65, 1), "sampler-0 died"]
+    assert "step=23/60 success=0.710 reward=0.705" in out.getvalue()
+
+
+def test_durations_and_sparklines_by_hand() -> None:
+    assert [duration(s) for s in (None, 0, 65, 3661)] == ["-", "0:00", "1:05", "1:01:01"]
+    assert sparkline((0.0, 0.5, 1.0)) == "▁▅█"
+    assert sparkline((0.0, 1.0) * 50, width=50) == "▅" * 50
+    assert sparkline(()) == ""
+
+
+def test_the_three_lines_name_the_run_where_it_is() -> None:
+    lines = next_steps(parse_config(["--run_name", "demo"]), "grpo_example.sh")
+    assert len(lines) == 3
+    assert lines[0].endswith("agentrl show demo") and lines[1].endswith("./eval_example.sh demo")
+    elsewhere = parse_config(["--run_name", "demo", "--output_dir", "/data/x"])
+    assert next_steps(elsewhere, "grpo_example.sh")[1].endswith("demo --output_dir /data/x")

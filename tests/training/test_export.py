@@ -1,0 +1,100 @@
+"""Checkpoints and running models as Hugging Face folders."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from tiny import linear_rows, tiny_model, write_tiny_folder
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrl.configs import ConfigError, LossConfig, ModelConfig, OptimizerConfig
+from agentrl.training.batch import row_sequences
+from agentrl.training.checkpoint import TrainerState, save_checkpoint
+from agentrl.training.export import export_checkpoint, main
+from agentrl.training.model_folder import load_model, load_tokenizer, write_model_folder
+from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.parallel import parallelise
+from agentrl.training.step import StepOptions, train_step
+
+IDS = torch.arange(2, 30)[None]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_exported_checkpoint_has_the_trained_logits(tied: bool, tmp_path: Path) -> None:
+    base = write_tiny_folder(tmp_path / "base", tied=tied)
+    model = load_model(ModelConfig(model_name_or_path=str(base)))
+    parallelise(model, Accelerator(cpu=True))
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
+    scheduler = make_scheduler(optimizer, OptimizerConfig(), 1)
+    rows = [row_sequences(row) for row in linear_rows(4)]
+    train_step(model, optimizer, scheduler, rows, 0, LossConfig(), StepOptions(512))
+    with torch.no_grad():
+        expected = model(input_ids=IDS).logits
+    config = {"model": {"model_name_or_path": str(base)}}
+    state = TrainerState(step=1, version=1, run_name="run", config=config)
+    save_checkpoint(tmp_path, state, model, optimizer, scheduler, None)
+    write_model_folder(model, load_tokenizer(str(base)), tmp_path / "published")
+    dist.destroy_process_group()
+
+    assert main([str(tmp_path), str(tmp_path / "out")]) == 0
+    start = AutoModelForCausalLM.from_pretrained(base)(input_ids=IDS).logits
+    assert (start - expected).abs().max() > 1e-2
+    for folder in (tmp_path / "out", tmp_path / "published"):
+        loaded = AutoModelForCausalLM.from_pretrained(folder)
+        torch.testing.assert_close(loaded(input_ids=IDS).logits, expected, atol=1e-5, rtol=1e-5)
+        assert loaded.config.architectures == ["Qwen3ForCausalLM"]
+        assert AutoTokenizer.from_pretrained(folder).chat_template
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_weights_can_be_published_in_bfloat16(tmp_path: Path) -> None:
+    base = write_tiny_folder(tmp_path / "base")
+    model = tiny_model()
+    parallelise(model, Accelerator(cpu=True))
+    write_model_folder(model, load_tokenizer(str(base)), tmp_path / "v0", torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "v0", dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_an_existing_folder_is_not_overwritten_by_an_export(tmp_path: Path) -> None:
+    base = write_tiny_folder(tmp_path / "base")
+    model = tiny_model()
+    parallelise(model, Accelerator(cpu=True))
+    optimizer = make_optimizer(model, OptimizerConfig())
+    scheduler = make_scheduler(optimizer, OptimizerConfig(), 1)
+    state = TrainerState(step=1, version=1, run_name="run", config={})
+    checkpoint = save_checkpoint(tmp_path, state, model, optimizer, scheduler, None)
+    with pytest.raises(ConfigError, match="exists already"):
+        export_checkpoint(checkpoint, base, base)
+
+
+@pytest.mark.parametrize(
+    ("removed", "said"),
+    [
+        ("config.json", "no config.json"),
+        ("tokenizer.json", "tokenizer cannot be loaded"),
+        ("chat_template.jinja", "no chat template"),
+    ],
+)
+def test_a_model_folder_that_lacks_something_says_what(
+    removed: str, said: str, tmp_path: Path
+) -> None:
+    base = write_tiny_folder(tmp_path / "base")
+    (base / removed).unlink()
+    with pytest.raises(ConfigError, match=f"--model_name_or_path .*{said}"):
+        load_tokenizer(str(base))
+
+
+def test_a_model_folder_without_weights_says_so(tmp_path: Path) -> None:
+    base = write_tiny_folder(tmp_path / "base")
+    (base / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="the model cannot be loaded"):
+        load_model(ModelConfig(model_name_or_path=str(base)))
+
+
+def test_a_missing_folder_says_so() -> None:
+    with pytest.raises(ConfigError, match="/no/such: there is no such folder"):
+        load_tokenizer("/no/such")

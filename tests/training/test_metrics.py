@@ -1,0 +1,89 @@
+"""What is written about a step, and where."""
+
+import json
+from pathlib import Path
+
+import pytest
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.databases.rows import RowHeader
+from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
+from agentrl.training.step import StepStatistics
+
+STATISTICS = StepStatistics(
+    loss=0.5, grad_norm=2.0, learning_rate=1e-3, ratio_mean=1.0, ratio_min=0.5, ratio_max=2.0,
+    clip_fraction=0.25, mismatch_kl=0.01, entropy=None, staleness_mean=0.5, staleness_max=1,
+    n_train_tokens=40, n_micro_batches=2,
+)  # fmt: skip
+TIMES = StepTimes(step_seconds=2.0, train_seconds=1.0, wait_seconds=0.5, publish_seconds=0.25)
+ROWS = [
+    RowHeader(
+        id=str(index), seq=index, n_tokens=30, n_train_tokens=20, cost=30.0, prefix_hash="",
+        reward=float(index), min_version=0, max_version=0,
+    )
+    for index in range(2)
+]  # fmt: skip
+
+
+def writer(output: Path, step: int = 0, *flags: str) -> MetricsWriter:
+    config: Config = parse_config(["--output_dir", str(output), *flags])
+    tracker = config.run.report_to
+    accelerator = Accelerator(
+        cpu=True,
+        log_with=None if tracker == "none" else tracker,
+        project_config=ProjectConfiguration(str(output), logging_dir=str(output / "tensorboard")),
+    )
+    return MetricsWriter(output, accelerator, config, step)
+
+
+def lines(output: Path) -> list[dict[str, float]]:
+    text = (output / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_each_step_is_one_json_line_with_what_a_run_is_watched_by(tmp_path: Path) -> None:
+    metrics = writer(tmp_path)
+    for step in (1, 2):
+        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, TIMES, rows_ready=3))
+    metrics.close()
+    first, second = lines(tmp_path)
+    assert (first["step"], second["step"], second["version"]) == (1, 2, 1)
+    assert (first["reward_mean"], first["reward_std"]) == (0.5, 0.5)
+    assert (first["n_rows"], first["n_tokens"], first["n_train_tokens"]) == (2, 60, 40)
+    assert (first["wait_seconds"], first["rows_ready"]) == (0.5, 3)
+    assert first["entropy"] is None
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
+    metrics = writer(tmp_path, 0, "--report_to", "tensorboard", "--run_name", "board")
+    metrics.write(step_metrics(1, 0, STATISTICS, ROWS, TIMES, rows_ready=3))
+    metrics.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "board"))
+    events.Reload()
+    (loss,) = events.Scalars("loss")
+    assert (loss.step, loss.value) == (1, 0.5)
+    assert "reward_mean" in events.Tags()["scalars"]
+
+
+def test_going_on_from_a_step_sets_later_lines_aside(tmp_path: Path) -> None:
+    metrics = writer(tmp_path)
+    for step in (1, 2, 3):
+        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, TIMES, rows_ready=0))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "vers')  # a crash in the middle of a line
+    again = writer(tmp_path, 2)
+    again.write(step_metrics(3, 5, STATISTICS, ROWS, TIMES, rows_ready=0))
+    assert [(line["step"], line["version"]) for line in lines(tmp_path)] == [(1, 0), (2, 1), (3, 5)]
+    aside = (tmp_path / "metrics.superseded.jsonl").read_text().splitlines()
+    assert json.loads(aside[0])["step"] == 3
+    assert len(aside) == 2
+
+
+def test_a_tracker_that_is_not_installed_is_named() -> None:
+    check_tracker("none")
+    check_tracker("tensorboard")
+    with pytest.raises(ConfigError, match="package no_such_tracker is not installed"):
+        check_tracker("no_such_tracker")

@@ -1,0 +1,317 @@
+"""The trainer's process on a real mongod, with rows put in by hand."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pytest
+import torch
+from tiny import linear_rows, tiny_model, write_tiny_folder
+from transformers import AutoModelForCausalLM
+
+from agentrl.databases import services
+from agentrl.databases.connection import RunDatabase, connect
+from agentrl.databases.documents import DBRecordData, RowStatus, Split, TaskStatus
+from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.rows import RowLedger
+from agentrl.databases.runs import FINISHED, RunLease, load_run
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.protocol import GenerateRequest, SamplingParams
+from agentrl.training.checkpoint import list_checkpoints
+from agentrl.training.publication import Publication, Publisher
+from agentrl.training.trainer import main
+
+T = TypeVar("T")
+
+
+class Run:
+    """A run's folders and database, and the trainer's flags for it."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.name = f"run-{uuid4().hex[:8]}"
+        self.url = url
+        self.output = folder / "out"
+        self.model = write_tiny_folder(folder / "model")
+        self.tasks = folder / "tasks.jsonl"
+        self.tasks.write_text('{"query": "one", "scorer": "exact_match", "answer": "1"}\n')
+
+    def flags(self, *more: str) -> list[str]:
+        return [
+            "--run_name", self.name, "--output_dir", str(self.output),
+            "--db_connection_string", self.url, "--model_name_or_path", str(self.model),
+            "--per_device_train_batch_size", "4", "--learning_rate", "1e-3",
+            "--max_tokens", "128", "--max_staleness", "50", "--save_steps", "2",
+            "--lease_seconds", "2", *more,
+        ]  # fmt: skip
+
+    def database(self, use: Callable[[RunDatabase], Awaitable[T]]) -> T:
+        async def connected() -> T:
+            database = await connect(self.url, self.name)
+            try:
+                return await use(database)
+            finally:
+                await database.close()
+
+        return asyncio.run(connected())
+
+    def add(self, rows: list[DBRecordData]) -> None:
+        self.database(lambda db: db.rows.insert_many([row.to_mongo() for row in rows]))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self.database(lambda db: db.rows.find({}).sort("seq", 1).to_list())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        file = self.output / "metrics.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def await_steps(self, count: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        deadline = time.monotonic() + 60
+        while len(self.metrics()) < count and time.monotonic() < deadline:
+            assert process is None or process.poll() is None, "the trainer ended"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def run(tmp_path: Path, mongod: EmbeddedMongod) -> Iterator[Run]:
+    run = Run(tmp_path, mongod.url)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    run.database(lambda db: db.client.drop_database(db.name))
+
+
+def start(flags: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "agentrl.training.trainer", *flags],
+            stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+
+def test_after_a_kill_every_row_is_trained_once_along_the_checkpoints(
+    run: Run, tmp_path: Path
+) -> None:
+    flags = run.flags("--train_file", str(run.tasks), "--max_steps", "8")
+    rows = linear_rows(32)
+    run.add(rows[:14])  # three steps and a half: it then waits for samplers, which are not there
+    process = start(flags, tmp_path / "log")
+    run.await_steps(3, process)
+    process.kill()
+    process.wait()
+    assert [folder.name for folder in list_checkpoints(run.output)] == ["checkpoint-2"]
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3]
+    first = run.rows()[0]["trained"][0]["trainer"]
+
+    run.add(rows[14:])
+    time.sleep(2.1)  # the dead trainer's lease
+    assert main(flags) == 0
+
+    for index, row in enumerate(run.rows()):
+        assert row["status"] == RowStatus.TRAINED
+        (trained,) = row["trained"]
+        assert trained["step"] == index // 4 + 1
+        assert (trained["trainer"] == first) == (trained["step"] <= 2)
+    assert [line["step"] for line in run.metrics()] == list(range(1, 9))
+    versions = [line["version"] for line in run.metrics()]
+    assert versions == sorted(set(versions)), "no version was given out twice"
+    assert list_checkpoints(run.output)[-1].name == "checkpoint-8"
+    document = run.database(load_run)
+    assert document is not None
+    assert (document.status, document.step, document.trainer) == (FINISHED, 8, None)
+
+
+def test_sigterm_ends_a_run_in_order_and_it_goes_on_later(run: Run) -> None:
+    flags = run.flags("--train_file", str(run.tasks), "--max_steps", "5")
+    run.add(linear_rows(14))
+
+    def terminate() -> None:
+        run.await_steps(3)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    assert main(flags) == 0
+    assert list_checkpoints(run.output)[-1].name == "checkpoint-3"
+    counts = run.database(lambda db: RowLedger(db, "nobody").counts())
+    assert counts[RowStatus.LEASED] == 0
+    assert (counts[RowStatus.TRAINED], counts[RowStatus.READY]) == (12, 2)
+    document = run.database(load_run)
+    assert document is not None and document.trainer is None and document.status != FINISHED
+
+    run.add(linear_rows(20)[14:])
+    assert main(flags) == 0
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5]
+
+
+def test_what_is_left_at_the_end_is_a_smaller_step(run: Run) -> None:
+    run.add(linear_rows(10))
+    assert main(run.flags("--enable_sampling", "false")) == 0
+    assert [line["n_rows"] for line in run.metrics()] == [4, 4, 2]
+    assert main(run.flags("--enable_sampling", "false")) == 0, "a finished run has nothing to do"
+    assert len(run.metrics()) == 3
+
+
+def test_starting_anew_trains_all_rows_again_and_hides_the_old_checkpoints(run: Run) -> None:
+    run.add(linear_rows(8))
+    flags = run.flags("--enable_sampling", "false")
+    assert main(flags) == 0
+    first = run.metrics()
+    assert main([*flags, "--resume_from_checkpoint", "false"]) == 0
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+    assert run.metrics()[0]["loss"] == first[0]["loss"], "from the start weights"
+    assert all(len(row["trained"]) == 1 for row in run.rows())
+    assert (run.output / "superseded-checkpoint-2").is_dir()
+
+
+def test_rows_older_than_the_staleness_bound_are_never_trained(run: Run) -> None:
+    run.add(linear_rows(12, version=0))
+    assert main(run.flags("--enable_sampling", "false", "--max_staleness", "1")) == 0
+    assert [row["status"] for row in run.rows()] == ["trained"] * 8 + ["evicted"] * 4
+    assert max(line["staleness_max"] for line in run.metrics()) == 1
+
+
+def test_evaluations_come_before_the_first_step_and_after_the_last(run: Run) -> None:
+    run.add(linear_rows(8))
+    seen: list[tuple[int, int]] = []
+    ended = threading.Event()
+
+    async def evaluate(database: RunDatabase) -> None:
+        """In the samplers' place: ends each evaluation, and notes how far training was."""
+        while not ended.is_set():
+            query = {"split": Split.EVAL, "status": TaskStatus.CREATED}
+            async for task in database.tasks.find(query):
+                await asyncio.sleep(0.3)
+                trained = await database.rows.count_documents({"status": RowStatus.TRAINED})
+                seen.append((task["epoch"], trained))
+                done = {"$set": {"status": TaskStatus.COMPLETED}}
+                await database.tasks.update_one({"_id": task["_id"]}, done)
+            await asyncio.sleep(0.05)
+
+    sampler = threading.Thread(target=lambda: run.database(evaluate))
+    sampler.start()
+    try:
+        assert main(run.flags("--enable_sampling", "false", "--eval_file", str(run.tasks))) == 0
+    finally:
+        ended.set()
+        sampler.join()
+    assert seen == [(0, 0), (2, 8)]
+
+
+def test_services_get_every_version_also_those_that_come_back(run: Run) -> None:
+    command = [
+        sys.executable, "-m", "agentrl.cli", "serve", "--model", str(run.model), "--port", "0",
+        "--db_connection_string", run.url, "--run_name", run.name,
+    ]  # fmt: skip
+    server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        deadline = time.monotonic() + 60
+        while not run.database(lambda db: services.live_services(db, 60)):
+            assert server.poll() is None and time.monotonic() < deadline
+            time.sleep(0.2)
+        run.add(linear_rows(8))
+        assert main(run.flags("--enable_sampling", "false", "--lease_seconds", "60")) == 0
+        run.database(lambda db: check_service(db, run))
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+    assert sorted(p.name for p in (run.output / "weights").iterdir()) == ["v0", "v1", "v2"]
+
+
+async def check_service(database: RunDatabase, run: Run) -> None:
+    (service,) = await services.live_services(database, 60)
+    assert service.weight_version == 2
+    prompt = (5, 6, 7, 8)
+    async with SGLangClient(service.url) as client:
+        assert await client.weight_version() == 2
+        answer = await client.generate(
+            GenerateRequest("one", prompt, SamplingParams(max_new_tokens=6, ignore_eos=True))
+        )
+    model = AutoModelForCausalLM.from_pretrained(run.output / "weights" / "v2")
+    ids = torch.tensor([[*prompt, *answer.output_ids]])
+    log_p = torch.log_softmax(model(input_ids=ids).logits[0], -1)
+    expected = [log_p[3 + i, token].item() for i, token in enumerate(answer.output_ids)]
+    assert answer.output_logprobs == pytest.approx(expected, abs=1e-4)
+    start = torch.log_softmax(tiny_model()(input_ids=ids).logits[0], -1)
+    assert (start - log_p).abs().max() > 1e-3, "they are not the start weights"
+
+    # the service was away and comes back with other weights
+    publisher = Publisher(database, run.output, 60)
+    await publisher.publish(Publication(9, 2, run.output.resolve() / "weights" / "v2"))
+    await services.register(database, service.url, str(run.model), service.capacity)
+    keeping = asyncio.create_task(publisher.keep_current())
+    for _ in range(100):
+        await asyncio.sleep(0.1)
+        (service,) = await services.live_services(database, 60)
+        if service.weight_version == 9:
+            break
+    keeping.cancel()
+    assert service.weight_version == 9
+
+
+def test_a_second_trainer_is_refused_while_the_first_lives(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.database(lambda db: RunLease(db, "first", "host-a", 60).acquire(4))
+    assert main(run.flags("--enable_sampling", "false")) == 2
+    said = capsys.readouterr().err
+    assert "has a live trainer (first on host-a)" in said
+    assert not (run.output / "weights").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model_name_or_path", "/no/such"], "--model_name_or_path /no/such: there is no such"),
+        (["--resume_from_checkpoint", "true"], "there is no checkpoint in"),
+        (["--resume_from_checkpoint", "/no/such"], "/no/such is no complete checkpoint"),
+        (["--train_file", "/no/such"], "task file /no/such cannot be read"),
+        (["--output_dir", "/proc/run"], "--output_dir /proc/run: cannot be written"),
+        (
+            ["--db_connection_string", "mongodb://127.0.0.1:9", "--startup_timeout", "0.3"],
+            "MongoDB at mongodb://127.0.0.1:9 did not answer",
+        ),
+        ([], "--train_file is needed"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    run: Run, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(run.flags(*flags)) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "agentrl train:" in line]
+    assert len(errors) == 1 and said in errors[0]
+    assert not (run.output / "weights").exists()
+    assert run.rows() == []
+
+
+def test_two_processes_train_a_run_like_one(run: Run, tmp_path: Path) -> None:
+    config = Path(__file__).parents[2] / "assets" / "fsdp2_cpu.yml"
+    flags = run.flags("--enable_sampling", "false")
+    flags[flags.index("--per_device_train_batch_size") + 1] = "2"
+    run.add(linear_rows(9))  # the last step has one row, which leaves a process without
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config),
+        "--num_processes", "2", "--main_process_port", "0", "-m", "agentrl.training.trainer",
+    ]  # fmt: skip
+    launched = subprocess.run(
+        [*command, *flags], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
+        timeout=100, check=False,
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stderr.decode()
+    assert [row["trained"][0]["step"] for row in run.rows()] == [1] * 4 + [2] * 4 + [3]
+    two = run.metrics()
+    assert (run.output / "checkpoint-3" / "random-1.pt").is_file()
+
+    alone = run.flags("--enable_sampling", "false", "--resume_from_checkpoint", "false")
+    assert main(alone) == 0
+    for ours, theirs in zip(run.metrics(), two, strict=True):
+        for name in ("loss", "grad_norm", "ratio_max", "clip_fraction", "n_rows", "reward_mean"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-3), name
