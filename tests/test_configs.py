@@ -38,6 +38,7 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--loss_calc", "GRPO"], "unknown flag --loss_calc"),
         (["--epsilon", "wide"], "--epsilon: invalid float value: 'wide'"),
         (["--epsilon", "-1"], "--epsilon -1.0: must be at least 0"),
+        (["--max_turns", "many"], "--max_turns: invalid int value: 'many'"),
         (["--epsilon"], "--epsilon: expected one argument"),
         (["--loss_calculator", "PPO"], "known: GRPO, MINIRL, CrossEntropy"),
         (["--advantage", "gae"], "known: mean_std, mean, leave_one_out"),

@@ -287,6 +287,11 @@ class Config:
         return float(self.sampling_params["temperature"])
 
     @property
+    def staleness_bound(self) -> int:
+        """How many versions samplers may run ahead, and a trained token may be old."""
+        return 0 if self.sampling.sync_sampling else self.sampling.max_staleness
+
+    @property
     def micro_batch_tokens(self) -> int:
         """Tokens of one forward pass."""
         return self.parallel.micro_batch_tokens or self.sampling.max_tokens
@@ -296,7 +301,8 @@ class _Parser(HfArgumentParser):
     """argparse that raises `ConfigError` instead of printing its usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message.replace("argument ", "", 1))
+        # "argument --max_turns/--max-turns: ..." names all spellings of a flag: the first will do.
+        raise ConfigError(re.sub(r"^argument (--\w+)[^:]*:", r"\1:", message))
 
 
 _GROUPS = tuple(fields(Config))

@@ -1,5 +1,8 @@
 """The ledger of training on a real mongod."""
 
+import pytest
+from pymongo.asynchronous.collection import AsyncCollection
+
 from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask, unpack_ints
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, Node, RowStatus
@@ -43,6 +46,23 @@ async def test_rows_older_than_the_bound_are_evicted_and_not_trained(database: R
     ledger = RowLedger(database, "trainer")
     assert [header.id for header in await ledger.lease(1, 9, oldest_version=4)] == ["r1", "r2"]
     assert (await statuses(database))["r0"] == RowStatus.EVICTED
+
+
+async def test_a_row_too_old_that_comes_during_a_lease_is_not_leased(
+    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(database, row(1, version=5))
+    evict = AsyncCollection.update_many
+
+    async def evict_then_finalise(collection, query, update):  # type: ignore[no-untyped-def]
+        result = await evict(collection, query, update)
+        if "min_version" in query:
+            await fill(database, row(0, version=3))
+        return result
+
+    monkeypatch.setattr(AsyncCollection, "update_many", evict_then_finalise)
+    leased = await RowLedger(database, "trainer").lease(1, 9, oldest_version=4)
+    assert [header.id for header in leased] == ["r1"]
 
 
 async def test_a_resume_makes_later_steps_and_open_leases_ready_again(

@@ -51,7 +51,8 @@ class RowLedger:
     async def lease(self, step: int, count: int, oldest_version: int) -> list[RowHeader]:
         """Lease up to `count` ready rows for `step`, oldest first; returns the new ones.
 
-        Rows with a token older than `oldest_version` are evicted first, and never trained.
+        Rows with a token older than `oldest_version` are evicted first, and never leased: one that
+        is finalised between the two is left for the next eviction.
         """
         _check(RowStatus.READY, RowStatus.EVICTED)
         await self._rows.update_many(
@@ -60,10 +61,13 @@ class RowLedger:
         )
         if count <= 0:
             return []
+        young = {
+            "status": RowStatus.READY,
+            "not_before": {"$lte": step},
+            "min_version": {"$gte": oldest_version},
+        }
         candidates = (
-            self._rows.find({"status": RowStatus.READY, "not_before": {"$lte": step}}, {"_id": 1})
-            .sort([("status", 1), ("seq", 1)])
-            .limit(count)
+            self._rows.find(young, {"_id": 1}).sort([("status", 1), ("seq", 1)]).limit(count)
         )
         ids = [document["_id"] async for document in candidates]
         _check(RowStatus.READY, RowStatus.LEASED)

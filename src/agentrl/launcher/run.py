@@ -24,6 +24,12 @@ from agentrl.launcher.stack import LOGS, Stack, plan_stack
 
 def main(argv: Sequence[str]) -> int:
     """`agentrl launch PRESET RUN [flags]`; returns the exit status. Raises for bad input."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(
+            f"agentrl launch {' | '.join(PRESETS)} RUN [--flag value ...]   starts a run\n\n"
+            f"`agentrl launch {next(iter(PRESETS))} --help` lists variables and flags"
+        )
+        return 0
     if not argv or argv[0] not in PRESETS:
         raise ConfigError(f"say what to train with: agentrl launch {' | '.join(PRESETS)} RUN")
     preset, rest = PRESETS[argv[0]], list(argv[1:])

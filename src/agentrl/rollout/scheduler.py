@@ -124,11 +124,10 @@ class SamplingScheduler:
         )
 
     async def _admitted(self, run: Run) -> int:
-        sampling = self.config.sampling
         return admitted_groups(
-            max_staleness=0 if sampling.sync_sampling else sampling.max_staleness,
+            max_staleness=self.config.staleness_bound,
             rows_per_step=run.rows_per_step,
-            group_size=sampling.num_generations,
+            group_size=self.config.sampling.num_generations,
             waiting=await count_waiting(self.database),
             open_groups=await open_groups(self.database, Split.TRAIN),
         )

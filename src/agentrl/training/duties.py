@@ -54,7 +54,7 @@ class RunDuties:
         self._n_train = len(train)
         self._epochs = math.ceil(config.data.num_train_epochs)
         group = config.sampling.num_generations
-        ahead = (config.sampling.max_staleness + 2) * rows_per_step
+        ahead = (config.staleness_bound + 2) * rows_per_step
         endless = config.optimizer.max_steps >= 0 and train
         self._feeder = TaskFeeder(
             database,

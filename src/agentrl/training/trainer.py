@@ -109,7 +109,7 @@ class Trainer:
         )
         self._background = stack.enter_context(BackgroundLoop())
         self._database = self._connect()
-        stack.callback(lambda: self._background.run(self._database.close()))
+        stack.callback(lambda: self._background.submit(self._database.close()).result())
         trainer = trainer_name()
         self._ledger = RowLedger(
             self._database, trainer, optimizer.max_trained_count, optimizer.retrained_interval
@@ -183,11 +183,14 @@ class Trainer:
             )  # fmt: skip
             train_seconds = time.monotonic() - began
             self._step += 1
-            self._commit(rows)
             began = time.monotonic()
             eval_steps = self._config.data.eval_steps
             self._publish(evaluate=bool(eval_steps) and self._step % eval_steps == 0)
+            if self._config.sampling.sync_sampling:
+                # The commit lets samplers go on: by then the services must have the new weights.
+                self._finish_publishing()
             publish_seconds = time.monotonic() - began
+            self._commit(rows)
             stopping = self._any_rank_stops()
             if last or stopping or self._step % self._config.checkpoint.save_steps == 0:
                 self._save()
@@ -298,7 +301,7 @@ class Trainer:
 
     def _oldest_version(self, ahead: int = 0) -> int:
         """The oldest version of a token to train, `ahead` publications from now."""
-        return self._version + ahead - self._config.sampling.max_staleness
+        return self._version + ahead - self._config.staleness_bound
 
     def _any_rank_stops(self) -> bool:
         """Whether any process got a signal; then all of them stop after the same step."""

@@ -1,0 +1,256 @@
+"""A whole run through every real part, with parts of it killed on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from pymongo import MongoClient
+from pymongo.database import Database
+from transformers import AutoModelForCausalLM
+
+from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
+from agentrl.databases.mongod import EmbeddedMongod
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "assets" / "demo" / "model"
+STEPS, ROWS_PER_STEP, SAVE_STEPS = 8, 16, 2
+KILLED_AT = 6  # the rows that wait when the sampler is killed, at step 1, last for 3 more steps
+HELD_OUT, EVAL_ATTEMPTS = 8, 2
+pytestmark = pytest.mark.timeout(420)
+
+Documents = Database[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that was killed twice and brought to its end."""
+
+    name: str
+    output: Path
+    first_status: int
+    first_message: str
+    refusal: "subprocess.CompletedProcess[str]"
+    second: "subprocess.CompletedProcess[str]"
+    database: Documents
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.output / "metrics.jsonl").open()]
+
+
+def launch_command(name: str, output: Path, held_out: Path) -> list[str]:
+    return [
+        sys.executable, "-m", "agentrl.cli", "launch", "grpo", name,
+        "--output_dir", str(output), "--eval_file", str(held_out),
+        "--per_device_train_batch_size", str(ROWS_PER_STEP), "--max_steps", str(STEPS),
+        "--save_steps", str(SAVE_STEPS), "--eval_steps", "0",
+        "--eval_attempts", str(EVAL_ATTEMPTS), "--lease_seconds", "4",
+    ]  # fmt: skip
+
+
+def processes_of(name: str, what: str) -> list[psutil.Process]:
+    """The processes whose command line has the run's name and `what`, without their guards."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if name in line and what in line[:4]:
+            found.append(process)
+    return found
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], what: str) -> None:
+    deadline = time.monotonic() + 180
+    while not condition():
+        assert process.poll() is None, f"the launch ended before {what}"
+        assert time.monotonic() < deadline, f"no {what} within 180 s"
+        time.sleep(0.05)
+
+
+def steps_done(output: Path) -> int:
+    path = output / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
+    """Launch; kill -9 the sampler, then the trainer; launch again to the end."""
+    folder = tmp_path_factory.mktemp("run")
+    name, output = f"test-{uuid4().hex[:8]}", folder / "output"
+    held_out = folder / "heldout.jsonl"
+    lines = (ROOT / "assets" / "demo" / "heldout.jsonl").read_text().splitlines()
+    held_out.write_text("\n".join(lines[:HELD_OUT]))
+    command = launch_command(name, output, held_out)
+    first = subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        wait_for(lambda: steps_done(output) >= 1, first, "first step")
+        refusal = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60)
+        (sampler,) = processes_of(name, "sample")
+        sampler.kill()
+        wait_for(lambda: steps_done(output) >= KILLED_AT, first, f"step {KILLED_AT}")
+        (trainer,) = processes_of(name, "agentrl.training.trainer")
+        trainer.kill()
+        message, _ = first.communicate(timeout=60)
+    finally:
+        if first.poll() is None:
+            first.terminate()
+            first.wait(60)
+    second = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=300)
+    mongod = EmbeddedMongod(output / "mongo", folder / "mongod.log")
+    with mongod, MongoClient[dict[str, Any]](mongod.url) as client:
+        yield FinishedRun(name, output, first.returncode, message, refusal, second, client[name])
+    for log in (ROOT / "logs" / "as").glob(f"{name}_*"):
+        log.unlink()
+
+
+def test_a_killed_trainer_ends_the_launch_with_a_sentence_and_the_next_one_goes_on(
+    run: FinishedRun,
+) -> None:
+    assert run.first_status == 1
+    assert "trainer" in run.first_message and "goes on from checkpoint-" in run.first_message
+    assert run.second.returncode == 0, run.second.stdout + run.second.stderr
+    assert [line["step"] for line in run.metrics()] == list(range(1, STEPS + 1))
+
+
+def test_a_second_launch_of_a_live_run_is_refused(run: FinishedRun) -> None:
+    assert run.refusal.returncode == 2
+    assert run.name in run.refusal.stderr or str(run.output) in run.refusal.stderr
+    assert "Traceback" not in run.refusal.stderr
+
+
+def test_nothing_is_left_running(run: FinishedRun) -> None:
+    own = {os.getpid(), os.getppid()}
+    left = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline"])
+        if process.pid not in own and run.name in " ".join(process.info["cmdline"] or [])
+    ]
+    assert left == []
+
+
+def test_the_summary_says_what_the_database_says(run: FinishedRun) -> None:
+    summary = json.loads((run.output / "summary.json").read_text())
+    assert set(summary) == {
+        "steps", "seconds", "eval_before", "eval_after", "reward_first", "reward_last", "slots",
+        "rows", "max_staleness", "tokens",
+    }  # fmt: skip
+    rows = Counter(row["status"] for row in run.database["record_data"].find({}, {"status": 1}))
+    assert summary["steps"] == STEPS
+    assert summary["rows"]["trained"] == rows["trained"] == STEPS * ROWS_PER_STEP
+    assert summary["rows"]["evicted"] == rows["evicted"]
+    assert summary["max_staleness"] <= 2
+    assert summary["slots"]["failed"] == 0
+    assert 0 <= summary["eval_before"] <= 1 and 0 <= summary["eval_after"] <= 1
+    assert (run.output / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_slot_ends_in_exactly_one_terminal_state(run: FinishedRun) -> None:
+    records = {record["_id"]: record for record in run.database["records"].find()}
+    ended = 0
+    for task in run.database["tasks"].find({"status": "completed"}):
+        for slot in task["slots"]:
+            assert slot["status"] == "completed"  # nothing here fails for good
+            record = records[slot["record"]]
+            assert record["score"] == slot["score"]
+            expected = {"scored"} if task["split"] == "eval" else {"ready", "abandoned"}
+            assert record["status"] in expected
+            ended += 1
+    finished = [r for r in records.values() if r["status"] in ("scored", "ready", "abandoned")]
+    unfinished_groups = run.database["tasks"].count_documents(
+        {"status": {"$in": ["running", "finalising"]}, "split": "eval"}
+    )
+    assert ended > 0 and unfinished_groups == 0
+    assert len({(r["task"], r["traj"]) for r in finished}) == len(finished) >= ended
+
+
+def test_every_trained_row_is_trained_once_along_the_lineage(run: FinishedRun) -> None:
+    steps = Counter[int]()
+    for row in run.database["record_data"].find({"status": "trained"}):
+        assert len(row["trained"]) == 1
+        steps[row["trained"][0]["step"]] += 1
+    assert steps == dict.fromkeys(range(1, STEPS + 1), ROWS_PER_STEP)
+
+
+def test_what_is_trained_is_what_was_sampled(run: FinishedRun) -> None:
+    """Ids, masks and logprobs of a row are those of its record's turns, to the bit."""
+    checked = 0
+    for row in run.database["record_data"].find():
+        ids: list[int] = []
+        mask: list[int] = []
+        logprobs: list[float] = []
+        turns = run.database["dispatched_sampling_tasks"].find({"record_id": row["_id"]})
+        for turn in turns.sort("turn", 1):
+            assert turn["segment"] == 0
+            delta, output = unpack_ints(turn["prompt_delta_ids"]), unpack_ints(turn["output_ids"])
+            ids += [*delta.tolist(), *output.tolist()]
+            mask += [0] * len(delta) + [1] * len(output)
+            logprobs += [0.0] * len(delta) + unpack_floats(turn["output_logprobs"]).tolist()
+        assert unpack_ints(row["input_ids"]).tolist() == ids
+        assert unpack_mask(row["loss_mask"]).tolist() == mask
+        assert unpack_floats(row["logprobs"]).tolist() == logprobs
+        checked += 1
+    assert checked >= STEPS * ROWS_PER_STEP
+
+
+def test_the_sampled_logprobs_are_the_models_and_the_first_ratios_are_1(run: FinishedRun) -> None:
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    tokens = 0
+    for row in run.database["record_data"].find({"max_version": 0}):
+        ids = torch.from_numpy(unpack_ints(row["input_ids"]).astype(np.int64))
+        with torch.inference_mode():
+            logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)
+        ours = logprobs.gather(1, ids[1:, None])[:, 0].numpy()
+        trained = unpack_mask(row["loss_mask"])[1:].astype(bool)
+        np.testing.assert_allclose(
+            unpack_floats(row["logprobs"])[1:][trained], ours[trained], atol=1e-4
+        )
+        tokens += int(trained.sum())
+    assert tokens > 100
+    first = run.metrics()[0]
+    assert first["staleness_max"] == 0
+    assert abs(first["ratio_min"] - 1) < 1e-4 and abs(first["ratio_max"] - 1) < 1e-4
+
+
+def test_the_killed_samplers_attempts_were_made_by_another(run: FinishedRun) -> None:
+    owners = {record["owner"] for record in run.database["records"].find({}, {"owner": 1})}
+    assert len(owners) >= 3  # the killed one, its replacement, the second launch's
+    retried = run.database["records"].count_documents({"attempt": {"$gte": 1}})
+    assert retried > 0
+
+
+def test_the_finished_run_is_said_to_be_finished(run: FinishedRun) -> None:
+    command = launch_command(run.name, run.output, run.output.parent / "heldout.jsonl")
+    again = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60)
+    assert again.returncode == 0
+    assert "is finished" in again.stdout and "eval_example.sh" in again.stdout
+
+
+def test_a_signal_stops_a_launch_in_order(tmp_path: Path) -> None:
+    name = f"test-{uuid4().hex[:8]}"
+    held_out = tmp_path / "heldout.jsonl"
+    held_out.write_text((ROOT / "assets" / "demo" / "heldout.jsonl").read_text())
+    process = subprocess.Popen(
+        launch_command(name, tmp_path / "output", held_out), cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    wait_for(lambda: processes_of(name, "sample"), process, "sampler")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 130
+    assert "stopped by SIGINT" in output
+    assert not processes_of(name, "sample")
+    for log in (ROOT / "logs" / "as").glob(f"{name}_*"):
+        log.unlink()
