@@ -2,6 +2,5 @@
 # Evaluates a run's last checkpoint on its held-out tasks:  ./eval_example.sh RUN [--flag value ...]
 # All flags: ./eval_example.sh --help
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
-source scripts/setup.sh run
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh" run
 exec agentrl eval "$@"

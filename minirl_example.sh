@@ -3,6 +3,5 @@
 # Unedited it runs the demo on one machine. The environment variables that place it elsewhere, and
 # all flags: ./minirl_example.sh --help
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
-source scripts/setup.sh run
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh" run
 exec agentrl launch minirl "$@"

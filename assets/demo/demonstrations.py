@@ -37,8 +37,7 @@ def draw_habit(rng: Random, question: Question, right: float, lazy: float) -> Ha
 
     One bad habit has to be at least as frequent as the right one. Were the wrong ways evenly
     spread, then the right one would be the most likely already, and greedy decoding would hide
-    that anything is wrong. The rarer ones are there because a model that is wrong in one place
-    only is brittle: reinforcement learning then damages what it has no examples of.
+    that anything is wrong.
     """
     if rng.random() < right:
         return "right"

@@ -8,7 +8,14 @@ from pymongo.errors import DuplicateKeyError
 from agentrl.databases import policies, services
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
 from agentrl.databases.mongod import free_port
-from agentrl.databases.runs import TRAINING, RunLease, TrainerAlive, TrainerReplaced, load_run
+from agentrl.databases.runs import (
+    TRAINING,
+    RunLease,
+    TrainerAlive,
+    TrainerReplaced,
+    load_run,
+    reopen,
+)
 
 
 async def test_a_run_has_one_trainer_until_it_goes(database: RunDatabase) -> None:
@@ -67,3 +74,12 @@ async def test_a_database_out_of_reach_is_named_with_the_time_it_was_tried() -> 
     with pytest.raises(DatabaseUnreachable) as error:
         await connect(url, "run", timeout_s=0.5)
     assert "127.0.0.1" in str(error.value) and "secret" not in str(error.value)
+
+
+async def test_a_run_whose_trainer_is_known_to_be_dead_may_be_taken_at_once(
+    database: RunDatabase,
+) -> None:
+    await RunLease(database, "dead", "here", lease_seconds=60).acquire(8)
+    await reopen(database)
+    run = await RunLease(database, "next", "here", lease_seconds=60).acquire(8)
+    assert (run.trainer, run.status) == ("next", "created")

@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.configs import ConfigError, parse_config
 from agentrl.launcher.deployment import count_gpus, describe_variables, read_deployment
-from agentrl.launcher.presets import DEMO_ROWS_PER_STEP, GRPO, PRESETS, Preset, preset_flags
+from agentrl.launcher.presets import GRPO, PRESETS, ROWS_PER_STEP, Preset, preset_flags
 from agentrl.launcher.processes import Kind, Part
 from agentrl.launcher.stack import (
     Addresses,
@@ -42,15 +42,25 @@ def flag(part: Part, name: str) -> str:
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_every_flag_of_a_preset_is_a_flag_of_the_run(preset: Preset) -> None:
-    config = parse_config([*preset_flags(preset, 1), "--run_name", "demo"])
+    config = parse_config([*preset_flags(preset, 1, demo=True), "--run_name", "demo"])
     assert config.loss.loss_calculator.lower() == preset.name
-    assert config.optimizer.per_device_train_batch_size == DEMO_ROWS_PER_STEP
+    assert config.optimizer.per_device_train_batch_size == ROWS_PER_STEP
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_a_step_of_the_demo_has_the_same_rows_however_many_processes_train(processes: int) -> None:
-    config = parse_config(preset_flags(GRPO, processes))
-    assert config.optimizer.per_device_train_batch_size * processes == DEMO_ROWS_PER_STEP
+    config = parse_config(preset_flags(GRPO, processes, demo=True))
+    assert config.optimizer.per_device_train_batch_size * processes == ROWS_PER_STEP
+
+
+def test_a_model_of_ones_own_gets_the_algorithm_but_nothing_of_the_demo() -> None:
+    stack = stack_of({"MODEL": "mine", "TRAIN_FILE": "t.jsonl"})
+    usual = parse_config([])
+    assert (stack.config.sampling, stack.config.data.eval_file) == (usual.sampling, None)
+    assert stack.config.optimizer.learning_rate == usual.optimizer.learning_rate
+    assert stack.config.loss.loss_calculator == "GRPO"
+    assert not stack.tools and "no tools" in stack.line
+    assert "tools given" in stack_of({"MODEL": "mine", "MCP_URL": "http://tools"}).line
 
 
 def test_without_variables_everything_is_started_here() -> None:

@@ -160,8 +160,13 @@ class EmbeddedMongod:
             while True:
                 assert self._process is not None
                 status = self._process.poll()
-                if status == LOCKED and time.monotonic() + 10 < deadline:
-                    return False
+                if status == LOCKED:
+                    if time.monotonic() < deadline:
+                        return False
+                    raise MongodError(
+                        f"another mongod holds {self.data_dir}: end it, or use it as it is "
+                        "(DB_URL, --db_connection_string)"
+                    )
                 if status is not None:
                     raise MongodError(
                         f"mongod ended at once with status {status}: see the end of {self.log_file}"

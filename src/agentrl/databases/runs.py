@@ -26,6 +26,17 @@ async def load_run(database: RunDatabase) -> Run | None:
     return Run.from_mongo(document) if document else None
 
 
+async def reopen(database: RunDatabase) -> None:
+    """Take the run from a trainer that is known to be dead, so that the next need not wait.
+
+    For whoever started the run's only MongoDB and knows that nothing of an earlier launch lives.
+    """
+    await database.runs.update_one(
+        {"_id": database.name},
+        {"$set": {"trainer": None, "lease_expires": None, "status": "created"}},
+    )
+
+
 class RunLease:
     """One trainer's hold on a run. A fencing number tells it from trainers before and after it."""
 

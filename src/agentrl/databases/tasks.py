@@ -93,10 +93,13 @@ class TaskLedger:
         )
         return result.upserted_count
 
-    async def claim(self, split: Split, *, begun_only: bool = False) -> Claim | None:
+    async def claim(
+        self, split: Split, *, begun_only: bool = False, epoch: int | None = None
+    ) -> Claim | None:
         """Lease the first free slot of the oldest group that has one, or None.
 
         `begun_only`: only in groups that somebody has begun, so that no new group is opened.
+        `epoch`: only in groups of this epoch.
         """
         _check(SlotStatus.PENDING, SlotStatus.LEASED)
         record = {"$concat": ["$_id", "-t", _text("$$slot.traj"), "-a", _text("$$slot.attempt")]}
@@ -105,6 +108,7 @@ class TaskLedger:
                 "split": split,
                 "pending": {"$gt": 0},
                 **({"status": TaskStatus.RUNNING} if begun_only else {}),
+                **({"epoch": epoch} if epoch is not None else {}),
             },
             [
                 {

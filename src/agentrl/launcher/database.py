@@ -1,10 +1,8 @@
 """The run's MongoDB as the launcher's verbs need it: given by URL, running already, or started."""
 
-import asyncio
 import fcntl
 import json
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,23 +13,10 @@ from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import REPLICA_SET, EmbeddedMongod
 from agentrl.launcher.stack import LOGS
 
-_OLD_MONGOD_S = 30.0  # that an old mongod may take to end after its launch was killed
-
 
 def mongod_of(config: Config) -> EmbeddedMongod:
     """The embedded mongod of a run, not started yet."""
     return EmbeddedMongod(config.output / "mongo", LOGS / f"{config.run.run_name}_mongo.log")
-
-
-async def await_free(data_dir: Path, patience_s: float = _OLD_MONGOD_S) -> None:
-    """Wait until no mongod holds this data folder."""
-    deadline = time.monotonic() + patience_s
-    while mongod_holds(data_dir):
-        if time.monotonic() > deadline:
-            raise ConfigError(
-                f"another mongod holds {data_dir}: end it, or set DB_URL to use it as it is"
-            )
-        await asyncio.sleep(0.2)
 
 
 def mongod_holds(data_dir: Path) -> bool:
@@ -50,17 +35,6 @@ def mongod_holds(data_dir: Path) -> bool:
         os.close(file)
 
 
-async def reopen(database: RunDatabase) -> None:
-    """Take the run from a trainer that cannot live any more, and let it go on if it was finished.
-
-    Only for an embedded database, whose run lock is ours: nobody else can hold the run.
-    """
-    await database.runs.update_one(
-        {"_id": database.name},
-        {"$set": {"trainer": None, "lease_expires": None, "status": "created"}},
-    )
-
-
 def ended(mongod: EmbeddedMongod) -> bool:
     """Whether a started mongod is gone. Its status stays for `stop()` to collect."""
     assert mongod.pid is not None
@@ -77,15 +51,18 @@ class OpenDatabase:
 
 
 @asynccontextmanager
-async def run_database(config: Config) -> AsyncIterator[OpenDatabase]:
+async def run_database(config: Config, *, run_lives: bool) -> AsyncIterator[OpenDatabase]:
     """The run's database for a while: of the given URL, of a live run, or of a mongod started for
-    this and stopped again."""
+    this and stopped again.
+
+    `run_lives`: the run may be going on; a mongod that holds its folder is then used as it is.
+    """
     run = config.run
     data_dir = config.output / "mongo"
     mongod: EmbeddedMongod | None = None
     if run.db_connection_string is not None:
         url = run.db_connection_string
-    elif mongod_holds(data_dir):
+    elif run_lives and mongod_holds(data_dir):
         port = int(json.loads((data_dir / "port").read_text(encoding="utf-8")))
         url = f"mongodb://127.0.0.1:{port}/?replicaSet={REPLICA_SET}&directConnection=true"
     elif data_dir.is_dir():

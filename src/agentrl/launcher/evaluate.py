@@ -28,7 +28,7 @@ from agentrl.databases.tasks import TaskLedger
 from agentrl.inference.client import SGLangClient, open_session
 from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
 from agentrl.inference.weights import publish_from_disk
-from agentrl.launcher.database import OpenDatabase, await_free, run_database
+from agentrl.launcher.database import OpenDatabase, run_database
 from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
 from agentrl.launcher.evaluation import (
     EvaluationReport,
@@ -154,10 +154,8 @@ class Evaluation:
     async def run(self, lock: RunLock) -> EvaluationReport | None:
         """The report, or None if a signal stopped it. Raises `EvaluationFailed`."""
         config = parse_config(self.flags)
-        if config.run.db_connection_string is None:
-            await await_free(config.output / "mongo")
         supervisor = Supervisor(inherited=lock.fileno())
-        async with run_database(config) as opened:
+        async with run_database(config, run_lives=False) as opened:
             try:
                 return await self._evaluate(supervisor, opened)
             finally:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pymongo.errors import PyMongoError
 from rich.console import Console
 
+from agentrl.databases import runs
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod, free_port
 from agentrl.databases.runs import FINISHED, load_run
-from agentrl.launcher.database import await_free, ended, mongod_of, reopen
+from agentrl.launcher.database import ended, mongod_of
 from agentrl.launcher.deployment import usable_cores
 from agentrl.launcher.presets import Preset
 from agentrl.launcher.processes import Change, Event, Kind, Supervisor, last_lines
@@ -105,7 +106,6 @@ class Launch:
         url = config.run.db_connection_string
         if self._stack.mongod:
             mongod = mongod_of(config)
-            await await_free(mongod.data_dir)
             # In this thread, which lives as long as the launcher: mongod ends with its parent
             # thread.
             url = mongod.start()
@@ -113,7 +113,7 @@ class Launch:
         assert url is not None
         database = await connect(url, config.run.run_name, config.sampling.startup_timeout)
         if self._stack.mongod:
-            await reopen(database)
+            await runs.reopen(database)
         self._stack = with_urls(self._stack, url, self._addresses)
         return database
 

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     config = parse_config(flags, "agentrl show")
 
     async def show() -> None:
-        async with run_database(config) as opened:
+        async with run_database(config, run_lives=True) as opened:
             database = opened.database
             record = await find_record(database, arguments.record, Split(arguments.split))
             turns = await read_turns(database, record)

@@ -11,10 +11,9 @@ from pathlib import Path
 from agentrl.configs import Config, ConfigError, parse_config
 from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import Deployment
-from agentrl.launcher.presets import Preset, preset_flags
+from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, preset_flags
 from agentrl.launcher.processes import Kind, Part
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 LOGS = Path("logs/as")
 RESTARTS = 10  # how often a sampler, a service or the tool server is started again
 
@@ -26,7 +25,7 @@ class Stack:
     config: Config
     flags: tuple[str, ...]  # the run's, for every part
     mongod: bool
-    tools: bool
+    tools: bool  # the demo's tool server
     services: int
     samplers: int
     trainers: int  # trainer processes on all machines together; 0: none here
@@ -44,12 +43,18 @@ class Stack:
         count = {True: "started here", False: "given"}
         parts = [
             f"MongoDB {count[self.mongod]}",
-            "tools of the demo started here" if self.tools else "tools given",
+            self._tools,
             f"inference services {self.services or 'given'}",
             f"samplers {self.samplers}",
             f"trainer processes {self.trainers}",
         ]
         return " · ".join(parts)
+
+    @property
+    def _tools(self) -> str:
+        if self.tools:
+            return "tools of the demo started here"
+        return "tools given" if self.config.agent.mcp_manager_url else "no tools"
 
 
 def plan_stack(
@@ -58,12 +63,9 @@ def plan_stack(
     """What the variables and flags ask for. Raises `ConfigError`."""
     use_gpus = 0 if parse_config([*user_flags]).parallel.use_cpu else gpus
     trainers = deployment.trainer_processes(use_gpus)
-    flags = [
-        *preset_flags(preset, trainers),
-        *deployment.run_flags,
-        *user_flags,
-        "--run_name", run,
-    ]  # fmt: skip
+    own = [*deployment.run_flags, *user_flags, "--run_name", run]
+    demo = parse_config(own, "agentrl launch").model.model_name_or_path is None
+    flags = [*preset_flags(preset, trainers, demo=demo), *own]
     config = parse_config(flags, "agentrl launch")
     has_database = config.run.db_connection_string is not None
     has_tools = config.agent.mcp_manager_url is not None
@@ -86,7 +88,7 @@ def plan_stack(
         config=config,
         flags=tuple(flags),
         mongod=not has_database,
-        tools=not has_tools and deployment.samplers > 0,
+        tools=demo and not has_tools and deployment.samplers > 0,
         services=services,
         samplers=deployment.samplers if config.sampling.enable_sampling else 0,
         trainers=trainers,
@@ -154,7 +156,7 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
 
 def tools_part(run: str, port: int) -> Part:
     """The demo's tool server."""
-    script = REPOSITORY / "assets" / "demo" / "tool_server.py"
+    script = DEMO / "tool_server.py"
     return Part(
         name="tools",
         kind=Kind.TOOLS,

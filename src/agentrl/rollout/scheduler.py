@@ -154,7 +154,7 @@ class SamplingScheduler:
         if not outlook.served or len(self._attempts) >= limit:
             return None
         if outlook.evaluation:
-            claim = await self._ledger.claim(Split.EVAL)
+            claim = await self._ledger.claim(Split.EVAL, epoch=self.evaluation)
             if claim is not None:
                 return claim
             outlook.evaluation = False
