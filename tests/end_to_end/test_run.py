@@ -27,7 +27,7 @@ from agentrl.databases.mongod import EmbeddedMongod
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "assets" / "demo" / "model"
 STEPS, ROWS_PER_STEP, SAVE_STEPS = 8, 16, 2
-KILLED_AT = 6  # the rows that wait when the sampler is killed, at step 1, last for 3 more steps
+KILLED_AT = 4  # the step after which the trainer is killed: past a checkpoint, before the end
 HELD_OUT, EVAL_ATTEMPTS = 8, 2
 pytestmark = pytest.mark.timeout(420)
 
@@ -83,9 +83,20 @@ def steps_done(output: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
+def leased_slots(name: str, output: Path) -> int:
+    """How many attempts are being worked on."""
+    port = output / "mongo" / "port"
+    if not port.exists():
+        return 0
+    url = f"mongodb://127.0.0.1:{port.read_text()}/?directConnection=true"
+    with MongoClient[dict[str, Any]](url) as client:
+        tasks = client[name]["tasks"].find({"slots.status": "leased"}, {"slots.status": 1})
+        return sum(slot["status"] == "leased" for task in tasks for slot in task["slots"])
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
-    """Launch; kill -9 the sampler, then the trainer; launch again to the end."""
+    """Launch; kill -9 the sampler at work, then the trainer; launch again to the end."""
     folder = tmp_path_factory.mktemp("run")
     name, output = f"test-{uuid4().hex[:8]}", folder / "output"
     held_out = folder / "heldout.jsonl"
@@ -96,10 +107,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
-        wait_for(lambda: steps_done(output) >= 1, first, "first step")
-        refusal = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60)
+        wait_for(lambda: leased_slots(name, output) >= 4, first, "leased slots")
         (sampler,) = processes_of(name, "sample")
         sampler.kill()
+        refusal = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60)
         wait_for(lambda: steps_done(output) >= KILLED_AT, first, f"step {KILLED_AT}")
         (trainer,) = processes_of(name, "agentrl.training.trainer")
         trainer.kill()
@@ -252,5 +263,21 @@ def test_a_signal_stops_a_launch_in_order(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "stopped by SIGINT" in output
     assert not processes_of(name, "sample")
+    for log in (ROOT / "logs" / "as").glob(f"{name}_*"):
+        log.unlink()
+
+
+def test_synchronous_sampling_trains_only_what_the_current_policy_sampled(tmp_path: Path) -> None:
+    name, held_out = f"test-{uuid4().hex[:8]}", tmp_path / "heldout.jsonl"
+    held_out.write_text((ROOT / "assets" / "demo" / "heldout.jsonl").read_text().split("\n")[0])
+    command = launch_command(name, tmp_path / "output", held_out)
+    result = subprocess.run(
+        [*command, "--sync_sampling", "true", "--max_steps", "4"], cwd=ROOT, text=True,
+        capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = [json.loads(line) for line in (tmp_path / "output" / "metrics.jsonl").open()]
+    assert [line["staleness_max"] for line in lines] == [0] * 4
+    assert all(abs(line["ratio_max"] - 1) < 1e-4 for line in lines)
     for log in (ROOT / "logs" / "as").glob(f"{name}_*"):
         log.unlink()
