@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from agentrl.configs import ConfigError
 from agentrl.training.checkpoint import CheckpointError, list_checkpoints, read_state
@@ -34,8 +36,12 @@ def export_checkpoint(checkpoint_dir: Path, model_dir: Path, out_dir: Path) -> N
     config = AutoConfig.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights = model.state_dict()
+    disable_progress_bar()
     try:
-        load({"model": weights}, checkpoint_id=checkpoint_dir, no_dist=True)
+        with warnings.catch_warnings():
+            # that one process loads it, which is what is wanted
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load({"model": weights}, checkpoint_id=checkpoint_dir, no_dist=True)
     except (OSError, CheckpointException) as error:
         raise CheckpointError(
             f"checkpoint {checkpoint_dir} does not hold the weights of {model_dir}: {error}"
