@@ -282,6 +282,12 @@ class Config:
         return {"temperature": 1.0, **{k: v for k, v in penalties.items() if v}, **given}
 
     @property
+    def inference_urls(self) -> list[str]:
+        """The services given by URL."""
+        given = (self.sampling.inference_urls or "").split(",")
+        return [url.strip().rstrip("/") for url in given if url.strip()]
+
+    @property
     def temperature(self) -> float:
         """Of the sampling, and so of the trainer's logprobs."""
         return float(self.sampling_params["temperature"])

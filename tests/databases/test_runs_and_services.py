@@ -47,9 +47,9 @@ async def test_only_services_heard_of_lately_or_given_by_url_are_live(
     await services.register(database, "http://old", "m", 8)
     await asyncio.sleep(0.3)
     await services.register(database, "http://new", "m", 8)
-    await services.register_url(database, "http://given")
+    await services.register_urls(database, ["http://given"])
     await services.acknowledge(database, "http://given", 4)
-    await services.register_url(database, "http://given")
+    await services.register_urls(database, ["http://given"])
     live = {s.url: s.weight_version for s in await services.live_services(database, 0.2)}
     assert live == {"http://new": -1, "http://given": 4}
     await services.heartbeat(database, "http://old")

@@ -100,7 +100,7 @@ async def begin_run(database: RunDatabase, rows_per_step: int = 1000) -> RunLeas
     lease = RunLease(database, "trainer", "here", lease_seconds=60)
     await lease.acquire(rows_per_step)
     await lease.progress(step=0, max_steps=9, version=0, status=runs.TRAINING)
-    await services.register_url(database, "http://127.0.0.1:1")
+    await services.register_urls(database, ["http://127.0.0.1:1"])
     await services.acknowledge(database, "http://127.0.0.1:1", 0)
     return lease
 

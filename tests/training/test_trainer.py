@@ -247,7 +247,7 @@ async def check_service(database: RunDatabase, run: Run) -> None:
     publisher = Publisher(database, run.output, 60)
     await publisher.publish(Publication(9, 2, run.output.resolve() / "weights" / "v2"))
     await services.register(database, service.url, str(run.model), service.capacity)
-    keeping = asyncio.create_task(publisher.keep_current())
+    keeping = asyncio.create_task(publisher.keep_current(patience_s=60))
     for _ in range(100):
         await asyncio.sleep(0.1)
         (service,) = await services.live_services(database, 60)
@@ -290,6 +290,15 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     assert len(errors) == 1 and said in errors[0]
     assert not (run.output / "weights").exists()
     assert run.rows() == []
+
+
+def test_services_out_of_reach_end_the_run_with_their_urls_and_the_time_they_were_tried(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = run.flags("--train_file", str(run.tasks), "--max_steps", "8")
+    assert main([*flags, "--inference_urls", "http://127.0.0.1:9", "--startup_timeout", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "no inference service took the weights within 2 s (http://127.0.0.1:9: " in said
 
 
 def test_two_processes_train_a_run_like_one(run: Run, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Inference services as the run knows them: who serves, with which weights, since when silent."""
 
+from collections.abc import Iterable
+
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import InferenceService
 
@@ -29,13 +31,14 @@ async def register(
     )
 
 
-async def register_url(database: RunDatabase, url: str) -> None:
-    """A service that the user gave by URL: it sends no heartbeats, so none are expected."""
-    given = InferenceService(
-        id=url, url=url, model="", weight_version=-1, capacity=0, heartbeat=None
-    ).to_mongo()
-    given.pop("_id")
-    await database.services.update_one({"_id": url}, {"$setOnInsert": given}, upsert=True)
+async def register_urls(database: RunDatabase, urls: Iterable[str]) -> None:
+    """Services that the user gave by URL: they send no heartbeats, so none are expected."""
+    for url in urls:
+        given = InferenceService(
+            id=url, url=url, model="", weight_version=-1, capacity=0, heartbeat=None
+        ).to_mongo()
+        given.pop("_id")
+        await database.services.update_one({"_id": url}, {"$setOnInsert": given}, upsert=True)
 
 
 async def heartbeat(database: RunDatabase, url: str) -> None:

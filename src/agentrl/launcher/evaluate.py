@@ -22,7 +22,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Split, TaskStatus
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.mongod import free_port
-from agentrl.databases.services import acknowledge, live_services, register_url
+from agentrl.databases.services import acknowledge, live_services, register_urls
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.inference.client import SGLangClient, open_session
@@ -40,7 +40,7 @@ from agentrl.launcher.evaluation import (
 from agentrl.launcher.preflight import check_model, check_output, check_task_file
 from agentrl.launcher.processes import Change, Supervisor, last_lines
 from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
-from agentrl.launcher.run_folder import RunLock, read_launch
+from agentrl.launcher.run_folder import LaunchRecord, RunLock, read_launch
 from agentrl.launcher.stack import LOGS, service_part, tools_part, tools_url
 from agentrl.rollout.worker import sample
 from agentrl.training.checkpoint import CheckpointError, list_checkpoints, read_state
@@ -63,7 +63,9 @@ def main(argv: Sequence[str]) -> int:
     Raises for bad input, before anything is started.
     """
     arguments, user_flags = _parse(argv)
-    flags = _flags(arguments.run, user_flags)
+    launch = _launch_of(arguments.run, user_flags)
+    given = read_deployment(os.environ).run_flags
+    flags = [*launch.flags, *given, *user_flags, "--run_name", arguments.run]
     config = parse_config(flags, "agentrl eval")
     checkpoint = _find_checkpoint(config, arguments.checkpoint)
     model = check_model(config.model.model_name_or_path)
@@ -82,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
                 export_checkpoint(checkpoint, model, exported)
             except CheckpointError as error:
                 raise ConfigError(str(error)) from None
-            evaluation = Evaluation(flags, checkpoint, exported, tasks, console)
+            evaluation = Evaluation(flags, checkpoint, exported, tasks, launch.demo_tools, console)
             try:
                 report = asyncio.run(evaluation.run(lock))
             except KeyboardInterrupt:
@@ -113,9 +115,8 @@ def _parse(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
     return parser.parse_known_args(argv)
 
 
-def _flags(run: str, user_flags: Sequence[str]) -> list[str]:
-    """The flags that the run was launched with, then the environment's, then the user's."""
-    given = [*read_deployment(os.environ).run_flags, *user_flags]
+def _launch_of(run: str, user_flags: Sequence[str]) -> LaunchRecord:
+    """How the run was launched. Raises `ConfigError` if it never was."""
     output = parse_config([*user_flags, "--run_name", run], "agentrl eval").output
     launch = read_launch(output)
     if launch is None:
@@ -123,7 +124,7 @@ def _flags(run: str, user_flags: Sequence[str]) -> list[str]:
             f"run {run!r} was never launched in {output}: is the name right, and is this the "
             "folder that it was launched in?"
         )
-    return [*launch.flags, *given, "--run_name", run]
+    return launch
 
 
 def _find_checkpoint(config: Config, wanted: str | None) -> Path:
@@ -149,6 +150,7 @@ class Evaluation:
     checkpoint: Path
     model: Path  # the checkpoint as a model folder
     tasks: Sequence[TaskLine]
+    demo_tools: bool  # start the demo's tool server, unless tools are given
     console: Console
 
     async def run(self, lock: RunLock) -> EvaluationReport | None:
@@ -209,11 +211,11 @@ class Evaluation:
             "--model_name_or_path", str(self.model),
         ]  # fmt: skip
         config = parse_config(flags)
-        if config.agent.mcp_manager_url is None:
+        if self.demo_tools and config.agent.mcp_manager_url is None:
             port = free_port()
             supervisor.start(tools_part(config.run.run_name, port))
             config = parse_config([*flags, "--mcp_manager_url", tools_url(port)])
-        if config.sampling.inference_urls is None:
+        if not config.inference_urls:
             services = deployment.num_services
             threads = str(max(1, usable_cores() // (services + 1)))
             for number in range(services):
@@ -233,9 +235,7 @@ class Evaluation:
 
         A service that cannot load them is not used. Raises `ServiceUnreachable`.
         """
-        for given in (config.sampling.inference_urls or "").split(","):
-            if given.strip():
-                await register_url(database, given.strip())
+        await register_urls(database, config.inference_urls)
         deadline = asyncio.get_running_loop().time() + config.sampling.startup_timeout
         reason = "none is registered"
         while asyncio.get_running_loop().time() < deadline:

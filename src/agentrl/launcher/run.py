@@ -53,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
             print_lines(console, next_steps(stack.config, preset.script))
             return 0
         before = read_launch(stack.config.output)
-        record = LaunchRecord(preset.name, stack.flags, before.seconds if before else 0.0)
+        seconds = before.seconds if before else 0.0
+        record = LaunchRecord(preset.name, stack.flags, seconds, demo_tools=stack.tools)
         write_launch(stack.config.output, record)
         return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
 

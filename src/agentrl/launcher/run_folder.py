@@ -88,11 +88,16 @@ def _is_alive(pid: str) -> bool:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """How a run was launched. `seconds`: wall time of all its launches so far."""
+    """How a run was launched.
+
+    `seconds`: wall time of all its launches so far. `demo_tools`: the demo's tool server is the
+    run's, and is started where the run is evaluated, too.
+    """
 
     preset: str
     flags: Sequence[str]
     seconds: float = 0.0
+    demo_tools: bool = False
 
 
 def write_launch(folder: Path, launch: LaunchRecord) -> None:

@@ -12,7 +12,7 @@ import uvloop
 
 from agentrl.configs import Config, parse_config
 from agentrl.databases.connection import connect
-from agentrl.databases.services import register_url
+from agentrl.databases.services import register_urls
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.mcp.sampler import MCPSampler
 from agentrl.rollout.sampler import TurnLog
@@ -42,9 +42,7 @@ async def sample(config: Config, evaluation: int | None = None) -> None:
         config.run.db_connection_string, config.run.run_name, config.sampling.startup_timeout
     )
     try:
-        for url in (config.sampling.inference_urls or "").split(","):
-            if url.strip():
-                await register_url(database, url.strip())
+        await register_urls(database, config.inference_urls)
         pool = ServicePool(
             request_timeout_s=config.sampling.request_timeout,
             patience_s=config.sampling.startup_timeout,

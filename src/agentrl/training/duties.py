@@ -21,6 +21,7 @@ from agentrl.databases.documents import RowStatus
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.rows import RowLedger
 from agentrl.databases.runs import RunLease
+from agentrl.databases.services import register_urls
 from agentrl.databases.task_file import TaskLine, read_tasks
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.publication import Publication, Publisher, next_version
@@ -95,13 +96,16 @@ class RunDuties:
         again = await ledger.rewind(step)
         if again:
             logger.info("%d rows leased or trained after step %d are ready again", again, step)
+        await register_urls(self._database, self._config.inference_urls)
         await self._feeder.start()
         return await next_version(self._database, self._config.sampling.lease_seconds)
 
     def run_beside(self, background: BackgroundLoop) -> None:
         """Keep the lease alive and late services current, while training goes on."""
         background.watch(self._keep_lease())
-        background.watch(self._publisher.keep_current())
+        sampling = self._config.sampling
+        patience = sampling.startup_timeout if sampling.enable_sampling else math.inf
+        background.watch(self._publisher.keep_current(patience))
 
     def source(self, ledger: RowLedger, stop: threading.Event) -> LedgerSource:
         """Where the rows of steps come from."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import InferenceService
 from agentrl.databases.services import acknowledge, live_services
 from agentrl.inference.client import SGLangClient, open_session
+from agentrl.inference.protocol import ServiceUnreachable
 from agentrl.inference.weights import publish_from_disk
 from agentrl.training.model_folder import write_model_folder
 
@@ -88,16 +90,34 @@ class Publisher:
             )
             await asyncio.to_thread(self._remove_old)
 
-    async def keep_current(self) -> None:
-        """Bring services up to date that a publication did not reach. Never returns."""
+    async def keep_current(self, patience_s: float) -> None:
+        """Bring services up to date that a publication did not reach.
+
+        Never returns. Raises `ServiceUnreachable` when no service has had the newest publication
+        for `patience_s` seconds: no row would ever come.
+        """
+        served = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             async with self._updating:
-                if self._newest is None:
-                    continue
                 services = await live_services(self._database, self._service_timeout_s)
-                behind = [s for s in services if s.weight_version != self._newest.version]
-                await self._update(behind, self._newest)
+                if self._newest is None:
+                    served = time.monotonic()
+                    continue
+                current = [s for s in services if s.weight_version == self._newest.version]
+                if current:
+                    served = time.monotonic()
+                elif time.monotonic() - served > patience_s:
+                    raise ServiceUnreachable(self._nobody(patience_s))
+                await self._update([s for s in services if s not in current], self._newest)
+
+    def _nobody(self, patience_s: float) -> str:
+        reasons = [f"{url}: {error}" for url, error in sorted(self._complained)]
+        return (
+            f"no inference service took the weights within {patience_s:.0f} s "
+            f"({'; '.join(reasons) or 'none is registered'}): start one, or correct "
+            "--inference_urls (INFERENCE_URLS)"
+        )
 
     async def _update(self, services: Sequence[InferenceService], publication: Publication) -> None:
         if not services:

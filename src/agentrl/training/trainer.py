@@ -34,6 +34,7 @@ from agentrl.databases.documents import RowStatus
 from agentrl.databases.rows import RowLedger
 from agentrl.databases.runs import EVALUATING, FINISHED, TRAINING, TrainerAlive, TrainerReplaced
 from agentrl.databases.task_file import TaskFileError
+from agentrl.inference.protocol import ServiceUnreachable
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.checkpoint import (
     CheckpointError,
@@ -57,8 +58,8 @@ from agentrl.training.stream import RowStream, StepRows
 logger = logging.getLogger(__name__)
 
 _USER_ERRORS = (
-    CheckpointError, ConfigError, DatabaseUnreachable, ModelFolderError, TaskFileError,
-    TrainerAlive, TrainerReplaced,
+    CheckpointError, ConfigError, DatabaseUnreachable, ModelFolderError, ServiceUnreachable,
+    TaskFileError, TrainerAlive, TrainerReplaced,
 )  # fmt: skip
 
 
