@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import SlotStatus, Split, Task, TaskStatus
+from agentrl.databases.documents import Record, SlotStatus, Split, Task, TaskStatus
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger, open_groups
@@ -22,6 +22,14 @@ async def stored(database: RunDatabase, task: str) -> Task:
     document = await database.tasks.find_one({"_id": task})
     assert document is not None
     return Task.from_mongo(document)
+
+
+def record_of(claim: Claim, owner: str) -> Record:
+    task = claim.task
+    return Record(
+        id=claim.record_id, task=task.id, task_id=task.task_id, traj=claim.traj,
+        attempt=claim.attempt, split=task.split, epoch=task.epoch, owner=owner, query=task.query,
+    )  # fmt: skip
 
 
 async def fill(database: RunDatabase, attempts: int = 2, epoch: int = 0) -> None:
@@ -139,6 +147,7 @@ async def test_an_expired_lease_goes_to_another_and_its_owner_is_told(
     await fill(database, attempts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     lost = await claim(dead)
+    await dead.start_record(record_of(lost, "dead"))
     kept = await claim(alive)
     await asyncio.sleep(0.01)
     reaped = await alive.reap()
@@ -149,6 +158,8 @@ async def test_an_expired_lease_goes_to_another_and_its_owner_is_told(
         await dead.complete(lost, 1.0)
     again = await claim(alive)
     assert (again.task.id, again.attempt) == (lost.task.id, 1)
+    record = await database.records.find_one({"_id": lost.record_id})
+    assert record is not None and record["error"] == "its sampler went silent"
     slot = (await stored(database, lost.task.id)).slots[0]
     assert slot.error == "lease expired: sampler dead went silent"
 

@@ -1,4 +1,4 @@
-"""A run whose database, tools and inference are given by URL, with samplers added from elsewhere."""
+"""A run whose database, tools and services are given by URL, with samplers added from elsewhere."""
 
 import json
 import os

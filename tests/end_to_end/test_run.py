@@ -179,6 +179,7 @@ def test_every_slot_ends_in_exactly_one_terminal_state(run: FinishedRun) -> None
             expected = {"scored"} if task["split"] == "eval" else {"ready", "abandoned"}
             assert record["status"] in expected
             ended += 1
+    assert not [r for r in records.values() if r["status"] == "sampling"]
     finished = [r for r in records.values() if r["status"] in ("scored", "ready", "abandoned")]
     unfinished_groups = run.database["tasks"].count_documents(
         {"status": {"$in": ["running", "finalising"]}, "split": "eval"}

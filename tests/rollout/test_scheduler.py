@@ -218,6 +218,8 @@ async def test_a_stop_hands_slots_back_and_another_sampler_ends_them(
         await asyncio.wait_for(running, 10)
     slots = [slot for task in await all_tasks(database) for slot in task.slots]
     assert [(s.status, s.failures, s.owner) for s in slots] == [(SlotStatus.PENDING, 0, None)] * 4
+    async for record in database.records.find():
+        assert record["status"] == RecordStatus.FAILED and "handed back" in record["error"]
     async with scheduler(database, agent(lambda c: float(c.traj)), config()) as quick:
         running = asyncio.create_task(quick.run())
         await until(completed(database, 2))

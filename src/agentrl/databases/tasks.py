@@ -252,11 +252,16 @@ class TaskLedger:
             after = Task.from_mongo(
                 await self._database.tasks.find_one({"_id": document["_id"]}) or before
             )
+            lost: list[str | None] = []
             for old, new in zip(Task.from_mongo(before).slots, after.slots, strict=True):
-                if old.status == SlotStatus.LEASED and new.attempt != old.attempt:
-                    returned += 1
-                elif old.status == SlotStatus.LEASED and new.status == SlotStatus.FAILED:
-                    failed += 1
+                if old.status == SlotStatus.LEASED and new.failures != old.failures:
+                    returned += new.attempt != old.attempt
+                    failed += new.attempt == old.attempt
+                    lost.append(old.record)
+            await self._database.records.update_many(
+                {"_id": {"$in": lost}, "status": RecordStatus.SAMPLING},
+                {"$set": {"status": RecordStatus.FAILED, "error": "its sampler went silent"}},
+            )
         return Reaped(returned, failed)
 
     async def claim_finalisation(self) -> Task | None:

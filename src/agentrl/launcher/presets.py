@@ -68,10 +68,10 @@ _DEMO_FLAGS = (
     "--micro_batch_tokens", "4096",
     # Late groups are mostly all right. Left out, a step would sample several times its rows.
     "--drop_zero_advantage", "false",
-    "--max_steps", "32",
-    "--eval_steps", "8",
+    "--max_steps", "40",
+    "--eval_steps", "10",
     "--eval_attempts", "4",
-    "--save_steps", "8",
+    "--save_steps", "10",
     # Constant, and a large epsilon: with the usual 1e-8 Adam blows up the noise of weights that
     # get almost no gradient, and success dips.
     "--learning_rate", "5e-4",

@@ -81,6 +81,7 @@ class SamplingScheduler:
             await self._claim_until_finished(keeper)
         finally:
             keeper.cancel()
+            await asyncio.sleep(0)  # a task cancelled before it ever ran could not hand back
             for attempt in self._attempts.values():
                 attempt.cancel()
             await asyncio.gather(*self._attempts.values(), return_exceptions=True)
@@ -96,7 +97,7 @@ class SamplingScheduler:
                 return
             claim = await self._next_claim(outlook)
             if claim is not None:
-                self._begin(claim)
+                await self._begin(claim)
                 continue
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -165,20 +166,8 @@ class SamplingScheduler:
             outlook.new_groups -= 1
         return claim
 
-    def _begin(self, claim: Claim) -> None:
-        attempt = asyncio.create_task(self._attempt(claim), name=claim.record_id)
-        self._attempts[claim.record_id] = attempt
-
-        def ended(task: asyncio.Task[None]) -> None:
-            del self._attempts[claim.record_id]
-            self._changed.set()
-            if not task.cancelled() and task.exception() is not None:
-                log.error("attempt %s", claim.record_id, exc_info=task.exception())
-
-        attempt.add_done_callback(ended)
-
-    async def _attempt(self, claim: Claim) -> None:
-        """One attempt from claim to terminal slot."""
+    async def _begin(self, claim: Claim) -> None:
+        """Store the attempt's Record and start to work on it."""
         record = Record(
             id=claim.record_id,
             task=claim.task.id,
@@ -191,34 +180,44 @@ class SamplingScheduler:
             query=claim.task.query,
             started_at=datetime.now(UTC),
         )
+        await self._ledger.start_record(record)
+        attempt = asyncio.create_task(self._attempt(claim, record), name=record.id)
+        self._attempts[record.id] = attempt
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self._attempts[record.id]
+            self._changed.set()
+            if not task.cancelled() and task.exception() is not None:
+                log.error("attempt %s", record.id, exc_info=task.exception())
+
+        attempt.add_done_callback(ended)
+
+    async def _attempt(self, claim: Claim, record: Record) -> None:
+        """One attempt from its Record to its terminal slot."""
+        sampler = self.make_sampler(claim, record, self.resources)
         try:
-            await self._ledger.start_record(record)
-            finished = await self._sample(claim, record)
+            finished = await self._sample(claim, sampler)
             if finished is not None:
                 await self._finaliser.finalise(finished)
         except LeaseLost as lost:
-            log.warning("%s: %s", claim.record_id, lost)
+            log.warning("%s: %s", record.id, lost)
         except asyncio.CancelledError:
-            # Stopping in order: the slot goes back and costs no attempt. A slot that was taken
+            # Stopping in order: the slot goes back and costs no failure. A slot that was taken
             # from us meanwhile is somebody else's.
+            await self._end_failed(sampler.record, "handed back: the sampler stopped")
             with contextlib.suppress(LeaseLost):
                 await self._ledger.release(claim)
             raise
 
-    async def _sample(self, claim: Claim, record: Record) -> Task | None:
+    async def _sample(self, claim: Claim, sampler: AsyncSampler) -> Task | None:
         """Sample and score; returns the Task if this was its group's last slot."""
-        sampler = self.make_sampler(claim, record, self.resources)
         try:
             async with asyncio.timeout(self.config.sampling.record_timeout):
-                record = await sampler.run()
-                record = await sampler.evaluate_record(record)
+                record = await sampler.evaluate_record(await sampler.run())
         except Exception as error:  # whatever an agent, tool or scorer raises is that Record's
             message = _describe(error, self.config.sampling.record_timeout)
             log.warning("%s failed: %s", claim.record_id, message, exc_info=error)
-            failed = sampler.record.model_copy(
-                update={"status": RecordStatus.FAILED, "error": message}
-            )
-            await self._ledger.finish_record(failed)
+            await self._end_failed(sampler.record, message)
             return await self._ledger.fail(
                 claim, message, retry=self.config.sampling.resample_error_records
             )
@@ -226,6 +225,12 @@ class SamplingScheduler:
         assert score is not None, f"{record.id} was evaluated and has no score"
         await self._ledger.finish_record(record.model_copy(update={"status": RecordStatus.SCORED}))
         return await self._ledger.complete(claim, score)
+
+    async def _end_failed(self, record: Record, error: str) -> None:
+        """Store a Record as far as it came, with what ended it."""
+        await self._ledger.finish_record(
+            record.model_copy(update={"status": RecordStatus.FAILED, "error": error})
+        )
 
     async def _keep_leases(self) -> None:
         """Extend our leases, take expired ones from the dead, finish what they left."""

@@ -71,6 +71,7 @@ class MCPSampler(AsyncSampler):
             tools = ToolServer(
                 agent.mcp_manager_url,
                 token=agent.mcp_auth_token,
+                name=agent.mcp_server_name,
                 call_timeout_s=agent.tool_timeout,
                 startup_timeout_s=config.sampling.startup_timeout,
             )

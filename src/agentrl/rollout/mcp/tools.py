@@ -77,12 +77,14 @@ class ToolSession:
 class ToolServer:
     """A connection to an MCP server, kept open as an async context manager.
 
-    `url`: of the streamable HTTP endpoint. `token`: bearer token. `call_timeout_s`: of one call.
+    `url`: of the streamable HTTP endpoint. `token`: bearer token. `name`: the server's, for people.
+    `call_timeout_s`: of one call.
     `startup_timeout_s`: how long entering waits for the server before `ToolServerUnreachable`.
     """
 
     url: str
     token: str | None = None
+    name: str | None = None
     call_timeout_s: float = 60.0
     startup_timeout_s: float = 30.0
     schemas: tuple[dict[str, Any], ...] = field(default=(), init=False)  # for the chat template
@@ -100,11 +102,11 @@ class ToolServer:
             except ConnectFailed as failure:
                 if failure.refused or time.monotonic() - began > self.startup_timeout_s:
                     raise ToolServerUnreachable(
-                        f"the MCP server at {self.url} could not be used, tried for "
+                        f"the MCP server {self._label} could not be used, tried for "
                         f"{time.monotonic() - began:.1f} s: {failure}"
                     ) from None
             await asyncio.sleep(_RETRY_PAUSE_S)
-        log.info("MCP server %s: tools %s", self.url, ", ".join(sorted(self._names)) or "none")
+        log.info("MCP server %s: tools %s", self._label, ", ".join(sorted(self._names)) or "none")
         return self
 
     async def __aexit__(
@@ -116,6 +118,10 @@ class ToolServer:
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
+
+    @property
+    def _label(self) -> str:
+        return f"{self.name} at {self.url}" if self.name else f"at {self.url}"
 
     def session(self, task_id: str, record_id: str) -> ToolSession:
         """The tools for one record. `task_id`: the task line's own id."""
@@ -189,7 +195,7 @@ class ToolServer:
             await broken.close()
             connection = await self._connect()
             self.n_reconnects += 1
-            log.warning("connected to MCP server %s again", self.url)
+            log.warning("connected to MCP server %s again", self._label)
             return connection
 
     def _explain(self, name: str, error: Exception) -> str:
