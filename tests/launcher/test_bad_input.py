@@ -83,6 +83,24 @@ def test_bad_input_is_one_sentence_with_status_two_and_nothing_is_written(
     assert written(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"query": "q", "scorer": "math"}', ["have no `answer`", "ids 1"]),
+        ('{"query": "q", "answer": "a"}', ["uses scorer agentcpm", "--agent_config_path"]),
+    ],
+)
+def test_tasks_that_could_never_be_scored_are_refused(
+    tmp_path: Path, launch: Launch, line: str, words: Sequence[str]
+) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(line)
+    result = launch("demo", TRAIN_FILE=str(tasks))
+    assert result.status == 2 and len(result.err.splitlines()) == 1
+    assert all(word in result.err for word in words)
+    assert written(tmp_path) == ["tasks.jsonl"]
+
+
 def test_all_bad_task_lines_are_named_at_once(tmp_path: Path, launch: Launch) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"query": "fine", "id": 1}\nnot json\n{"answer": "x"}\n')

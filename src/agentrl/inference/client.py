@@ -126,7 +126,11 @@ class SGLangClient:
         return parse_generation(answer, time.monotonic() - began, self.url)
 
     async def pause(self, mode: PauseMode, *, timeout_s: float = 120.0) -> None:
-        """Stop generating; see http_api.md for what each mode does to running requests."""
+        """Stop generating.
+
+        Running requests end ("abort"), wait with their keys and values ("in_place"), or wait and
+        have those recomputed when they go on ("retract").
+        """
         await self._post("/pause_generation", {"mode": mode}, timeout_s)
 
     async def continue_(self, *, timeout_s: float = 60.0) -> None:

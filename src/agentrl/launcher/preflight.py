@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 
 from agentrl.configs import Config, ConfigError
-from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.databases.task_file import DEFAULT_SCORER, TaskLine, read_tasks
 from agentrl.rollout.answers import KNOWN_SCHEMAS
+from agentrl.rollout.mcp.agent_config import load_agent_config
 from agentrl.rollout.mcp.scorers import MCPScorerFactory
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -72,12 +73,30 @@ def check_tasks(config: Config) -> None:
         raise ConfigError("no tasks to train on: set TRAIN_FILE or --train_file to a JSONL file")
     for file in (config.data.train_file, config.data.eval_file):
         if file:
-            check_task_file(file)
+            check_task_file(file, config.agent.agent_config_path)
 
 
-def check_task_file(file: str) -> list[TaskLine]:
-    """The tasks of a file, their scorers and schemas checked too. Raises `TaskFileError`."""
-    return read_tasks(Path(file), MCPScorerFactory.known(), KNOWN_SCHEMAS)
+def check_task_file(file: str, agent_config: str | None) -> list[TaskLine]:
+    """The tasks of a file, which can be scored with this agent config.
+
+    Raises `TaskFileError`, `AgentConfigError`, or `ConfigError` for what scoring needs.
+    """
+    tasks = read_tasks(Path(file), MCPScorerFactory.known(), KNOWN_SCHEMAS)
+    unanswered = [task.id for task in tasks if task.answer is None]
+    if unanswered:
+        shown = ", ".join(unanswered[:5]) + (", ..." if len(unanswered) > 5 else "")
+        raise ConfigError(
+            f"task file {file}: {len(unanswered)} of {len(tasks)} tasks have no `answer` to score "
+            f"against (ids {shown})"
+        )
+    judged = any(task.scorer == DEFAULT_SCORER for task in tasks)
+    if judged and not load_agent_config(agent_config).scorer_agent:
+        raise ConfigError(
+            f"task file {file} uses scorer {DEFAULT_SCORER}, which asks a model: name one under "
+            "`scorer_agent` of a file given with --agent_config_path "
+            "(assets/agent_config_example.yml), or give the tasks another scorer"
+        )
+    return tasks
 
 
 def bytes_needed(model: Path, checkpoints: int | None) -> int:
