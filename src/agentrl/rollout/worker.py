@@ -2,16 +2,14 @@
 
 import asyncio
 import logging
-import os
 import signal
-import socket
 from collections.abc import Sequence
-from uuid import uuid4
 
 import uvloop
 
 from agentrl.configs import Config, parse_config
 from agentrl.databases.connection import connect
+from agentrl.databases.owners import process_name
 from agentrl.databases.services import register_urls
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.mcp.sampler import MCPSampler
@@ -30,11 +28,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def sampler_name() -> str:
-    """A name that no other sampler has, and that says where this one runs."""
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
-
-
 async def sample(config: Config, evaluation: int | None = None) -> None:
     """Sample for the run of `config`, or only its evaluation number `evaluation`."""
     assert config.run.db_connection_string is not None, "the launcher gives every sampler a URL"
@@ -49,7 +42,7 @@ async def sample(config: Config, evaluation: int | None = None) -> None:
         )
         async with pool, MCPSampler.open_resources(config, pool, TurnLog(database.turns)) as shared:
             scheduler = SamplingScheduler(
-                database, config, shared, MCPSampler, sampler_name(), evaluation
+                database, config, shared, MCPSampler, process_name(), evaluation
             )
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -6,11 +6,9 @@ All methods are coroutines for the background loop; the other ranks have none of
 import asyncio
 import logging
 import math
-import os
 import socket
 import threading
 import time
-import uuid
 from pathlib import Path
 
 from pymongo.errors import PyMongoError
@@ -30,11 +28,6 @@ from agentrl.training.stream import LedgerSource
 logger = logging.getLogger(__name__)
 
 _EVALUATION_POLL_SECONDS = 0.25
-
-
-def trainer_name() -> str:
-    """A name for this trainer, unlike those before it on the same machine."""
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
 class RunDuties:

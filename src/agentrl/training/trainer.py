@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 from agentrl.configs import Config, ConfigError, parse_config
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
 from agentrl.databases.documents import RowStatus
+from agentrl.databases.owners import process_name
 from agentrl.databases.rows import RowLedger
 from agentrl.databases.runs import EVALUATING, FINISHED, TRAINING, TrainerAlive, TrainerReplaced
 from agentrl.databases.task_file import TaskFileError
@@ -46,7 +47,7 @@ from agentrl.training.checkpoint import (
     save_checkpoint,
     supersede_later,
 )
-from agentrl.training.duties import RunDuties, trainer_name
+from agentrl.training.duties import RunDuties
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
 from agentrl.training.optimizer import make_optimizer, make_scheduler
@@ -111,7 +112,7 @@ class Trainer:
         self._background = stack.enter_context(BackgroundLoop())
         self._database = self._connect()
         stack.callback(lambda: self._background.submit(self._database.close()).result())
-        trainer = trainer_name()
+        trainer = process_name()
         self._ledger = RowLedger(
             self._database, trainer, optimizer.max_trained_count, optimizer.retrained_interval
         )
