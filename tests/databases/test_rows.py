@@ -32,7 +32,8 @@ async def test_a_step_leases_the_oldest_rows_and_commits_them_once(database: Run
     ledger = RowLedger(database, "trainer")
     assert [header.id for header in await ledger.lease(1, 2, 0)] == ["r0", "r1"]
     assert [header.id for header in await ledger.lease(1, 1, 0)] == ["r2"]
-    assert [header.id for header in await ledger.leased(1)] == ["r0", "r1", "r2"]
+    leased = database.rows.find({"status": RowStatus.LEASED, "step": 1}).sort("seq", 1)
+    assert [row["_id"] async for row in leased] == ["r0", "r1", "r2"]
     payloads = await ledger.fetch(["r2", "r0"])
     assert [unpack_ints(payload.input_ids).tolist() for payload in payloads] == [[2, 7], [0, 7]]
     assert await ledger.commit(1) == 3

@@ -77,10 +77,6 @@ class RowLedger:
         )
         return await self._headers({"_id": {"$in": ids}, **self._held(step)})
 
-    async def leased(self, step: int) -> list[RowHeader]:
-        """All rows leased for `step`, oldest first."""
-        return await self._headers(self._held(step))
-
     async def fetch(self, ids: Sequence[str]) -> list[DBRecordData]:
         """The rows themselves, in the order of `ids`. Raises KeyError if one is not there."""
         cursor = self._rows.find({"_id": {"$in": list(ids)}})

@@ -76,6 +76,8 @@ class Launch:
         database: RunDatabase | None = None
         try:
             database = await self._open_database()
+            if self._record is not None:
+                self._save_seconds(self._record)
             outcome = await self._train(database)
             if outcome.status == 0 and self._record is not None:
                 await self._report(database)

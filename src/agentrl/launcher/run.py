@@ -17,7 +17,6 @@ from agentrl.launcher.run_folder import (
     RunLock,
     read_launch,
     steps_finished,
-    write_launch,
 )
 from agentrl.launcher.stack import LOGS, Stack, plan_stack
 
@@ -55,7 +54,6 @@ def main(argv: Sequence[str]) -> int:
         before = read_launch(stack.config.output)
         seconds = before.seconds if before else 0.0
         record = LaunchRecord(preset.name, stack.flags, seconds, demo_tools=stack.tools)
-        write_launch(stack.config.output, record)
         return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
 
 
