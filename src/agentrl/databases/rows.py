@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import ROW_TRANSITIONS, DBRecordData, RowStatus
+from agentrl.databases.documents import DBRecordData, RowStatus
+from agentrl.databases.transitions import ROW_TRANSITIONS
 
 
 @dataclass(frozen=True)
