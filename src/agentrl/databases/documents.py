@@ -4,8 +4,8 @@
 
 A document is what one collection holds. Writers: the feeder makes Tasks, samplers make Records and
 DispatchedSamplingTasks, whoever finishes a group makes its DBRecordData, the trainer marks them.
-All statuses change through the tables at the end of this file; the code that applies them is in
-`tasks.py` and `rows.py`. Token arrays are little-endian `bytes` (see `arrays.py`).
+All statuses change through the tables of `transitions.py`. Token arrays are little-endian `bytes`
+(see `arrays.py`).
 """
 
 from datetime import datetime
@@ -319,32 +319,3 @@ class Run(Document):
     rows_per_step: int = 0  # of all data-parallel ranks: samplers' staleness bound needs it
     version: int = -1
     heartbeat: datetime | None = None
-
-
-# Who may become what. A transition that is not here is refused where it is applied.
-TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
-    TaskStatus.CREATED: frozenset({TaskStatus.RUNNING}),
-    TaskStatus.RUNNING: frozenset({TaskStatus.FINALISING}),
-    TaskStatus.FINALISING: frozenset({TaskStatus.COMPLETED}),
-    TaskStatus.COMPLETED: frozenset(),
-}
-SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
-    SlotStatus.PENDING: frozenset({SlotStatus.LEASED}),
-    SlotStatus.LEASED: frozenset({SlotStatus.PENDING, SlotStatus.COMPLETED, SlotStatus.FAILED}),
-    SlotStatus.COMPLETED: frozenset(),
-    SlotStatus.FAILED: frozenset(),
-}
-RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
-    RecordStatus.SAMPLING: frozenset({RecordStatus.SCORED, RecordStatus.FAILED}),
-    RecordStatus.SCORED: frozenset({RecordStatus.READY, RecordStatus.ABANDONED}),
-    RecordStatus.FAILED: frozenset(),
-    RecordStatus.READY: frozenset(),
-    RecordStatus.ABANDONED: frozenset(),
-}
-ROW_TRANSITIONS: dict[RowStatus, frozenset[RowStatus]] = {
-    RowStatus.READY: frozenset({RowStatus.LEASED, RowStatus.EVICTED}),
-    RowStatus.LEASED: frozenset({RowStatus.READY, RowStatus.TRAINED}),
-    RowStatus.TRAINED: frozenset({RowStatus.READY}),  # the trainer resumed from before that step
-    RowStatus.EVICTED: frozenset({RowStatus.READY}),  # likewise: it may be young enough again
-}
-TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED})

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import ROW_TRANSITIONS, DBRecordData, RowStatus
+from agentrl.databases.documents import DBRecordData, RowStatus
 from agentrl.databases.policies import Lineage
+from agentrl.databases.transitions import change_rows
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ class RowLedger:
 
         `step` is the optimizer step that would train them, by weights of the step before.
         """
-        _check(RowStatus.READY, RowStatus.EVICTED)
         young = lineage.young_versions(step - 1, max_staleness)
         old = {"$elemMatch": {"$nin": young, "$lte": lineage.newest}}
-        result = await self._rows.update_many(
-            {"status": RowStatus.READY, "policy_versions": old},
-            {"$set": {"status": RowStatus.EVICTED, "step": step, "fence": self._fence}},
+        return await change_rows(
+            self._rows,
+            {"policy_versions": old},
+            RowStatus.EVICTED,
+            {"step": step, "fence": self._fence},
         )
-        return result.modified_count
 
     async def lease(
         self,
@@ -85,7 +86,8 @@ class RowLedger:
         No row has a token of more than `max_staleness` steps of age by `lineage`, whatever `evict`
         has seen. `waive_interval`: also rows whose `retrained_interval` is not over.
         """
-        await self._take_back()
+        # what a replaced trainer leased after our `rewind`, because it did not know yet
+        await self._return(self._held_before())
         held = await self._rows.count_documents(self._held(step))
         young = lineage.young_versions(step - 1, max_staleness)
         trainable: dict[str, Any] = {
@@ -97,19 +99,15 @@ class RowLedger:
         if held < count:
             oldest = self._rows.find(trainable, {"_id": 1}).sort([("status", 1), ("seq", 1)])
             ids = [document["_id"] async for document in oldest.limit(count - held)]
-            _check(RowStatus.READY, RowStatus.LEASED)
-            await self._rows.update_many(
-                {"_id": {"$in": ids}, "status": RowStatus.READY}, {"$set": self._held(step)}
-            )
+            holder = {"trainer": {"$literal": self._trainer}, "fence": self._fence, "step": step}
+            await change_rows(self._rows, {"_id": {"$in": ids}}, RowStatus.LEASED, holder)
         return await self._headers(self._held(step))
 
     async def returning(self, step: int) -> bool:
         """Whether a row that is leased now will be ready later, for `step` or a step after it."""
         again: list[dict[str, Any]] = [self._held_before()]
         if self._max_trained_count > 1:
-            # its lease makes it one more than `trained` holds
-            once_more = {f"trained.{self._max_trained_count - 2}": {"$exists": False}}
-            again.append({**self._held({"$lt": step}), **once_more})
+            again.append({**self._held({"$lt": step}), **self._training_is(last=False)})
         return await self._rows.find_one({"$or": again}, {"_id": 1}) is not None
 
     async def commit(self, step: int, ids: Sequence[str]) -> int:
@@ -118,22 +116,19 @@ class RowLedger:
         `ids`: the rows that it trained. Returns how many of them this trainer's step has, which is
         fewer if a successor took some.
         """
-        _check(RowStatus.LEASED, RowStatus.TRAINED)
-        _check(RowStatus.LEASED, RowStatus.READY)
-        mine = {"step": step, "trainer": {"$literal": self._trainer}, "fence": self._fence}
-        again = {"$lt": [{"$size": "$trained"}, self._max_trained_count]}
-        next_time = step + self._retrained_interval
-        await self._rows.update_many(
-            {"_id": {"$in": list(ids)}, **self._held(step)},
-            [
-                {"$set": {"trained": {"$concatArrays": ["$trained", [mine]]}, **_UNHELD}},
-                {
-                    "$set": {
-                        "status": {"$cond": [again, RowStatus.READY, RowStatus.TRAINED]},
-                        "not_before": {"$cond": [again, next_time, "$not_before"]},
-                    }
-                },
-            ],
+        trained = {"step": step, "trainer": {"$literal": self._trainer}, "fence": self._fence}
+        leaves: dict[str, Any] = {"trained": {"$concatArrays": ["$trained", [trained]]}, **_UNHELD}
+        held = {"_id": {"$in": list(ids)}, **self._held(step)}
+        if self._max_trained_count > 1:
+            await change_rows(
+                self._rows,
+                {**held, **self._training_is(last=False)},
+                RowStatus.READY,
+                {**leaves, "not_before": step + self._retrained_interval},
+                expected=[RowStatus.LEASED],
+            )
+        await change_rows(
+            self._rows, {**held, **self._training_is(last=True)}, RowStatus.TRAINED, leaves
         )
         by_this_step = {"$elemMatch": {"step": step, "fence": self._fence}}
         return await self._rows.count_documents(
@@ -145,47 +140,43 @@ class RowLedger:
 
         What they leased, or trained or evicted later, is ready again. Returns how many rows.
         """
-        _check(RowStatus.LEASED, RowStatus.READY)
-        _check(RowStatus.TRAINED, RowStatus.READY)
-        _check(RowStatus.EVICTED, RowStatus.READY)
+        undone_by = {"step": {"$gt": step}, "fence": {"$lt": self._fence}}
+        trained_later = {"trained": {"$elemMatch": undone_by}}
+        evicted_later = {"status": RowStatus.EVICTED, **undone_by}
         undone = {"$and": [{"$gt": ["$$this.step", step]}, {"$lt": ["$$this.fence", self._fence]}]}
         kept = {"$filter": {"input": "$trained", "cond": {"$not": [undone]}}}
-        not_before = {"$add": [{"$max": "$trained.step"}, self._retrained_interval]}
-        undone_by = {"step": {"$gt": step}, "fence": {"$lt": self._fence}}
+        next_time = {"$add": [{"$max": "$$kept.step"}, self._retrained_interval]}
+        not_before = {"$cond": [{"$eq": ["$$kept", []]}, 0, next_time]}
+        state = {
+            "trained": kept,
+            "not_before": {"$let": {"vars": {"kept": kept}, "in": not_before}},
+            **_UNHELD,
+        }
         rewound = 0
         while True:
-            result = await self._rows.update_many(
-                {
-                    "$or": [
-                        self._held_before(),
-                        {"trained": {"$elemMatch": undone_by}},
-                        {"status": RowStatus.EVICTED, **undone_by},
-                    ]
-                },
-                [
-                    {"$set": {"trained": kept, "status": RowStatus.READY, **_UNHELD}},
-                    {"$set": {"not_before": {"$cond": [{"$eq": ["$trained", []]}, 0, not_before]}}},
-                ],
+            changed = await change_rows(
+                self._rows,
+                {"$or": [self._held_before(), trained_later, evicted_later]},
+                RowStatus.READY,
+                state,
             )
-            if result.modified_count == 0:
+            waiting = await self._rows.update_many(
+                {"status": RowStatus.READY, **trained_later}, [{"$set": state}]
+            )
+            changed += waiting.modified_count
+            if changed == 0:
                 return rewound
             # Once more: a row that a dying trainer's commit moved meanwhile may have been missed.
-            rewound += result.modified_count
+            rewound += changed
 
     async def release(self) -> int:
         """Give back what this trainer leased and did not train. Returns how many rows."""
-        return await self._make_ready({"status": RowStatus.LEASED, "fence": self._fence})
+        return await self._return({"fence": self._fence})
 
-    async def _take_back(self) -> int:
-        """What a replaced trainer leased after our `rewind`, because it did not know yet."""
-        return await self._make_ready(self._held_before())
-
-    async def _make_ready(self, query: dict[str, Any]) -> int:
-        _check(RowStatus.LEASED, RowStatus.READY)
-        result = await self._rows.update_many(
-            query, {"$set": {"status": RowStatus.READY, **_UNHELD}}
+    async def _return(self, held: dict[str, Any]) -> int:
+        return await change_rows(
+            self._rows, held, RowStatus.READY, _UNHELD, expected=[RowStatus.LEASED]
         )
-        return result.modified_count
 
     def _held(self, step: int | dict[str, int]) -> dict[str, Any]:
         return {
@@ -197,6 +188,13 @@ class RowLedger:
 
     def _held_before(self) -> dict[str, Any]:
         return {"status": RowStatus.LEASED, "fence": {"$lt": self._fence}}
+
+    def _training_is(self, *, last: bool) -> dict[str, Any]:
+        """Rows for which the training that they are leased for is their last, or is not."""
+        if self._max_trained_count == 1:
+            assert last, "a row that is trained once has no training before its last"
+            return {}
+        return {f"trained.{self._max_trained_count - 2}": {"$exists": last}}
 
     async def _headers(self, query: dict[str, Any]) -> list[RowHeader]:
         cursor = self._rows.find(query, dict.fromkeys(_HEADER_FIELDS, 1)).sort(
@@ -230,7 +228,3 @@ async def count_waiting(database: RunDatabase) -> int:
     return await database.rows.count_documents(
         {"status": {"$in": [RowStatus.READY, RowStatus.LEASED]}}
     )
-
-
-def _check(old: RowStatus, new: RowStatus) -> None:
-    assert new in ROW_TRANSITIONS[old], f"a row cannot go from {old} to {new}"
