@@ -116,6 +116,7 @@ _INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("status", ASCENDING), ("seq", ASCENDING)], name="lease"),
         IndexModel([("trained.step", ASCENDING)], name="trained"),
     ],
+    "policy_versions": [IndexModel([("version", ASCENDING)], name="version")],
 }
 
 

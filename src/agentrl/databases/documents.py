@@ -56,7 +56,7 @@ class RowStatus(StrEnum):
     READY = "ready"
     LEASED = "leased"
     TRAINED = "trained"
-    EVICTED = "evicted"  # older than the staleness bound: never trained
+    EVICTED = "evicted"  # older than the staleness bound: not trained
 
 
 class StopReason(StrEnum):
@@ -245,6 +245,7 @@ class TrainedStep(Part):
 
     step: int
     trainer: str
+    fence: int  # that trainer's number, see `Run`
 
 
 class DBRecordData(Document):
@@ -261,8 +262,7 @@ class DBRecordData(Document):
     n_tokens: int
     n_train_tokens: int
     cost: float  # what the planner balances: tokens, and later operations
-    min_version: int
-    max_version: int
+    policy_versions: list[int]  # of its generated tokens, sorted, each once
     temperature: float  # of the sampling: the trainer's logprobs are taken at the same
     nodes: list[Node]
     input_ids: bytes  # int32
@@ -274,7 +274,8 @@ class DBRecordData(Document):
     trained: list[TrainedStep] = Field(default_factory=list)
     not_before: int = 0  # the earliest step that may train it (again)
     trainer: str | None = None  # who leases it
-    step: int | None = None  # for which step
+    fence: int | None = None  # that trainer's number, see `Run`; or of the one that evicted it
+    step: int | None = None  # for which step it is leased, or was too old
     created_at: datetime | None = None
 
 
@@ -297,6 +298,13 @@ class PolicyVersion(Document):
     created_at: datetime
 
 
+class TrainerStart(Part):
+    """Where a trainer began: the optimizer steps in the checkpoint that it went on from."""
+
+    fence: int
+    step: int
+
+
 class Run(Document):
     """The run itself, in one document: who trains it and how far it is. `_id` is its name."""
 
@@ -305,6 +313,7 @@ class Run(Document):
     trainer_host: str | None = None
     lease_expires: datetime | None = None
     fence: int = 0  # grows with every trainer that takes the run
+    starts: list[TrainerStart] = Field(default_factory=list)  # of its trainers, in that order
     step: int = 0
     max_steps: int = 0
     rows_per_step: int = 0  # of all data-parallel ranks: samplers' staleness bound needs it

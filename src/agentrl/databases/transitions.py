@@ -43,8 +43,9 @@ RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
 ROW_TRANSITIONS: dict[RowStatus, frozenset[RowStatus]] = {
     RowStatus.READY: frozenset({RowStatus.LEASED, RowStatus.EVICTED}),
     RowStatus.LEASED: frozenset({RowStatus.READY, RowStatus.TRAINED}),
-    RowStatus.TRAINED: frozenset({RowStatus.READY}),  # the trainer resumed from before that step
-    RowStatus.EVICTED: frozenset(),
+    # The trainer resumed from before the step that trained it, or that it was too old for.
+    RowStatus.TRAINED: frozenset({RowStatus.READY}),
+    RowStatus.EVICTED: frozenset({RowStatus.READY}),
 }
 TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED})
 
