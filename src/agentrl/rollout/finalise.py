@@ -23,8 +23,6 @@ from agentrl.databases.transitions import RECORD_TRANSITIONS
 from agentrl.rollout.rewarding import Reward, reward_group
 from agentrl.rollout.rows import build_row
 
-GROUPS_PER_EPOCH = 10**9  # room for the places of one epoch in a row's `seq`
-
 
 @dataclass(frozen=True)
 class Finaliser:
@@ -66,9 +64,8 @@ class Finaliser:
         async for document in cursor:
             turn = DispatchedSamplingTask.from_mongo(document)
             turns[turn.record_id].append(turn)
-        seq = task.epoch * GROUPS_PER_EPOCH + task.seq
         return [
-            build_row(record, turns[record.id], advantage, self.temperature, seq)
+            build_row(record, turns[record.id], advantage, self.temperature, task.place)
             for record, advantage in trained.values()
         ]
 
