@@ -27,11 +27,6 @@ from agentrl.inference.client import SGLangClient
 ENGINE = "sglang" if "SGLANG_COMMAND" in os.environ else "local"
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 START_TIMEOUT_S = 90.0
-# SGLang without its kernels, in float32 like the model that the tests compare with.
-SGLANG_ARGUMENTS = (
-    "--", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
-    "--grammar-backend", "none", "--max-total-tokens", "16384", "--mem-fraction-static", "0.3",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,9 +87,8 @@ def start_service(
         log = tmp_path_factory.mktemp("service") / "log"
         command = [
             sys.executable, "-m", "agentrl.cli", "serve", "--engine", engine,
-            "--model", str(folders.first), "--port", str(port), "--device", "cpu",
-            "--dtype", "float32", "--max_running_requests", "16", *flags,
-            *(SGLANG_ARGUMENTS if engine == "sglang" else ()),
+            "--model", str(folders.first), "--port", str(port), "--dtype", "float32",
+            "--max_running_requests", "16", *flags,
         ]  # fmt: skip
         with log.open("wb") as output:
             process = subprocess.Popen(

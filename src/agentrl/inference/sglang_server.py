@@ -22,6 +22,8 @@ from agentrl.inference.protocol import InferenceError
 log = logging.getLogger(__name__)
 
 _READY_POLL_S = 0.5
+_ABORT_S = 5.0
+_ABORT_POLL_S = 0.1
 
 
 class SGLangError(RuntimeError):
@@ -32,17 +34,16 @@ class SGLangError(RuntimeError):
 class SGLangConfig:
     """How one SGLang server is started.
 
-    `launch` is the command that takes SGLang's arguments. `memory_fraction`, of each GPU, holds
-    weights and cache; None leaves it to SGLang. With `memory_saver` the server can give that
-    memory back while it is not used (`inference.memory`). `arguments` are passed on as they are,
-    after all others.
+    `launch` is the command that takes SGLang's arguments, and may hold some already. None leaves
+    a choice to SGLang. `memory_fraction`, of each GPU, holds weights and cache. With `memory_saver`
+    the server can give that memory back while it is not used (`inference.memory`).
     """
 
     model_path: Path
     host: str
     port: int
     launch: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")
-    device: str = "cuda"
+    device: str | None = None
     dtype: str = "auto"
     context_length: int | None = None
     max_running_requests: int = 128
@@ -52,7 +53,6 @@ class SGLangConfig:
     ep_size: int = 1
     memory_fraction: float | None = None
     memory_saver: bool = False
-    arguments: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:
@@ -68,7 +68,6 @@ def sglang_command(config: SGLangConfig) -> list[str]:
         "--model-path", str(config.model_path),
         "--host", config.host,
         "--port", str(config.port),
-        "--device", config.device,
         "--dtype", config.dtype,
         "--max-running-requests", str(config.max_running_requests),
         "--weight-version", config.weight_version,
@@ -76,13 +75,17 @@ def sglang_command(config: SGLangConfig) -> list[str]:
         "--tp-size", str(config.tp_size),
         "--ep-size", str(config.ep_size),
     ]  # fmt: skip
+    if config.device is not None:
+        command += ["--device", config.device]
     if config.context_length is not None:
         command += ["--context-length", str(config.context_length)]
     if config.memory_fraction is not None:
         command += ["--mem-fraction-static", str(config.memory_fraction)]
     if config.memory_saver:
-        command.append("--enable-memory-saver")
-    return [*command, *config.arguments]
+        # With a copy of the weights in the host's memory: what comes back is what was given away,
+        # whatever becomes of the update that is to follow.
+        command += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
+    return command
 
 
 def serve_sglang(
@@ -150,10 +153,14 @@ async def _ready(
 
 
 async def _abort_requests(client: SGLangClient, ended: asyncio.Task[int]) -> None:
-    """Give those who wait the tokens made so far: SGLang would finish all requests first."""
-    if ended.done():
-        return
+    """Have all requests answer with the tokens made so far: the server's end would lose them."""
     try:
-        await client.abort(timeout_s=5.0)
-    except InferenceError as error:
-        log.warning("the requests that run are not aborted: %s", error)
+        async with asyncio.timeout(_ABORT_S):
+            while not ended.done():
+                await client.abort()
+                load = await client.loads()
+                if not load.running_requests and not load.waiting_requests:
+                    return
+                await asyncio.sleep(_ABORT_POLL_S)
+    except (InferenceError, TimeoutError) as error:
+        log.warning("requests that run may end without an answer: %r", error)

@@ -58,8 +58,6 @@ def engine_config(arguments: Namespace) -> EngineConfig:
     for flag, default in _SGLANG_ONLY.items():
         if getattr(arguments, flag) != default:
             raise ConfigError(f"--{flag}: only --engine sglang has it")
-    if arguments.sglang_arguments:
-        raise ConfigError("arguments after `--` go to SGLang: they need --engine sglang")
     return EngineConfig(
         model_path=arguments.model,
         host=arguments.host,
@@ -92,7 +90,7 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
         host=arguments.host,
         port=arguments.port or free_port(),
         launch=launch,
-        device=arguments.device or "cuda",
+        device=arguments.device,
         dtype=arguments.dtype or "auto",
         context_length=arguments.context_length,
         max_running_requests=arguments.max_running_requests,
@@ -102,7 +100,6 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
         ep_size=arguments.inf_ep_size,
         memory_fraction=ratio,
         memory_saver=arguments.memory_saver,
-        arguments=tuple(arguments.sglang_arguments),
     )
 
 
@@ -145,17 +142,13 @@ _SGLANG_ONLY: dict[str, object] = {
 
 
 def _parse(argv: Sequence[str], environment: Mapping[str, str]) -> Namespace:
-    parser = ArgumentParser(
-        "agentrl serve",
-        usage="%(prog)s --model FOLDER [flags] [-- arguments of SGLang]",
-        description="Answer token prompts over SGLang's API.",
-    )
+    parser = ArgumentParser("agentrl serve", description="Answer token prompts over SGLang's API.")
     flag = parser.add_argument
     flag("--model", type=Path, required=True, help="model folder")
     flag("--engine", default="local", choices=("local", "sglang"), help="what serves it")
     flag("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     flag("--port", type=int, default=30000, help="port to listen on (0: a free one)")
-    flag("--device", help="cpu or cuda (default: cpu with the local engine, cuda with SGLang)")
+    flag("--device", help="cpu or cuda (default: cpu with the local engine, what there is with SGLang)")
     flag(
         "--dtype", choices=get_args(DType),
         help="of weights and computation (default: float32 with the local engine, else the model's)",
@@ -172,8 +165,8 @@ def _parse(argv: Sequence[str], environment: Mapping[str, str]) -> Namespace:
     sglang = parser.add_argument_group("with --engine sglang").add_argument
     sglang(
         "--sglang_command", default=environment.get("SGLANG_COMMAND") or SGLANG_COMMAND,
-        help="command that starts SGLang's server, in its own environment (default: SGLANG_COMMAND,"
-        f" else `{SGLANG_COMMAND}`)",
+        help="command that starts SGLang's server in its own environment, with what else it should"
+        f" be told (default: SGLANG_COMMAND, else `{SGLANG_COMMAND}`)",
     )  # fmt: skip
     sglang("--inf_tp_size", type=int, default=1, help="GPUs that share each layer")
     sglang("--inf_ep_size", type=int, default=1, help="GPUs that share the experts")
@@ -185,11 +178,4 @@ def _parse(argv: Sequence[str], environment: Mapping[str, str]) -> Namespace:
         "--memory_saver", action="store_true",
         help="be able to give the GPU's memory back while the trainer computes",
     )  # fmt: skip
-    own = list(argv)
-    rest: list[str] = []
-    if "--" in own:
-        at = own.index("--")
-        own, rest = own[:at], own[at + 1 :]
-    arguments = parser.parse_args(own)
-    arguments.sglang_arguments = rest
-    return arguments
+    return parser.parse_args(argv)
