@@ -16,6 +16,8 @@ from transformers.hf_argparser import HfArgumentParser
 LOSSES = ("GRPO", "MINIRL", "CrossEntropy")
 ADVANTAGES = ("mean_std", "mean", "leave_one_out")
 TOOL_CALL_PARSERS = ("qwen25", "qwen")
+WEIGHT_UPDATES = ("disk", "distributed", "tensor")
+WEIGHT_UPDATE_PAUSES = ("retract", "in_place")
 TRACKERS = ("none", "tensorboard", "swanlab")
 SAMPLING_PARAMS = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
@@ -121,6 +123,14 @@ class SamplingConfig:
     )
     startup_timeout: float = _flag(
         300.0, "seconds to wait for MongoDB, tools and inference at start"
+    )
+    weight_update: str = _flag(
+        "disk", f"how new weights come to the inference services: {', '.join(WEIGHT_UPDATES)}"
+    )
+    weight_update_pause: str = _flag(
+        "retract",
+        "what running requests do at an update: retract (their keys and values are recomputed "
+        "under the new weights) or in_place (those of the old weights are kept)",
     )
     inference_urls: str | None = _flag(
         None, "comma separated URLs of inference services, beside those registered in the database"
@@ -372,6 +382,8 @@ def _validate(config: Config) -> None:
     _one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
     _one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
     _one_of("report_to", config.run.report_to, TRACKERS)
+    _one_of("weight_update", config.sampling.weight_update, WEIGHT_UPDATES)
+    _one_of("weight_update_pause", config.sampling.weight_update_pause, WEIGHT_UPDATE_PAUSES)
     if not RUN_NAME.fullmatch(config.run.run_name):
         raise ConfigError(
             f"--run_name {config.run.run_name!r}: must be 1 to 38 letters, digits, - or _, "

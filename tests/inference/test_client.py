@@ -3,20 +3,19 @@
 import asyncio
 import socket
 import time
-from typing import Any
 
 import pytest
 
-from agentrl.inference.client import ModelLimits, SGLangClient, fit_request, parse_generation
+from agentrl.inference.answers import fit_request
+from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import (
     FRESH_VERSION,
     GenerateRequest,
-    InferenceError,
+    ModelLimits,
     RequestRejected,
     RequestTimedOut,
     SamplingParams,
     ServiceUnreachable,
-    VersionSpan,
     version_from_wire,
     version_to_wire,
 )
@@ -26,25 +25,6 @@ PROMPT = tuple(range(40, 60))
 
 def long_request(rid: str, tokens: int = 900) -> GenerateRequest:
     return GenerateRequest(rid, PROMPT, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
-
-
-def answer(**meta: Any) -> dict[str, Any]:
-    """A `/generate` answer of two tokens, as SGLang gives it."""
-    return {
-        "text": "ab",
-        "output_ids": [5, 6],
-        "meta_info": {
-            "finish_reason": {"type": "length", "length": 2},
-            "prompt_tokens": 3,
-            "cached_tokens": 0,
-            "output_token_logprobs": [[-1.0, 5, None], [-2.0, 6, None]],
-            "weight_versions": [
-                {"version": "3", "start": 0, "end": 1},
-                {"version": "4", "start": 1, "end": 2},
-            ],
-        }
-        | meta,
-    }
 
 
 async def test_a_generation_has_a_logprob_and_a_version_for_each_token(engine) -> None:
@@ -92,7 +72,7 @@ async def test_a_time_out_is_an_error_and_ends_the_generation(engine) -> None:
         with pytest.raises(RequestTimedOut, match=r"0\.05 s"):
             await client.generate(long_request("slow"), timeout_s=0.05)
         began = time.monotonic()
-        while (await client.loads()).running_requests:
+        while (await client.loads()).running:
             assert time.monotonic() - began < 5
             await asyncio.sleep(0.01)
 
@@ -140,28 +120,6 @@ def test_a_prompt_that_cannot_be_served_is_refused_before_sending() -> None:
         fit_request(GenerateRequest("r", (1,) * 7), limits)
     fitted = fit_request(GenerateRequest("r", (1,) * 5, SamplingParams(9, top_p=0.5)), limits)
     assert fitted.sampling_params == SamplingParams(2, top_p=0.5)
-
-
-def test_an_answer_is_parsed_with_its_version_spans() -> None:
-    made = parse_generation(answer(), 0.5, "http://x")
-    assert made.output_logprobs == (-1.0, -2.0)
-    assert made.versions == (VersionSpan(3, 0, 1), VersionSpan(4, 1, 2))
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"weight_versions": [{"version": "3", "start": 0, "end": 1}]},
-        {"weight_versions": [{"version": "3", "start": 1, "end": 2}]},
-        {"weight_versions": [{"version": "v9", "start": 0, "end": 2}]},
-        {"output_token_logprobs": [[-1.0, 5, None]]},
-        {"output_token_logprobs": [[-1.0, 5, None], [-2.0, 7, None]]},
-        {"finish_reason": None},
-    ],
-)
-def test_tokens_without_their_logprob_or_version_are_not_believed(broken: dict[str, Any]) -> None:
-    with pytest.raises(InferenceError):
-        parse_generation(answer(**broken), 0.5, "http://x")
 
 
 def test_versions_go_through_the_wire_and_back() -> None:

@@ -9,9 +9,16 @@ from transformers import Qwen3ForCausalLM
 
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import GenerateRequest, Generation, SamplingParams
-from agentrl.inference.weights import publish_from_disk
+from agentrl.inference.weights.disk import DiskUpdater
+from agentrl.inference.weights.updates import PublishedWeights, PublishOutcome, update_services
 
 PROMPT = tuple(range(60, 90))
+
+
+async def publish_from_disk(
+    clients: list[SGLangClient], folder: Path, version: int
+) -> list[PublishOutcome]:
+    return await update_services(DiskUpdater(), clients, PublishedWeights(version, folder))
 
 
 def logprobs(folder: Path, output_ids: tuple[int, ...]) -> list[float]:

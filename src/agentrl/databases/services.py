@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import InferenceService
 
@@ -54,6 +55,17 @@ async def unregister(database: RunDatabase, url: str) -> None:
 async def acknowledge(database: RunDatabase, url: str, version: int) -> None:
     """The service now answers with the weights of `version`."""
     await database.services.update_one({"_id": url}, {"$set": {"weight_version": version}})
+
+
+async def serving(database: RunDatabase, timeout_s: float) -> list[InferenceService]:
+    """Live services that may get work: those with the newest publication, or with one in making.
+
+    A service that the last publication did not reach gets none until it has caught up.
+    """
+    newest = await policies.latest(database)
+    version = 0 if newest is None else newest.version
+    live = await live_services(database, timeout_s)
+    return [service for service in live if service.weight_version >= version]
 
 
 async def live_services(database: RunDatabase, timeout_s: float) -> list[InferenceService]:

@@ -25,9 +25,11 @@ from agentrl.databases.mongod import free_port
 from agentrl.databases.services import acknowledge, live_services, register_urls
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
-from agentrl.inference.client import SGLangClient, open_session
+from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
-from agentrl.inference.weights import publish_from_disk
+from agentrl.inference.transport import open_session
+from agentrl.inference.weights.disk import DiskUpdater
+from agentrl.inference.weights.updates import PublishedWeights, update_services
 from agentrl.launcher.database import OpenDatabase, run_database
 from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
 from agentrl.launcher.evaluation import (
@@ -244,7 +246,9 @@ class Evaluation:
             behind = [service.url for service in live if service.weight_version != version]
             async with open_session() as session:
                 clients = [SGLangClient(url, session=session) for url in behind]
-                outcomes = await publish_from_disk(clients, self.model, version)
+                outcomes = await update_services(
+                    DiskUpdater(), clients, PublishedWeights(version, self.model)
+                )
             for outcome in outcomes:
                 reason = outcome.error or ""
                 await acknowledge(database, outcome.url, version if outcome.ok else FRESH_VERSION)

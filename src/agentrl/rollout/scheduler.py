@@ -144,9 +144,9 @@ class SamplingScheduler:
         return await self.database.tasks.find_one(unfinished, {"_id": 1}) is None
 
     async def _refresh_services(self) -> bool:
-        """Tell the pool which services have published weights; whether there is one."""
-        live = await services.live_services(self.database, SERVICE_TIMEOUT_S)
-        urls = [service.url for service in live if service.weight_version >= 0]
+        """Tell the pool which services have the newest weights; whether there is one."""
+        serving = await services.serving(self.database, SERVICE_TIMEOUT_S)
+        urls = [service.url for service in serving]
         self.resources.pool.update(urls)
         return bool(urls)
 

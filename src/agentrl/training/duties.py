@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import torch
 from pymongo.errors import PyMongoError
 
 from agentrl.configs import Config, ConfigError
@@ -21,6 +22,7 @@ from agentrl.databases.rows import RowLedger
 from agentrl.databases.runs import RunLease
 from agentrl.databases.services import register_urls
 from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.publication import Publication, Publisher, next_version
 from agentrl.training.stream import LedgerSource
@@ -63,7 +65,15 @@ class RunDuties:
         self._lease = RunLease(
             database, trainer, socket.gethostname(), config.sampling.lease_seconds
         )
-        self._publisher = Publisher(database, output, config.sampling.lease_seconds)
+        on_gpu = torch.cuda.is_available() and not config.parallel.use_cpu
+        device = torch.device(f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu")
+        self._publisher = Publisher(
+            database,
+            output,
+            config.sampling.lease_seconds,
+            make_updater(config.sampling.weight_update, device),
+            "in_place" if config.sampling.weight_update_pause == "in_place" else "retract",
+        )
         self._rows_per_step = rows_per_step
         self._total_steps = 0
 
@@ -104,11 +114,15 @@ class RunDuties:
         """Where the rows of steps come from."""
         return LedgerSource(ledger, self._feeder, self._rows_per_step, stop)
 
-    async def publish(self, publication: Publication, evaluate: bool) -> None:
-        """Bring services to it, then begin an evaluation of it if asked for."""
-        await self._publisher.publish(publication)
+    async def publish(self, publication: Publication, evaluate: bool) -> float:
+        """Bring services to it, then begin an evaluation of it if asked for.
+
+        Returns for how many seconds the services generated nothing.
+        """
+        stall_seconds = await self._publisher.publish(publication)
         if evaluate and self._held_out:
             await self._feeder.add_evaluation(publication.step)
+        return stall_seconds
 
     async def await_evaluation(self, step: int, stop: threading.Event) -> None:
         """Wait until the evaluation of `step` is done, if there is one, or `stop` is set."""
@@ -130,6 +144,10 @@ class RunDuties:
         await self._lease.progress(
             step=step, max_steps=self._total_steps, version=version, status=status
         )
+
+    async def close_publisher(self) -> None:
+        """Wait until the last publication is on disk too."""
+        await self._publisher.close()
 
     async def release(self) -> None:
         """Give the run back."""

@@ -167,7 +167,7 @@ async def test_a_body_that_breaks_the_contract_answers_an_error_string(http, bod
         ({"input_ids": [-1]}, "-1"),
         ({"sampling_params": {"top_p": 2}}, "top_p"),
         ({"sampling_params": {"regex": "a"}}, "needs SGLang"),
-        ({"stream": True}, "needs SGLang"),
+        ({"stream": True, "input_ids": [[1], [2]]}, "needs SGLang"),
     ],
 )
 async def test_a_request_that_cannot_be_served_answers_an_error_object(http, body, message) -> None:
