@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from agentrl.inference.client import SGLangClient
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, RequestRejected, SamplingParams
 
@@ -15,11 +16,16 @@ def request(rid: str, tokens: int = 4) -> GenerateRequest:
     return GenerateRequest(rid, PROMPT, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
 
 
-async def test_a_record_stays_with_its_service_until_that_dies(
-    service, start_service: Callable
+async def until_generating(client: SGLangClient, tokens: int) -> None:
+    while (await client.loads()).used_tokens < len(PROMPT) + tokens:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_record_stays_with_its_service_until_that_dies_and_goes_on_from_its_tokens(
+    service, start_service: Callable, folders, reference
 ) -> None:
-    other = start_service()
-    async with ServicePool() as pool:
+    other = start_service("--weight_version", "1000")
+    async with ServicePool() as pool, SGLangClient(other.url) as dying:
         pool.update([service.url])
         await pool.wait_ready(10)
         busy = asyncio.create_task(pool.generate(request("busy", 900), record_id="a"))
@@ -29,15 +35,37 @@ async def test_a_record_stays_with_its_service_until_that_dies(
         assert {turn.service for turn in turns} == {other.url}
         assert (await busy).service == service.url
 
-        # The record's service dies with a request on it: the request goes on at the other.
-        (member,) = [client for client in pool.clients if client.url == other.url]
+        here = await dying.weight_version()
+        async with SGLangClient(service.url) as client:
+            there = await client.weight_version()
         cut_off = asyncio.create_task(pool.generate(request("cut", 900), record_id="b"))
-        while not (await member.loads()).running_requests:
-            await asyncio.sleep(0.01)
+        await until_generating(dying, 200)
         other.kill()
         answer = await cut_off
-        assert answer.service == service.url and len(answer.generation.output_ids) == 900
-        assert [client.url for client in pool.clients] == [service.url]
+        assert pool.up == [service.url]
+    made = answer.generation
+    assert answer.service == service.url
+    assert len(made.output_ids) == 900 and made.finish_reason == "length"
+    # What had arrived was not generated again, and says who made it.
+    assert [span.version for span in made.versions] == [here, there]
+    joint = made.versions[0].end
+    assert 100 <= joint < 900
+    expected = reference(folders.first, PROMPT, made.output_ids)
+    assert made.output_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+async def test_a_request_that_is_aborted_goes_on_where_it_was_without_a_gap(
+    client, service, folders, reference
+) -> None:
+    version = await client.weight_version()
+    async with ServicePool() as pool:
+        pool.update([service.url])
+        turn = asyncio.create_task(pool.generate(request("aborted", 600), record_id="r"))
+        await until_generating(client, 100)
+        await client.abort()
+        made = (await turn).generation
+    assert len(made.output_ids) == 600 and made.finish_reason == "length"
+    assert [(span.version, span.end) for span in made.versions] == [(version, 600)]
 
 
 async def test_a_token_that_would_kill_a_server_is_never_sent(service) -> None:

@@ -30,7 +30,7 @@ async def test_a_service_is_announced_while_it_serves_and_ends_in_order(
                 GenerateRequest("cut", tuple(range(40, 60)), SamplingParams(900, ignore_eos=True))
             )
         )
-        while not (await client.loads()).running_requests:
+        while not (await client.loads()).running:
             await asyncio.sleep(0.01)
         assert await asyncio.to_thread(service.stop) == 0
         made = await running

@@ -1,16 +1,54 @@
-"""Publication to a service while it generates: every token carries the version that made it."""
+"""New weights for a service while it generates: every token carries the version that made it.
+
+By each way of `--weight_update`, with both of `--weight_update_pause`.
+"""
 
 import asyncio
 import socket
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from agentrl.inference.client import SGLangClient
-from agentrl.inference.protocol import GenerateRequest, Generation, SamplingParams
-from agentrl.inference.weights import publish_from_disk
+from agentrl.inference.protocol import (
+    GenerateRequest,
+    Generation,
+    RequestRejected,
+    SamplingParams,
+)
+from agentrl.inference.weights.disk import DiskUpdater
+from agentrl.inference.weights.updates import (
+    PublishedWeights,
+    PublishOutcome,
+    UpdatePause,
+    WeightUpdater,
+    update_services,
+)
+from agentrl.inference.weights.ways import make_updater
 
 PROMPT = tuple(range(60, 90))
+
+
+@pytest.fixture(params=["disk", "distributed", "tensor"])
+async def updater(request: pytest.FixtureRequest):
+    updater = make_updater(request.param, torch.device("cpu"))
+    yield updater
+    await updater.close()
+
+
+async def publish(
+    client: SGLangClient,
+    folder: Path,
+    version: int,
+    updater: WeightUpdater | None = None,
+    pause: UpdatePause = "retract",
+) -> PublishOutcome:
+    tensors = load_file(folder / "model.safetensors")
+    weights = PublishedWeights(version, folder, tensors)
+    (outcome,) = await update_services(updater or DiskUpdater(), [client], weights, pause)
+    return outcome
 
 
 async def start(client: SGLangClient, count: int = 3, tokens: int = 700) -> list[asyncio.Task]:
@@ -34,23 +72,43 @@ def check_logprobs(made: Generation, folder_of: dict[int, Path], reference) -> N
 
 
 async def test_each_token_has_the_logprob_of_the_version_it_carries(
-    client, folders, reference
+    client, folders, reference, updater: WeightUpdater
 ) -> None:
-    folder_of = {10: folders.first, 11: folders.second, 12: folders.first}
-    await publish_from_disk([client], folder_of[10], 10)
+    first = await client.weight_version() + 1
+    folder_of = {first: folders.first, first + 1: folders.second, first + 2: folders.first}
+    assert (await publish(client, folders.first, first, updater)).ok
     running = await start(client)
-    for version in (11, 12):
-        await until_used(client, 3 * (len(PROMPT) + 60 * (version - 10)))
-        (outcome,) = await publish_from_disk([client], folder_of[version], version)
-        assert outcome.ok and outcome.stall_s > 0
-    assert await client.weight_version() == 12
+    for crossed, version in enumerate((first + 1, first + 2), 1):
+        await until_used(client, 3 * (len(PROMPT) + 60 * crossed))
+        outcome = await publish(client, folder_of[version], version, updater)
+        assert outcome.error is None and outcome.stall_s > 0
+    assert await client.weight_version() == first + 2
     for made in await asyncio.gather(*running):
-        assert [span.version for span in made.versions] == [10, 11, 12]
+        assert [span.version for span in made.versions] == list(folder_of)
         assert len(made.output_ids) == 700
         check_logprobs(made, folder_of, reference)
 
 
-async def test_nothing_is_generated_while_it_is_paused(client, folders) -> None:
+async def test_in_place_the_old_keys_and_values_go_on_serving(
+    client, folders, reference, updater: WeightUpdater
+) -> None:
+    old = await client.weight_version() + 1
+    assert (await publish(client, folders.first, old, updater)).ok
+    (running,) = await start(client, 1, tokens=500)
+    await until_used(client, len(PROMPT) + 50)
+    assert (await publish(client, folders.second, old + 1, updater, "in_place")).ok
+    made = await running
+    assert [span.version for span in made.versions] == [old, old + 1]
+    before, after = made.versions
+    expected = reference(folders.first, PROMPT, made.output_ids)[: before.end]
+    assert made.output_logprobs[: before.end] == pytest.approx(expected, abs=1e-4)
+    # What the new weights chose still saw keys and values of the old ones.
+    exact = reference(folders.second, PROMPT, made.output_ids)[after.start :]
+    assert made.output_logprobs[after.start :] != pytest.approx(exact, abs=1e-2)
+    await client.flush_cache()
+
+
+async def test_nothing_is_generated_while_it_is_paused(client) -> None:
     for mode in ("retract", "in_place"):
         running = await start(client, 2, tokens=400)
         await until_used(client, 2 * (len(PROMPT) + 10))
@@ -79,52 +137,50 @@ async def test_a_pause_that_aborts_keeps_what_was_made_and_holds_what_comes(clie
     assert (await late).finish_reason != "abort"
 
 
-async def test_an_update_in_place_goes_on_over_the_old_keys_and_values(
-    client, folders, reference
-) -> None:
-    await publish_from_disk([client], folders.first, 30)
-    (running,) = await start(client, 1, tokens=500)
-    await until_used(client, len(PROMPT) + 50)
-    await client.pause("in_place")
-    await client.update_weights_from_disk(folders.second, 31, flush_cache=False)
-    await client.continue_()
-    made = await running
-    assert [span.version for span in made.versions] == [30, 31]
-    before, after = made.versions
-    expected = reference(folders.first, PROMPT, made.output_ids)[: before.end]
-    assert made.output_logprobs[: before.end] == pytest.approx(expected, abs=1e-4)
-    # The first token that the new weights chose still saw keys of the old ones.
-    exact = reference(folders.second, PROMPT, made.output_ids)[after.start]
-    assert made.output_logprobs[after.start] != pytest.approx(exact, abs=1e-4)
-    await client.flush_cache()
-
-
 async def test_a_failed_publication_is_told_and_generation_goes_on(client, folders) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = SGLangClient(f"http://127.0.0.1:{free.getsockname()[1]}")
+    before = await client.weight_version()
     async with nobody:
-        before = await client.weight_version()
-        outcomes = await publish_from_disk([client, nobody], folders.first.parent, 99)
+        outcomes = await update_services(
+            DiskUpdater(), [client, nobody], PublishedWeights(99, folders.first.parent)
+        )
     assert [outcome.url for outcome in outcomes] == [client.url, nobody.url]
     assert outcomes[0].error and "cannot connect" in (outcomes[1].error or "")
+    assert not outcomes[0].mixed
     assert await client.weight_version() == before
     made = await client.generate(GenerateRequest("after", PROMPT, SamplingParams(3)))
     assert made.versions[0].version == before
 
 
-async def test_a_published_service_forgets_prefixes_of_the_old_version(client, folders) -> None:
+async def test_a_published_service_forgets_prefixes_of_the_old_version(
+    client, folders, updater: WeightUpdater
+) -> None:
     await client.generate(GenerateRequest("warm", PROMPT, SamplingParams(3)))
     warm = await client.generate(GenerateRequest("hit", PROMPT, SamplingParams(3)))
     assert warm.cached_tokens == len(PROMPT) - 1
-    await publish_from_disk([client], folders.second, 40)
+    version = await client.weight_version() + 1
+    assert (await publish(client, folders.second, version, updater)).ok
     cold = await client.generate(GenerateRequest("cold", PROMPT, SamplingParams(3)))
     assert cold.cached_tokens == 0
 
 
-async def test_publications_without_anything_running_are_versions_too(client, folders) -> None:
-    for version in (50, 51, 52):
-        (outcome,) = await publish_from_disk([client], folders.first, version)
-        assert outcome.ok
+async def test_publications_without_anything_running_are_versions_too(
+    client, folders, updater: WeightUpdater
+) -> None:
+    first = await client.weight_version() + 1
+    for version in (first, first + 1, first + 2):
+        assert (await publish(client, folders.first, version, updater)).ok
     made = await client.generate(GenerateRequest("latest", PROMPT, SamplingParams(3)))
-    assert {span.version for span in made.versions} == {52}
+    assert {span.version for span in made.versions} == {first + 2}
+
+
+async def test_tensors_are_refused_outside_a_session_which_a_second_begin_reopens(client) -> None:
+    with pytest.raises(RequestRejected, match="must run between begin_weight_update"):
+        await client.update_weights_from_tensor(["x"], version=1, flush_cache=False)
+    with pytest.raises(RequestRejected, match="must run between begin_weight_update"):
+        await client.update_weights_from_distributed({}, group="g", version=1, flush_cache=False)
+    await client.begin_weight_update()
+    await client.begin_weight_update()
+    await client.end_weight_update()

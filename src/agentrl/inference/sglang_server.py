@@ -159,7 +159,7 @@ async def _abort_requests(client: SGLangClient, ended: asyncio.Task[int]) -> Non
             while not ended.done():
                 await client.abort()
                 load = await client.loads()
-                if not load.running_requests and not load.waiting_requests:
+                if not load.running and not load.waiting:
                     return
                 await asyncio.sleep(_ABORT_POLL_S)
     except (InferenceError, TimeoutError) as error:

@@ -21,11 +21,14 @@ from torch import Tensor
 NamedTensors = Sequence[tuple[str, Tensor]]
 
 _ALLOWED = {
+    ("torch", "Size"),
     ("torch", "Tensor"),
+    ("torch.storage", "TypedStorage"),
     ("torch.storage", "UntypedStorage"),
     ("torch.multiprocessing.reductions", "rebuild_tensor"),
     ("torch.multiprocessing.reductions", "rebuild_storage_filename"),
     ("torch.multiprocessing.reductions", "rebuild_storage_empty"),
+    ("torch.multiprocessing.reductions", "rebuild_typed_storage"),
 }
 _strategy = threading.Lock()
 
