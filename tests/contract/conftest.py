@@ -127,7 +127,9 @@ def _wait_until_ready(service: Service) -> None:
 @pytest.fixture(scope="session")
 def reference(folders: Folders) -> Callable[..., list[float]]:
     """What a plain forward pass says: `(folder, prompt, output, temperature) -> logprobs`."""
-    models = {f: Qwen3ForCausalLM.from_pretrained(f).eval() for f in (folders.first, folders.second)}
+    models = {
+        f: Qwen3ForCausalLM.from_pretrained(f).eval() for f in (folders.first, folders.second)
+    }
 
     def logprobs(
         folder: Path, prompt: Sequence[int], output: Sequence[int], temperature: float = 1.0

@@ -1,4 +1,4 @@
-"""What `/generate` promises a trainer: exact tokens, exact logprobs, honest endings, real limits."""
+"""What `/generate` promises a trainer: exact tokens and logprobs, honest endings, real limits."""
 
 import asyncio
 from collections.abc import Callable

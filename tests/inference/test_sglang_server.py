@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from agentrl.cli import main
-from agentrl.configs import ConfigError
 from agentrl.databases.mongod import free_port
 from agentrl.inference.sglang_server import SGLangConfig, sglang_command
 

@@ -1,4 +1,4 @@
-"""The real SGLang server on a CPU, from wheels alone: `python launch_cpu.py --model-path … --device cpu`.
+"""The real SGLang server on a CPU, from wheels alone.
 
 Takes the arguments of `python -m sglang.launch_server` and runs the same server. The wheel of
 torchvision links CUDA's libraries, so that beside a CPU build of torch its operators do not load

@@ -25,7 +25,6 @@ from agentrl.inference.protocol import (
     version_from_wire,
 )
 
-
 # Of the context, SGLang keeps two positions for itself, and it refuses a prompt that leaves fewer
 # than five for the output. The longest prompt that `/server_info` tells is the first refused one.
 _KEPT_POSITIONS = 2

@@ -148,10 +148,10 @@ def _parse(argv: Sequence[str], environment: Mapping[str, str]) -> Namespace:
     flag("--engine", default="local", choices=("local", "sglang"), help="what serves it")
     flag("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     flag("--port", type=int, default=30000, help="port to listen on (0: a free one)")
-    flag("--device", help="cpu or cuda (default: cpu with the local engine, what there is with SGLang)")
+    flag("--device", help="cpu or cuda (default: cpu with the local engine, else what there is)")
     flag(
         "--dtype", choices=get_args(DType),
-        help="of weights and computation (default: float32 with the local engine, else the model's)",
+        help="of weights and computation (default: float32, with SGLang the model's)",
     )  # fmt: skip
     flag("--context_length", type=int, help="longest prompt and output (default: the model's)")
     flag("--max_running_requests", type=int, default=128, help="requests that run at once")
