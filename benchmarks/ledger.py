@@ -278,7 +278,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.setup:
         set_up()
-    rounds, slots, groups, rollouts = (1, 800, 40, 64) if args.quick else (5, 1600, 100, 160)
+    rounds, slots, groups, rollouts = (1, 480, 24, 48) if args.quick else (5, 1600, 100, 160)
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedMongod(Path(folder) / "data", Path(folder) / "mongod.log") as mongod,
