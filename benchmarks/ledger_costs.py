@@ -98,8 +98,6 @@ async def _work_costs(database: RunDatabase, clock: ServerClock, groups: int) ->
     costs["turns read"] = per_document(few_turns, many_turns, MANY)
     reaped = await clock.microseconds(100, lambda _: tasks.reap())
     costs["reap"] = {"document": round(reaped / groups, 2)}
-        "group": round(await clock.microseconds(100, lambda _: tasks.reap()) / groups, 2)
-    }
     scored = {"status": RecordStatus.SCORED, "score": 1.0, "turns": [""] * 4}
     costs["records update"] = await each(lambda x: records.finish(x.model_copy(update=scored)))
     for record in made:
