@@ -1,6 +1,7 @@
 """The ledger of sampling on a real mongod."""
 
 import asyncio
+import time
 from collections import Counter
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, SlotStatus, Split, Task, TaskStatus, place_of
 from agentrl.databases.feeder import make_tasks
+from agentrl.databases.records import RecordLedger
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger, open_groups
 
@@ -45,7 +47,8 @@ async def claim(ledger: TaskLedger) -> Claim:
 async def begin(database: RunDatabase, ledger: TaskLedger, owner: str) -> Claim:
     """Claim a slot and store its Record, as a sampler does before it works on it."""
     begun = await claim(ledger)
-    await ledger.start_record(record_of(begun, owner))
+    records = RecordLedger(database, lease_seconds=60)
+    await records.start([record_of(begun, owner)], time.monotonic())
     return begun
 
 
@@ -307,7 +310,7 @@ async def test_records_that_no_reaper_closed_are_closed_with_their_group(
     lost = await begin(database, one, "one")
     await one.release(lost)  # as a reaper that died before it closed the Record would leave it
     kept = await begin(database, two, "two")
-    await two.finish_record(record_of(kept, "two").model_copy(update={"status": "scored"}))
+    await database.records.update_one({"_id": kept.record_id}, {"$set": {"status": "scored"}})
     task = await two.complete(kept, 1.0)
     assert task is not None
     await two.finalised(task)

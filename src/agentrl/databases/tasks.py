@@ -18,15 +18,12 @@ itself (`records.py`).
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from pymongo import ReturnDocument, UpdateOne
 
 from agentrl.databases.connection import RunDatabase, patiently
 from agentrl.databases.documents import (
-    Record,
-    RecordStatus,
     Slot,
     SlotStatus,
     Split,
@@ -47,7 +44,6 @@ from agentrl.databases.reaping import Reaped, close_lost_records, reap_expired
 from agentrl.databases.transitions import (
     TERMINAL_SLOTS,
     TransitionRefused,
-    change_record,
     group_settled,
     slots_changed,
     task_status,
@@ -228,26 +224,6 @@ class TaskLedger:
         reaper may have died before it could. A group that is finalised already stays as it is.
         """
         await patiently(lambda: self._finalised(task), f"the finalisation of {task.id}")
-
-    async def records_of(self, task: Task) -> list[Record]:
-        """The scored Records of a group's completed slots, by trajectory."""
-        ids = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
-        cursor = self._records.find({"_id": {"$in": ids}}).sort("traj", 1)
-        return [Record.from_mongo(document) async for document in cursor]
-
-    async def start_record(self, record: Record) -> None:
-        """Store a Record that is about to be sampled."""
-        await self._records.update_one(
-            {"_id": record.id}, {"$set": _without_id(record.to_mongo())}, upsert=True
-        )
-
-    async def finish_record(self, record: Record) -> None:
-        """Store a Record as it ended: scored, or failed with its error."""
-        assert record.status in (RecordStatus.SCORED, RecordStatus.FAILED)
-        await change_record(
-            self._records, record.id, RecordStatus(record.status),
-            {**_without_id(record.to_mongo()), "finished_at": datetime.now(UTC)},
-        )  # fmt: skip
 
     async def _lease_slots(
         self, groups: dict[str, Any], count: int, index: str

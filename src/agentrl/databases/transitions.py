@@ -120,31 +120,12 @@ def group_settled(finalisation: Expression) -> list[dict[str, Expression]]:
 def record_change(record_id: str, to: RecordStatus, fields: Mapping[str, Any]) -> UpdateOne:
     """The change of one Record, for a bulk write. `fields` are values, not expressions.
 
-    It matches nothing where the table refuses it: `check_record` then says so.
+    It matches nothing where the table refuses it: the caller then looks at the Record.
     """
-    return UpdateOne(*_record_update(record_id, to, fields))
-
-
-async def change_record(
-    records: AsyncCollection[dict[str, Any]],
-    record_id: str,
-    to: RecordStatus,
-    fields: Mapping[str, Any],
-) -> None:
-    """Change one Record. Raises `TransitionRefused`."""
-    result = await records.update_one(*_record_update(record_id, to, fields))
-    if result.matched_count == 0:
-        await check_record(records, record_id, to)
-
-
-async def check_record(
-    records: AsyncCollection[dict[str, Any]], record_id: str, to: RecordStatus
-) -> None:
-    """Raise `TransitionRefused` unless the Record is in a state that may become `to`."""
-    document = await records.find_one({"_id": record_id}, {"status": 1})
-    found = document["status"] if document else None
-    if found not in states_before(RECORD_TRANSITIONS, to):
-        raise TransitionRefused(f"record {record_id}", found, to)
+    sources = states_before(RECORD_TRANSITIONS, to)
+    return UpdateOne(
+        {"_id": record_id, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}
+    )
 
 
 async def change_records(
@@ -185,10 +166,3 @@ async def change_rows(
         [{"$set": {**fields, "status": to}}],
     )
     return result.modified_count
-
-
-def _record_update(
-    record_id: str, to: RecordStatus, fields: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    sources = states_before(RECORD_TRANSITIONS, to)
-    return {"_id": record_id, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}
