@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.inference.protocol import Generation
 
 EOS, PAD = 257, 256
 
@@ -59,6 +61,29 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
+def logprob_error(folders: dict[int, Path], prompt: Sequence[int], made: Generation) -> float:
+    """The largest difference of a generation's logprobs from what a plain forward pass of the
+    version that each token carries says."""
+    ids = torch.tensor([[*prompt, *made.output_ids]])
+    expected = {}
+    for version, folder in folders.items():
+        model = Qwen3ForCausalLM.from_pretrained(folder).eval()
+        with torch.inference_mode():
+            all_logprobs = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected[version] = all_logprobs.gather(-1, ids[0, len(prompt) :, None])[:, 0].tolist()
+    return max(
+        abs(made.output_logprobs[i] - expected[span.version][i])
+        for span in made.versions
+        for i in range(span.start, span.end)
+    )
+
+
+@pytest.fixture(scope="session")
+def error() -> Callable[[dict[int, Path], Sequence[int], Generation], float]:
+    """`logprob_error`, for test modules, which cannot import this one."""
+    return logprob_error
 
 
 @pytest.fixture(scope="session")

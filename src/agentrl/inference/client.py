@@ -329,9 +329,19 @@ class SGLangClient:
 
         The context length is the server's own, which its cache may make shorter than the model's;
         the vocabulary (and the context length, when the server does not say) is in the model's
-        config.json, readable where client and server share a file system.
+        config.json, readable where client and server share a file system. A router has no limits
+        of its own: those of a service behind it are taken.
         """
-        server, model = await self.server_info(), await self.model_info()
+        workers = await self.workers()
+        service = self.at(workers[0]) if workers else self
+        try:
+            server, model = await service.server_info(), await service.model_info()
+        except (ServiceUnreachable, RequestTimedOut) as error:
+            if workers:
+                raise RequestRejected(
+                    f"{self.url} routes to services out of reach: {error}"
+                ) from None
+            raise
         config = read_model_limits(str(model.get("model_path")))
         context, prompt = server.get("context_length"), server.get("max_req_input_len")
         if isinstance(prompt, int):

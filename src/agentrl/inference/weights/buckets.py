@@ -7,14 +7,12 @@ from torch import Tensor
 BUCKET_BYTES = 512 * 2**20
 
 
-def in_buckets(
-    tensors: Mapping[str, Tensor], limit: int = BUCKET_BYTES
-) -> Iterator[dict[str, Tensor]]:
-    """The tensors in their order, in runs of at most `limit` bytes or of one larger tensor."""
+def in_buckets(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The tensors in their order, in runs of at most BUCKET_BYTES or of one larger tensor."""
     bucket: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors.items():
-        if bucket and size + tensor.nbytes > limit:
+        if bucket and size + tensor.nbytes > BUCKET_BYTES:
             yield bucket
             bucket, size = {}, 0
         bucket[name] = tensor
