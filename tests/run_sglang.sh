@@ -40,4 +40,5 @@ export SGLANG_COMMAND="$env/bin/python $root/tests/sglang/launch_cpu.py --device
     --max-total-tokens 16384 --mem-fraction-static 0.3"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 if [ "$#" -eq 0 ]; then set -- tests/contract; fi
-exec python -m pytest --quiet --durations=5 --durations-min=5 "$@"
+# The first start of a new environment takes a while.
+exec python -m pytest --quiet --timeout 600 --durations=5 --durations-min=5 "$@"

@@ -26,7 +26,7 @@ from agentrl.inference.client import SGLangClient
 
 ENGINE = "sglang" if "SGLANG_COMMAND" in os.environ else "local"
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The real one is started by the contract tests (tests/run_sglang.sh).
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from agentrl.cli import main
 from agentrl.databases.mongod import free_port
 from agentrl.inference.sglang_server import SGLangConfig, sglang_command
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Answers everything with 200 and has a child, which would go on alone.
 SERVER = """
@@ -57,6 +61,14 @@ def test_the_command_line_says_what_was_asked_for_and_no_more() -> None:
 def test_a_server_that_listens_everywhere_is_reached_here() -> None:
     assert SGLangConfig(Path("/m"), "0.0.0.0", 7).url == "http://127.0.0.1:7"
     assert SGLangConfig(Path("/m"), "10.0.0.1", 7).url == "http://10.0.0.1:7"
+
+
+def test_the_container_serves_the_release_that_the_requirements_name() -> None:
+    compose = yaml.safe_load((ROOT / "deploy" / "sglang" / "compose.yml").read_text())
+    (required,) = re.findall(
+        r"^sglang==(.+)$", (ROOT / "requirements-sglang.txt").read_text(), re.M
+    )
+    assert compose["services"]["sglang"]["image"] == f"lmsysorg/sglang:v{required}"
 
 
 @pytest.mark.parametrize(

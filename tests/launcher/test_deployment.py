@@ -186,3 +186,24 @@ def test_the_help_names_every_variable_of_the_scripts() -> None:
     )
     for name in interface.split():
         assert f"  {name} " in text
+
+
+def test_services_are_sglang_where_a_command_starts_it() -> None:
+    environment = {"SGLANG_COMMAND": "/opt/sglang/bin/python -m x", "NUM_SERVICES": "2"}
+    flags = ["--inf_tp_size", "2", "--inf_mem_ratio", "0.5"]
+    parts = parts_of(stack_of(environment, *flags, gpus=4))
+    service = parts["service-1"]
+    assert flag(service, "--engine") == "sglang"
+    assert flag(service, "--sglang_command") == "/opt/sglang/bin/python -m x --base-gpu-id 2"
+    assert flag(service, "--inf_tp_size") == "2" and flag(service, "--inf_mem_ratio") == "0.5"
+    assert "--memory_saver" not in service.command
+    on_cpu = parts_of(stack_of(environment))["service-0"]
+    assert flag(on_cpu, "--sglang_command") == "/opt/sglang/bin/python -m x"
+    assert flag(on_cpu, "--dtype") == "float32"
+    sharing = ["--inf_share_gpus", "true", "--sync_sampling", "true"]
+    assert (
+        "--memory_saver" in parts_of(stack_of(environment, *sharing, gpus=1))["service-0"].command
+    )
+    with pytest.raises(ConfigError, match="set SGLANG_COMMAND"):
+        stack_of({}, "--inf_tp_size", "2")
+    stack_of(ELSEWHERE, "--inf_tp_size", "2")  # services of one's own: nothing to refuse

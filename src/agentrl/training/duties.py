@@ -25,6 +25,7 @@ from agentrl.databases.services import register_urls
 from agentrl.databases.task_file import TaskLine, read_tasks
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
+from agentrl.training.gpu_sharing import GpuSharing
 from agentrl.training.publication import Publication, Publisher, next_version
 from agentrl.training.stream import LedgerSource
 
@@ -77,6 +78,7 @@ class RunDuties:
             "in_place" if config.sampling.weight_update_pause == "in_place" else "retract",
             hold=self._lease.heartbeat,
         )
+        self._sharing = GpuSharing(database, config.sampling.lease_seconds)
         self._rows_per_step = rows_per_step
         self._total_steps = 0
         self._ledger: RowLedger | None = None
@@ -178,12 +180,19 @@ class RunDuties:
         """How many rows are in each state."""
         return await patiently(lambda: count_rows(self._database), "the count of rows")
 
+    async def release_gpus(self) -> int:
+        """Have the services give their GPU memory back until `publish`; returns how many have."""
+        async with self._publisher.quiet():
+            return await self._sharing.release()
+
     async def publish(self, publication: Publication, evaluate: bool) -> float:
         """Bring services to it, then begin an evaluation of it if asked for.
 
         Returns for how many seconds the services generated nothing.
         """
         what = f"the publication of version {publication.weights.version}"
+        # Also what a trainer released that crashed, perhaps with another --inf_share_gpus.
+        await patiently(self._sharing.resume, what)
         stall_seconds = await patiently(lambda: self._publisher.publish(publication), what)
         if evaluate and self._held_out:
             await patiently(lambda: self._feeder.add_evaluation(publication.step), what)
