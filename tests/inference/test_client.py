@@ -12,6 +12,7 @@ from agentrl.inference.protocol import (
     FRESH_VERSION,
     GenerateRequest,
     ModelLimits,
+    PromptTooLong,
     RequestRejected,
     RequestTimedOut,
     SamplingParams,
@@ -43,7 +44,7 @@ async def test_limits_come_from_the_service_and_its_model_folder(engine) -> None
         with pytest.raises(RequestRejected, match="vocabulary is 264"):
             await client.generate(GenerateRequest("bad", (1, 264)))
         made = await client.generate(long_request("cut", tokens=5000))
-    assert len(made.output_ids) == 1024 - 1 - len(PROMPT)
+    assert len(made.output_ids) == 1024 - 2 - len(PROMPT)
 
 
 async def test_the_service_s_own_refusal_is_an_error_with_its_message(engine) -> None:
@@ -111,15 +112,15 @@ async def test_control_requests_answer_what_the_service_says(engine) -> None:
 
 
 def test_a_prompt_that_cannot_be_served_is_refused_before_sending() -> None:
-    limits = ModelLimits(vocab_size=10, context_length=8)
+    limits = ModelLimits(vocab_size=10, context_length=14)
     with pytest.raises(RequestRejected, match="empty"):
         fit_request(GenerateRequest("r", ()), limits)
     with pytest.raises(RequestRejected, match="vocabulary is 10"):
         fit_request(GenerateRequest("r", (3, -1)), limits)
-    with pytest.raises(RequestRejected, match="leaves no room"):
-        fit_request(GenerateRequest("r", (1,) * 7), limits)
-    fitted = fit_request(GenerateRequest("r", (1,) * 5, SamplingParams(9, top_p=0.5)), limits)
-    assert fitted.sampling_params == SamplingParams(2, top_p=0.5)
+    with pytest.raises(PromptTooLong, match="leaves no room"):
+        fit_request(GenerateRequest("r", (1,) * 8), limits)
+    fitted = fit_request(GenerateRequest("r", (1,) * 7, SamplingParams(9, top_p=0.5)), limits)
+    assert fitted.sampling_params == SamplingParams(5, top_p=0.5)
 
 
 def test_versions_go_through_the_wire_and_back() -> None:

@@ -25,6 +25,7 @@ async def register(
                     "weight_version": weight_version,
                     "capacity": capacity,
                     "heartbeat": "$$NOW",
+                    "memory": "held",
                 }
             }
         ],
@@ -66,6 +67,11 @@ async def serving(database: RunDatabase, timeout_s: float) -> list[InferenceServ
     version = 0 if newest is None else newest.version
     live = await live_services(database, timeout_s)
     return [service for service in live if service.weight_version >= version]
+
+
+async def record_memory(database: RunDatabase, url: str, memory: str) -> None:
+    """Who has the service's GPU memory, by `inference.memory.MemoryState`."""
+    await database.services.update_one({"_id": url}, {"$set": {"memory": memory}})
 
 
 async def live_services(database: RunDatabase, timeout_s: float) -> list[InferenceService]:

@@ -17,12 +17,19 @@ from agentrl.inference.protocol import (
     Generation,
     InferenceError,
     ModelLimits,
+    PromptTooLong,
     RequestRejected,
     ServiceLoad,
     ServiceUnreachable,
     VersionSpan,
     version_from_wire,
 )
+
+# Of the context, SGLang keeps two positions for itself, and it refuses a prompt that leaves fewer
+# than five for the output. The longest prompt that `/server_info` tells is the first refused one.
+_KEPT_POSITIONS = 2
+_LEAST_ROOM = 5
+BEYOND_PROMPT = _KEPT_POSITIONS + _LEAST_ROOM - 1
 
 
 @dataclass(slots=True)
@@ -137,8 +144,8 @@ def join_spans(first: Sequence[VersionSpan], then: Sequence[VersionSpan]) -> lis
 def fit_request(request: GenerateRequest, limits: ModelLimits) -> GenerateRequest:
     """The request, its `max_new_tokens` cut to what the context leaves.
 
-    Raises RequestRejected for an empty prompt, a token id outside the vocabulary (which kills an
-    SGLang server) and a prompt that leaves no room for a token.
+    Raises RequestRejected for an empty prompt and a token id outside the vocabulary (which kills an
+    SGLang server), PromptTooLong for a prompt that leaves no room for an answer.
     """
     if not request.input_ids:
         raise RequestRejected(f"request {request.rid}: the prompt is empty")
@@ -152,10 +159,9 @@ def fit_request(request: GenerateRequest, limits: ModelLimits) -> GenerateReques
         )
     if limits.context_length is None:
         return request
-    # SGLang keeps one position of the context for itself.
-    room = limits.context_length - 1 - len(request.input_ids)
-    if room < 1:
-        raise RequestRejected(
+    room = limits.context_length - _KEPT_POSITIONS - len(request.input_ids)
+    if room < _LEAST_ROOM:
+        raise PromptTooLong(
             f"request {request.rid}: the prompt of {len(request.input_ids)} tokens leaves no room"
             f" in the service's context of {limits.context_length}: shorten it, or start the"
             " service with a longer context"

@@ -17,6 +17,7 @@ import aiohttp
 import orjson
 
 from agentrl.inference.answers import (
+    BEYOND_PROMPT,
     StreamedOutput,
     error_message,
     fit_request,
@@ -270,6 +271,14 @@ class SGLangClient:
         }
         await self._post("/update_weights_from_distributed", body, timeout_s)
 
+    async def release_memory_occupation(self, *, timeout_s: float = 120.0) -> None:
+        """Give GPU memory back. Kills a service where requests run: see `inference.memory`."""
+        await self._post("/release_memory_occupation", {}, timeout_s)
+
+    async def resume_memory_occupation(self, *, timeout_s: float = 120.0) -> None:
+        """Take it again. Kills a service that did not give it back: see `inference.memory`."""
+        await self._post("/resume_memory_occupation", {}, timeout_s)
+
     async def flush_cache(self, *, timeout_s: float = 60.0) -> None:
         """Empty the prefix cache. Refused while requests run or wait."""
         await self._transport.call("POST", "/flush_cache", b"", timeout_s)
@@ -326,9 +335,10 @@ class SGLangClient:
     async def fetch_limits(self) -> ModelLimits:
         """Ask the service for its model's limits and check every later request against them.
 
-        The context length is the server's own; the vocabulary (and the context length, when the
-        server does not say) is in the model's config.json, readable where client and server share
-        a file system. A router has no limits of its own: those of a service behind it are taken.
+        The context length is the server's own, which its cache may make shorter than the model's;
+        the vocabulary (and the context length, when the server does not say) is in the model's
+        config.json, readable where client and server share a file system. A router has no limits
+        of its own: those of a service behind it are taken.
         """
         workers = await self.workers()
         service = self.at(workers[0]) if workers else self
@@ -341,8 +351,10 @@ class SGLangClient:
                 ) from None
             raise
         config = read_model_limits(str(model.get("model_path")))
-        context = server.get("context_length")
-        if not isinstance(context, int):
+        context, prompt = server.get("context_length"), server.get("max_req_input_len")
+        if isinstance(prompt, int):
+            context = prompt + BEYOND_PROMPT
+        elif not isinstance(context, int):
             context = config.context_length
         self.limits = ModelLimits(
             vocab_size=self.limits.vocab_size or config.vocab_size,

@@ -25,6 +25,7 @@ from agentrl.inference.protocol import (
     Generation,
     InferenceError,
     ModelLimits,
+    PromptTooLong,
     RequestRejected,
     RequestTimedOut,
     ServiceLoad,
@@ -186,6 +187,11 @@ class ServicePool:
                 self._mark_down(member, error)
             except RequestTimedOut as error:
                 too_slow[member.client.url] = error
+            except PromptTooLong:
+                if not answer.ids:
+                    raise
+                # Cut off so close to the end of the context that no service takes it up again.
+                answer.finish_reason = "length"
             finally:
                 member.outstanding -= tokens
             if answer.add(output):

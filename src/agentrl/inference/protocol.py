@@ -41,6 +41,10 @@ class RequestRejected(InferenceError):
         self.status = status
 
 
+class PromptTooLong(RequestRejected):
+    """The prompt leaves no room for an answer in the service's context: it was not sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn; SGLang's names, defaults and meanings.

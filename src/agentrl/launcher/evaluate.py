@@ -225,8 +225,9 @@ class Evaluation:
                     config,
                     free_port(),
                     number=number if services > 1 else None,
-                    gpu=count_gpus(os.environ) > 0 and not config.parallel.use_cpu,
+                    gpus=0 if config.parallel.use_cpu else count_gpus(os.environ),
                     threads={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)},
+                    sglang_command=deployment.sglang_command,
                     weight_version=version,
                 )
                 supervisor.start(part)

@@ -24,6 +24,7 @@ from agentrl.databases.services import register_urls
 from agentrl.databases.task_file import TaskLine, read_tasks
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
+from agentrl.training.gpu_sharing import GpuSharing
 from agentrl.training.publication import Publication, Publisher, next_version
 from agentrl.training.stream import LedgerSource
 
@@ -74,6 +75,7 @@ class RunDuties:
             make_updater(config.sampling.weight_update, device),
             "in_place" if config.sampling.weight_update_pause == "in_place" else "retract",
         )
+        self._sharing = GpuSharing(database, config.sampling.lease_seconds)
         self._rows_per_step = rows_per_step
         self._total_steps = 0
 
@@ -114,11 +116,18 @@ class RunDuties:
         """Where the rows of steps come from."""
         return LedgerSource(ledger, self._feeder, self._rows_per_step, stop)
 
+    async def release_gpus(self) -> int:
+        """Have the services give their GPU memory back until `publish`; returns how many have."""
+        async with self._publisher.quiet():
+            return await self._sharing.release()
+
     async def publish(self, publication: Publication, evaluate: bool) -> float:
         """Bring services to it, then begin an evaluation of it if asked for.
 
         Returns for how many seconds the services generated nothing.
         """
+        # Also what a trainer released that crashed, perhaps with another --inf_share_gpus.
+        await self._sharing.resume()
         stall_seconds = await self._publisher.publish(publication)
         if evaluate and self._held_out:
             await self._feeder.add_evaluation(publication.step)

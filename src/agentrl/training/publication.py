@@ -11,7 +11,8 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import InferenceService
 from agentrl.databases.services import acknowledge, live_services
 from agentrl.inference.client import SGLangClient
+from agentrl.inference.memory import MemoryState
 from agentrl.inference.protocol import FRESH_VERSION, InferenceError, ServiceUnreachable
 from agentrl.inference.transport import open_session
 from agentrl.inference.weights.disk import DiskUpdater
@@ -114,7 +116,8 @@ class Publisher:
         async with self._publishing:
             if from_disk:
                 await asyncio.to_thread(publication.write)
-            live = await live_services(self._database, self._service_timeout_s)
+            found = await live_services(self._database, self._service_timeout_s)
+            live = [service for service in found if service.memory == MemoryState.HELD]
             # One that is still at an older publication goes on to this one afterwards.
             urls = [service.url for service in live if service.url not in self._catching_up]
             outcomes = await self._update(self._updater, urls, weights)
@@ -150,10 +153,18 @@ class Publisher:
                     raise ServiceUnreachable(self._nobody(patience_s))
                 for service in live:
                     url = service.url
-                    if service.weight_version < newest.version and url not in self._catching_up:
+                    late = service.weight_version < newest.version
+                    if late and service.memory == MemoryState.HELD and url not in self._catching_up:
                         self._catching_up[url] = asyncio.create_task(self._catch_up(url, newest))
             if looks % _LOOKS_PER_CHECK == 0:
                 await self._check(live)
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """No service is brought up to date meanwhile."""
+        async with self._publishing:
+            await asyncio.gather(*self._catching_up.values(), return_exceptions=True)
+            yield
 
     async def close(self) -> None:
         """Wait for the last publication to be on disk."""

@@ -180,6 +180,8 @@ class Trainer:
             if not last:
                 stream.start(self._step + 2, self._oldest_version(ahead=1))
             began = time.monotonic()
+            if self._config.services.inf_share_gpus:
+                self._from_main(lambda duties: self._background.run(duties.release_gpus()))
             statistics = train_step(
                 self._model, self._optimizer, self._scheduler, rows.mine, trained_version,
                 self._config.loss, self._options,
@@ -246,6 +248,11 @@ class Trainer:
             self._published_dtype,
         )  # fmt: skip
         self._version += 1
+        if self._config.services.inf_share_gpus:
+            # All processes give back what they cached before a service takes it.
+            if self._accelerator.device.type == "cuda":
+                torch.cuda.empty_cache()
+            dist.barrier()
         if self._duties:
             self._publishing = self._background.submit(self._duties.publish(publication, evaluate))
 

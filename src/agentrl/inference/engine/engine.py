@@ -49,6 +49,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._updating = asyncio.Lock()
+        self._released = False
 
     async def run(self) -> None:
         """Step while there is work, for ever. What a step raises ends the engine."""
@@ -119,9 +120,28 @@ class Engine:
         self._wake.set()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Go on after `pause`. Raises RequestError while the memory is given back."""
+        if self._released:
+            raise RequestError("continue_generation: the memory was released, resume it first")
         self.scheduler.resume()
         self._wake.set()
+
+    def release_memory(self) -> None:
+        """Give the device's memory back. Raises RequestError while requests need it."""
+        if self._released or self.scheduler.paused is None or not self.scheduler.flush_cache():
+            raise RequestError(
+                "release_memory_occupation: the engine must be paused, without requests that hold"
+                " keys and values, and have its memory"
+            )
+        self.runner.release_memory()
+        self._released = True
+
+    def resume_memory(self) -> None:
+        """Take it again. Raises RequestError if it was not given back."""
+        if not self._released:
+            raise RequestError("resume_memory_occupation: the memory was not released")
+        self.runner.resume_memory()
+        self._released = False
 
     async def update_weights(
         self,

@@ -99,6 +99,8 @@ class _Server:
             ("POST", "/pause_generation", self._pause),
             ("POST", "/continue_generation", self._continue),
             ("POST", "/abort_request", self._abort),
+            ("POST", "/release_memory_occupation", self._release_memory),
+            ("POST", "/resume_memory_occupation", self._resume_memory),
             ("POST", "/flush_cache", self._flush_cache),
             ("GET", "/flush_cache", self._flush_cache),
             ("GET", "/model_info", self._model_info),
@@ -158,8 +160,26 @@ class _Server:
 
     async def _continue(self, request: web.Request) -> web.Response:
         await ControlBody.read(request)
-        self._engine.resume()
+        try:
+            self._engine.resume()
+        except RequestError as error:
+            return answer({"error": {"message": str(error)}}, 400)
         return answer({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def _release_memory(self, request: web.Request) -> web.Response:
+        return await self._memory(request, self._engine.release_memory)
+
+    async def _resume_memory(self, request: web.Request) -> web.Response:
+        return await self._memory(request, self._engine.resume_memory)
+
+    async def _memory(self, request: web.Request, change: Callable[[], None]) -> web.Response:
+        """All of it or none; where SGLang would die of the request, this refuses it."""
+        await ControlBody.read(request)
+        try:
+            change()
+        except RequestError as error:
+            return answer({"error": {"message": str(error)}}, 400)
+        return answer(None)
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await ControlBody.read(request)
