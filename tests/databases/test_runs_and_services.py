@@ -94,7 +94,9 @@ async def test_only_services_with_the_newest_publication_get_work(database: RunD
 
     assert await serving() == {"http://new", "http://old"}, "nothing is published yet"
     await policies.publish(database, 4, step=4, path="v4")
+    await policies.serve(database, 4)
+    await policies.publish(database, 5, step=5, path="v5")
     # While version 5 comes to one after the other, all of them work.
     assert await serving() == {"http://new", "http://old"}
-    await policies.publish(database, 5, step=5, path="v5")
+    await policies.serve(database, 5)
     assert await serving() == {"http://new"}

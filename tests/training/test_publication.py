@@ -82,6 +82,10 @@ def publication(base: Path, tmp_path: Path) -> Callable[[int], Publication]:
     return make
 
 
+async def ours() -> None:
+    """Nobody takes the run."""
+
+
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(120):
         while not await holds():
@@ -99,7 +103,9 @@ async def test_a_publication_reaches_services_ledger_and_disk(
     engine, _ = engines
     await engine.ready()
     await services.register_urls(database, [engine.url])
-    publisher = Publisher(database, tmp_path, SILENT_S, make_updater(way, CPU), "retract")
+    publisher = Publisher(
+        database, tmp_path, SILENT_S, make_updater(way, CPU), "retract", hold=ours
+    )
     for version in range(4):
         assert await publisher.publish(publication(version)) > 0
         assert await serving(database) == {engine.url}
@@ -133,7 +139,7 @@ async def test_a_service_that_misses_a_publication_gets_no_work_until_it_has_cau
     await asyncio.gather(engine.ready(), other.ready())
     await services.register_urls(database, both)
     updater = make_updater("distributed", CPU)
-    publisher = Publisher(database, tmp_path, SILENT_S, updater, "retract")
+    publisher = Publisher(database, tmp_path, SILENT_S, updater, "retract", hold=ours)
     await publisher.publish(publication(0))
     assert await serving(database) == both
     engine.process.send_signal(signal.SIGSTOP)
@@ -166,6 +172,8 @@ async def test_what_cannot_be_written_is_an_error_of_the_publication(
     database: RunDatabase, publication, tmp_path: Path
 ) -> None:
     (tmp_path / "weights").write_text("a file where the folder should be")
-    publisher = Publisher(database, tmp_path, SILENT_S, make_updater("disk", CPU), "retract")
+    publisher = Publisher(
+        database, tmp_path, SILENT_S, make_updater("disk", CPU), "retract", hold=ours
+    )
     with pytest.raises(RuntimeError, match="cannot be written"):
         await publisher.publish(publication(0))
