@@ -306,6 +306,7 @@ class PolicyVersion(Document):
     step: int
     path: str
     created_at: datetime
+    served: bool = False  # all services that were there and answered have had it
 
 
 class TrainerStart(Part):

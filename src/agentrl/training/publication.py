@@ -1,9 +1,9 @@
 """Publication of weights: gathered once, then brought to every inference service and to disk.
 
 Training stands still only while rank 0 gathers the weights into its memory. From there they go to a
-folder and to the services, by `--weight_update`, while training goes on. The ledger knows of a
-version before any service does. A service that comes later, comes back, or did not take the weights
-is brought up to date from the folder as soon as it is seen, and gets no work before.
+folder and to the services, by `--weight_update`, while training goes on; then to the ledger. A
+service that comes later, comes back, or did not take them is brought up to date from the folder as
+soon as it is seen, and gets no work before.
 """
 
 import asyncio
@@ -92,6 +92,7 @@ class Publisher:
         service_timeout_s: float,
         updater: WeightUpdater,
         pause: UpdatePause,
+        *,
         hold: Callable[[], Awaitable[None]],
     ) -> None:
         """`service_timeout_s`: a registered service silent for so long is taken for gone.
@@ -114,23 +115,25 @@ class Publisher:
         """Record `publication` in the ledger, then bring the live services to it.
 
         In this order, so that every version that a token may carry is known. Returns the longest
-        time, in seconds, for which a service that took it generated nothing.
+        time, in seconds, for which a service that took it generated nothing. Doing it again after
+        an error is right.
         """
-        await self._hold()
         await self._finish_writing()
+        await self._hold()
         weights = publication.weights
         from_disk = isinstance(self._updater, DiskUpdater)
         async with self._publishing:
+            if from_disk:
+                await asyncio.to_thread(publication.write)
             await policies.publish(
                 self._database, weights.version, publication.step, str(weights.folder)
             )
-            if from_disk:
-                await asyncio.to_thread(publication.write)
             found = await live_services(self._database, self._service_timeout_s)
             live = [service for service in found if service.memory == MemoryState.HELD]
             # One that is still at an older publication goes on to this one afterwards.
             urls = [service.url for service in live if service.url not in self._catching_up]
             outcomes = await self._update(self._updater, urls, weights)
+            await policies.serve(self._database, weights.version)
             self._writing = asyncio.create_task(self._write(publication, written=from_disk))
             if from_disk:
                 await self._finish_writing()
@@ -193,6 +196,8 @@ class Publisher:
         self, updater: WeightUpdater, urls: list[str], weights: PublishedWeights
     ) -> list[PublishOutcome]:
         """Bring services to `weights` and acknowledge what they hold now."""
+        if not urls:
+            return []
         await self._hold()
         async with open_session() as session:
             clients = [SGLangClient(url, session=session) for url in urls]
