@@ -3,7 +3,7 @@
     python tests/chaos/run.py [--seconds 300] [--faults 30] [--seed 0] [--save]
 
 Database, tools, two services, two samplers and the trainer, each on a network of its own
-(`tests/deployment`), started again when they die, as systemd would. Faults: kill -9 of any of
+(`network.py`, `fleet.py`), started again when they die, as systemd would. Faults: kill -9 of any of
 them, SIGSTOP for two leases, the network of one host cut for two leases, all tools gone. When they
 are over the run is let end with the tasks it has, and `verify.py` reads every document of it.
 
@@ -25,15 +25,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / "deployment"), str(TESTS / "chaos")]
-
 from faults import Fault, Kind, draw_faults
-from fleet import MAX_STALENESS, ROWS_PER_STEP, Fleet, FleetError
+from fleet import MAX_STALENESS, REPOSITORY, ROWS_PER_STEP, Fleet, FleetError
 from network import Network, NetworkUnavailable
 from verify import RunState, token_ages, violations
 
-RESULTS = TESTS.parent / "benchmarks" / "results" / "chaos.json"
+RESULTS = REPOSITORY / "benchmarks" / "results" / "chaos.json"
 _START_S = 120.0
 _SHOWN = 20
 
@@ -77,7 +74,9 @@ def run(fleet: Fleet, seconds: float, count: int, seed: int) -> dict[str, Any]:
     began = time.monotonic()
     fleet.start()
     fleet.wait(lambda: fleet.steps() >= 1, _START_S, "the first step")
-    print(f"{time.monotonic() - began:5.0f} s  the run is at work, {count} faults begin", flush=True)
+    print(
+        f"{time.monotonic() - began:5.0f} s  the run is at work, {count} faults begin", flush=True
+    )
     began = time.monotonic()
     inject(fleet, faults, began, seconds)
     steps = fleet.steps()

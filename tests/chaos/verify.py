@@ -16,7 +16,9 @@ from agentrl.databases.arrays import unpack_ints, unpack_mask
 
 Document = Mapping[str, Any]
 
-_COUNTED = frozenset({"scored", "ready", "abandoned"})  # states of Records that stand for their slot
+_COUNTED = frozenset(
+    {"scored", "ready", "abandoned"}
+)  # states of Records that stand for their slot
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """Hosts of their own reach each other, and nobody when their cable is pulled."""
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import network as network_module
 import pytest
 from network import Host, Network
 
@@ -57,8 +60,6 @@ def test_a_host_that_is_cut_off_is_silent_and_answers_again_when_it_is_joined(
 
 
 def test_hosts_reach_nothing_outside_their_network(network: Network) -> None:
-    import socket
-
     host = network.host("alone")
     with socket.create_server(("127.0.0.1", 0)) as here:
         port = here.getsockname()[1]
@@ -75,10 +76,10 @@ def test_namespaces_end_with_the_process_that_made_them() -> None:
         "network = Network().__enter__(); print(network.host('one').pid, flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )
-    from pathlib import Path
-
     maker = subprocess.run(
-        [sys.executable, "-c", script, str(Path(__file__).parent)], capture_output=True, text=True
+        [sys.executable, "-c", script, str(Path(network_module.__file__).parent)],
+        capture_output=True,
+        text=True,
     )
     holder = int(maker.stdout)
     gone = subprocess.run(["tail", f"--pid={holder}", "-f", "/dev/null"], timeout=10)
