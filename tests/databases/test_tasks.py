@@ -147,7 +147,7 @@ async def test_an_expired_lease_goes_to_another_and_its_owner_is_told(
     await fill(database, attempts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     lost = await claim(dead)
-    await dead.start_record(record_of(lost, "dead"))
+    await database.records.insert_one(record_of(lost, "dead").to_mongo())
     kept = await claim(alive)
     await asyncio.sleep(0.01)
     reaped = await alive.reap()

@@ -1,4 +1,4 @@
-"""Hosts and the run spread over them are made by what lies in `tests/chaos`, which needs them too."""
+"""Hosts and the run spread over them lie in `tests/chaos`, whose program needs them too."""
 
 import sys
 from pathlib import Path

@@ -17,7 +17,6 @@ from pymongo import ReturnDocument, UpdateOne
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
-    Record,
     RecordStatus,
     SlotStatus,
     Split,
@@ -298,29 +297,6 @@ class TaskLedger:
         )
         if result.matched_count == 0:
             raise LeaseLost(f"the finalisation of {task.id} was taken over by another sampler")
-
-    async def records_of(self, task: Task) -> list[Record]:
-        """The scored Records of a group's completed slots, by trajectory."""
-        ids = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
-        cursor = self._database.records.find({"_id": {"$in": ids}}).sort("traj", 1)
-        return [Record.from_mongo(document) async for document in cursor]
-
-    async def start_record(self, record: Record) -> None:
-        """Store a Record that is about to be sampled."""
-        await self._database.records.update_one(
-            {"_id": record.id}, {"$set": _without_id(record.to_mongo())}, upsert=True
-        )
-
-    async def finish_record(self, record: Record) -> None:
-        """Store a Record as it ended: scored, or failed with its error."""
-        assert record.status in (RecordStatus.SCORED, RecordStatus.FAILED)
-        await self._database.records.update_one(
-            {"_id": record.id, "status": RecordStatus.SAMPLING},
-            {
-                "$set": _without_id(record.to_mongo(), "finished_at"),
-                "$currentDate": {"finished_at": True},
-            },
-        )
 
     async def _leave(
         self, claim: Claim, status: SlotStatus, changes: dict[str, Expression]
