@@ -35,7 +35,10 @@ SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
 }
 RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
     RecordStatus.SAMPLING: frozenset({RecordStatus.SCORED, RecordStatus.FAILED}),
-    RecordStatus.SCORED: frozenset({RecordStatus.READY, RecordStatus.ABANDONED}),
+    RecordStatus.SCORED: frozenset(
+        # failed: its sampler lost the slot between the score and its completion
+        {RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.FAILED}
+    ),
     RecordStatus.FAILED: frozenset(),
     RecordStatus.READY: frozenset(),
     RecordStatus.ABANDONED: frozenset(),
@@ -111,12 +114,30 @@ def task_status(to: TaskStatus, when: Expression = True) -> Expression:
     return {"$cond": [{"$and": [may, when]}, to, "$status"]}
 
 
-def record_change(record_id: str, to: RecordStatus, fields: Mapping[str, Any]) -> UpdateOne:
+def record_change(
+    record_id: str,
+    to: RecordStatus,
+    fields: Mapping[str, Any],
+    *,
+    expected: Collection[RecordStatus] | None = None,
+) -> UpdateOne:
     """The change of one Record, for a bulk write. `fields` are values, not expressions.
 
-    It matches nothing where the table refuses it: `check_record` then says so.
+    It matches nothing where the table refuses it: `check_record` then says so. `expected`: only
+    from these states.
     """
-    return UpdateOne(*_record_update(record_id, to, fields))
+    return UpdateOne(*_record_update({"_id": record_id}, to, fields, expected))
+
+
+async def change_records(
+    records: AsyncCollection[dict[str, Any]],
+    selection: Mapping[str, Any],
+    to: RecordStatus,
+    fields: Mapping[str, Any],
+) -> int:
+    """Change all Records of `selection` that may become `to`; returns how many did."""
+    result = await records.update_many(*_record_update(selection, to, fields))
+    return result.modified_count
 
 
 async def change_record(
@@ -126,7 +147,7 @@ async def change_record(
     fields: Mapping[str, Any],
 ) -> None:
     """Change one Record. Raises `TransitionRefused`."""
-    result = await records.update_one(*_record_update(record_id, to, fields))
+    result = await records.update_one(*_record_update({"_id": record_id}, to, fields))
     if result.matched_count == 0:
         await check_record(records, record_id, to)
 
@@ -164,7 +185,10 @@ async def change_rows(
 
 
 def _record_update(
-    record_id: str, to: RecordStatus, fields: Mapping[str, Any]
+    selection: Mapping[str, Any],
+    to: RecordStatus,
+    fields: Mapping[str, Any],
+    expected: Collection[RecordStatus] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    sources = states_before(RECORD_TRANSITIONS, to)
-    return {"_id": record_id, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}
+    sources = states_before(RECORD_TRANSITIONS, to, expected)
+    return {**selection, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}
