@@ -25,7 +25,7 @@ from agentrl.databases.documents import (
 )
 from agentrl.databases.group_commit import GroupCommit, NotSent, Write
 from agentrl.databases.held_leases import HeldLeases
-from agentrl.databases.transitions import TransitionRefused, change_records, record_change
+from agentrl.databases.transitions import TransitionRefused, record_change
 
 # What a Record says from its start on.
 _FIXED = frozenset(
@@ -64,12 +64,7 @@ class RecordLedger:
         """
         status = RecordStatus(record.status)
         fields = record.model_dump(exclude={*_FIXED, "status"})
-        change = record_change(
-            record.id,
-            status,
-            {**fields, "finished_at": datetime.now(UTC)},
-            expected=[RecordStatus.SAMPLING],
-        )
+        change = record_change(record.id, status, {**fields, "finished_at": datetime.now(UTC)})
         found = await self._write_held([record.id], self._records, [change])
         self.leases.end(record.id)
         if not found:
@@ -104,20 +99,6 @@ class RecordLedger:
     async def add_rows(self, rows: Sequence[DBRecordData]) -> None:
         """Store training rows; those that are there already stay as they are."""
         await self._rows.write(_insertions(rows))
-
-    async def give_up_lost(self, task: Task) -> None:
-        """Every slot of the group is terminal: Records that still are what a slot might become
-        were lost with their sampler, and with the reaper that should have said so."""
-        counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
-        await patiently(
-            lambda: change_records(
-                self._database.records,
-                {"task": task.id, "_id": {"$nin": counted}},
-                RecordStatus.FAILED,
-                {"error": "its slot was given to another sampler"},
-            ),
-            f"the lost Records of {task.id}",
-        )
 
     async def settle(self, outcomes: Mapping[str, tuple[RecordStatus, float]]) -> None:
         """The group is finalised: what became of its Records, and the advantage of each.

@@ -23,7 +23,7 @@ from agentrl.databases.documents import (
     Task,
     TaskStatus,
 )
-from agentrl.databases.transitions import SLOT_TRANSITIONS, TERMINAL_SLOTS, change_records
+from agentrl.databases.transitions import SLOT_TRANSITIONS, TERMINAL_SLOTS
 
 Expression = Any  # a MongoDB aggregation expression
 
@@ -256,11 +256,9 @@ class TaskLedger:
                     returned += new.attempt != old.attempt
                     failed += new.attempt == old.attempt
                     lost.append(old.record)
-            await change_records(
-                self._database.records,
-                {"_id": {"$in": lost}},
-                RecordStatus.FAILED,
-                {"error": "its sampler went silent"},
+            await self._database.records.update_many(
+                {"_id": {"$in": lost}, "status": RecordStatus.SAMPLING},
+                {"$set": {"status": RecordStatus.FAILED, "error": "its sampler went silent"}},
             )
         return Reaped(returned, failed)
 

@@ -35,10 +35,7 @@ SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
 }
 RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
     RecordStatus.SAMPLING: frozenset({RecordStatus.SCORED, RecordStatus.FAILED}),
-    RecordStatus.SCORED: frozenset(
-        # failed: its sampler lost the slot between the score and its completion
-        {RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.FAILED}
-    ),
+    RecordStatus.SCORED: frozenset({RecordStatus.READY, RecordStatus.ABANDONED}),
     RecordStatus.FAILED: frozenset(),
     RecordStatus.READY: frozenset(),
     RecordStatus.ABANDONED: frozenset(),
@@ -114,30 +111,12 @@ def task_status(to: TaskStatus, when: Expression = True) -> Expression:
     return {"$cond": [{"$and": [may, when]}, to, "$status"]}
 
 
-def record_change(
-    record_id: str,
-    to: RecordStatus,
-    fields: Mapping[str, Any],
-    *,
-    expected: Collection[RecordStatus] | None = None,
-) -> UpdateOne:
+def record_change(record_id: str, to: RecordStatus, fields: Mapping[str, Any]) -> UpdateOne:
     """The change of one Record, for a bulk write. `fields` are values, not expressions.
 
-    It matches nothing where the table refuses it: `check_record` then says so. `expected`: only
-    from these states.
+    It matches nothing where the table refuses it: `check_record` then says so.
     """
-    return UpdateOne(*_record_update({"_id": record_id}, to, fields, expected))
-
-
-async def change_records(
-    records: AsyncCollection[dict[str, Any]],
-    selection: Mapping[str, Any],
-    to: RecordStatus,
-    fields: Mapping[str, Any],
-) -> int:
-    """Change all Records of `selection` that may become `to`; returns how many did."""
-    result = await records.update_many(*_record_update(selection, to, fields))
-    return result.modified_count
+    return UpdateOne(*_record_update(record_id, to, fields))
 
 
 async def change_record(
@@ -147,7 +126,7 @@ async def change_record(
     fields: Mapping[str, Any],
 ) -> None:
     """Change one Record. Raises `TransitionRefused`."""
-    result = await records.update_one(*_record_update({"_id": record_id}, to, fields))
+    result = await records.update_one(*_record_update(record_id, to, fields))
     if result.matched_count == 0:
         await check_record(records, record_id, to)
 
@@ -185,10 +164,7 @@ async def change_rows(
 
 
 def _record_update(
-    selection: Mapping[str, Any],
-    to: RecordStatus,
-    fields: Mapping[str, Any],
-    expected: Collection[RecordStatus] | None = None,
+    record_id: str, to: RecordStatus, fields: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    sources = states_before(RECORD_TRANSITIONS, to, expected)
-    return {**selection, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}
+    sources = states_before(RECORD_TRANSITIONS, to)
+    return {"_id": record_id, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}

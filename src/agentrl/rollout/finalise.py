@@ -31,7 +31,6 @@ class Finaliser:
         Raises `LeaseLost`. An evaluation makes no rows: its Records stay as they were scored.
         """
         rows: list[DBRecordData] = []
-        await self.records.give_up_lost(task)
         if task.split == Split.TRAIN:
             records = await self.records.scored(task)
             scores = [record.score for record in records]
