@@ -103,7 +103,7 @@ async def ledger_claims(url: str, workers: int, slots: int, count: int) -> float
         ledger = task_ledger(database)
 
         async def claim() -> int:
-            return len(await ledger.claim(Split.TRAIN, count=count, horizon=slots))
+            return len(await ledger.claim(Split.TRAIN, count=count))
 
         return await rate_of(workers, claim)
 

@@ -23,6 +23,7 @@ from agentrl.databases.documents import (
     Split,
     Task,
     VersionSpan,
+    place_of,
 )
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim, TaskLedger, task_key
@@ -44,6 +45,7 @@ async def fresh_run(url: str, groups: int) -> AsyncIterator[RunDatabase]:
             split=Split.TRAIN,
             epoch=0,
             seq=seq,
+            place=place_of(0, seq),
             task_id=f"line-{seq}",
             query="How many bolts are in the bin?",
             answer="3",
@@ -102,7 +104,7 @@ class ModellessSampler:
         keeper = asyncio.create_task(self._keep_leases())
         while True:
             asked, free = time.monotonic(), self.workers - len(self.working)
-            claims = await self.tasks.claim(Split.TRAIN, count=free, horizon=10**9) if free else []
+            claims = await self.tasks.claim(Split.TRAIN, count=free) if free else []
             if claims:
                 await self._begin(claims, asked)
                 continue

@@ -47,7 +47,7 @@ async def scored_group(database: RunDatabase, split: Split = Split.TRAIN) -> Tas
         for traj, score in enumerate(SCORES)
     ]
     task = Task(
-        _id="group", split=split, epoch=1, seq=2, task_id="line", query="q", pending=0, slots=slots,
+        _id="group", split=split, epoch=1, seq=2, place=10**9 + 2, task_id="line", query="q", pending=0, slots=slots,
         status=TaskStatus.FINALISING, finalisation={"owner": "a", "lease_expires": "2100-01-01"},
     )  # fmt: skip
     await database.tasks.insert_one(task.to_mongo())

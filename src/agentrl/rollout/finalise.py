@@ -13,8 +13,6 @@ from agentrl.databases.tasks import TaskLedger
 from agentrl.rollout.rewarding import Reward, reward_group
 from agentrl.rollout.rows import build_row
 
-GROUPS_PER_EPOCH = 10**9  # room for the places of one epoch in a row's `seq`
-
 
 @dataclass(frozen=True)
 class Finaliser:
@@ -59,8 +57,7 @@ class Finaliser:
             if reward.trained
         }
         turns = await self.records.turns(list(trained)) if trained else {}
-        seq = task.epoch * GROUPS_PER_EPOCH + task.seq
         return [
-            build_row(record, turns[record.id], advantage, self.temperature, seq)
+            build_row(record, turns[record.id], advantage, self.temperature, task.place)
             for record, advantage in trained.values()
         ]

@@ -19,7 +19,7 @@ from agentrl.databases import runs, services
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, RecordStatus, Run, Split, Task, TaskStatus
 from agentrl.databases.rows import count_waiting
-from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger, open_groups
+from agentrl.databases.tasks import UNBOUNDED, Claim, LeaseLost, TaskLedger, open_groups
 from agentrl.databases.transitions import TransitionRefused
 from agentrl.rollout.admission import admitted_groups
 from agentrl.rollout.finalise import Finaliser
@@ -159,16 +159,19 @@ class SamplingScheduler:
         if not outlook.served or len(self._attempts) >= limit:
             return None
         if outlook.evaluation:
-            claim = await self._ledger.claim(Split.EVAL, epoch=self.evaluation)
-            if claim is not None:
-                return claim
+            claims = await self._ledger.claim(Split.EVAL, epoch=self.evaluation)
+            if claims:
+                return claims[0]
             outlook.evaluation = False
         if not outlook.training:
             return None
-        claim = await self._ledger.claim(Split.TRAIN, begun_only=outlook.new_groups == 0)
-        if claim is not None and claim.task.status == TaskStatus.CREATED:
+        horizon = UNBOUNDED if outlook.new_groups else None
+        claims = await self._ledger.claim(Split.TRAIN, horizon=horizon)
+        if not claims:
+            return None
+        if claims[0].task.status == TaskStatus.CREATED:
             outlook.new_groups -= 1
-        return claim
+        return claims[0]
 
     async def _begin(self, claim: Claim, asked: float) -> None:
         """Store the attempt's Record and start to work on it."""
