@@ -1,4 +1,4 @@
-"""`deploy/mongo` for real: a mongod with authentication and TLS, and what the user of a run may do."""
+"""`deploy/mongo` for real: a mongod with authentication and TLS, and what a run's user may do."""
 
 import os
 import subprocess
