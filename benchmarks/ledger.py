@@ -18,6 +18,7 @@ cache folder, which `--setup` makes.
 `claim_ratio_N` is our rate of single claims over the queue's, `writes_per_turn` the write commands
 of a whole record (its share of heartbeats, finalisation and row included) over its turns, at 32 or
 128 workers, whichever is more; `vs_agentlightning` the smaller ratio of the rates at the two.
+`mongod_us` is what each operation costs the server (`ledger_costs.py`).
 """
 
 import argparse
@@ -40,6 +41,7 @@ from uuid import uuid4
 
 import pymongo
 import uvloop
+from ledger_costs import measure_costs
 from modelless_sampler import (
     GROUP,
     MESSAGE,
@@ -278,13 +280,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.setup:
         set_up()
-    rounds, slots, groups, rollouts = (1, 800, 40, 64) if args.quick else (5, 1600, 100, 160)
+    rounds, slots, groups, rollouts = (1, 480, 24, 48) if args.quick else (5, 1600, 100, 160)
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedMongod(Path(folder) / "data", Path(folder) / "mongod.log") as mongod,
     ):
         claims = uvloop.run(measure_claims(mongod.url, 3 if args.quick else rounds, slots))
         records = measure_records(mongod.url, rounds, groups, rollouts)
+        assert mongod.pid is not None
+        costs = uvloop.run(measure_costs(mongod.url, mongod.pid, groups))
         writes = uvloop.run(count_writes(mongod.url, groups))
         with pymongo.MongoClient[dict[str, Any]](mongod.url) as client:
             server = client.server_info()["version"]
@@ -299,6 +303,7 @@ def main() -> None:
         "claims": claims,
         "records": records,
         "writes": writes,
+        "mongod_us": costs,
         "rounds": rounds,
         "date": datetime.date.today().isoformat(),
         "machine": machine(),

@@ -62,8 +62,23 @@ async def fresh_run(url: str, groups: int) -> AsyncIterator[RunDatabase]:
         await database.close()
 
 
-def task_ledger(database: RunDatabase) -> TaskLedger:
-    return TaskLedger(database, "sampler", LEASE_S, max_attempts=3)
+def task_ledger(database: RunDatabase, lease_seconds: float = LEASE_S) -> TaskLedger:
+    return TaskLedger(database, "sampler", lease_seconds, max_attempts=3)
+
+
+def make_record(claim: Claim) -> Record:
+    return Record(
+        _id=claim.record_id,
+        task=claim.task.id,
+        task_id=claim.task.task_id,
+        traj=claim.traj,
+        attempt=claim.attempt,
+        split=claim.task.split,
+        epoch=claim.task.epoch,
+        owner="sampler",
+        query=claim.task.query,
+        started_at=datetime.datetime.now(datetime.UTC),
+    )
 
 
 def make_turn(record: str, turn: int) -> DispatchedSamplingTask:
@@ -117,21 +132,7 @@ class ModellessSampler:
         keeper.cancel()
 
     async def _begin(self, claims: list[Claim], asked: float) -> None:
-        records = [
-            Record(
-                _id=claim.record_id,
-                task=claim.task.id,
-                task_id=claim.task.task_id,
-                traj=claim.traj,
-                attempt=claim.attempt,
-                split=claim.task.split,
-                epoch=claim.task.epoch,
-                owner="sampler",
-                query=claim.task.query,
-                started_at=datetime.datetime.now(datetime.UTC),
-            )
-            for claim in claims
-        ]
+        records = [make_record(claim) for claim in claims]
         await self.records.start(records, asked)
         for claim, record in zip(claims, records, strict=True):
             self.working[record.id] = asyncio.create_task(
