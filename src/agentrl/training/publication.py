@@ -1,4 +1,4 @@
-"""Publication of weights: to a folder, from there to every inference service, then to the ledger.
+"""Publication of weights: to a folder, to the ledger, then to every inference service.
 
 The folder is written while training stands still; services load it while training goes on. A
 service that comes later, comes back, or failed to load is brought up to date as soon as it is
@@ -10,7 +10,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def write_publication(
 async def next_version(database: RunDatabase, service_timeout_s: float) -> int:
     """A version above all that services or samplers may have seen; 0 for a new run.
 
-    A trainer that died may have given a version to services without recording it.
+    A service may have been given a version by other means than this run's ledger.
     """
     latest = await policies.latest(database)
     seen = [service.weight_version for service in await live_services(database, service_timeout_s)]
@@ -69,9 +69,19 @@ async def next_version(database: RunDatabase, service_timeout_s: float) -> int:
 class Publisher:
     """Keeps every live service at the newest publication. For rank 0, on the background loop."""
 
-    def __init__(self, database: RunDatabase, output: Path, service_timeout_s: float) -> None:
-        """`service_timeout_s`: a registered service silent for so long is taken for gone."""
+    def __init__(
+        self,
+        database: RunDatabase,
+        output: Path,
+        service_timeout_s: float,
+        hold: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`service_timeout_s`: a registered service silent for so long is taken for gone.
+
+        `hold`: asked before a service is touched; raises if another trainer has taken the run.
+        """
         self._database = database
+        self._hold = hold
         self._weights = output / "weights"
         self._service_timeout_s = service_timeout_s
         self._updating = asyncio.Lock()
@@ -79,14 +89,18 @@ class Publisher:
         self._complained: set[tuple[str, str]] = set()
 
     async def publish(self, publication: Publication) -> None:
-        """Bring the live services to `publication`, then record it in the ledger."""
+        """Record `publication` in the ledger, then bring the live services to it.
+
+        In this order, so that every version that a token may carry is known.
+        """
+        await self._hold()
+        await policies.publish(
+            self._database, publication.version, publication.step, str(publication.folder)
+        )
         async with self._updating:
             self._newest = publication
             await self._update(
                 await live_services(self._database, self._service_timeout_s), publication
-            )
-            await policies.publish(
-                self._database, publication.version, publication.step, str(publication.folder)
             )
             await asyncio.to_thread(self._remove_old)
 
@@ -122,6 +136,7 @@ class Publisher:
     async def _update(self, services: Sequence[InferenceService], publication: Publication) -> None:
         if not services:
             return
+        await self._hold()
         async with open_session() as session:
             clients = [SGLangClient(service.url, session=session) for service in services]
             outcomes = await publish_from_disk(clients, publication.folder, publication.version)
