@@ -1,6 +1,7 @@
 """The control loop of a sampler's concurrency: what a look at the services makes of the limits."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -75,7 +76,7 @@ def test_a_limit_under_the_target_comes_back_fast_and_goes_on_slowly_above_it() 
         pressed = after(pressed, RETRACTING)
     assert pressed.limit < 10
     back = limits(pressed, *[CLEAR] * 14)
-    steps = [late - early for early, late in zip(back, back[1:], strict=False)]
+    steps = [late - early for early, late in pairwise(back)]
     assert max(steps) >= 5 and back[-1] > 40
     assert all(step == 1 for step, level in zip(steps, back, strict=False) if level >= 40)
 
