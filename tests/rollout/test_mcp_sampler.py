@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,13 +30,14 @@ from agentrl.databases.documents import (
     StopReason,
     Task,
 )
+from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.mcp.sampler import MCPResources, MCPSampler
 from agentrl.rollout.mcp.tools import ToolServerUnreachable
 from agentrl.rollout.rows import build_row
-from agentrl.rollout.sampler import AsyncSampler, TurnLog
+from agentrl.rollout.sampler import AsyncSampler, SamplerResources
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 END = "<|im_end|>"
@@ -106,13 +108,16 @@ async def resources_for(
 ) -> AsyncIterator[MCPResources]:
     async with (
         ServicePool(patience_s=5) as pool,
-        MCPSampler.open_resources(config, pool, TurnLog(database.turns)) as resources,
+        MCPSampler.open_resources(config, pool, RecordLedger(database, 60.0)) as resources,
     ):
         pool.update([service_url])
         yield resources
 
 
-def claim_and_record(number: int = 0, **task: Any) -> tuple[Claim, Record]:
+def claim_and_record(
+    resources: SamplerResources, number: int = 0, **task: Any
+) -> tuple[Claim, Record]:
+    """A slot of ours, and its Record."""
     values: dict[str, Any] = {
         "task_id": "line-1", "query": "How many?", "answer": "42", "scorer": "exact_match",
         "answer_schema": "answer", **task,
@@ -126,11 +131,12 @@ def claim_and_record(number: int = 0, **task: Any) -> tuple[Claim, Record]:
         _id=claim.record_id, task=made.id, task_id=made.task_id, traj=number, attempt=0,
         split=Split.TRAIN, epoch=0, owner="test", query=made.query,
     )  # fmt: skip
+    resources.records.leases.begin([record.id], time.monotonic())
     return claim, record
 
 
 def make_sampler(resources: MCPResources, number: int = 0, **task: Any) -> MCPSampler:
-    return MCPSampler(*claim_and_record(number, **task), resources)
+    return MCPSampler(*claim_and_record(resources, number, **task), resources)
 
 
 async def stored_turns(database: RunDatabase, record: Record) -> list[DispatchedSamplingTask]:
@@ -375,10 +381,10 @@ async def test_a_users_own_sampler_that_rewrites_its_context_gives_a_token_tree(
     config = parse_config(["--model_name_or_path", str(DEMO / "model")])
     async with (
         ServicePool() as pool,
-        RewritingSampler.open_resources(config, pool, TurnLog(database.turns)) as resources,
+        RewritingSampler.open_resources(config, pool, RecordLedger(database, 60.0)) as resources,
     ):
         pool.update([service.url])
-        sampler = RewritingSampler(*claim_and_record(), resources)
+        sampler = RewritingSampler(*claim_and_record(resources), resources)
         record = await sampler.evaluate_record(await sampler.run())
     turns = await stored_turns(database, record)
     prompts = [request["input_ids"] for request in service.requests]
@@ -413,20 +419,20 @@ async def test_the_system_prompt_and_sampling_parameters_come_from_the_flags(
 
 
 async def test_opening_says_what_cannot_be_used(database: RunDatabase, tmp_path: Path) -> None:
-    turns = TurnLog(database.turns)
+    records = RecordLedger(database, 60.0)
     gone = "http://127.0.0.1:9/mcp"
     async with ServicePool() as pool:
         missing = parse_config(["--model_name_or_path", str(tmp_path / "none")])
         with pytest.raises(ConfigError, match=r"--model_name_or_path .*none: there is no such"):
-            async with MCPSampler.open_resources(missing, pool, turns):
+            async with MCPSampler.open_resources(missing, pool, records):
                 pass
         empty = parse_config(["--model_name_or_path", str(tmp_path)])
         with pytest.raises(ConfigError, match="holds no usable tokenizer"):
-            async with MCPSampler.open_resources(empty, pool, turns):
+            async with MCPSampler.open_resources(empty, pool, records):
                 pass
         unreachable = make_config(gone, "--startup_timeout", "0.3")
         with pytest.raises(ToolServerUnreachable, match=gone):
-            async with MCPSampler.open_resources(unreachable, pool, turns):
+            async with MCPSampler.open_resources(unreachable, pool, records):
                 pass
 
 

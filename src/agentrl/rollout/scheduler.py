@@ -19,7 +19,8 @@ from agentrl.databases import runs, services
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, RecordStatus, Run, Split, Task, TaskStatus
 from agentrl.databases.rows import count_waiting
-from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger, open_groups
+from agentrl.databases.tasks import UNBOUNDED, Claim, LeaseLost, TaskLedger, open_groups
+from agentrl.databases.transitions import TransitionRefused
 from agentrl.rollout.admission import admitted_groups
 from agentrl.rollout.finalise import Finaliser
 from agentrl.rollout.sampler import AsyncSampler, SamplerResources
@@ -65,8 +66,9 @@ class SamplingScheduler:
         self._ledger = TaskLedger(
             self.database, self.owner, sampling.lease_seconds, sampling.max_attempts
         )
+        self._records = self.resources.records
         self._finaliser = Finaliser(
-            self.database, self._ledger, self.config.reward, self.config.temperature
+            self._ledger, self._records, self.config.reward, self.config.temperature
         )
 
     def stop(self) -> None:
@@ -81,6 +83,7 @@ class SamplingScheduler:
             await self._claim_until_finished(keeper)
         finally:
             keeper.cancel()
+            self._records.leases.close()
             await asyncio.sleep(0)  # a task cancelled before it ever ran could not hand back
             for attempt in self._attempts.values():
                 attempt.cancel()
@@ -95,9 +98,10 @@ class SamplingScheduler:
                 outlook, looked = await self._look(), time.monotonic()
             if outlook.finished and not self._attempts:
                 return
+            asked = time.monotonic()
             claim = await self._next_claim(outlook)
             if claim is not None:
-                await self._begin(claim)
+                await self._begin(claim, asked)
                 continue
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -155,18 +159,21 @@ class SamplingScheduler:
         if not outlook.served or len(self._attempts) >= limit:
             return None
         if outlook.evaluation:
-            claim = await self._ledger.claim(Split.EVAL, epoch=self.evaluation)
-            if claim is not None:
-                return claim
+            claims = await self._ledger.claim(Split.EVAL, epoch=self.evaluation)
+            if claims:
+                return claims[0]
             outlook.evaluation = False
         if not outlook.training:
             return None
-        claim = await self._ledger.claim(Split.TRAIN, begun_only=outlook.new_groups == 0)
-        if claim is not None and claim.task.status == TaskStatus.CREATED:
+        horizon = UNBOUNDED if outlook.new_groups else None
+        claims = await self._ledger.claim(Split.TRAIN, horizon=horizon)
+        if not claims:
+            return None
+        if claims[0].task.status == TaskStatus.CREATED:
             outlook.new_groups -= 1
-        return claim
+        return claims[0]
 
-    async def _begin(self, claim: Claim) -> None:
+    async def _begin(self, claim: Claim, asked: float) -> None:
         """Store the attempt's Record and start to work on it."""
         record = Record(
             id=claim.record_id,
@@ -180,12 +187,13 @@ class SamplingScheduler:
             query=claim.task.query,
             started_at=datetime.now(UTC),
         )
-        await self._ledger.start_record(record)
+        await self._records.start([record], asked)
         attempt = asyncio.create_task(self._attempt(claim, record), name=record.id)
         self._attempts[record.id] = attempt
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._attempts[record.id]
+            self._records.leases.end(record.id)
             self._changed.set()
             if not task.cancelled() and task.exception() is not None:
                 log.error("attempt %s", record.id, exc_info=task.exception())
@@ -199,13 +207,13 @@ class SamplingScheduler:
             finished = await self._sample(claim, sampler)
             if finished is not None:
                 await self._finaliser.finalise(finished)
-        except LeaseLost as lost:
+        except (LeaseLost, TransitionRefused) as lost:
             log.warning("%s: %s", record.id, lost)
         except asyncio.CancelledError:
             # Stopping in order: the slot goes back and costs no failure. A slot that was taken
             # from us meanwhile is somebody else's.
-            await self._end_failed(sampler.record, "handed back: the sampler stopped")
-            with contextlib.suppress(LeaseLost):
+            with contextlib.suppress(LeaseLost, TransitionRefused):
+                await self._end_failed(sampler.record, "handed back: the sampler stopped")
                 await self._ledger.release(claim)
             raise
 
@@ -214,6 +222,8 @@ class SamplingScheduler:
         try:
             async with asyncio.timeout(self.config.sampling.record_timeout):
                 record = await sampler.evaluate_record(await sampler.run())
+        except LeaseLost:
+            raise
         except Exception as error:  # whatever an agent, tool or scorer raises is that Record's
             message = _describe(error, self.config.sampling.record_timeout)
             log.warning("%s failed: %s", claim.record_id, message, exc_info=error)
@@ -223,12 +233,12 @@ class SamplingScheduler:
             )
         score = record.score
         assert score is not None, f"{record.id} was evaluated and has no score"
-        await self._ledger.finish_record(record.model_copy(update={"status": RecordStatus.SCORED}))
+        await self._records.finish(record.model_copy(update={"status": RecordStatus.SCORED}))
         return await self._ledger.complete(claim, score)
 
     async def _end_failed(self, record: Record, error: str) -> None:
         """Store a Record as far as it came, with what ended it."""
-        await self._ledger.finish_record(
+        await self._records.finish(
             record.model_copy(update={"status": RecordStatus.FAILED, "error": error})
         )
 
@@ -237,8 +247,11 @@ class SamplingScheduler:
         while True:
             await asyncio.sleep(self.config.sampling.lease_seconds / 3)
             ours = dict(self._attempts)
+            asked = time.monotonic()
             held = await self._ledger.heartbeat(ours.keys())
-            for record in ours.keys() - held:
+            lost = ours.keys() - held
+            self._records.leases.answered(held, lost, asked)
+            for record in lost:
                 ours[record].cancel()
             reaped = await self._ledger.reap()
             if reaped.returned or reaped.failed:

@@ -10,10 +10,10 @@ import uvloop
 from agentrl.configs import Config, parse_config
 from agentrl.databases.connection import connect
 from agentrl.databases.owners import process_name
+from agentrl.databases.records import RecordLedger
 from agentrl.databases.services import register_urls
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.mcp.sampler import MCPSampler
-from agentrl.rollout.sampler import TurnLog
 from agentrl.rollout.scheduler import SamplingScheduler
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ async def sample(config: Config, evaluation: int | None = None) -> None:
             request_timeout_s=config.sampling.request_timeout,
             patience_s=config.sampling.startup_timeout,
         )
-        async with pool, MCPSampler.open_resources(config, pool, TurnLog(database.turns)) as shared:
+        records = RecordLedger(database, config.sampling.lease_seconds)
+        async with pool, MCPSampler.open_resources(config, pool, records) as shared:
             scheduler = SamplingScheduler(
                 database, config, shared, MCPSampler, process_name(), evaluation
             )
