@@ -123,8 +123,8 @@ def claim_and_record(
         "answer_schema": "answer", **task,
     }  # fmt: skip
     made = Task(
-        _id=f"train-0-{values['task_id']}", split=Split.TRAIN, epoch=0, seq=0, pending=0,
-        slots=[Slot(traj=number)], **values,
+        _id=f"train-0-{values['task_id']}", split=Split.TRAIN, epoch=0, seq=0, place=0,
+        pending=0, slots=[Slot(traj=number)], **values,
     )  # fmt: skip
     claim = Claim(made, number, attempt=0, failures=0)
     record = Record(
