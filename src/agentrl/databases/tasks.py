@@ -94,7 +94,6 @@ class TaskLedger:
     ) -> None:
         self._database = database
         self._tasks = database.tasks
-        self._records = database.records
         self._owner = owner
         self._lease_ms = int(lease_seconds * 1000)
         self._max_attempts = max_attempts
