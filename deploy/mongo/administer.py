@@ -75,19 +75,17 @@ def initiate(members: Sequence[str], ca: str | None) -> str:
     """
     hosts = [member if ":" in member else f"{member}:{PORT}" for member in members]
     port = int(hosts[0].rpartition(":")[2])
-    tls = {"tls": True, "tlsCAFile": ca} if ca else {}
     config = {
         "_id": REPLICA_SET,
         "members": [{"_id": number, "host": host} for number, host in enumerate(hosts)],
     }
     password = secrets.token_urlsafe(24)
-    with Client("localhost", port, directConnection=True, **tls) as client:
+    tls = f"&tls=true&tlsCAFile={quote(ca, safe='')}" if ca else ""
+    with Client(f"mongodb://localhost:{port}/?directConnection=true{tls}") as client:
         client.admin.command("replSetInitiate", config)
         _await_primary(client)
         client.admin.command("createUser", "admin", pwd=password, roles=["root"])
-    options = f"replicaSet={REPLICA_SET}&authSource=admin"
-    if ca:
-        options += f"&tls=true&tlsCAFile={quote(ca, safe='')}"
+    options = f"replicaSet={REPLICA_SET}&authSource=admin{tls}"
     return f"mongodb://admin:{password}@{','.join(hosts)}/?{options}"
 
 
