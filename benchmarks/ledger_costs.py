@@ -6,6 +6,7 @@ Time on the processor, not on the clock: what else the machine does matters litt
 """
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from modelless_sampler import GROUP, fresh_run, make_record, make_turn, task_ledger
 
 from agentrl.databases import runs, services
+from agentrl.databases.changes import Changes, updated
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, Record, RecordStatus, Split
 from agentrl.databases.records import RecordLedger
@@ -22,6 +24,7 @@ from agentrl.databases.tasks import open_groups
 from agentrl.rollout.rows import build_row
 
 MANY = 32  # documents in a large bulk write
+STREAMS = 20
 LONG_LEASE_S = 3600.0
 
 Costs = dict[str, dict[str, float]]
@@ -60,6 +63,7 @@ async def measure_costs(url: str, pid: int, groups: int) -> Costs:
     async with fresh_run(url, groups) as database:
         costs = await _work_costs(database, clock, groups)
         costs.update(await _look_costs(database, clock, groups))
+        costs["change stream"] = await _stream_cost(database, clock)
     for name, cost in costs.items():
         print(f"cost of {name}: {cost} us", flush=True)
     return costs
@@ -130,3 +134,20 @@ async def _look_costs(database: RunDatabase, clock: ServerClock, groups: int) ->
         "count of rows": {"document": round(max(0.0, waiting - point) / (groups * GROUP), 3)},
         "count of groups": {"document": round(max(0.0, begun - point) / groups, 3)},
     }
+
+
+async def _stream_cost(database: RunDatabase, clock: ServerClock) -> dict[str, float]:
+    """Of a document written, for each open change stream that does not ask for it."""
+    turns = [
+        [make_turn(f"watched-{lot}-{n}", 0).to_mongo() for n in range(MANY)] for lot in range(60)
+    ]
+
+    async def write(lot: int) -> None:
+        await database.turns.insert_many(turns[lot], ordered=False)
+
+    alone = await clock.microseconds(30, write)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(STREAMS):
+            await stack.enter_async_context(Changes(database, updated(database.runs, "step")))
+        watched = await clock.microseconds(30, lambda lot: write(30 + lot))
+    return {"document": round(max(0.0, watched - alone) / MANY / STREAMS, 2)}

@@ -60,7 +60,7 @@ class LeaseLost(RuntimeError):
 class Claim:
     """A leased slot. Its Record's id follows from task, trajectory and attempt."""
 
-    task: Task  # as it was before the claim
+    task: Task  # as it was before the claim, with the claimed slots only
     traj: int
     attempt: int
     failures: int  # of earlier attempts
@@ -139,9 +139,10 @@ class TaskLedger:
             before = await self._lease_slots(begun, count, "free_begun")
         if before is None:
             return []
-        task = Task.from_mongo(before)
-        pending = [slot for slot in task.slots if slot.status == SlotStatus.PENDING]
-        return [Claim(task, slot.traj, slot.attempt, slot.failures) for slot in pending[:count]]
+        pending = [slot for slot in before["slots"] if slot["status"] == SlotStatus.PENDING]
+        # Slots are most of what a Task takes to check, and nobody asks for those of others.
+        task = Task.from_mongo({**before, "slots": pending[:count]})
+        return [Claim(task, slot.traj, slot.attempt, slot.failures) for slot in task.slots]
 
     async def heartbeat(self, records: Collection[str]) -> set[str]:
         """Extend our leases on the slots of `records`; returns those that we still hold.
@@ -310,7 +311,9 @@ class TaskLedger:
 
     async def _finalised(self, task: Task) -> None:
         if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
-            await close_lost_records(self._database, {"task": task.id})
+            # also where the reaper died before it could, or their sampler after it had the score
+            counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
+            await close_lost_records(self._database, {"task": task.id, "_id": {"$nin": counted}})
         result = await self._tasks.update_one(
             {
                 "_id": task.id,
