@@ -101,7 +101,7 @@ class SamplingConfig:
         False, "no overlap: sample for a step, train it, sample for the next"
     )
     max_staleness: int = _flag(
-        2, "how many policy versions samplers may run ahead, and a trained token may be old"
+        2, "how many steps samplers may run ahead, and a trained token may be old"
     )
     num_generations: int = _flag(8, "attempts at each task, the group of its advantages")
     max_concurrent_samples_per_process: int = _flag(64, "trajectories one sampler runs at once")
@@ -196,7 +196,7 @@ class LossConfig:
         None, "cap on the importance weight between trainer and sampler (default: none)"
     )
     out_of_date_decay: float | None = _flag(
-        None, "factor on a token's advantage for each policy version that it is old"
+        None, "factor on a token's advantage for each step that its policy version is old"
     )
     log_entropy: bool = _flag(False, "log the policy's entropy")
 
@@ -216,8 +216,10 @@ class OptimizerConfig:
     max_steps: int = _flag(-1, "optimizer steps (-1: as --num_train_epochs gives)")
     per_device_train_batch_size: int = _flag(1, "rows of a step, per data-parallel rank and ...")
     gradient_accumulation_steps: int = _flag(1, "... times so many")
-    max_trained_count: int = _flag(1, "how often a row is trained")
-    retrained_interval: int = _flag(1, "steps between two trainings of a row")
+    max_trained_count: int = _flag(1, "how often a row is trained, unless it grows too old")
+    retrained_interval: int = _flag(
+        1, "least steps from one training of a row to the next, while there are other rows"
+    )
 
 
 @dataclass(frozen=True)

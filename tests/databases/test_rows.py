@@ -1,21 +1,29 @@
 """The ledger of training on a real mongod."""
 
+from collections.abc import Sequence
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pymongo.asynchronous.collection import AsyncCollection
 
+from agentrl.databases import policies
 from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask, unpack_ints
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DBRecordData, Node, RowStatus
-from agentrl.databases.rows import RowLedger
+from agentrl.databases.documents import DBRecordData, Node, RowStatus, TrainedStep
+from agentrl.databases.policies import Lineage
+from agentrl.databases.rows import RowHeader, RowLedger, count_rows, fetch_rows
+
+BEFORE = Lineage({version: version - 10 for version in range(10)})  # steps before the first
 
 
-def row(seq: int, version: int = 0) -> DBRecordData:
+def row(seq: int, *versions: int) -> DBRecordData:
     return DBRecordData(
         id=f"r{seq}", task="t", seq=seq, reward=1.0, n_tokens=2, n_train_tokens=1, cost=2.0,
-        min_version=version, max_version=version, temperature=1.0,
+        policy_versions=list(versions) or [0], temperature=1.0,
         nodes=[Node(start=0, end=2, parent=-1)], input_ids=pack_ints([seq, 7]),
         loss_mask=pack_mask([0, 1]), advantages=pack_floats([0, 1]), logprobs=pack_floats([0, -1]),
-        versions=pack_ints([-1, version]), prefix_hash="p",
+        versions=pack_ints([-1, 0]), prefix_hash="p",
     )  # fmt: skip
 
 
@@ -23,75 +31,214 @@ async def fill(database: RunDatabase, *rows: DBRecordData) -> None:
     await database.rows.insert_many([row.to_mongo() for row in rows])
 
 
+async def stored(database: RunDatabase) -> dict[str, DBRecordData]:
+    cursor = database.rows.find().sort("seq", 1)
+    return {row["_id"]: DBRecordData.from_mongo(row) async for row in cursor}
+
+
 async def statuses(database: RunDatabase) -> dict[str, str]:
-    return {row["_id"]: row["status"] async for row in database.rows.find()}
+    return {name: row.status for name, row in (await stored(database)).items()}
+
+
+async def lease(ledger: RowLedger, step: int, count: int, **more: bool) -> list[str]:
+    """Lease whatever its age; ids."""
+    return ids(await ledger.lease(step, count, BEFORE, 99, **more))
+
+
+def ids(headers: Sequence[RowHeader]) -> list[str]:
+    return [header.id for header in headers]
+
+
+async def train(ledger: RowLedger, step: int, count: int) -> list[str]:
+    rows = await lease(ledger, step, count)
+    assert await ledger.commit(step, rows) == len(rows)
+    return rows
 
 
 async def test_a_step_leases_the_oldest_rows_and_commits_them_once(database: RunDatabase) -> None:
     await fill(database, *(row(seq) for seq in (3, 1, 2, 0)))
-    ledger = RowLedger(database, "trainer")
-    assert [header.id for header in await ledger.lease(1, 2, 0)] == ["r0", "r1"]
-    assert [header.id for header in await ledger.lease(1, 1, 0)] == ["r2"]
-    leased = database.rows.find({"status": RowStatus.LEASED, "step": 1}).sort("seq", 1)
-    assert [row["_id"] async for row in leased] == ["r0", "r1", "r2"]
-    payloads = await ledger.fetch(["r2", "r0"])
+    ledger = RowLedger(database, "trainer", fence=1)
+    assert await lease(ledger, 1, 2) == ["r0", "r1"]
+    assert await lease(ledger, 1, 3) == ["r0", "r1", "r2"], "topped up to what it should have"
+    payloads = await fetch_rows(database, ["r2", "r0"])
     assert [unpack_ints(payload.input_ids).tolist() for payload in payloads] == [[2, 7], [0, 7]]
-    assert await ledger.commit(1) == 3
-    assert await ledger.commit(1) == 0
-    counts = await ledger.counts()
+    for _ in range(2):  # the answer may have been lost
+        assert await ledger.commit(1, ["r0", "r1", "r2"]) == 3
+    counts = await count_rows(database)
     assert (counts[RowStatus.TRAINED], counts[RowStatus.READY]) == (3, 1)
+    assert [len(row.trained) for row in (await stored(database)).values()] == [1, 1, 1, 0]
 
 
-async def test_rows_older_than_the_bound_are_evicted_and_not_trained(database: RunDatabase) -> None:
-    await fill(database, row(0, version=3), row(1, version=5), row(2, version=4))
-    ledger = RowLedger(database, "trainer")
-    assert [header.id for header in await ledger.lease(1, 9, oldest_version=4)] == ["r1", "r2"]
-    assert (await statuses(database))["r0"] == RowStatus.EVICTED
-
-
-async def test_a_row_too_old_that_comes_during_a_lease_is_not_leased(
-    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await fill(database, row(1, version=5))
-    evict = AsyncCollection.update_many
-
-    async def evict_then_finalise(collection, query, update):  # type: ignore[no-untyped-def]
-        result = await evict(collection, query, update)
-        if "min_version" in query:
-            await fill(database, row(0, version=3))
-        return result
-
-    monkeypatch.setattr(AsyncCollection, "update_many", evict_then_finalise)
-    leased = await RowLedger(database, "trainer").lease(1, 9, oldest_version=4)
-    assert [header.id for header in leased] == ["r1"]
-
-
-async def test_a_resume_makes_later_steps_and_open_leases_ready_again(
+async def test_a_row_with_any_version_that_is_too_old_is_evicted_and_not_trained(
     database: RunDatabase,
 ) -> None:
+    lineage = Lineage({0: 0, 1: 1, 2: 2, 3: 3})
+    # a token of a version that is published meanwhile is no reason to evict, nor yet to train
+    await fill(database, row(0, 1), row(1, 1, 3), row(2, 2, 3), row(3, 3), row(4, 3, 4))
+    ledger = RowLedger(database, "trainer", fence=1)
+    assert await ledger.evict(4, lineage, max_staleness=1) == 2
+    assert ids(await ledger.lease(4, 9, lineage, max_staleness=1)) == ["r2", "r3"]
+    assert list((await statuses(database)).values()) == [
+        "evicted", "evicted", "leased", "leased", "ready",
+    ]  # fmt: skip
+
+
+async def test_a_row_too_old_that_comes_after_the_eviction_is_not_leased(
+    database: RunDatabase,
+) -> None:
+    ledger, lineage = RowLedger(database, "trainer", fence=1), Lineage({0: 0, 1: 1, 2: 2})
+    await ledger.evict(3, lineage, 1)
+    await fill(database, row(0, 0), row(1, 1))
+    assert ids(await ledger.lease(3, 9, lineage, 1)) == ["r1"]
+
+
+async def test_age_is_counted_in_steps_of_the_lineage_not_in_version_numbers(
+    database: RunDatabase,
+) -> None:
+    # a trainer made steps 1 to 3, died, and its successor went on from step 1 as version 4
+    for version, step in enumerate((0, 1, 2, 3, 1, 2)):
+        await policies.publish(database, version, step, f"v{version}")
+    lineage = await policies.load_lineage(database)
+    assert lineage.steps == {0: 0, 1: 1, 2: 2, 3: 3, 4: 1, 5: 2}
+    await policies.publish(database, 6, 3, "v6")
+    lineage = await policies.load_lineage(database, lineage)
+    assert lineage.newest == 6
+    await fill(database, *(row(version, version) for version in range(7)))
+    ledger = RowLedger(database, "trainer", fence=1)
+    assert ids(await ledger.lease(4, 9, lineage, max_staleness=1)) == ["r2", "r3", "r5", "r6"]
+
+
+@given(
+    steps=st.lists(st.integers(0, 12), min_size=1, max_size=12),
+    versions=st.sets(st.integers(-1, 13), min_size=1, max_size=4),
+    step=st.integers(0, 14),
+    bound=st.integers(0, 5),
+)
+def test_a_row_is_too_old_if_a_known_token_is_or_if_nobody_knows_it(
+    steps: list[int], versions: set[int], step: int, bound: int
+) -> None:
+    lineage = Lineage(dict(enumerate(steps)))
+    young = lineage.young_versions(step, bound)
+    assert young == [v for v, made in enumerate(steps) if step - made <= bound]
+    known = {version for version in versions if version in lineage.steps}
+    oldest = max((lineage.age(version, step) for version in known), default=0)
+    lost = any(version < 0 for version in versions)
+    assert lineage.too_old(versions, step, bound) == (oldest > bound or lost)
+
+
+async def test_the_database_evicts_as_the_pure_function_says(database: RunDatabase) -> None:
+    lineage = Lineage({0: 0, 1: 1, 2: 3, 3: 1, 5: 2})
+    rows = [
+        row(seq, *versions)
+        for seq, versions in enumerate([(v,) for v in range(8)] + [(0, 5), (2, 5), (3, 7), (1, 2)])
+    ]
+    await fill(database, *rows)
+    await RowLedger(database, "trainer", fence=1).evict(4, lineage, max_staleness=1)
+    evicted = {name for name, status in (await statuses(database)).items() if status == "evicted"}
+    assert evicted == {row.id for row in rows if lineage.too_old(row.policy_versions, 3, 1)}
+
+
+async def test_a_resume_restores_the_state_after_the_checkpoints_step(
+    database: RunDatabase,
+) -> None:
+    await fill(database, row(9, 0), *(row(seq, 1) for seq in range(6)))
+    crashed = RowLedger(database, "crashed", fence=1)
+    lineage = Lineage({0: 0, 1: 1})
+    assert await train(crashed, 1, 1) == ["r0"]
+    after = await stored(database)
+    await crashed.evict(2, lineage, max_staleness=0)
+    assert (await stored(database))["r9"].status == RowStatus.EVICTED
+    await train(crashed, 2, 2)
+    await lease(crashed, 3, 1)
+    resumed = RowLedger(database, "resumed", fence=2)
+    assert await resumed.rewind(1) == 4
+    assert await stored(database) == after
+    assert await resumed.rewind(1) == 0
+    assert await lease(resumed, 2, 1) == ["r1"]
+
+
+async def test_a_resume_restores_how_often_and_when_a_row_was_trained(
+    database: RunDatabase,
+) -> None:
+    await fill(database, *(row(seq) for seq in range(3)))
+    crashed = RowLedger(database, "crashed", 1, max_trained_count=3, retrained_interval=2)
+    for step in range(1, 4):
+        await train(crashed, step, 1)
+    after = await stored(database)
+    for step in range(4, 8):
+        await train(crashed, step, 2)
+    assert [len(row.trained) for row in (await stored(database)).values()] == [3, 3, 2]
+    resumed = RowLedger(database, "resumed", 2, max_trained_count=3, retrained_interval=2)
+    await resumed.rewind(3)
+    assert await stored(database) == after
+
+
+async def test_a_replaced_trainer_commits_nothing_and_takes_nothing_from_its_successor(
+    database: RunDatabase,
+) -> None:
+    await fill(database, *(row(seq) for seq in range(6)))
+    zombie = RowLedger(database, "zombie", fence=1)
+    stale = await lease(zombie, 1, 2)
+    successor = RowLedger(database, "successor", fence=2)
+    await successor.rewind(0)
+    assert await train(successor, 1, 2) == ["r0", "r1"]
+    assert await lease(successor, 2, 2) == ["r2", "r3"]
+
+    assert await zombie.commit(1, stale) == 0
+    assert await zombie.rewind(0) == 0, "nor does it undo what the successor trained"
+    assert await lease(zombie, 2, 9) == ["r4", "r5"]
+    assert await zombie.release() == 2
+    assert await lease(zombie, 2, 9) == ["r4", "r5"]
+    assert await successor.commit(2, ["r2", "r3"]) == 2
+
+    # what it leased in its ignorance is not lost
+    assert await successor.returning(3)
+    assert await lease(successor, 3, 2) == ["r4", "r5"]
+    trainers = [[step.trainer for step in row.trained] for row in (await stored(database)).values()]
+    assert trainers == [["successor"]] * 4 + [[]] * 2
+
+
+async def test_a_rewind_misses_no_row_that_a_dying_trainer_commits_meanwhile(
+    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fill(database, *(row(seq) for seq in range(4)))
-    crashed = RowLedger(database, "crashed")
-    for step in (1, 2):
-        await crashed.lease(step, 1, 0)
-        await crashed.commit(step)
-    await crashed.lease(3, 1, 0)
-    resumed = RowLedger(database, "resumed")
-    assert await resumed.rewind(1) == 2
-    assert await statuses(database) == {
-        "r0": RowStatus.TRAINED, "r1": RowStatus.READY, "r2": RowStatus.READY,
-        "r3": RowStatus.READY,
-    }  # fmt: skip
-    assert [header.id for header in await resumed.lease(2, 1, 0)] == ["r1"]
-    assert await crashed.commit(3) == 0
+    dying = RowLedger(database, "dying", fence=1)
+    leased = await lease(dying, 1, 4)
+    resumed = RowLedger(database, "resumed", fence=2)
+    update_many, commits = AsyncCollection.update_many, [leased[3:], leased[2:3]]
+
+    async def rows_move_behind_the_scan(collection, query, update):  # type: ignore[no-untyped-def]
+        # as a commit does whose rows change place in the index that the rewind reads
+        hidden = {"$and": [query, {"_id": {"$nin": leased[2:]}}]} if commits else query
+        result = await update_many(collection, hidden, update)
+        if commits:
+            trained = TrainedStep(step=1, trainer="dying", fence=1).model_dump()
+            change = {"status": RowStatus.TRAINED, "trained": [trained]}
+            await update_many(collection, {"_id": {"$in": commits.pop()}}, {"$set": change})
+        return result
+
+    monkeypatch.setattr(AsyncCollection, "update_many", rows_move_behind_the_scan)
+    await resumed.rewind(0)
+    assert set((await statuses(database)).values()) == {RowStatus.READY}
 
 
 async def test_a_row_is_trained_as_often_as_asked_and_not_sooner(database: RunDatabase) -> None:
     await fill(database, row(0))
-    ledger = RowLedger(database, "trainer", max_trained_count=2, retrained_interval=3)
-    await ledger.lease(1, 1, 0)
-    await ledger.commit(1)
-    assert await ledger.lease(3, 1, 0) == []
-    assert len(await ledger.lease(4, 1, 0)) == 1
-    await ledger.commit(4)
+    ledger = RowLedger(database, "trainer", 1, max_trained_count=2, retrained_interval=3)
+    await lease(ledger, 1, 1)
+    assert await ledger.returning(2), "it will be trained again"
+    await ledger.commit(1, ["r0"])
+    assert await lease(ledger, 3, 1) == []
+    assert await lease(ledger, 4, 1) == ["r0"]
+    assert not await ledger.returning(5)
+    await ledger.commit(4, ["r0"])
     assert (await statuses(database))["r0"] == RowStatus.TRAINED
-    assert await ledger.lease(9, 1, 0) == []
+    assert await lease(ledger, 9, 1) == []
+
+
+async def test_the_interval_is_waived_where_nothing_else_is_left(database: RunDatabase) -> None:
+    await fill(database, row(0))
+    ledger = RowLedger(database, "trainer", 1, max_trained_count=2, retrained_interval=9)
+    await train(ledger, 1, 1)
+    assert await lease(ledger, 2, 1) == []
+    assert await lease(ledger, 2, 1, waive_interval=True) == ["r0"]

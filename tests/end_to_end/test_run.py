@@ -220,7 +220,7 @@ def test_what_is_trained_is_what_was_sampled(run: FinishedRun) -> None:
 def test_the_sampled_logprobs_are_the_models_and_the_first_ratios_are_1(run: FinishedRun) -> None:
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     tokens = 0
-    for row in run.database["record_data"].find({"max_version": 0}):
+    for row in run.database["record_data"].find({"policy_versions": [0]}):
         ids = torch.from_numpy(unpack_ints(row["input_ids"]).astype(np.int64))
         with torch.inference_mode():
             logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)

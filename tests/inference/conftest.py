@@ -29,7 +29,10 @@ async def announce(url):
     print(url, flush=True)
     yield
 
-serve(EngineConfig(Path(sys.argv[1]), num_threads=1, max_running_requests=16), announce)
+config = EngineConfig(
+    Path(sys.argv[1]), port=int(sys.argv[2]), num_threads=1, max_running_requests=16
+)
+serve(config, announce)
 """
 
 
@@ -112,13 +115,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 @pytest.fixture(scope="session")
-def start_engine(folders: Folders) -> Iterator[Callable[[], EngineProcess]]:
+def start_engine(folders: Folders) -> Iterator[Callable[[int], EngineProcess]]:
     """Starts engines; all of them end with the session."""
     started: list[EngineProcess] = []
 
-    def start() -> EngineProcess:
+    def start(port: int = 0) -> EngineProcess:
         process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(folders.first)],
+            [sys.executable, "-c", _SERVE, str(folders.first), str(port)],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -145,6 +148,24 @@ def start_engine(folders: Folders) -> Iterator[Callable[[], EngineProcess]]:
 
 
 @pytest.fixture(scope="session")
-def engine(start_engine: Callable[[], EngineProcess]) -> EngineProcess:
+def spares() -> list[EngineProcess]:
+    """Engines for `spare`, the last of which may live."""
+    return []
+
+
+@pytest.fixture
+def spare(
+    start_engine: Callable[[int], EngineProcess], spares: list[EngineProcess]
+) -> Iterator[EngineProcess]:
+    """An engine that a test may stop or kill; who leaves it alive leaves it idle."""
+    if not spares or spares[-1].process.poll() is not None:
+        spares.append(start_engine(0))
+    yield spares[-1]
+    if spares[-1].process.poll() is None:
+        spares[-1].process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture(scope="session")
+def engine(start_engine: Callable[[int], EngineProcess]) -> EngineProcess:
     """The engine that most tests share; its weights may be any, its state is idle."""
-    return start_engine()
+    return start_engine(0)

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -29,9 +28,9 @@ def dead_url() -> str:
 
 
 async def test_a_record_stays_with_its_service_and_others_go_to_the_least_busy(
-    engine, start_engine: Callable
+    engine, spare
 ) -> None:
-    other = start_engine()
+    other = spare
     async with ServicePool() as pool:
         # The only service there is takes the first request.
         pool.update([engine.url])

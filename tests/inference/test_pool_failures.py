@@ -44,9 +44,9 @@ async def set_version(url: str, folder, version: int) -> None:
 
 
 @pytest.fixture
-async def two(engine, start_engine: Callable, folders) -> AsyncIterator[tuple]:
-    """A pool of two services, a record "r" of which is at the first; versions 1 and 2."""
-    first = start_engine()
+async def two(engine, spare, folders) -> AsyncIterator[tuple]:
+    """A pool of two services with versions 1 and 2; its record "r" is at the first."""
+    first = spare
     await set_version(first.url, folders.first, 1)
     await set_version(engine.url, folders.second, 2)
     async with ServicePool(silence_s=0.5) as pool:
@@ -54,8 +54,6 @@ async def two(engine, start_engine: Callable, folders) -> AsyncIterator[tuple]:
         await pool.generate(request("warm", 1), record_id="r")
         pool.update([first.url, engine.url])
         yield pool, first, engine
-    first.process.send_signal(signal.SIGCONT)
-    first.kill()
 
 
 async def test_the_tokens_of_a_killed_service_are_kept_and_not_made_twice(
@@ -117,6 +115,7 @@ async def test_a_request_too_slow_at_one_service_goes_on_at_the_next(two, folder
         pool.request_timeout_s = 0.2
         with pytest.raises(RequestTimedOut, match=first.url):
             await pool.generate(request("alone"), record_id="r")
+        await client.continue_()
 
 
 async def test_an_abort_is_no_end(engine, folders) -> None:

@@ -89,7 +89,7 @@ def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() 
     assert unpack_floats(row.advantages).tolist() == [0, 0, 0, 0.5, 0.5, 0.5, 0, 0, 0.5, 0.5]
     assert [node.model_dump() for node in row.nodes] == [{"start": 0, "end": 10, "parent": -1}]
     assert (row.n_tokens, row.n_train_tokens, row.cost) == (10, 5, 10.0)
-    assert (row.min_version, row.max_version, row.seq, row.reward) == (3, 4, 7, 1.0)
+    assert (row.policy_versions, row.seq, row.reward) == ([3, 4], 7, 1.0)
     assert context.counts.model_dump() == {"prompt": 3, "generated": 5, "observed": 2}
     assert context.versions is not None
     assert (context.versions.min, context.versions.max) == (3, 4)
@@ -253,7 +253,7 @@ def test_a_row_holds_exactly_the_deltas_and_outputs_of_its_turns(
     assert row.n_train_tokens == sum(len(turn.output_ids) // 4 for turn in turns)
     assert unpack_floats(row.advantages).tolist() == (mask * 0.5).tolist()
     generated = [span.version for turn in turns for span in turn.versions if span.end > span.start]
-    assert (row.min_version, row.max_version) == (min(generated), max(generated))
+    assert row.policy_versions == sorted(set(generated))
 
 
 @given(conversations())

@@ -497,5 +497,5 @@ async def test_with_a_real_model_rows_hold_the_tokens_and_logprobs_that_were_sam
         assert ids[mask == 1].tolist() == sampled
         [segment] = sampler.context.segments
         assert ids.tolist() == segment.ids[: len(ids)]
-        assert (row.min_version, row.max_version) == (0, 0)
+        assert row.policy_versions == [0]
     assert len(hashes) == 1

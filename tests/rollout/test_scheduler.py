@@ -22,7 +22,8 @@ from agentrl.databases.documents import (
     VersionSpan,
 )
 from agentrl.databases.feeder import make_tasks
-from agentrl.databases.rows import RowLedger, count_waiting
+from agentrl.databases.policies import Lineage
+from agentrl.databases.rows import RowLedger, count_rows, count_waiting
 from agentrl.databases.runs import RunLease
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger, open_groups
@@ -260,15 +261,16 @@ async def test_samplers_run_ahead_as_far_as_the_bound_and_go_on_when_rows_are_tr
         await until(full)
         await asyncio.sleep(0.6)
         assert await count_waiting(database) == bound
-        ledger = RowLedger(database, "trainer")
-        await ledger.lease(1, 4, 0)
+        ledger = RowLedger(database, "trainer", fence=1)
+        lineage = Lineage({0: 0})
+        leased = await ledger.lease(1, 4, lineage, max_staleness=0)
         await asyncio.sleep(0.5)
         assert await count_waiting(database) == bound  # leased rows are not trained yet
-        await ledger.commit(1)
+        await ledger.commit(1, [row.id for row in leased])
         await until(full)
         sampler.stop()
         await running
-    assert (await ledger.counts())[RowStatus.TRAINED] == 4
+    assert (await count_rows(database))[RowStatus.TRAINED] == 4
 
 
 async def test_evaluations_come_first_make_no_rows_and_may_be_all_that_is_done(

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from tiny import make_row
+from tiny import make_row, sequences_of
 
 from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
 from agentrl.databases.documents import Node
-from agentrl.training.batch import collate, count_totals, row_sequences
+from agentrl.training.batch import collate, count_totals
 
 #        0: tokens 0-6
 #        ├── 1: 6-12
@@ -19,7 +19,7 @@ TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
 
 def test_a_row_of_one_node_is_one_sequence() -> None:
     row = make_row("a", 0, [(0, 20, -1)], temperature=0.7, version=3)
-    (sequence,) = row_sequences(row)
+    (sequence,) = sequences_of(row)
     assert sequence.input_ids.tolist() == unpack_ints(row.input_ids).tolist()
     assert sequence.loss_mask.tolist() == unpack_mask(row.loss_mask).astype(bool).tolist()
     assert sequence.row_tokens == row.n_train_tokens
@@ -29,7 +29,7 @@ def test_a_row_of_one_node_is_one_sequence() -> None:
 def test_a_tree_is_its_root_to_leaf_paths() -> None:
     row = make_row("a", 0, TREE)
     ids = unpack_ints(row.input_ids)
-    paths = [sequence.input_ids.tolist() for sequence in row_sequences(row)]
+    paths = [sequence.input_ids.tolist() for sequence in sequences_of(row)]
     assert paths == [
         ids[:17].tolist(),
         np.concatenate([ids[:12], ids[17:24]]).tolist(),
@@ -39,7 +39,7 @@ def test_a_tree_is_its_root_to_leaf_paths() -> None:
 
 def test_a_shared_nodes_tokens_are_trained_exactly_once() -> None:
     row = make_row("a", 0, TREE)
-    sequences = row_sequences(row)
+    sequences = sequences_of(row)
     assert sum(int(sequence.loss_mask.sum()) for sequence in sequences) == row.n_train_tokens
     assert all(sequence.row_tokens == row.n_train_tokens for sequence in sequences)
     assert not sequences[1].loss_mask[:12].any()
@@ -48,13 +48,13 @@ def test_a_shared_nodes_tokens_are_trained_exactly_once() -> None:
 
 def test_a_path_that_trains_nothing_is_left_out() -> None:
     row = make_row("a", 0, TREE, trained_nodes=[1, 4])
-    assert [len(sequence) for sequence in row_sequences(row)] == [17, 12]
+    assert [len(sequence) for sequence in sequences_of(row)] == [17, 12]
 
 
 def test_the_first_token_of_a_sequence_is_never_trained() -> None:
     row = make_row("a", 0, [(0, 4, -1)])
     row = row.model_copy(update={"loss_mask": bytes([1, 1, 0, 1]), "n_train_tokens": 3})
-    (sequence,) = row_sequences(row)
+    (sequence,) = sequences_of(row)
     assert sequence.loss_mask.tolist() == [False, True, False, True]
     assert sequence.row_tokens == 2
 
@@ -70,13 +70,13 @@ def test_the_first_token_of_a_sequence_is_never_trained() -> None:
 def test_a_damaged_row_is_named(change: dict[str, object], said: str) -> None:
     row = make_row("the-row", 0, [(0, 20, -1)]).model_copy(update=change)
     with pytest.raises(ValueError, match=f"the-row.*{said}"):
-        row_sequences(row)
+        sequences_of(row)
 
 
 def test_the_tensors_hold_each_trained_token_beside_its_predecessor() -> None:
     rows = [make_row("a", 0, [(0, 9, -1)], version=1), make_row("b", 1, TREE, version=2)]
-    sequences = [sequence for row in rows for sequence in row_sequences(row)]
-    batch = collate(sequences, version=4, pad_to_multiple_of=8)
+    sequences = [sequence for row in rows for sequence in sequences_of(row, 4)]
+    batch = collate(sequences, pad_to_multiple_of=8)
     assert batch.input_ids.shape == (4, 24)
     assert len(batch.targets) == sum(row.n_train_tokens for row in rows)
     flat = batch.input_ids.flatten()
@@ -92,6 +92,6 @@ def test_the_tensors_hold_each_trained_token_beside_its_predecessor() -> None:
 
 def test_totals_count_rows_not_paths() -> None:
     rows = [make_row("a", 0, [(0, 9, -1)]), make_row("b", 1, TREE)]
-    totals = count_totals([row_sequences(row) for row in rows])
+    totals = count_totals([sequences_of(row) for row in rows])
     assert totals.tokens == sum(row.n_train_tokens for row in rows)
     assert totals.sequences == 2

@@ -11,22 +11,22 @@ import pytest
 import torch
 from accelerate import Accelerator
 from test_ranks import results
-from tiny import linear_rows, tiny_model
+from tiny import linear_rows, sequences_of, tiny_model
 from transformers import Qwen3ForCausalLM
 from worker import LOSS, OPTIMIZER, OPTIONS, ROWS, STEPS
 
 from agentrl.configs import parse_config
-from agentrl.databases.documents import DBRecordData
-from agentrl.training.batch import row_sequences
+from agentrl.databases.documents import DBRecordData, TrainerStart
 from agentrl.training.checkpoint import (
     CheckpointError,
     TrainerState,
+    lineage_checkpoints,
     list_checkpoints,
     load_checkpoint,
     read_state,
     recorded_config,
     save_checkpoint,
-    supersede_later,
+    supersede_others,
 )
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import parallelise
@@ -44,14 +44,12 @@ class Training:
         self.optimizer = make_optimizer(self.model, OPTIMIZER)
         self.scheduler = make_scheduler(self.optimizer, OPTIMIZER, STEPS)
 
-    def step(self, rows: list[DBRecordData], version: int = 0) -> StepStatistics:
-        sequences = [row_sequences(row) for row in rows]
-        return train_step(
-            self.model, self.optimizer, self.scheduler, sequences, version, LOSS, OPTIONS
-        )
+    def step(self, rows: list[DBRecordData]) -> StepStatistics:
+        sequences = [sequences_of(row) for row in rows]
+        return train_step(self.model, self.optimizer, self.scheduler, sequences, LOSS, OPTIONS)
 
-    def save(self, output: Path, step: int, limit: int | None = None) -> Path:
-        state = TrainerState(step=step, version=step, run_name="run", config={})
+    def save(self, output: Path, step: int, limit: int | None = None, fence: int = 1) -> Path:
+        state = TrainerState(step=step, version=step, run_name="run", config={}, fence=fence)
         return save_checkpoint(output, state, self.model, self.optimizer, self.scheduler, limit)
 
     def load(self, checkpoint: Path) -> TrainerState:
@@ -84,7 +82,7 @@ def test_resuming_gives_the_same_next_step_bit_for_bit(training: Training, tmp_p
 def test_a_checkpoint_of_two_processes_resumes_in_one(launched: dict[int, Path]) -> None:
     resumed = Training(seed=5)
     assert resumed.load(list_checkpoints(launched[2])[-1]).step == 2
-    third = resumed.step(ROWS, version=3)
+    third = resumed.step(ROWS)
     expected = results(launched[2])[2]
     assert third.loss == pytest.approx(expected["loss"], rel=1e-4)
     assert third.grad_norm == pytest.approx(expected["grad_norm"], rel=1e-4)
@@ -106,11 +104,28 @@ def test_checkpoints_of_an_abandoned_future_are_not_found(
 ) -> None:
     for step in (1, 2, 3):
         training.save(tmp_path, step)
-    supersede_later(tmp_path, 1)
+    supersede_others(tmp_path, 1, [TrainerStart(fence=1, step=0)])
     assert [folder.name for folder in list_checkpoints(tmp_path)] == ["checkpoint-1"]
     assert (tmp_path / "superseded-checkpoint-3").is_dir()
     training.save(tmp_path, 2)
     assert read_state(list_checkpoints(tmp_path)[-1]).step == 2
+
+
+def test_a_checkpoint_that_a_replaced_trainer_still_saved_is_no_part_of_the_run(
+    training: Training, tmp_path: Path
+) -> None:
+    first = TrainerStart(fence=1, step=0)
+    training.save(tmp_path, 2, fence=1)
+    assert [folder.name for folder in lineage_checkpoints(tmp_path, [first])] == ["checkpoint-2"]
+    starts = [first, TrainerStart(fence=2, step=2)]  # the second goes on from it
+    training.save(tmp_path, 4, fence=1)  # and the first wakes
+    training.save(tmp_path, 5, fence=2)
+    assert [folder.name for folder in lineage_checkpoints(tmp_path, starts)] == [
+        "checkpoint-2",
+        "checkpoint-5",
+    ]
+    supersede_others(tmp_path, 5, starts)
+    assert (tmp_path / "superseded-checkpoint-4").is_dir()
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(training: Training, tmp_path: Path) -> None:

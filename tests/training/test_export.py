@@ -6,11 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from tiny import linear_rows, tiny_model, write_tiny_folder
+from tiny import linear_rows, sequences_of, tiny_model, write_tiny_folder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.configs import ConfigError, LossConfig, ModelConfig, OptimizerConfig
-from agentrl.training.batch import row_sequences
 from agentrl.training.checkpoint import TrainerState, save_checkpoint
 from agentrl.training.export import export_checkpoint, main
 from agentrl.training.model_folder import load_model, load_tokenizer
@@ -29,8 +28,8 @@ def test_an_exported_checkpoint_has_the_trained_logits(tied: bool, tmp_path: Pat
     parallelise(model, Accelerator(cpu=True))
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 1)
-    rows = [row_sequences(row) for row in linear_rows(4)]
-    train_step(model, optimizer, scheduler, rows, 0, LossConfig(), StepOptions(512))
+    rows = [sequences_of(row) for row in linear_rows(4)]
+    train_step(model, optimizer, scheduler, rows, LossConfig(), StepOptions(512))
     with torch.no_grad():
         expected = model(input_ids=IDS).logits
     config = {"model": {"model_name_or_path": str(base)}}

@@ -9,6 +9,7 @@ from accelerate.utils import ProjectConfiguration
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.databases.documents import RowStatus
 from agentrl.databases.rows import RowHeader
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.step import StepStatistics
@@ -24,10 +25,12 @@ TIMES = StepTimes(
 ROWS = [
     RowHeader(
         id=str(index), seq=index, n_tokens=30, n_train_tokens=20, cost=30.0, prefix_hash="",
-        reward=float(index), min_version=0, max_version=0,
+        reward=float(index),
     )
     for index in range(2)
 ]  # fmt: skip
+
+COUNTS = {RowStatus.READY: 3, RowStatus.EVICTED: 2}
 
 
 def writer(output: Path, step: int = 0, *flags: str) -> MetricsWriter:
@@ -49,19 +52,20 @@ def lines(output: Path) -> list[dict[str, float]]:
 def test_each_step_is_one_json_line_with_what_a_run_is_watched_by(tmp_path: Path) -> None:
     metrics = writer(tmp_path)
     for step in (1, 2):
-        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, TIMES, rows_ready=3))
+        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, TIMES, COUNTS))
     metrics.close()
     first, second = lines(tmp_path)
     assert (first["step"], second["step"], second["version"]) == (1, 2, 1)
     assert (first["reward_mean"], first["reward_std"]) == (0.5, 0.5)
     assert (first["n_rows"], first["n_tokens"], first["n_train_tokens"]) == (2, 60, 40)
     assert (first["wait_seconds"], first["rows_ready"]) == (0.5, 3)
+    assert first["rows_evicted"] == 2
     assert first["entropy"] is None
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     metrics = writer(tmp_path, 0, "--report_to", "tensorboard", "--run_name", "board")
-    metrics.write(step_metrics(1, 0, STATISTICS, ROWS, TIMES, rows_ready=3))
+    metrics.write(step_metrics(1, 0, STATISTICS, ROWS, TIMES, COUNTS))
     metrics.close()
     events = EventAccumulator(str(tmp_path / "tensorboard" / "board"))
     events.Reload()
@@ -73,11 +77,11 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
 def test_going_on_from_a_step_sets_later_lines_aside(tmp_path: Path) -> None:
     metrics = writer(tmp_path)
     for step in (1, 2, 3):
-        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, TIMES, rows_ready=0))
+        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, TIMES, COUNTS))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "vers')  # a crash in the middle of a line
     again = writer(tmp_path, 2)
-    again.write(step_metrics(3, 5, STATISTICS, ROWS, TIMES, rows_ready=0))
+    again.write(step_metrics(3, 5, STATISTICS, ROWS, TIMES, COUNTS))
     assert [(line["step"], line["version"]) for line in lines(tmp_path)] == [(1, 0), (2, 1), (3, 5)]
     aside = (tmp_path / "metrics.superseded.jsonl").read_text().splitlines()
     assert json.loads(aside[0])["step"] == 3

@@ -3,12 +3,11 @@
 import pytest
 import torch
 from accelerate import Accelerator
-from tiny import linear_rows, make_row, tiny_model
+from tiny import linear_rows, make_row, sequences_of, tiny_model
 from torch import Tensor
 
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.databases.documents import DBRecordData
-from agentrl.training.batch import row_sequences
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import parallelise
@@ -24,8 +23,8 @@ def one_step(
     parallelise(model, Accelerator(cpu=True), gradient_checkpointing=checkpointing)
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
-    sequences = [row_sequences(row) for row in rows]
-    statistics = train_step(model, optimizer, scheduler, sequences, 0, loss, options)
+    sequences = [sequences_of(row) for row in rows]
+    statistics = train_step(model, optimizer, scheduler, sequences, loss, options)
     return statistics, [parameter.full_tensor() for parameter in model.parameters()]
 
 
@@ -92,9 +91,7 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone() -> None:
     row = make_row("a", 0, [(0, 9, -1)])
     bad = row.model_copy(update={"advantages": b"\x00\x00\xc0\x7f" * 9})  # NaN
     with pytest.raises(FloatingPointError, match="gradient norm is nan"):
-        train_step(
-            model, optimizer, scheduler, [row_sequences(bad)], 0, LossConfig(), StepOptions(512)
-        )
+        train_step(model, optimizer, scheduler, [sequences_of(bad)], LossConfig(), StepOptions(512))
     for ours, start in zip(model.parameters(), tiny_model().parameters(), strict=True):
         assert torch.equal(ours.full_tensor(), start)
 
@@ -109,8 +106,7 @@ def test_statistics_describe_the_trained_tokens() -> None:
         model,
         optimizer,
         scheduler,
-        [row_sequences(row) for row in rows],
-        3,
+        [sequences_of(row, 3) for row in rows],
         LossConfig(log_entropy=True),
         StepOptions(512),
     )

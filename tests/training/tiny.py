@@ -13,8 +13,11 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask
 from agentrl.databases.documents import DBRecordData, Node
+from agentrl.databases.policies import Lineage
+from agentrl.training.batch import TrainingSequence, row_sequences
 
 VOCABULARY = 64
+LINEAGE = Lineage({version: version for version in range(20)})  # each version by the step so named
 
 
 def tiny_model(*, tied: bool = True, seed: int = 0) -> Qwen3ForCausalLM:
@@ -81,8 +84,7 @@ def make_row(
         n_tokens=n_tokens,
         n_train_tokens=int(mask.sum()),
         cost=float(n_tokens),
-        min_version=version,
-        max_version=version,
+        policy_versions=[version],
         temperature=temperature,
         nodes=[Node(start=start, end=end, parent=parent) for start, end, parent in nodes],
         input_ids=pack_ints([generator.randrange(2, VOCABULARY) for _ in range(n_tokens)]),
@@ -93,6 +95,11 @@ def make_row(
         prefix_hash="prefix",
         created_at=datetime.now(UTC),
     )
+
+
+def sequences_of(row: DBRecordData, step: int = 0) -> list[TrainingSequence]:
+    """The row's sequences for weights of `step`."""
+    return row_sequences(row, LINEAGE, step)
 
 
 def linear_rows(count: int, *, version: int = 0) -> list[DBRecordData]:

@@ -14,11 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from tiny import linear_rows, make_row, tiny_model, write_tiny_folder
+from tiny import linear_rows, make_row, sequences_of, tiny_model, write_tiny_folder
 from transformers import AutoTokenizer
 
 from agentrl.configs import LossConfig, OptimizerConfig
-from agentrl.training.batch import row_sequences
 from agentrl.training.checkpoint import TrainerState, save_checkpoint
 from agentrl.training.model_folder import gather_weights, save_model_folder
 from agentrl.training.optimizer import make_optimizer, make_scheduler
@@ -47,8 +46,10 @@ def main(out: Path) -> None:
     for step in range(1, STEPS + 1):
         rows = ROWS[:1] if step == 2 else ROWS
         mine = assign_rows([row.cost for row in rows], accelerator.num_processes)
-        sequences = [row_sequences(rows[index]) for index in mine[accelerator.process_index]]
-        results.append(train_step(model, optimizer, scheduler, sequences, step, LOSS, OPTIONS))
+        sequences = [
+            sequences_of(rows[index], step - 1) for index in mine[accelerator.process_index]
+        ]
+        results.append(train_step(model, optimizer, scheduler, sequences, LOSS, OPTIONS))
         if step == 2:
             state = TrainerState(step=2, version=2, run_name="worker", config={})
             save_checkpoint(out, state, model, optimizer, scheduler, save_total_limit=None)

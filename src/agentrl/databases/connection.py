@@ -1,12 +1,14 @@
-"""The connection to a run's MongoDB and its collections.
+"""The connection to a run's MongoDB and its collections, and patience while the server is away.
 
 Each collection's indexes are created here, once per process, by the code that opens it.
 """
 
 import asyncio
+import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from pymongo import ASCENDING, AsyncMongoClient, IndexModel
@@ -14,13 +16,24 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import (
     ConfigurationError,
+    ConnectionFailure,
+    CursorNotFound,
     InvalidURI,
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
 )
 
+logger = logging.getLogger(__name__)
+
 Documents = AsyncCollection[dict[str, Any]]
+T = TypeVar("T")
+
+PATIENCE_S = 300.0  # an outage of the database that a run outlives
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two tries while the database is away
+
+# The server is gone, is going, or came back without the cursors it had.
+OUTAGE = (ConnectionFailure, CursorNotFound)
 
 
 class DatabaseUnreachable(ConnectionError):
@@ -103,7 +116,40 @@ _INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("status", ASCENDING), ("seq", ASCENDING)], name="lease"),
         IndexModel([("trained.step", ASCENDING)], name="trained"),
     ],
+    "policy_versions": [IndexModel([("version", ASCENDING)], name="version")],
 }
+
+
+async def patiently(
+    operation: Callable[[], Awaitable[T]], what: str, patience_s: float = PATIENCE_S
+) -> T:
+    """Do `operation` until the database has answered, through an outage of `patience_s` seconds.
+
+    For operations that may be done twice: an answer that was lost on its way does not tell whether
+    the server had already done it. `what` is for the log and the error, as in "the commit of step
+    3". Raises `DatabaseUnreachable` after that time; other errors of the operation are its own.
+    """
+    began = time.monotonic()
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            result = await operation()
+        except OUTAGE as error:
+            away = time.monotonic() - began
+            if away + pause > patience_s:
+                raise DatabaseUnreachable(
+                    f"MongoDB did not answer for {away:.0f} s, at {what}: is it running, and is "
+                    f"the network there? ({error})"
+                ) from error
+            if pause == _FIRST_PAUSE_S:
+                logger.warning("MongoDB does not answer, at %s: trying again (%s)", what, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        else:
+            if pause > _FIRST_PAUSE_S:
+                away = time.monotonic() - began
+                logger.warning("MongoDB answers again after %.1f s, at %s", away, what)
+            return result
 
 
 def without_password(url: str) -> str:

@@ -4,8 +4,8 @@
 
 A document is what one collection holds. Writers: the feeder makes Tasks, samplers make Records and
 DispatchedSamplingTasks, whoever finishes a group makes its DBRecordData, the trainer marks them.
-All statuses change through the tables at the end of this file; the code that applies them is in
-`tasks.py` and `rows.py`. Token arrays are little-endian `bytes` (see `arrays.py`).
+All statuses change through the tables of `transitions.py`. Token arrays are little-endian `bytes`
+(see `arrays.py`).
 """
 
 from datetime import datetime
@@ -56,7 +56,7 @@ class RowStatus(StrEnum):
     READY = "ready"
     LEASED = "leased"
     TRAINED = "trained"
-    EVICTED = "evicted"  # older than the staleness bound: never trained
+    EVICTED = "evicted"  # older than the staleness bound: not trained
 
 
 class StopReason(StrEnum):
@@ -245,6 +245,7 @@ class TrainedStep(Part):
 
     step: int
     trainer: str
+    fence: int  # that trainer's number, see `Run`
 
 
 class DBRecordData(Document):
@@ -261,8 +262,7 @@ class DBRecordData(Document):
     n_tokens: int
     n_train_tokens: int
     cost: float  # what the planner balances: tokens, and later operations
-    min_version: int
-    max_version: int
+    policy_versions: list[int]  # of its generated tokens, sorted, each once
     temperature: float  # of the sampling: the trainer's logprobs are taken at the same
     nodes: list[Node]
     input_ids: bytes  # int32
@@ -274,7 +274,8 @@ class DBRecordData(Document):
     trained: list[TrainedStep] = Field(default_factory=list)
     not_before: int = 0  # the earliest step that may train it (again)
     trainer: str | None = None  # who leases it
-    step: int | None = None  # for which step
+    fence: int | None = None  # that trainer's number, see `Run`; or of the one that evicted it
+    step: int | None = None  # for which step it is leased, or was too old
     created_at: datetime | None = None
 
 
@@ -296,6 +297,14 @@ class PolicyVersion(Document):
     step: int
     path: str
     created_at: datetime
+    served: bool = False  # all services that were there and answered have had it
+
+
+class TrainerStart(Part):
+    """Where a trainer began: the optimizer steps in the checkpoint that it went on from."""
+
+    fence: int
+    step: int
 
 
 class Run(Document):
@@ -306,37 +315,9 @@ class Run(Document):
     trainer_host: str | None = None
     lease_expires: datetime | None = None
     fence: int = 0  # grows with every trainer that takes the run
+    starts: list[TrainerStart] = Field(default_factory=list)  # of its trainers, in that order
     step: int = 0
     max_steps: int = 0
     rows_per_step: int = 0  # of all data-parallel ranks: samplers' staleness bound needs it
     version: int = -1
     heartbeat: datetime | None = None
-
-
-# Who may become what. A transition that is not here is refused where it is applied.
-TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
-    TaskStatus.CREATED: frozenset({TaskStatus.RUNNING}),
-    TaskStatus.RUNNING: frozenset({TaskStatus.FINALISING}),
-    TaskStatus.FINALISING: frozenset({TaskStatus.COMPLETED}),
-    TaskStatus.COMPLETED: frozenset(),
-}
-SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
-    SlotStatus.PENDING: frozenset({SlotStatus.LEASED}),
-    SlotStatus.LEASED: frozenset({SlotStatus.PENDING, SlotStatus.COMPLETED, SlotStatus.FAILED}),
-    SlotStatus.COMPLETED: frozenset(),
-    SlotStatus.FAILED: frozenset(),
-}
-RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
-    RecordStatus.SAMPLING: frozenset({RecordStatus.SCORED, RecordStatus.FAILED}),
-    RecordStatus.SCORED: frozenset({RecordStatus.READY, RecordStatus.ABANDONED}),
-    RecordStatus.FAILED: frozenset(),
-    RecordStatus.READY: frozenset(),
-    RecordStatus.ABANDONED: frozenset(),
-}
-ROW_TRANSITIONS: dict[RowStatus, frozenset[RowStatus]] = {
-    RowStatus.READY: frozenset({RowStatus.LEASED, RowStatus.EVICTED}),
-    RowStatus.LEASED: frozenset({RowStatus.READY, RowStatus.TRAINED}),
-    RowStatus.TRAINED: frozenset({RowStatus.READY}),  # the trainer resumed from before that step
-    RowStatus.EVICTED: frozenset(),
-}
-TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED})

@@ -1,7 +1,17 @@
 """The ledger of training: which rows a step trains, and which steps trained a row.
 
 Rank 0 of the trainer leases rows for one optimizer step and commits them with it. Resuming from a
-checkpoint rewinds: along one lineage of checkpoints no row is lost and none is trained twice.
+checkpoint rewinds the ledger to it: along one lineage of checkpoints each row is trained
+`max_trained_count` times, unless it grows too old.
+
+    lease* -> commit      for every step, by the trainer that holds the run
+    rewind                by the next trainer, to the step of its checkpoint
+    release               by a trainer that stops, of what it leased ahead
+
+Every transition may be done twice, so that an answer lost with the connection can be asked for
+again. A trainer that was replaced and does not know it yet (it was stopped, or cut off) cannot
+touch what its successor leased or trained: rows carry the fencing number of whoever holds them,
+and the successor takes back what lower numbers hold.
 """
 
 from collections.abc import Sequence
@@ -9,7 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import ROW_TRANSITIONS, DBRecordData, RowStatus
+from agentrl.databases.documents import DBRecordData, RowStatus
+from agentrl.databases.policies import Lineage
+from agentrl.databases.transitions import change_rows
 
 
 @dataclass(frozen=True)
@@ -23,122 +35,166 @@ class RowHeader:
     cost: float
     prefix_hash: str
     reward: float
-    min_version: int
-    max_version: int
 
 
-_HEADER_FIELDS = (
-    "seq", "n_tokens", "n_train_tokens", "cost", "prefix_hash", "reward", "min_version",
-    "max_version",
-)  # fmt: skip
+_HEADER_FIELDS = ("seq", "n_tokens", "n_train_tokens", "cost", "prefix_hash", "reward")
+_UNHELD = {"trainer": None, "fence": None, "step": None}
 
 
 class RowLedger:
-    """Transitions of rows, as the trainer makes them."""
+    """Transitions of rows, as the trainer with the run's fencing number `fence` makes them."""
 
     def __init__(
         self,
         database: RunDatabase,
         trainer: str,
+        fence: int,
         max_trained_count: int = 1,
         retrained_interval: int = 1,
     ) -> None:
         self._rows = database.rows
         self._trainer = trainer
+        self._fence = fence
         self._max_trained_count = max_trained_count
         self._retrained_interval = retrained_interval
 
-    async def lease(self, step: int, count: int, oldest_version: int) -> list[RowHeader]:
-        """Lease up to `count` ready rows for `step`, oldest first; returns the new ones.
+    async def evict(self, step: int, lineage: Lineage, max_staleness: int) -> int:
+        """Take rows out that are too old for `step` (see `Lineage.too_old`); returns how many.
 
-        Rows with a token older than `oldest_version` are evicted first, and never leased: one that
-        is finalised between the two is left for the next eviction.
+        `step` is the optimizer step that would train them, by weights of the step before.
         """
-        _check(RowStatus.READY, RowStatus.EVICTED)
-        await self._rows.update_many(
-            {"status": RowStatus.READY, "min_version": {"$lt": oldest_version}},
-            {"$set": {"status": RowStatus.EVICTED}},
+        young = lineage.young_versions(step - 1, max_staleness)
+        old = {"$elemMatch": {"$nin": young, "$lte": lineage.newest}}
+        return await change_rows(
+            self._rows,
+            {"policy_versions": old},
+            RowStatus.EVICTED,
+            {"step": step, "fence": self._fence},
         )
-        if count <= 0:
-            return []
-        young = {
+
+    async def lease(
+        self,
+        step: int,
+        count: int,
+        lineage: Lineage,
+        max_staleness: int,
+        *,
+        waive_interval: bool = False,
+    ) -> list[RowHeader]:
+        """Lease ready rows for `step`, oldest first, until it has `count`; returns all it has.
+
+        No row has a token of more than `max_staleness` steps of age by `lineage`, whatever `evict`
+        has seen. `waive_interval`: also rows whose `retrained_interval` is not over.
+        """
+        # what a replaced trainer leased after our `rewind`, because it did not know yet
+        await self._return(self._held_before())
+        held = await self._rows.count_documents(self._held(step))
+        young = lineage.young_versions(step - 1, max_staleness)
+        trainable: dict[str, Any] = {
             "status": RowStatus.READY,
-            "not_before": {"$lte": step},
-            "min_version": {"$gte": oldest_version},
+            "policy_versions": {"$not": {"$elemMatch": {"$nin": young}}},
         }
-        candidates = (
-            self._rows.find(young, {"_id": 1}).sort([("status", 1), ("seq", 1)]).limit(count)
-        )
-        ids = [document["_id"] async for document in candidates]
-        _check(RowStatus.READY, RowStatus.LEASED)
-        await self._rows.update_many(
-            {"_id": {"$in": ids}, "status": RowStatus.READY},
-            {"$set": {"status": RowStatus.LEASED, "trainer": self._trainer, "step": step}},
-        )
-        return await self._headers({"_id": {"$in": ids}, **self._held(step)})
+        if not waive_interval:
+            trainable["not_before"] = {"$lte": step}
+        if held < count:
+            oldest = self._rows.find(trainable, {"_id": 1}).sort([("status", 1), ("seq", 1)])
+            ids = [document["_id"] async for document in oldest.limit(count - held)]
+            holder = {"trainer": {"$literal": self._trainer}, "fence": self._fence, "step": step}
+            await change_rows(self._rows, {"_id": {"$in": ids}}, RowStatus.LEASED, holder)
+        return await self._headers(self._held(step))
 
-    async def fetch(self, ids: Sequence[str]) -> list[DBRecordData]:
-        """The rows themselves, in the order of `ids`. Raises KeyError if one is not there."""
-        cursor = self._rows.find({"_id": {"$in": list(ids)}})
-        rows = {document["_id"]: DBRecordData.from_mongo(document) async for document in cursor}
-        return [rows[row] for row in ids]
+    async def returning(self, step: int) -> bool:
+        """Whether a row that is leased now will be ready later, for `step` or a step after it."""
+        again: list[dict[str, Any]] = [self._held_before()]
+        if self._max_trained_count > 1:
+            again.append({**self._held({"$lt": step}), **self._training_is(last=False)})
+        return await self._rows.find_one({"$or": again}, {"_id": 1}) is not None
 
-    async def commit(self, step: int) -> int:
-        """The step is done: its rows are trained, or ready for another time. Returns how many."""
-        _check(RowStatus.LEASED, RowStatus.TRAINED)
-        trained = {"$concatArrays": ["$trained", [{"step": step, "trainer": self._trainer}]]}
-        again = {"$lt": [{"$size": "$trained"}, self._max_trained_count]}
-        result = await self._rows.update_many(
-            self._held(step),
-            [
-                {"$set": {"trained": trained, "trainer": None, "step": None}},
-                {
-                    "$set": {
-                        "status": {"$cond": [again, RowStatus.READY, RowStatus.TRAINED]},
-                        "not_before": {
-                            "$cond": [again, step + self._retrained_interval, "$not_before"]
-                        },
-                    }
-                },
-            ],
+    async def commit(self, step: int, ids: Sequence[str]) -> int:
+        """The step is done: its rows are trained, or ready for another time.
+
+        `ids`: the rows that it trained. Returns how many of them this trainer's step has, which is
+        fewer if a successor took some.
+        """
+        trained = {"step": step, "trainer": {"$literal": self._trainer}, "fence": self._fence}
+        leaves: dict[str, Any] = {"trained": {"$concatArrays": ["$trained", [trained]]}, **_UNHELD}
+        held = {"_id": {"$in": list(ids)}, **self._held(step)}
+        if self._max_trained_count > 1:
+            await change_rows(
+                self._rows,
+                {**held, **self._training_is(last=False)},
+                RowStatus.READY,
+                {**leaves, "not_before": step + self._retrained_interval},
+                expected=[RowStatus.LEASED],
+            )
+        await change_rows(
+            self._rows, {**held, **self._training_is(last=True)}, RowStatus.TRAINED, leaves
         )
-        return result.modified_count
+        by_this_step = {"$elemMatch": {"step": step, "fence": self._fence}}
+        return await self._rows.count_documents(
+            {"_id": {"$in": list(ids)}, "trained": by_this_step}
+        )
 
     async def rewind(self, step: int) -> int:
-        """Go back to the state after `step`: what was leased, or trained later, is ready again.
+        """Go back to the state after `step`, as earlier trainers left it.
 
-        Evicted rows stay so: their tokens only get older. Returns how many rows are ready again.
+        What they leased, or trained or evicted later, is ready again. Returns how many rows.
         """
-        _check(RowStatus.LEASED, RowStatus.READY)
-        _check(RowStatus.TRAINED, RowStatus.READY)
-        later = {"$filter": {"input": "$trained", "cond": {"$lte": ["$$this.step", step]}}}
-        result = await self._rows.update_many(
-            {"$or": [{"status": RowStatus.LEASED}, {"trained.step": {"$gt": step}}]},
-            [
-                {
-                    "$set": {
-                        "trained": later,
-                        "status": RowStatus.READY,
-                        "trainer": None,
-                        "step": None,
-                        "not_before": 0,
-                    }
-                }
-            ],
+        undone_by = {"step": {"$gt": step}, "fence": {"$lt": self._fence}}
+        trained_later = {"trained": {"$elemMatch": undone_by}}
+        evicted_later = {"status": RowStatus.EVICTED, **undone_by}
+        undone = {"$and": [{"$gt": ["$$this.step", step]}, {"$lt": ["$$this.fence", self._fence]}]}
+        kept = {"$filter": {"input": "$trained", "cond": {"$not": [undone]}}}
+        next_time = {"$add": [{"$max": "$$kept.step"}, self._retrained_interval]}
+        not_before = {"$cond": [{"$eq": ["$$kept", []]}, 0, next_time]}
+        state = {
+            "trained": kept,
+            "not_before": {"$let": {"vars": {"kept": kept}, "in": not_before}},
+            **_UNHELD,
+        }
+        rewound = 0
+        while True:
+            changed = await change_rows(
+                self._rows,
+                {"$or": [self._held_before(), trained_later, evicted_later]},
+                RowStatus.READY,
+                state,
+            )
+            waiting = await self._rows.update_many(
+                {"status": RowStatus.READY, **trained_later}, [{"$set": state}]
+            )
+            changed += waiting.modified_count
+            if changed == 0:
+                return rewound
+            # Once more: a row that a dying trainer's commit moved meanwhile may have been missed.
+            rewound += changed
+
+    async def release(self) -> int:
+        """Give back what this trainer leased and did not train. Returns how many rows."""
+        return await self._return({"fence": self._fence})
+
+    async def _return(self, held: dict[str, Any]) -> int:
+        return await change_rows(
+            self._rows, held, RowStatus.READY, _UNHELD, expected=[RowStatus.LEASED]
         )
-        return result.modified_count
 
-    async def counts(self) -> dict[RowStatus, int]:
-        """How many rows are in each state."""
-        counts = dict.fromkeys(RowStatus, 0)
-        async for group in await self._rows.aggregate(
-            [{"$group": {"_id": "$status", "n": {"$sum": 1}}}]
-        ):
-            counts[RowStatus(group["_id"])] = group["n"]
-        return counts
+    def _held(self, step: int | dict[str, int]) -> dict[str, Any]:
+        return {
+            "status": RowStatus.LEASED,
+            "trainer": self._trainer,
+            "fence": self._fence,
+            "step": step,
+        }
 
-    def _held(self, step: int) -> dict[str, Any]:
-        return {"status": RowStatus.LEASED, "trainer": self._trainer, "step": step}
+    def _held_before(self) -> dict[str, Any]:
+        return {"status": RowStatus.LEASED, "fence": {"$lt": self._fence}}
+
+    def _training_is(self, *, last: bool) -> dict[str, Any]:
+        """Rows for which the training that they are leased for is their last, or is not."""
+        if self._max_trained_count == 1:
+            assert last, "a row that is trained once has no training before its last"
+            return {}
+        return {f"trained.{self._max_trained_count - 2}": {"$exists": last}}
 
     async def _headers(self, query: dict[str, Any]) -> list[RowHeader]:
         cursor = self._rows.find(query, dict.fromkeys(_HEADER_FIELDS, 1)).sort(
@@ -150,12 +206,25 @@ class RowLedger:
         ]
 
 
+async def fetch_rows(database: RunDatabase, ids: Sequence[str]) -> list[DBRecordData]:
+    """The rows themselves, in the order of `ids`. Raises KeyError if one is not there."""
+    cursor = database.rows.find({"_id": {"$in": list(ids)}})
+    rows = {document["_id"]: DBRecordData.from_mongo(document) async for document in cursor}
+    return [rows[row] for row in ids]
+
+
+async def count_rows(database: RunDatabase) -> dict[RowStatus, int]:
+    """How many rows are in each state."""
+    counts = dict.fromkeys(RowStatus, 0)
+    async for group in await database.rows.aggregate(
+        [{"$group": {"_id": "$status", "n": {"$sum": 1}}}]
+    ):
+        counts[RowStatus(group["_id"])] = group["n"]
+    return counts
+
+
 async def count_waiting(database: RunDatabase) -> int:
     """Rows that are accepted and not trained yet: ready or leased."""
     return await database.rows.count_documents(
         {"status": {"$in": [RowStatus.READY, RowStatus.LEASED]}}
     )
-
-
-def _check(old: RowStatus, new: RowStatus) -> None:
-    assert new in ROW_TRANSITIONS[old], f"a row cannot go from {old} to {new}"

@@ -1,5 +1,6 @@
 """The run's own document: which trainer holds it, and how far it is."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -7,7 +8,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Run
+from agentrl.databases.documents import Run, TrainerStart
 
 TRAINING, EVALUATING, FINISHED = "training", "evaluating", "finished"
 
@@ -37,8 +38,19 @@ async def reopen(database: RunDatabase) -> None:
     )
 
 
+def in_lineage(step: int, fence: int, starts: Sequence[TrainerStart]) -> bool:
+    """Whether what trainer `fence` saved at `step` is part of the run as it went on.
+
+    It is not if a later trainer began from an earlier step: that one makes the step anew.
+    """
+    return all(start.step >= step for start in starts if start.fence > fence)
+
+
 class RunLease:
-    """One trainer's hold on a run. A fencing number tells it from trainers before and after it."""
+    """One trainer's hold on a run. A fencing number tells it from trainers before and after it.
+
+    Every method may be done twice, for an answer that was lost.
+    """
 
     def __init__(
         self, database: RunDatabase, trainer: str, host: str, lease_seconds: float
@@ -49,13 +61,20 @@ class RunLease:
         self._lease_ms = int(lease_seconds * 1000)
         self._fence = 0
 
+    @property
+    def fence(self) -> int:
+        """Our fencing number, higher than that of any trainer before; 0 before `acquire`."""
+        return self._fence
+
     async def acquire(self, rows_per_step: int) -> Run:
         """Take the run, to train so many rows a step.
 
         Raises `TrainerAlive` while another trainer's lease lasts.
         """
         name = self._database.name
-        free = {"$or": [{"$eq": ["$trainer", None]}, {"$lt": ["$lease_expires", "$$NOW"]}]}
+        ours = {"$eq": ["$trainer", {"$literal": self._trainer}]}  # its answer was lost
+        over = {"$lt": ["$lease_expires", "$$NOW"]}
+        free = {"$or": [{"$eq": ["$trainer", None]}, over, ours]}
         # Two trainers may make it at once: one of them wins below.
         with suppress(DuplicateKeyError):
             await self._database.runs.update_one(
@@ -93,8 +112,14 @@ class RunLease:
         return Run.from_mongo(document)
 
     async def heartbeat(self) -> None:
-        """Extend the lease. Raises `TrainerReplaced` if it is lost."""
+        """Extend the lease, if nobody took it meanwhile. Raises `TrainerReplaced` if it is lost."""
         await self._update({"lease_expires": self._lease_end(), "heartbeat": "$$NOW"})
+
+    async def begin(self, step: int) -> None:
+        """Say that training begins after `step`, the checkpoint's. Raises `TrainerReplaced`."""
+        start = {"fence": self._fence, "step": step}
+        others = {"$filter": {"input": "$starts", "cond": {"$ne": ["$$this.fence", self._fence]}}}
+        await self._update({"starts": {"$concatArrays": [others, [start]]}})
 
     async def progress(self, *, step: int, max_steps: int, version: int, status: str) -> None:
         """Say how far the run is; extends the lease too."""
@@ -110,18 +135,20 @@ class RunLease:
         )
 
     async def release(self) -> None:
-        """Give the run back, so that the next trainer need not wait."""
-        await self._update({"trainer": None, "lease_expires": None})
+        """Give the run back, if it is still ours, so that the next trainer need not wait."""
+        await self._database.runs.update_one(
+            self._ours(), {"$set": {"trainer": None, "lease_expires": None}}
+        )
 
     async def _update(self, changes: dict[str, object]) -> None:
-        result = await self._database.runs.update_one(
-            {"_id": self._database.name, "trainer": self._trainer, "fence": self._fence},
-            [{"$set": changes}],
-        )
+        result = await self._database.runs.update_one(self._ours(), [{"$set": changes}])
         if result.matched_count == 0:
             raise TrainerReplaced(
                 f"another trainer took run {self._database.name!r} over: this one stops"
             )
+
+    def _ours(self) -> dict[str, object]:
+        return {"_id": self._database.name, "trainer": self._trainer, "fence": self._fence}
 
     def _lease_end(self) -> dict[str, object]:
         return {"$add": ["$$NOW", self._lease_ms]}

@@ -59,14 +59,13 @@ async def acknowledge(database: RunDatabase, url: str, version: int) -> None:
 
 
 async def serving(database: RunDatabase, timeout_s: float) -> list[InferenceService]:
-    """Live services that may get work: those with the newest publication, or with one in making.
+    """Live services that may get work: those with the newest weights that were brought to all.
 
     A service that the last publication did not reach gets none until it has caught up.
     """
-    newest = await policies.latest(database)
-    version = 0 if newest is None else newest.version
+    newest = await policies.newest_served(database)
     live = await live_services(database, timeout_s)
-    return [service for service in live if service.weight_version >= version]
+    return [service for service in live if service.weight_version >= newest]
 
 
 async def record_memory(database: RunDatabase, url: str, memory: str) -> None:

@@ -17,8 +17,6 @@ from pymongo import ReturnDocument, UpdateOne
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
-    SLOT_TRANSITIONS,
-    TERMINAL_SLOTS,
     Record,
     RecordStatus,
     SlotStatus,
@@ -26,6 +24,7 @@ from agentrl.databases.documents import (
     Task,
     TaskStatus,
 )
+from agentrl.databases.transitions import SLOT_TRANSITIONS, TERMINAL_SLOTS
 
 Expression = Any  # a MongoDB aggregation expression
 

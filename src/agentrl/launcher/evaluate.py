@@ -175,6 +175,7 @@ class Evaluation:
         await _while_alive(supervisor, self._bring_services(database, config, version))
         step = read_state(self.checkpoint).step
         await policies.publish(database, version, step, str(self.checkpoint))
+        await policies.serve(database, version)
         epoch = await self._add_tasks(database, config.data.eval_attempts)
         self.console.print(
             f"{self.checkpoint.name} on {len(self.tasks)} tasks, "

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from agentrl.configs import Config
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import TERMINAL_SLOTS, RowStatus, SlotStatus, Split, TaskStatus
+from agentrl.databases.documents import RowStatus, SlotStatus, Split, TaskStatus
+from agentrl.databases.transitions import TERMINAL_SLOTS
 from agentrl.launcher.progress import HeldOut, Metrics, evaluations, read_metrics
 from agentrl.launcher.run_folder import write_whole
 from agentrl.launcher.statistics import SUCCESS_SCORE

@@ -11,7 +11,6 @@ from pymongo import UpdateOne
 from agentrl.configs import RewardConfig
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
-    RECORD_TRANSITIONS,
     DBRecordData,
     DispatchedSamplingTask,
     Record,
@@ -20,6 +19,7 @@ from agentrl.databases.documents import (
     Task,
 )
 from agentrl.databases.tasks import TaskLedger
+from agentrl.databases.transitions import RECORD_TRANSITIONS
 from agentrl.rollout.rewarding import Reward, reward_group
 from agentrl.rollout.rows import build_row
 

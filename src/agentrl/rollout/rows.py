@@ -56,8 +56,7 @@ def build_row(
         n_tokens=len(tree.ids),
         n_train_tokens=len(made),
         cost=float(len(tree.ids)),
-        min_version=int(made.min()),
-        max_version=int(made.max()),
+        policy_versions=np.unique(made).tolist(),
         temperature=temperature,
         nodes=[
             Node(start=start, end=end, parent=-1 if node.parent is None else place[id(node.parent)])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
 from agentrl.databases.documents import DBRecordData
+from agentrl.databases.policies import Lineage
 from agentrl.training.losses import BatchTotals, LossInputs
 
 
@@ -28,7 +29,7 @@ class TrainingSequence:
     loss_mask: NDArray[np.bool_]
     advantages: NDArray[np.float32]
     logprobs: NDArray[np.float32]  # the sampler's
-    versions: NDArray[np.int32]
+    staleness: NDArray[np.int32]  # steps that the trained weights are newer than the sampler's
     temperature: float
     row_tokens: int  # trained tokens of the whole row, over all its paths
 
@@ -46,7 +47,7 @@ class MicroBatch:
     temperatures: Tensor  # [N] float32
     behaviour_logprobs: Tensor  # [N] float32
     advantages: Tensor  # [N] float32
-    staleness: Tensor  # [N] int64, trainer's version - the token's
+    staleness: Tensor  # [N] int64, see `TrainingSequence`
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
 
@@ -61,9 +62,10 @@ class MicroBatch:
         )
 
 
-def row_sequences(row: DBRecordData) -> list[TrainingSequence]:
+def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[TrainingSequence]:
     """The row's root-to-leaf paths that train something, in depth-first order of their leaves.
 
+    `step`: optimizer steps in the weights that will be trained, from which staleness counts.
     Raises `ValueError` naming the row if its arrays and its tree do not fit together.
     """
     input_ids, versions = unpack_ints(row.input_ids), unpack_ints(row.versions)
@@ -76,6 +78,9 @@ def row_sequences(row: DBRecordData) -> list[TrainingSequence]:
                 f"{row.n_tokens}; the document is damaged, remove it from record_data"
             )
     paths = _paths(row)
+    staleness = np.zeros_like(versions)
+    for version in row.policy_versions:
+        staleness[versions == version] = lineage.age(version, step)
     mask = ~untrained  # shrinks as tokens are given to a path: each is trained once
     parts: list[tuple[NDArray[np.intp], NDArray[np.bool_]]] = []
     for path in paths:
@@ -92,7 +97,7 @@ def row_sequences(row: DBRecordData) -> list[TrainingSequence]:
             loss_mask=path_mask,
             advantages=advantages[tokens],
             logprobs=logprobs[tokens],
-            versions=versions[tokens],
+            staleness=staleness[tokens],
             temperature=row.temperature,
             row_tokens=row_tokens,
         )
@@ -136,14 +141,10 @@ def count_totals(rows: Sequence[Sequence[TrainingSequence]]) -> BatchTotals:
 
 def collate(
     sequences: Sequence[TrainingSequence],
-    version: int,
     pad_to_multiple_of: int = 1,
     device: torch.device | str = "cpu",
 ) -> MicroBatch:
-    """Pad `sequences` (at least one) on the right and gather what the loss needs.
-
-    `version` is the trainer's policy version.
-    """
+    """Pad `sequences` (at least one) on the right and gather what the loss needs."""
     longest = max(len(sequence) for sequence in sequences)
     width = -(-longest // pad_to_multiple_of) * pad_to_multiple_of
     input_ids = np.zeros((len(sequences), width), dtype=np.int64)
@@ -164,7 +165,6 @@ def collate(
         return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
 
     starts = np.repeat(np.arange(len(sequences), dtype=np.int64) * width, counts)
-    staleness = version - gathered([sequence.versions for sequence in sequences])
     return MicroBatch(
         input_ids=tensor(input_ids, torch.int64),
         positions=tensor(starts + np.concatenate(trained) - 1, torch.int64),
@@ -172,7 +172,7 @@ def collate(
         temperatures=tensor(repeated([s.temperature for s in sequences]), torch.float32),
         behaviour_logprobs=tensor(gathered([s.logprobs for s in sequences]), torch.float32),
         advantages=tensor(gathered([s.advantages for s in sequences]), torch.float32),
-        staleness=tensor(staleness, torch.int64),
+        staleness=tensor(gathered([s.staleness for s in sequences]), torch.int64),
         sequence_tokens=tensor(repeated([float(s.row_tokens) for s in sequences]), torch.float32),
         mask=torch.ones(sum(counts), dtype=torch.bool, device=device),
     )

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from transformers import PreTrainedModel
 
 from agentrl.configs import Config
 from agentrl.databases.connection import without_password
+from agentrl.databases.documents import TrainerStart
+from agentrl.databases.runs import in_lineage
 
 STATE_FILE = "trainer_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -46,6 +48,7 @@ class TrainerState:
     version: int  # policy version that these weights were or will be published as
     run_name: str
     config: Mapping[str, Any]  # the flags, by group, for people to read
+    fence: int = 0  # number of the trainer that saved it
 
 
 def recorded_config(config: Config) -> dict[str, dict[str, Any]]:
@@ -140,19 +143,28 @@ def load_checkpoint(
     return state
 
 
-def supersede_later(output: Path, step: int) -> None:
-    """Take checkpoints of later steps out of the lineage, by renaming them. For rank 0.
+def lineage_checkpoints(output: Path, starts: Sequence[TrainerStart]) -> list[Path]:
+    """The checkpoints that the run, with trainers that began at `starts`, may go on from."""
+    return [folder for folder in list_checkpoints(output) if _in_lineage(folder, starts)]
 
-    A run that goes on from `step` trains their rows anew. Were they still found as the run's last,
-    a crash before the next checkpoint would resume from them and train those rows twice.
+
+def supersede_others(output: Path, step: int, starts: Sequence[TrainerStart]) -> None:
+    """Rename checkpoints that are no part of a run that goes on from `step`. For rank 0.
+
+    They are those of later steps, whose rows are trained anew, and those that a trainer which had
+    been replaced still saved. For people's eyes: `lineage_checkpoints` leaves both out by itself.
     """
     for folder in list_checkpoints(output):
-        match = _NAME.fullmatch(folder.name)
-        if match and int(match[1]) > step:
+        if read_state(folder).step > step or not _in_lineage(folder, starts):
             target = output / f"superseded-{folder.name}"
             shutil.rmtree(target, ignore_errors=True)
             os.rename(folder, target)
     _sync_entry(output)
+
+
+def _in_lineage(checkpoint: Path, starts: Sequence[TrainerStart]) -> bool:
+    state = read_state(checkpoint)
+    return in_lineage(state.step, state.fence, starts)
 
 
 def _state_dict(

@@ -9,17 +9,18 @@ import math
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from pymongo.errors import PyMongoError
 
 from agentrl.configs import Config, ConfigError
-from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import RowStatus
+from agentrl.databases.changes import Changes, updated
+from agentrl.databases.connection import RunDatabase, patiently
+from agentrl.databases.documents import RowStatus, TaskStatus, TrainerStart
 from agentrl.databases.feeder import TaskFeeder
-from agentrl.databases.rows import RowLedger
-from agentrl.databases.runs import RunLease
+from agentrl.databases.rows import RowLedger, count_rows
+from agentrl.databases.runs import RunLease, TrainerReplaced
 from agentrl.databases.services import register_urls
 from agentrl.databases.task_file import TaskLine, read_tasks
 from agentrl.inference.weights.ways import make_updater
@@ -30,7 +31,7 @@ from agentrl.training.stream import LedgerSource
 
 logger = logging.getLogger(__name__)
 
-_EVALUATION_POLL_SECONDS = 0.25
+_LONGEST_WAIT_S = 1.0  # between two looks, which see a stop too
 
 
 class RunDuties:
@@ -63,6 +64,7 @@ class RunDuties:
             low_water=-(-ahead // group),
             seed=config.run.seed,
         )
+        self._trainer = trainer
         self._lease = RunLease(
             database, trainer, socket.gethostname(), config.sampling.lease_seconds
         )
@@ -74,33 +76,68 @@ class RunDuties:
             config.sampling.lease_seconds,
             make_updater(config.sampling.weight_update, device),
             "in_place" if config.sampling.weight_update_pause == "in_place" else "retract",
+            hold=self._lease.heartbeat,
         )
         self._sharing = GpuSharing(database, config.sampling.lease_seconds)
         self._rows_per_step = rows_per_step
         self._total_steps = 0
+        self._ledger: RowLedger | None = None
+        self._starts: list[TrainerStart] = []
+
+    @property
+    def ledger(self) -> RowLedger:
+        """The rows, as the holder of the run changes them."""
+        assert self._ledger is not None, "the run was not acquired"
+        return self._ledger
+
+    @property
+    def fence(self) -> int:
+        """This trainer's number."""
+        return self._lease.fence
+
+    @property
+    def starts(self) -> Sequence[TrainerStart]:
+        """Where the run's earlier trainers began."""
+        return self._starts
 
     async def acquire(self) -> None:
         """Take the run. Raises `TrainerAlive` if another trainer has it."""
-        await self._lease.acquire(self._rows_per_step)
+        run = await patiently(lambda: self._lease.acquire(self._rows_per_step), "the run's lease")
+        self._starts = run.starts
+        optimizer = self._config.optimizer
+        self._ledger = RowLedger(
+            self._database,
+            self._trainer,
+            run.fence,
+            optimizer.max_trained_count,
+            optimizer.retrained_interval,
+        )
 
-    async def count_steps(self, ledger: RowLedger) -> int:
+    async def hold(self) -> None:
+        """Raises `TrainerReplaced` if another trainer has taken the run."""
+        await patiently(self._lease.heartbeat, "the run's lease")
+
+    async def count_steps(self) -> int:
         """How many steps the run takes: `--max_steps`, or what all rows give at the most."""
         if self._config.optimizer.max_steps >= 0:
             self._total_steps = self._config.optimizer.max_steps
             return self._total_steps
         rows = self._n_train * self._epochs * self._config.sampling.num_generations
         if not self._n_train:
-            counts = await ledger.counts()
-            rows = sum(n for status, n in counts.items() if status != RowStatus.EVICTED)
+            rows = sum((await self.counts()).values())
         rows *= self._config.optimizer.max_trained_count
         self._total_steps = -(-rows // self._rows_per_step)
         return self._total_steps
 
-    async def start(self, ledger: RowLedger, step: int) -> int:
+    async def start(self, step: int) -> int:
         """Put the ledger at `step` and begin feeding; returns the version to publish first."""
-        again = await ledger.rewind(step)
+        return await patiently(lambda: self._start(step), "the start of the run")
+
+    async def _start(self, step: int) -> int:
+        await self._lease.begin(step)
+        again = await self.ledger.rewind(step)
         if again:
-            logger.info("%d rows leased or trained after step %d are ready again", again, step)
+            logger.info("%d rows of steps after step %d are ready again", again, step)
         await register_urls(self._database, self._config.inference_urls)
         await self._feeder.start()
         return await next_version(self._database, self._config.sampling.lease_seconds)
@@ -110,11 +147,38 @@ class RunDuties:
         background.watch(self._keep_lease())
         sampling = self._config.sampling
         patience = sampling.startup_timeout if sampling.enable_sampling else math.inf
-        background.watch(self._publisher.keep_current(patience))
+        background.watch(
+            patiently(
+                lambda: self._publisher.keep_current(patience), "the look for inference services"
+            )
+        )
 
-    def source(self, ledger: RowLedger, stop: threading.Event) -> LedgerSource:
+    def source(self, stop: threading.Event) -> LedgerSource:
         """Where the rows of steps come from."""
-        return LedgerSource(ledger, self._feeder, self._rows_per_step, stop)
+        return LedgerSource(
+            self._database,
+            self.ledger,
+            self._feeder,
+            rows_per_step=self._rows_per_step,
+            max_staleness=self._config.staleness_bound,
+            stop=stop,
+        )
+
+    async def commit(self, step: int, ids: Sequence[str]) -> None:
+        """The step trained these rows. Raises `TrainerReplaced` if they are no longer ours."""
+        await self.hold()
+        committed = await patiently(
+            lambda: self.ledger.commit(step, ids), f"the commit of step {step}"
+        )
+        if committed != len(ids):
+            raise TrainerReplaced(
+                f"{committed} of the {len(ids)} rows of step {step} were still leased by this "
+                "trainer: another one took them, this one stops"
+            )
+
+    async def counts(self) -> dict[RowStatus, int]:
+        """How many rows are in each state."""
+        return await patiently(lambda: count_rows(self._database), "the count of rows")
 
     async def release_gpus(self) -> int:
         """Have the services give their GPU memory back until `publish`; returns how many have."""
@@ -126,11 +190,12 @@ class RunDuties:
 
         Returns for how many seconds the services generated nothing.
         """
+        what = f"the publication of version {publication.weights.version}"
         # Also what a trainer released that crashed, perhaps with another --inf_share_gpus.
-        await self._sharing.resume()
-        stall_seconds = await self._publisher.publish(publication)
+        await patiently(self._sharing.resume, what)
+        stall_seconds = await patiently(lambda: self._publisher.publish(publication), what)
         if evaluate and self._held_out:
-            await self._feeder.add_evaluation(publication.step)
+            await patiently(lambda: self._feeder.add_evaluation(publication.step), what)
         return stall_seconds
 
     async def await_evaluation(self, step: int, stop: threading.Event) -> None:
@@ -138,21 +203,34 @@ class RunDuties:
         if not self._held_out:
             return
         began = time.monotonic()
-        while not stop.is_set() and not await self._feeder.evaluation_done(step):
-            await asyncio.sleep(_EVALUATION_POLL_SECONDS)
+        group_done = updated(self._database.tasks, "status", TaskStatus.COMPLETED)
+        async with Changes(self._database, group_done) as changes:
+            while not stop.is_set() and not await patiently(
+                lambda: self._feeder.evaluation_done(step), f"the evaluation of step {step}"
+            ):
+                await changes.wait(_LONGEST_WAIT_S)
         logger.info("evaluation of step %d took %.1f s", step, time.monotonic() - began)
 
     async def evaluate(self, step: int, stop: threading.Event) -> None:
         """Evaluate the weights that the services hold, as those of `step`, and wait for the end."""
         if self._held_out:
-            await self._feeder.add_evaluation(step)
+            await patiently(
+                lambda: self._feeder.add_evaluation(step), f"the evaluation of step {step}"
+            )
             await self.await_evaluation(step, stop)
 
     async def report(self, step: int, version: int, status: str) -> None:
         """Say how far the run is; `status` as in `databases.runs`."""
-        await self._lease.progress(
-            step=step, max_steps=self._total_steps, version=version, status=status
+        await patiently(
+            lambda: self._lease.progress(
+                step=step, max_steps=self._total_steps, version=version, status=status
+            ),
+            f"the report of step {step}",
         )
+
+    async def give_back_rows(self) -> None:
+        """Return the rows that were leased ahead and are not trained."""
+        await patiently(self.ledger.release, "the return of rows")
 
     async def close_publisher(self) -> None:
         """Wait until the last publication is on disk too."""
@@ -163,18 +241,14 @@ class RunDuties:
         await self._lease.release()
 
     async def _keep_lease(self) -> None:
-        """Extend the lease every third of it. Ends with an error when it may be lost."""
-        seconds = self._config.sampling.lease_seconds
-        extended = time.monotonic()
+        """Extend the lease every third of it, until another trainer has it.
+
+        While the database is away nobody can take the run; whoever was cut off from it finds out
+        here or at its next commit, for which it needs the database too.
+        """
         while True:
-            await asyncio.sleep(seconds / 3)
-            try:
-                await self._lease.heartbeat()
-                extended = time.monotonic()
-            except PyMongoError as error:
-                if time.monotonic() - extended > seconds:
-                    raise
-                logger.warning("the run's lease could not be extended, trying again: %s", error)
+            await asyncio.sleep(self._config.sampling.lease_seconds / 3)
+            await self.hold()
 
 
 def _tasks(path: str | None) -> list[TaskLine]:

@@ -32,7 +32,7 @@ class LossInputs:
     behaviour_logprobs: Tensor  # float32, the sampler's
     advantages: Tensor  # float32
     mask: Tensor  # bool, the tokens that are trained
-    staleness: Tensor  # int, trainer's version - the token's version
+    staleness: Tensor  # int >= 0, steps that the trained weights are newer than the sampler's
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ def clip_range(config: LossConfig) -> tuple[float, float]:
 
 
 def decayed_advantages(inputs: LossInputs, config: LossConfig) -> Tensor:
-    """A * out_of_date_decay ** staleness [N]; tokens of the current version keep theirs."""
+    """A * out_of_date_decay ** staleness [N]; tokens of the trained weights keep theirs."""
     if config.out_of_date_decay is None:
         return inputs.advantages
-    return inputs.advantages * config.out_of_date_decay ** inputs.staleness.clamp(min=0)
+    return inputs.advantages * config.out_of_date_decay**inputs.staleness
 
 
 def grpo(inputs: LossInputs, config: LossConfig) -> TokenLoss:

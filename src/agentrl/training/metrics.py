@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, pstdev
@@ -15,6 +15,7 @@ from statistics import mean, pstdev
 from accelerate import Accelerator
 
 from agentrl.configs import Config, ConfigError
+from agentrl.databases.documents import RowStatus
 from agentrl.databases.rows import RowHeader
 from agentrl.training.checkpoint import recorded_config
 from agentrl.training.step import StepStatistics
@@ -25,7 +26,7 @@ class StepMetrics:
     """One line of `metrics.jsonl`. Token statistics are over the step's trained tokens."""
 
     step: int
-    version: int  # the policy version that was trained; staleness counts from it
+    version: int  # the policy version that was trained
     time: float  # seconds since 1970, when the step ended
     loss: float
     grad_norm: float  # before clipping
@@ -38,7 +39,7 @@ class StepMetrics:
     clip_fraction: float
     mismatch_kl: float
     entropy: float | None  # with --log_entropy
-    staleness_mean: float
+    staleness_mean: float  # in steps of the checkpoint lineage
     staleness_max: int
     n_rows: int
     n_tokens: int
@@ -49,6 +50,7 @@ class StepMetrics:
     publish_seconds: float  # that training stood still to gather the weights
     stall_seconds: float  # that services generated nothing for the last publication that is done
     rows_ready: int  # rows that wait in the database
+    rows_evicted: int  # of the whole run: too old to be trained
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,12 @@ def step_metrics(
     statistics: StepStatistics,
     rows: Sequence[RowHeader],
     times: StepTimes,
-    rows_ready: int,
+    counts: Mapping[RowStatus, int],
 ) -> StepMetrics:
-    """The line of a step from its parts. `rows`: all of the step, over all ranks."""
+    """The line of a step from its parts. `rows`: all of the step, over all ranks.
+
+    `counts`: all rows of the database by status.
+    """
     rewards = [row.reward for row in rows]
     return StepMetrics(
         step=step,
@@ -93,7 +98,8 @@ def step_metrics(
         n_tokens=sum(row.n_tokens for row in rows),
         n_train_tokens=statistics.n_train_tokens,
         **asdict(times),
-        rows_ready=rows_ready,
+        rows_ready=counts[RowStatus.READY],
+        rows_evicted=counts[RowStatus.EVICTED],
     )
 
 

@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -75,7 +75,7 @@ def gather_publication(
 async def next_version(database: RunDatabase, service_timeout_s: float) -> int:
     """A version above all that services or samplers may have seen; 0 for a new run.
 
-    A trainer that died may have given a version to services without recording it.
+    A service may have been given a version by other means than this run's ledger.
     """
     latest = await policies.latest(database)
     seen = [service.weight_version for service in await live_services(database, service_timeout_s)]
@@ -92,9 +92,15 @@ class Publisher:
         service_timeout_s: float,
         updater: WeightUpdater,
         pause: UpdatePause,
+        *,
+        hold: Callable[[], Awaitable[None]],
     ) -> None:
-        """`service_timeout_s`: a registered service silent for so long is taken for gone."""
+        """`service_timeout_s`: a registered service silent for so long is taken for gone.
+
+        `hold`: asked before a service is touched; raises if another trainer has taken the run.
+        """
         self._database = database
+        self._hold = hold
         self._weights = output / "weights"
         self._service_timeout_s = service_timeout_s
         self._updater = updater
@@ -106,24 +112,28 @@ class Publisher:
         self._complained: set[tuple[str, str]] = set()
 
     async def publish(self, publication: Publication) -> float:
-        """Bring the live services to `publication`, then record it in the ledger.
+        """Record `publication` in the ledger, then bring the live services to it.
 
-        Returns the longest time, in seconds, for which a service that took it generated nothing.
+        In this order, so that every version that a token may carry is known. Returns the longest
+        time, in seconds, for which a service that took it generated nothing. Doing it again after
+        an error is right.
         """
         await self._finish_writing()
+        await self._hold()
         weights = publication.weights
         from_disk = isinstance(self._updater, DiskUpdater)
         async with self._publishing:
             if from_disk:
                 await asyncio.to_thread(publication.write)
+            await policies.publish(
+                self._database, weights.version, publication.step, str(weights.folder)
+            )
             found = await live_services(self._database, self._service_timeout_s)
             live = [service for service in found if service.memory == MemoryState.HELD]
             # One that is still at an older publication goes on to this one afterwards.
             urls = [service.url for service in live if service.url not in self._catching_up]
             outcomes = await self._update(self._updater, urls, weights)
-            await policies.publish(
-                self._database, weights.version, publication.step, str(weights.folder)
-            )
+            await policies.serve(self._database, weights.version)
             self._writing = asyncio.create_task(self._write(publication, written=from_disk))
             if from_disk:
                 await self._finish_writing()
@@ -186,6 +196,9 @@ class Publisher:
         self, updater: WeightUpdater, urls: list[str], weights: PublishedWeights
     ) -> list[PublishOutcome]:
         """Bring services to `weights` and acknowledge what they hold now."""
+        if not urls:
+            return []
+        await self._hold()
         async with open_session() as session:
             clients = [SGLangClient(url, session=session) for url in urls]
             outcomes = await update_services(updater, clients, weights, self._pause)

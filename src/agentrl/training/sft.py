@@ -76,7 +76,7 @@ def train_supervised(
         costs = [float(len(sequences[index])) for index in batch]
         mine = assign_rows(costs, accelerator.num_processes)[accelerator.process_index]
         step_rows = [[sequences[batch[index]]] for index in mine]
-        statistics = train_step(sharded, optimizer, scheduler, step_rows, 0, loss, options)
+        statistics = train_step(sharded, optimizer, scheduler, step_rows, loss, options)
         if on_step is not None:
             on_step(step, statistics)
     trained = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True))
@@ -96,7 +96,7 @@ def _sequence(index: int, row: SupervisedRow) -> TrainingSequence:
         loss_mask=mask,
         advantages=np.ones(length, dtype=np.float32),
         logprobs=np.zeros(length, dtype=np.float32),
-        versions=np.zeros(length, dtype=np.int32),
+        staleness=np.zeros(length, dtype=np.int32),
         temperature=1.0,
         row_tokens=int(mask.sum()),
     )

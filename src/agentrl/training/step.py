@@ -69,14 +69,13 @@ def train_step(
     optimizer: Optimizer,
     scheduler: LRScheduler,
     rows: Sequence[Sequence[TrainingSequence]],
-    version: int,
     loss: LossConfig,
     options: StepOptions,
 ) -> StepStatistics:
     """Train on `rows` (this rank's, each as its sequences) and update the weights once.
 
-    `version` is the trainer's policy version before the update. The result is the same on every
-    rank, and but for rounding the same for any number of ranks and any micro-batch size.
+    The result is the same on every rank, and but for rounding the same for any number of ranks and
+    any micro-batch size.
     """
     device = next(model.parameters()).device
     sequences = [sequence for row in rows for sequence in row]
@@ -94,7 +93,6 @@ def train_step(
         batch = (
             collate(
                 [sequences[index] for index in indices],
-                version,
                 options.pad_to_multiple_of,
                 device,
             )

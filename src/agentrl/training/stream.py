@@ -12,12 +12,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
+from agentrl.databases.changes import Changes, inserted, updated
+from agentrl.databases.connection import RunDatabase, patiently
+from agentrl.databases.documents import RowStatus, TaskStatus
 from agentrl.databases.feeder import TaskFeeder
-from agentrl.databases.rows import RowHeader, RowLedger
+from agentrl.databases.policies import Lineage, load_lineage
+from agentrl.databases.rows import RowHeader, RowLedger, fetch_rows
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.batch import TrainingSequence, row_sequences
 from agentrl.training.planner import assign_rows
@@ -27,7 +32,7 @@ T = TypeVar("T")
 # Waiting for rows may take as long as sampling does; a rank that dies breaks the connection, which
 # ends the wait at once.
 _PLAN_TIMEOUT = timedelta(days=30)
-_POLL_SECONDS = (0.05, 1.0)  # first and longest pause between two looks for rows
+_LONGEST_WAIT_S = 1.0  # between two looks for rows, which see a stop too
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class StepRows:
 class RowSource(Protocol):
     """Where rank 0 gets the rows of a step from."""
 
-    async def lease(self, step: int, oldest_version: int) -> list[RowHeader]:
+    async def lease(self, step: int) -> list[RowHeader]:
         """The step's rows; fewer than usual when no more can come, none at the end."""
         ...
 
@@ -50,42 +55,74 @@ class LedgerSource:
     """Rows of the database, fed by the tasks of a `TaskFeeder`."""
 
     def __init__(
-        self, ledger: RowLedger, feeder: TaskFeeder, rows_per_step: int, stop: threading.Event
+        self,
+        database: RunDatabase,
+        ledger: RowLedger,
+        feeder: TaskFeeder,
+        *,
+        rows_per_step: int,
+        max_staleness: int,
+        stop: threading.Event,
     ) -> None:
         """`stop`: set when no further step is wanted; a wait for rows then ends without any."""
+        self._database = database
         self._ledger = ledger
         self._feeder = feeder
         self._rows_per_step = rows_per_step
+        self._max_staleness = max_staleness
         self._stop = stop
+        self._lineage = Lineage()
 
-    async def lease(self, step: int, oldest_version: int) -> list[RowHeader]:
+    async def lease(self, step: int) -> list[RowHeader]:
         """Wait until the step has all its rows, topping up tasks meanwhile."""
-        headers: list[RowHeader] = []
-        pause, longest = _POLL_SECONDS
-        while not self._stop.is_set():
-            # asked before leasing: a row that comes between the two is leased in this round
-            exhausted = await self._feeder.exhausted()
-            missing = self._rows_per_step - len(headers)
-            new = await self._ledger.lease(step, missing, oldest_version)
-            headers += new
-            if len(headers) >= self._rows_per_step or (exhausted and not new):
-                return headers
-            await self._feeder.top_up()
-            pause = _POLL_SECONDS[0] if new else min(pause * 1.5, longest)
-            await asyncio.sleep(pause)
+        headers, complete = await self._look(step)
+        if complete:
+            return headers
+        rows, tasks = self._database.rows, self._database.tasks
+        new_row = inserted(rows)
+        ready_again = updated(rows, "status", RowStatus.READY)
+        group_done = updated(tasks, "status", TaskStatus.COMPLETED)  # perhaps the last one
+        async with Changes(self._database, new_row, ready_again, group_done) as changes:
+            while not self._stop.is_set():
+                before = len(headers)
+                headers, complete = await self._look(step)
+                if complete:
+                    return headers
+                await changes.wait(_LONGEST_WAIT_S, found=len(headers) > before)
         return []
+
+    async def _look(self, step: int) -> tuple[list[RowHeader], bool]:
+        return await patiently(lambda: self._look_once(step), f"the rows of step {step}")
+
+    async def _look_once(self, step: int) -> tuple[list[RowHeader], bool]:
+        """The rows that the step has, and whether it gets no more."""
+        # asked before leasing: a row that comes between the two is leased in this look
+        exhausted = await self._feeder.exhausted()
+        self._lineage = await load_lineage(self._database, self._lineage)
+        bound = self._max_staleness
+        await self._ledger.evict(step, self._lineage, bound)
+        lease = partial(self._ledger.lease, step, self._rows_per_step, self._lineage, bound)
+        headers = await lease()
+        if len(headers) >= self._rows_per_step:
+            return headers, True
+        if exhausted and not await self._ledger.returning(step):
+            # what is left waits for nothing but its interval
+            return await lease(waive_interval=True), True
+        await self._feeder.top_up()
+        return headers, False
 
 
 class RowStream:
     """The stream of one rank. All ranks start and take the same steps in the same order."""
 
     def __init__(
-        self, background: BackgroundLoop, ledger: RowLedger, source: RowSource | None
+        self, background: BackgroundLoop, database: RunDatabase, source: RowSource | None
     ) -> None:
         """`source`: on rank 0 only. Collective: every rank makes one."""
         self._background = background
-        self._ledger = ledger
+        self._database = database
         self._source = source
+        self._lineage = Lineage()
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         # of its own, because it is used from another thread than training's collectives
         self._group = (
@@ -93,10 +130,10 @@ class RowStream:
         )
         self._pending: Future[StepRows | None] | None = None
 
-    def start(self, step: int, oldest_version: int) -> None:
-        """Begin to get the rows of `step`; none with a token older than `oldest_version`."""
+    def start(self, step: int) -> None:
+        """Begin to get the rows of `step`."""
         assert self._pending is None, "the rows of the last step were not taken"
-        self._pending = self._background.submit(self._prepare(step, oldest_version))
+        self._pending = self._background.submit(self._prepare(step))
 
     def take(self) -> tuple[StepRows | None, float]:
         """The rows of the step that was started, or None at the end; and the seconds waited."""
@@ -110,19 +147,27 @@ class RowStream:
         """Wait for the step that was started and do not train it: its rows stay leased."""
         self.take()
 
-    async def _prepare(self, step: int, oldest_version: int) -> StepRows | None:
+    async def _prepare(self, step: int) -> StepRows | None:
         headers: list[RowHeader] = []
         plan: list[list[str]] = []
         if self._source is not None:
-            headers = await self._source.lease(step, oldest_version)
+            headers = await self._source.lease(step)
             by_rank = assign_rows([header.cost for header in headers], self._ranks)
             plan = [[headers[index].id for index in indices] for indices in by_rank]
         if self._group is not None:
             plan = await _in_daemon_thread(lambda: self._broadcast(plan))
         if not any(plan):
             return None
-        rows = await self._ledger.fetch(plan[self._rank])
-        return StepRows(headers=headers, mine=[row_sequences(row) for row in rows])
+        rows = await patiently(
+            lambda: fetch_rows(self._database, plan[self._rank]), f"the rows of step {step}"
+        )
+        # after the rows, so that it has every version of theirs
+        self._lineage = await patiently(
+            lambda: load_lineage(self._database, self._lineage), "the policy versions"
+        )
+        # the weights that step `step` trains hold one step less
+        mine = [row_sequences(row, self._lineage, step - 1) for row in rows]
+        return StepRows(headers=headers, mine=mine)
 
     def _broadcast(self, plan: list[list[str]]) -> list[list[str]]:
         box = [plan]

@@ -6,6 +6,10 @@ Order within a step, and why a crash anywhere neither loses nor doubles a row: r
 to the ledger before the checkpoint that contains them, and a start from the checkpoint of step s
 makes every row of later steps ready again. Without a newer checkpoint a committed row is thus
 trained again, by weights that never saw it.
+
+A trainer that was stopped for longer than its lease, or cut off, and is replaced meanwhile, may
+wake at any line. It cannot publish, commit or lease in its successor's place (`databases.rows`,
+`databases.runs`), and a checkpoint that it still writes is no part of the run (`checkpoint`).
 """
 
 import logging
@@ -30,9 +34,8 @@ from transformers import PreTrainedModel
 
 from agentrl.configs import Config, ConfigError, parse_config
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
-from agentrl.databases.documents import RowStatus
+from agentrl.databases.documents import TrainerStart
 from agentrl.databases.owners import process_name
-from agentrl.databases.rows import RowLedger
 from agentrl.databases.runs import EVALUATING, FINISHED, TRAINING, TrainerAlive, TrainerReplaced
 from agentrl.databases.task_file import TaskFileError
 from agentrl.inference.protocol import ServiceUnreachable
@@ -40,12 +43,12 @@ from agentrl.training.background import BackgroundLoop
 from agentrl.training.checkpoint import (
     CheckpointError,
     TrainerState,
-    list_checkpoints,
+    lineage_checkpoints,
     load_checkpoint,
     read_state,
     recorded_config,
     save_checkpoint,
-    supersede_later,
+    supersede_others,
 )
 from agentrl.training.duties import RunDuties
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
@@ -99,7 +102,7 @@ class Trainer:
         check_tracker(config.run.report_to)
         self._tokenizer = load_tokenizer(config.model.model_name_or_path)
         _check_writable(self._output)
-        self._resume_from = _checkpoint_to_resume(config)
+        _checkpoint_to_resume(config, [])  # refused here, if it cannot be, and chosen later
         self._accelerator = _make_accelerator(config)
         torch.manual_seed(config.run.seed)
 
@@ -112,13 +115,9 @@ class Trainer:
         self._background = stack.enter_context(BackgroundLoop())
         self._database = self._connect()
         stack.callback(lambda: self._background.submit(self._database.close()).result())
-        trainer = process_name()
-        self._ledger = RowLedger(
-            self._database, trainer, optimizer.max_trained_count, optimizer.retrained_interval
-        )
         self._duties: RunDuties | None = None
         if self._accelerator.is_main_process:
-            duties = RunDuties(self._database, config, self._output, trainer, rows_per_step)
+            duties = RunDuties(self._database, config, self._output, process_name(), rows_per_step)
             self._background.run(duties.acquire())
             stack.callback(lambda: self._background.submit(duties.release()).result())
             duties.run_beside(self._background)
@@ -142,7 +141,7 @@ class Trainer:
         )
         self._optimizer = make_optimizer(self._model, optimizer)
         self._total_steps = self._from_main(
-            lambda duties: self._background.run(duties.count_steps(self._ledger))
+            lambda duties: self._background.run(duties.count_steps())
         )
         self._scheduler = make_scheduler(self._optimizer, optimizer, self._total_steps)
         self._step = 0
@@ -155,15 +154,15 @@ class Trainer:
         """From the checkpoint, or the start weights, to the end of the run or to SIGTERM."""
         self._resume()
         metrics = MetricsWriter(self._output, self._accelerator, self._config, self._step)
-        source = self._duties.source(self._ledger, self._stop) if self._duties else None
-        stream = RowStream(self._background, self._ledger, source)
+        source = self._duties.source(self._stop) if self._duties else None
+        stream = RowStream(self._background, self._database, source)
         self._publish(evaluate=self._step == 0)
         self._report(TRAINING)
         if self._duties and self._step == 0:
             self._finish_publishing()
             self._background.run(self._duties.await_evaluation(0, self._stop))
         if self._step < self._total_steps:
-            stream.start(self._step + 1, self._oldest_version())
+            stream.start(self._step + 1)
             self._train(stream, metrics)
         metrics.close()
         self._finish()
@@ -178,13 +177,13 @@ class Trainer:
             trained_version = self._version
             last = self._step + 1 == self._total_steps
             if not last:
-                stream.start(self._step + 2, self._oldest_version(ahead=1))
+                stream.start(self._step + 2)
             began = time.monotonic()
             if self._config.services.inf_share_gpus:
                 self._from_main(lambda duties: self._background.run(duties.release_gpus()))
             statistics = train_step(
-                self._model, self._optimizer, self._scheduler, rows.mine, trained_version,
-                self._config.loss, self._options,
+                self._model, self._optimizer, self._scheduler, rows.mine, self._config.loss,
+                self._options,
             )  # fmt: skip
             train_seconds = time.monotonic() - began
             self._step += 1
@@ -209,10 +208,9 @@ class Trainer:
             )
             ended = time.monotonic()
             if self._duties:
-                counts = self._background.run(self._ledger.counts())
-                ready = counts[RowStatus.READY]
+                counts = self._background.run(self._duties.counts())
                 line = step_metrics(
-                    self._step, trained_version, statistics, rows.headers, times, ready
+                    self._step, trained_version, statistics, rows.headers, times, counts
                 )
                 metrics.write(line)
                 logger.info(
@@ -227,17 +225,16 @@ class Trainer:
 
     def _resume(self) -> None:
         """Load the checkpoint, if there is one to go on from, and bring ledger and folder to it."""
-        if self._resume_from is not None:
-            state = load_checkpoint(
-                self._resume_from, self._model, self._optimizer, self._scheduler
-            )
+        checkpoint = self._agree_on_checkpoint()
+        if checkpoint is not None:
+            state = load_checkpoint(checkpoint, self._model, self._optimizer, self._scheduler)
             self._step = self._saved_step = state.step
-            logger.info("going on from %s", self._resume_from)
-        if self._duties:
-            supersede_later(self._output, self._step)
+            logger.info("going on from %s", checkpoint)
         self._version = self._from_main(
-            lambda duties: self._background.run(duties.start(self._ledger, self._step))
+            lambda duties: self._background.run(duties.start(self._step))
         )
+        if self._duties:
+            supersede_others(self._output, self._step, self._duties.starts)
         self._version -= 1  # the version of the first publication is the next one
 
     def _publish(self, *, evaluate: bool) -> None:
@@ -263,21 +260,19 @@ class Trainer:
             self._publishing = None
 
     def _commit(self, rows: StepRows) -> None:
-        if self._duties is None:
-            return
-        committed = self._background.run(self._ledger.commit(self._step))
-        if committed != len(rows.headers):
-            raise TrainerReplaced(
-                f"{committed} of the {len(rows.headers)} rows of step {self._step} were still "
-                "leased by this trainer: another one took them, this one stops"
-            )
+        if self._duties:
+            ids = [header.id for header in rows.headers]
+            self._background.run(self._duties.commit(self._step, ids))
 
     def _save(self) -> None:
+        if self._duties:
+            self._background.run(self._duties.hold())
         state = TrainerState(
             step=self._step,
             version=self._version,
             run_name=self._config.run.run_name,
             config=recorded_config(self._config),
+            fence=self._duties.fence if self._duties else 0,  # rank 0 writes it
         )
         save_checkpoint(
             self._output, state, self._model, self._optimizer, self._scheduler,
@@ -293,8 +288,7 @@ class Trainer:
         if self._duties:
             self._finish_publishing()
             self._background.run(self._duties.close_publisher())
-            # rows that were leased ahead and are not trained: others may have them
-            self._background.run(self._ledger.rewind(self._step))
+            self._background.run(self._duties.give_back_rows())
         # The others leave; the evaluation needs no collective.
         dist.barrier()
         if self._duties and not stopped:
@@ -311,10 +305,6 @@ class Trainer:
         if self._duties:
             self._background.run(self._duties.report(self._step, self._version, status))
 
-    def _oldest_version(self, ahead: int = 0) -> int:
-        """The oldest version of a token to train, `ahead` publications from now."""
-        return self._version + ahead - self._config.staleness_bound
-
     def _any_rank_stops(self) -> bool:
         """Whether any process got a signal; then all of them stop after the same step."""
         flag = torch.tensor(int(self._stop.is_set()), device=self._accelerator.device)
@@ -329,6 +319,14 @@ class Trainer:
         number = torch.tensor(value, dtype=torch.int64, device=self._accelerator.device)
         dist.broadcast(number, src=0)
         return int(number.item())
+
+    def _agree_on_checkpoint(self) -> Path | None:
+        """The checkpoint to go on from, as rank 0 finds it."""
+        found: list[Path | None] = [None]
+        if self._duties:
+            found = [_checkpoint_to_resume(self._config, self._duties.starts)]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
 
     def _connect(self) -> RunDatabase:
         url = self._config.run.db_connection_string
@@ -345,13 +343,16 @@ class Trainer:
         self._stop.set()
 
 
-def _checkpoint_to_resume(config: Config) -> Path | None:
-    """The checkpoint that `--resume_from_checkpoint` means. Raises `ConfigError`."""
+def _checkpoint_to_resume(config: Config, starts: Sequence[TrainerStart]) -> Path | None:
+    """The checkpoint that `--resume_from_checkpoint` means, where trainers began at `starts`.
+
+    Raises `ConfigError`.
+    """
     wanted = config.checkpoint.resume_from_checkpoint
     if wanted is not None and wanted.lower() == "false":
         return None
     if wanted is None or wanted.lower() == "true":
-        checkpoints = list_checkpoints(config.output)
+        checkpoints = lineage_checkpoints(config.output, starts)
         if wanted is not None and not checkpoints:
             raise ConfigError(
                 f"--resume_from_checkpoint true: there is no checkpoint in {config.output}"

@@ -1,0 +1,139 @@
+"""Waiting for something to change in a run's database, without asking all the time.
+
+    async with Changes(database, inserted(database.rows)) as changes:
+        while not await enough():
+            await changes.wait(timeout_s=5.0)
+
+Where the server offers change streams (a replica set), a wait ends when a change arrives;
+elsewhere, and while a stream is broken, it ends by itself after a pause that grows from look to
+look. Nothing depends on it for correctness: a wait may end without a change, and always ends after
+its timeout. Not in here: what changed. Who waits looks for itself.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+
+from agentrl.databases.connection import Documents, RunDatabase
+
+logger = logging.getLogger(__name__)
+
+Interest = Mapping[str, Any]  # a filter of change events
+
+FIRST_PAUSE_S = 0.05  # between two looks where changes are polled for; and the least at any time
+LONGEST_PAUSE_S = 1.0
+_PAUSE_GROWTH = 1.5
+_REOPEN_S = 0.5  # between two tries to open a broken stream
+
+
+def inserted(collection: Documents) -> Interest:
+    """A document is new in the collection."""
+    return {"ns.coll": collection.name, "operationType": "insert"}
+
+
+def updated(collection: Documents, field: str, *values: object) -> Interest:
+    """An update set this top-level field: to one of `values`, or to anything if none is given."""
+    condition = {"$in": list(values)} if values else {"$exists": True}
+    return {
+        "ns.coll": collection.name,
+        "operationType": "update",
+        f"updateDescription.updatedFields.{field}": condition,
+    }
+
+
+class Changes:
+    """Changes of any of `interests` since the last wait, or since the block was entered.
+
+    A change between a look and the wait that follows it ends that wait: the stream is open before
+    the first look, and what it brings is remembered. A stream that the server's restart broke is
+    opened again, which ends a wait too, because changes may have gone unseen. For one waiter.
+    """
+
+    def __init__(self, database: RunDatabase, *interests: Interest) -> None:
+        self._database = database.database
+        # Only the token of an event is sent: rows can be large.
+        self._pipeline: list[dict[str, Any]] = [
+            {"$match": {"$or": list(interests)}},
+            {"$project": {"_id": 1}},
+        ]
+        self._changed = asyncio.Event()
+        self._settled = asyncio.Event()  # the stream was opened, or could not be
+        self._streaming = False
+        self._pause = FIRST_PAUSE_S
+        self._woken = -FIRST_PAUSE_S
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a change stream is open; otherwise waits are pauses."""
+        return self._streaming
+
+    async def wait(self, timeout_s: float, *, found: bool = False) -> None:
+        """Return when a look is worth it, at the latest after `timeout_s` seconds.
+
+        `found`: the look before this wait found something, so that the next is worth it soon.
+        """
+        if found:
+            self._pause = FIRST_PAUSE_S
+        if not self._streaming:
+            timeout_s = min(timeout_s, self._pause)
+            self._pause = min(self._pause * _PAUSE_GROWTH, LONGEST_PAUSE_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            # A burst of changes is one look, not one for each.
+            await asyncio.sleep(self._woken + FIRST_PAUSE_S - time.monotonic())
+        self._changed.clear()
+        self._woken = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        self._reader = asyncio.create_task(self._read(), name="changes")
+        settled = asyncio.create_task(self._settled.wait())
+        await asyncio.wait([settled, self._reader], return_when=asyncio.FIRST_COMPLETED)
+        settled.cancel()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._reader is not None
+        self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+
+    async def _read(self) -> None:
+        """Keep a stream open for as long as the server offers one."""
+        while True:
+            try:
+                stream = await self._database.watch(self._pipeline)
+            except ConnectionFailure as error:
+                logger.debug("no change stream for now: %s", error)
+                self._settled.set()
+                await asyncio.sleep(_REOPEN_S)
+                continue
+            except OperationFailure as error:
+                logger.info("changes are polled for, the server offers no stream: %s", error)
+                self._settled.set()
+                return
+            async with stream:
+                self._streaming = True
+                if self._settled.is_set():  # it is not the first: what came between was not seen
+                    self._changed.set()
+                self._settled.set()
+                try:
+                    async for _ in stream:
+                        self._changed.set()
+                except PyMongoError as error:
+                    logger.debug("a change stream broke and is opened again: %s", error)
+                finally:
+                    self._streaming = False
+                    self._changed.set()  # the wait that runs now has to become a pause
+            await asyncio.sleep(_REOPEN_S)

@@ -1,0 +1,170 @@
+"""Which state may follow which, as tables, and the one function per document that applies them.
+
+Nothing else writes `status`. A change names, in the filter of its atomic update, the states that
+its table lets it come from; what does not match is refused with the state found and the state
+wanted. Here are the tables and how a change is applied; when and why one is made stands in
+`tasks.py` (Tasks and slots), `records.py` (Records) and `rows.py` (rows).
+
+A Task and its slots are one document, so their changes are expressions that one update pipeline
+holds together: `slots_changed` and `task_status`.
+"""
+
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from pymongo import UpdateOne
+from pymongo.asynchronous.collection import AsyncCollection
+
+from agentrl.databases.documents import RecordStatus, RowStatus, SlotStatus, TaskStatus
+
+Expression = Any  # a MongoDB aggregation expression
+Status = TypeVar("Status", bound=StrEnum)
+
+TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
+    TaskStatus.CREATED: frozenset({TaskStatus.RUNNING}),
+    TaskStatus.RUNNING: frozenset({TaskStatus.FINALISING}),
+    TaskStatus.FINALISING: frozenset({TaskStatus.COMPLETED}),
+    TaskStatus.COMPLETED: frozenset(),
+}
+SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
+    SlotStatus.PENDING: frozenset({SlotStatus.LEASED}),
+    SlotStatus.LEASED: frozenset({SlotStatus.PENDING, SlotStatus.COMPLETED, SlotStatus.FAILED}),
+    SlotStatus.COMPLETED: frozenset(),
+    SlotStatus.FAILED: frozenset(),
+}
+RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
+    RecordStatus.SAMPLING: frozenset({RecordStatus.SCORED, RecordStatus.FAILED}),
+    RecordStatus.SCORED: frozenset({RecordStatus.READY, RecordStatus.ABANDONED}),
+    RecordStatus.FAILED: frozenset(),
+    RecordStatus.READY: frozenset(),
+    RecordStatus.ABANDONED: frozenset(),
+}
+ROW_TRANSITIONS: dict[RowStatus, frozenset[RowStatus]] = {
+    RowStatus.READY: frozenset({RowStatus.LEASED, RowStatus.EVICTED}),
+    RowStatus.LEASED: frozenset({RowStatus.READY, RowStatus.TRAINED}),
+    # The trainer resumed from before the step that trained it, or that it was too old for.
+    RowStatus.TRAINED: frozenset({RowStatus.READY}),
+    RowStatus.EVICTED: frozenset({RowStatus.READY}),
+}
+TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED})
+
+
+class TransitionRefused(RuntimeError):
+    """A document was not in a state from which the wanted change is allowed; nothing was changed.
+
+    `document` names it, `found` is its state (None: it is not there), `wanted` the state refused.
+    """
+
+    def __init__(self, document: str, found: str | None, wanted: str) -> None:
+        state = "is not there" if found is None else f"is {found}"
+        super().__init__(f"{document} {state}, so it cannot become {wanted}")
+        self.document = document
+        self.found = found
+        self.wanted = wanted
+
+
+def states_before(
+    transitions: Mapping[Status, frozenset[Status]],
+    to: Status,
+    expected: Collection[Status] | None = None,
+) -> list[Status]:
+    """The states a document may be in to become `to`, in the table's order.
+
+    `expected`: only these, each of which the table must allow; an error in the program if not.
+    """
+    allowed = [state for state, following in transitions.items() if to in following]
+    if expected is None:
+        return allowed
+    assert set(expected) <= set(allowed), f"only {allowed} may become {to}, not {set(expected)}"
+    return [state for state in allowed if state in expected]
+
+
+def slots_changed(
+    which: Expression, to: SlotStatus, fields: Mapping[str, Expression]
+) -> Expression:
+    """The `slots` of a Task after those that `which` holds for became `to`.
+
+    `which` and `fields` speak of the slot as `$$slot`. Slots that may not become `to` stay as they
+    are: the update's filter says what is an error.
+    """
+    return slots_updated(
+        {"$and": [{"$in": ["$$slot.status", states_before(SLOT_TRANSITIONS, to)]}, which]},
+        {**fields, "status": to},
+    )
+
+
+def slots_updated(which: Expression, fields: Mapping[str, Expression]) -> Expression:
+    """The `slots` of a Task with `fields` merged into those that `which` holds for."""
+    return {
+        "$map": {
+            "input": "$slots",
+            "as": "slot",
+            "in": {"$cond": [which, {"$mergeObjects": ["$$slot", fields]}, "$$slot"]},
+        }
+    }
+
+
+def task_status(to: TaskStatus, when: Expression = True) -> Expression:
+    """The `status` of a Task that becomes `to` if `when` holds and the table allows it."""
+    may = {"$in": ["$status", states_before(TASK_TRANSITIONS, to)]}
+    return {"$cond": [{"$and": [may, when]}, to, "$status"]}
+
+
+def record_change(record_id: str, to: RecordStatus, fields: Mapping[str, Any]) -> UpdateOne:
+    """The change of one Record, for a bulk write. `fields` are values, not expressions.
+
+    It matches nothing where the table refuses it: `check_record` then says so.
+    """
+    return UpdateOne(*_record_update(record_id, to, fields))
+
+
+async def change_record(
+    records: AsyncCollection[dict[str, Any]],
+    record_id: str,
+    to: RecordStatus,
+    fields: Mapping[str, Any],
+) -> None:
+    """Change one Record. Raises `TransitionRefused`."""
+    result = await records.update_one(*_record_update(record_id, to, fields))
+    if result.matched_count == 0:
+        await check_record(records, record_id, to)
+
+
+async def check_record(
+    records: AsyncCollection[dict[str, Any]], record_id: str, to: RecordStatus
+) -> None:
+    """Raise `TransitionRefused` unless the Record is in a state that may become `to`."""
+    document = await records.find_one({"_id": record_id}, {"status": 1})
+    found = document["status"] if document else None
+    if found not in states_before(RECORD_TRANSITIONS, to):
+        raise TransitionRefused(f"record {record_id}", found, to)
+
+
+async def change_rows(
+    rows: AsyncCollection[dict[str, Any]],
+    selection: Mapping[str, Any],
+    to: RowStatus,
+    fields: Mapping[str, Expression],
+    *,
+    expected: Collection[RowStatus] | None = None,
+) -> int:
+    """Change all rows of `selection` that may become `to`; returns how many did.
+
+    `fields` are expressions over the row as it was (text must be a `$literal`). `expected`: only
+    rows in these states. A selection may hold rows in other states, which stay as they are; who
+    needs a number of rows compares it with the one returned.
+    """
+    sources = states_before(ROW_TRANSITIONS, to, expected)
+    result = await rows.update_many(
+        {"$and": [{"status": {"$in": sources}}, dict(selection)]},
+        [{"$set": {**fields, "status": to}}],
+    )
+    return result.modified_count
+
+
+def _record_update(
+    record_id: str, to: RecordStatus, fields: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    sources = states_before(RECORD_TRANSITIONS, to)
+    return {"_id": record_id, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}
