@@ -144,14 +144,19 @@ def reference(folders: Folders) -> Callable[..., list[float]]:
 
 @pytest.fixture(scope="session")
 def service(start_service: Callable[..., Service]) -> Service:
-    """The service that most tests share; its weights may be any, its state is idle."""
+    """The service that most tests share; it is idle, its weights may be any."""
     return start_service()
 
 
 @pytest.fixture
-async def client(service: Service) -> AsyncIterator[SGLangClient]:
-    """A client of the shared service that has learned its limits, as the pool's have."""
+async def client(service: Service, folders: Folders) -> AsyncIterator[SGLangClient]:
+    """A client of the shared service, which has the first weights and an empty cache.
+
+    It has learned the service's limits, as the pool's clients have.
+    """
     async with SGLangClient(service.url) as client:
         await client.fetch_limits()
+        await client.continue_()  # a test that failed may have left it paused
+        await client.update_weights_from_disk(folders.first, await client.weight_version() + 1)
         yield client
         assert service.process.poll() is None, "the service died: see the test before"

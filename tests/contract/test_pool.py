@@ -22,7 +22,7 @@ async def until_generating(client: SGLangClient, tokens: int) -> None:
 
 
 async def test_a_record_stays_with_its_service_until_that_dies_and_goes_on_from_its_tokens(
-    service, start_service: Callable, folders, reference
+    client, service, start_service: Callable, folders, reference
 ) -> None:
     other = start_service("--weight_version", "1000")
     async with ServicePool() as pool, SGLangClient(other.url) as dying:
@@ -36,8 +36,7 @@ async def test_a_record_stays_with_its_service_until_that_dies_and_goes_on_from_
         assert (await busy).service == service.url
 
         here = await dying.weight_version()
-        async with SGLangClient(service.url) as client:
-            there = await client.weight_version()
+        there = await client.weight_version()
         cut_off = asyncio.create_task(pool.generate(request("cut", 900), record_id="b"))
         await until_generating(dying, 200)
         other.kill()

@@ -5,13 +5,14 @@ By each way of `--weight_update`, with both of `--weight_update_pause`.
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.client import PauseMode, SGLangClient
 from agentrl.inference.protocol import (
     GenerateRequest,
     Generation,
@@ -51,7 +52,9 @@ async def publish(
     return outcome
 
 
-async def start(client: SGLangClient, count: int = 3, tokens: int = 700) -> list[asyncio.Task]:
+async def start(
+    client: SGLangClient, count: int = 3, tokens: int = 700
+) -> list[asyncio.Task[Generation]]:
     params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
     return [
         asyncio.create_task(client.generate(GenerateRequest(f"across{i}", PROMPT, params)))
@@ -59,8 +62,13 @@ async def start(client: SGLangClient, count: int = 3, tokens: int = 700) -> list
     ]
 
 
-async def until_used(client: SGLangClient, tokens: int) -> None:
+async def until_used(
+    client: SGLangClient, tokens: int, running: Sequence[asyncio.Task[Generation]]
+) -> None:
+    """Wait until the requests that run have so many tokens, their prompts included."""
     while (await client.loads()).used_tokens < tokens:
+        for request in running:
+            assert not request.done(), f"it ended too early: {request!r:.300}"
         await asyncio.sleep(0.005)
 
 
@@ -79,7 +87,7 @@ async def test_each_token_has_the_logprob_of_the_version_it_carries(
     assert (await publish(client, folders.first, first, updater)).ok
     running = await start(client)
     for crossed, version in enumerate((first + 1, first + 2), 1):
-        await until_used(client, 3 * (len(PROMPT) + 60 * crossed))
+        await until_used(client, 3 * (len(PROMPT) + 60 * crossed), running)
         outcome = await publish(client, folder_of[version], version, updater)
         assert outcome.error is None and outcome.stall_s > 0
     assert await client.weight_version() == first + 2
@@ -95,7 +103,7 @@ async def test_in_place_the_old_keys_and_values_go_on_serving(
     old = await client.weight_version() + 1
     assert (await publish(client, folders.first, old, updater)).ok
     (running,) = await start(client, 1, tokens=500)
-    await until_used(client, len(PROMPT) + 50)
+    await until_used(client, len(PROMPT) + 50, [running])
     assert (await publish(client, folders.second, old + 1, updater, "in_place")).ok
     made = await running
     assert [span.version for span in made.versions] == [old, old + 1]
@@ -108,24 +116,36 @@ async def test_in_place_the_old_keys_and_values_go_on_serving(
     await client.flush_cache()
 
 
-async def test_nothing_is_generated_while_it_is_paused(client) -> None:
-    for mode in ("retract", "in_place"):
-        running = await start(client, 2, tokens=400)
-        await until_used(client, 2 * (len(PROMPT) + 10))
-        await client.pause(mode)
-        late = asyncio.create_task(
-            client.generate(GenerateRequest(f"late-{mode}", PROMPT, SamplingParams(3)))
-        )
-        done, _ = await asyncio.wait([*running, late], timeout=1.0)
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+async def test_nothing_is_generated_while_it_is_paused(client, mode: PauseMode) -> None:
+    running = await start(client, 2, tokens=400)
+    await until_used(client, 2 * (len(PROMPT) + 10), running)
+    await client.pause(mode)
+    late = asyncio.create_task(client.generate(GenerateRequest("late", PROMPT, SamplingParams(3))))
+    done, _ = await asyncio.wait([*running, late], timeout=1.0)
+    assert not done
+    # It takes no new work, but it is not gone: what is here waits.
+    assert not await client.ready() and await client.alive()
+    await client.continue_()
+    assert await client.ready()
+    made = await asyncio.gather(*running, late)
+    assert [len(one.output_ids) for one in made[:2]] == [400, 400]
+
+
+async def test_requests_outlive_a_pause_in_which_their_service_says_nothing(service) -> None:
+    async with SGLangClient(service.url, silence_s=0.2) as client:
+        (running,) = await start(client, 1, tokens=400)
+        await until_used(client, len(PROMPT) + 10, [running])
+        await client.pause("in_place")
+        done, _ = await asyncio.wait([running], timeout=1.5)
         assert not done
         await client.continue_()
-        made = await asyncio.gather(*running, late)
-        assert [len(one.output_ids) for one in made[:2]] == [400, 400]
+        assert len((await running).output_ids) == 400
 
 
 async def test_a_pause_that_aborts_keeps_what_was_made_and_holds_what_comes(client) -> None:
     running = await start(client, 2)
-    await until_used(client, 2 * (len(PROMPT) + 10))
+    await until_used(client, 2 * (len(PROMPT) + 10), running)
     await client.pause("abort")
     ended = await asyncio.gather(*running)
     assert {made.finish_reason for made in ended} == {"abort"}

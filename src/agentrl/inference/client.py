@@ -55,7 +55,7 @@ class SGLangClient:
 
     `limits` are what the caller knows of the model; without them `fetch_limits` asks the service.
     `session` is shared and stays open; without one the client opens and closes its own. A service
-    that says nothing about a request for `silence_s` seconds is asked whether it is ready.
+    that says nothing about a request for `silence_s` seconds is asked whether it lives.
 
     Every method raises `ServiceUnreachable` when no complete answer came, `RequestTimedOut` past
     its time-out and `RequestRejected` when the service (or the client, before sending) refused.
@@ -120,9 +120,9 @@ class SGLangClient:
         try:
             while not receiving.done():
                 await asyncio.wait({receiving}, timeout=self._silence_s)
-                if not receiving.done() and len(output.ids) == heard and not await self.ready():
+                if not receiving.done() and len(output.ids) == heard and not await self.alive():
                     raise ServiceUnreachable(
-                        f"{self.url} said nothing for {self._silence_s:g} s and is not ready"
+                        f"{self.url} said nothing for {self._silence_s:g} s and is gone"
                     )
                 heard = len(output.ids)
         finally:
@@ -313,8 +313,21 @@ class SGLangClient:
             raise
         return [worker["url"].rstrip("/") for worker in answer["workers"]]
 
+    async def alive(self, *, timeout_s: float = _READY_S) -> bool:
+        """Whether somebody answers at once, also while generation is paused."""
+        try:
+            await self._transport.call("GET", "/model_info", b"", timeout_s)
+        except RequestRejected:
+            return True  # a router, which has no model
+        except (ServiceUnreachable, RequestTimedOut):
+            return False
+        return True
+
     async def ready(self, *, timeout_s: float = _READY_S) -> bool:
-        """Whether the service takes requests; at once, False also when nobody answers."""
+        """Whether the service takes requests and generates; at once.
+
+        False while generation is paused, and when nobody answers.
+        """
         try:
             await self._transport.call("GET", "/ready", b"", timeout_s)
         except RequestRejected as error:

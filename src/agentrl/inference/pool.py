@@ -69,7 +69,7 @@ class ServicePool:
 
     A record stays with the service that answered its last turn (its prefix is cached there) while
     that service is up. A service whose connection fails, or that says nothing for `silence_s`
-    seconds and is not ready, is down until `/ready` says otherwise, asked with back-off. A request
+    seconds and is gone, is down until `/ready` says otherwise, asked with back-off. A request
     whose service dies, aborts it or takes longer than `request_timeout_s` goes on at another from
     the tokens that it has. When none is up, requests wait `patience_s` seconds for one before
     `ServiceUnreachable` is raised.

@@ -255,7 +255,8 @@ class _Server:
         return answer({"timestamp": time.time(), "version": "agentrl-engine", "loads": [load]})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return web.Response(status=503 if self.stopping else 200)
+        paused = self._engine.scheduler.paused is not None
+        return web.Response(status=503 if self.stopping or paused else 200)
 
     async def _health(self, request: web.Request) -> web.Response:
         """Generate one token; 503 when that takes too long, as when generation is paused."""
