@@ -15,7 +15,7 @@ from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, preset_flags
 from agentrl.launcher.processes import Kind, Part
 
 LOGS = Path("logs/as")
-RESTARTS = 10  # how often a sampler, a service or the tool server is started again
+RESTARTS = 10  # how often a sampler, a service, the tool server or mongod is started again
 
 
 @dataclass(frozen=True)
