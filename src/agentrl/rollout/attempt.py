@@ -68,6 +68,8 @@ class Attempt:
         except (LeaseLost, TransitionRefused) as lost:
             # The slot is somebody else's by now, or its group is.
             log.warning("%s: %s", self.claim.record_id, lost)
+            await asyncio.wait({self.started})  # a Record that is still on its way arrives first
+            await self.records.disown(self.claim.record_id)
 
     async def _settle(self) -> Task | None:
         """Returns the Task if this was its group's last slot."""
