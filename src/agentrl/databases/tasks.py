@@ -311,7 +311,7 @@ class TaskLedger:
 
     async def _finalised(self, task: Task) -> None:
         if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
-            # also where the reaper died before it could, or their sampler after it had the score
+            # the reaper died before it could
             counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
             await close_lost_records(self._database, {"task": task.id, "_id": {"$nin": counted}})
         result = await self._tasks.update_one(
