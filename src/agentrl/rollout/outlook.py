@@ -17,9 +17,8 @@ SERVICE_TIMEOUT_S = 30.0  # a service silent for so long is not used
 class Outlook:
     """One look.
 
-    `services`: URLs of those with the newest weights. `evaluation`: evaluation slots are free.
-    `training`: the run, if training groups may be worked on. `finished`: nothing is to be done any
-    more.
+    `services`: URLs with the newest weights. `evaluation`: evaluation slots are free. `training`:
+    the run, if training groups may be worked on. `finished`: nothing is to be done any more.
     """
 
     services: tuple[str, ...] = ()
