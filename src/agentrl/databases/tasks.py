@@ -311,9 +311,7 @@ class TaskLedger:
 
     async def _finalised(self, task: Task) -> None:
         if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
-            # also where the reaper died before it could, or their sampler after it had the score
-            counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
-            await close_lost_records(self._database, {"task": task.id, "_id": {"$nin": counted}})
+            await close_lost_records(self._database, {"task": task.id})
         result = await self._tasks.update_one(
             {
                 "_id": task.id,
