@@ -9,6 +9,7 @@ import pytest
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, SlotStatus, Split, Task, TaskStatus, place_of
 from agentrl.databases.feeder import make_tasks
+from agentrl.databases.reaping import Reaped
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger, open_groups
@@ -316,3 +317,22 @@ async def test_records_that_no_reaper_closed_are_closed_with_their_group(
     await two.finalised(task)
     statuses = {record["_id"]: record["status"] async for record in database.records.find()}
     assert statuses == {lost.record_id: "failed", kept.record_id: "scored"}
+
+
+async def test_a_sampler_that_died_after_scoring_has_its_slot_completed(
+    database: RunDatabase,
+) -> None:
+    await fill(database, attempts=1)
+    dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
+    lost = await begin(database, dead, "dead")
+    await database.records.update_one(
+        {"_id": lost.record_id}, {"$set": {"status": "scored", "score": 0.5}}
+    )
+    await asyncio.sleep(0.01)
+    assert await alive.reap() == Reaped(completed=1)
+    task = await alive.claim_finalisation()
+    assert task is not None
+    slot = task.slots[0]
+    assert (slot.status, slot.score, slot.record) == ("completed", 0.5, lost.record_id)
+    record = await database.records.find_one({"_id": lost.record_id})
+    assert record is not None and record["status"] == "scored"

@@ -92,7 +92,7 @@ async def test_a_time_out_is_an_error_and_ends_the_generation(engine) -> None:
         with pytest.raises(RequestTimedOut, match=r"0\.05 s"):
             await client.generate(long_request("slow"), timeout_s=0.05)
         began = time.monotonic()
-        while (await client.loads()).running_requests:
+        while (await client.loads()).running:
             assert time.monotonic() - began < 5
             await asyncio.sleep(0.01)
 

@@ -1,6 +1,7 @@
 """The trainer's core, launched once with one process and once with two."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,10 +10,14 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from agentrl.databases.mongod import EmbeddedMongod
+
 HERE = Path(__file__).parent
 CONFIG = HERE.parents[1] / "assets" / "fsdp2_cpu.yml"
 
-sys.path.insert(0, str(HERE))  # `tiny` and `worker`, which launched processes import too
+sys.path.insert(0, str(HERE))  # `tiny` and others, which launched processes import too
+
+from trainer_run import Run  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +49,13 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     for n, process in running.items():
         assert process.wait(timeout=100) == 0, (folders[n] / "log").read_text()
     return folders
+
+
+@pytest.fixture
+def run(tmp_path: Path, mongod: EmbeddedMongod) -> Iterator[Run]:
+    run = Run(tmp_path, mongod.url)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    run.database(lambda db: db.client.drop_database(db.name))

@@ -1,101 +1,30 @@
 """The trainer's process on a real mongod, with rows put in by hand."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
-from uuid import uuid4
 
 import pytest
 import torch
-from tiny import linear_rows, tiny_model, write_tiny_folder
+from tiny import linear_rows, tiny_model
+from trainer_run import Run, start
 from transformers import AutoModelForCausalLM
 
 from agentrl.databases import services
-from agentrl.databases.connection import RunDatabase, connect
-from agentrl.databases.documents import DBRecordData, RowStatus, Split, TaskStatus
-from agentrl.databases.mongod import EmbeddedMongod
-from agentrl.databases.rows import RowLedger
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import RowStatus, Split, TaskStatus
+from agentrl.databases.rows import count_rows
 from agentrl.databases.runs import FINISHED, RunLease, load_run
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
 from agentrl.training.checkpoint import list_checkpoints
 from agentrl.training.publication import Publication, Publisher
 from agentrl.training.trainer import main
-
-T = TypeVar("T")
-
-
-class Run:
-    """A run's folders and database, and the trainer's flags for it."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        self.name = f"run-{uuid4().hex[:8]}"
-        self.url = url
-        self.output = folder / "out"
-        self.model = write_tiny_folder(folder / "model")
-        self.tasks = folder / "tasks.jsonl"
-        self.tasks.write_text('{"query": "one", "scorer": "exact_match", "answer": "1"}\n')
-
-    def flags(self, *more: str) -> list[str]:
-        return [
-            "--run_name", self.name, "--output_dir", str(self.output),
-            "--db_connection_string", self.url, "--model_name_or_path", str(self.model),
-            "--per_device_train_batch_size", "4", "--learning_rate", "1e-3",
-            "--max_tokens", "128", "--max_staleness", "50", "--save_steps", "2",
-            "--lease_seconds", "2", *more,
-        ]  # fmt: skip
-
-    def database(self, use: Callable[[RunDatabase], Awaitable[T]]) -> T:
-        async def connected() -> T:
-            database = await connect(self.url, self.name)
-            try:
-                return await use(database)
-            finally:
-                await database.close()
-
-        return asyncio.run(connected())
-
-    def add(self, rows: list[DBRecordData]) -> None:
-        self.database(lambda db: db.rows.insert_many([row.to_mongo() for row in rows]))
-
-    def rows(self) -> list[dict[str, Any]]:
-        return self.database(lambda db: db.rows.find({}).sort("seq", 1).to_list())
-
-    def metrics(self) -> list[dict[str, Any]]:
-        file = self.output / "metrics.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-    def await_steps(self, count: int, process: subprocess.Popen[bytes] | None = None) -> None:
-        deadline = time.monotonic() + 60
-        while len(self.metrics()) < count and time.monotonic() < deadline:
-            assert process is None or process.poll() is None, "the trainer ended"
-            time.sleep(0.02)
-
-
-@pytest.fixture
-def run(tmp_path: Path, mongod: EmbeddedMongod) -> Iterator[Run]:
-    run = Run(tmp_path, mongod.url)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield run
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    run.database(lambda db: db.client.drop_database(db.name))
-
-
-def start(flags: list[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "agentrl.training.trainer", *flags],
-            stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
 
 
 def test_after_a_kill_every_row_is_trained_once_along_the_checkpoints(
@@ -141,7 +70,7 @@ def test_sigterm_ends_a_run_in_order_and_it_goes_on_later(run: Run) -> None:
     threading.Thread(target=terminate).start()
     assert main(flags) == 0
     assert list_checkpoints(run.output)[-1].name == "checkpoint-3"
-    counts = run.database(lambda db: RowLedger(db, "nobody").counts())
+    counts = run.database(count_rows)
     assert counts[RowStatus.LEASED] == 0
     assert (counts[RowStatus.TRAINED], counts[RowStatus.READY]) == (12, 2)
     document = run.database(load_run)
@@ -244,7 +173,10 @@ async def check_service(database: RunDatabase, run: Run) -> None:
     assert (start - log_p).abs().max() > 1e-3, "they are not the start weights"
 
     # the service was away and comes back with other weights
-    publisher = Publisher(database, run.output, 60)
+    async def ours() -> None:
+        """Nobody takes the run."""
+
+    publisher = Publisher(database, run.output, 60, hold=ours)
     await publisher.publish(Publication(9, 2, run.output.resolve() / "weights" / "v2"))
     await services.register(database, service.url, str(run.model), service.capacity)
     keeping = asyncio.create_task(publisher.keep_current(patience_s=60))

@@ -25,7 +25,7 @@ from agentrl.databases.documents import (
 )
 from agentrl.databases.group_commit import GroupCommit, NotSent, Write
 from agentrl.databases.held_leases import HeldLeases
-from agentrl.databases.transitions import TransitionRefused, record_change
+from agentrl.databases.transitions import TransitionRefused, change_records, record_change
 
 # What a Record says from its start on.
 _FIXED = frozenset(
@@ -64,13 +64,24 @@ class RecordLedger:
         """
         status = RecordStatus(record.status)
         fields = record.model_dump(exclude={*_FIXED, "status"})
-        change = record_change(record.id, status, {**fields, "finished_at": datetime.now(UTC)})
+        ended = {**fields, "finished_at": datetime.now(UTC)}
+        change = record_change(record.id, status, ended, expected=[RecordStatus.SAMPLING])
         found = await self._write_held([record.id], self._records, [change])
         self.leases.end(record.id)
         if not found:
             states = await self._states([record.id])
             if states.get(record.id) != status:
                 raise TransitionRefused(f"record {record.id}", states.get(record.id), status)
+
+    async def disown(self, record: str) -> None:
+        """Close a Record whose slot was lost, if nobody has: nobody else may ever see it where it
+        was held up on its way and stored after its slot was reaped. Needs no lease."""
+        ended = {"error": "its slot was lost before it was stored"}
+        still_open = {"_id": record, "status": RecordStatus.SAMPLING}
+        await patiently(
+            lambda: change_records(self._database.records, still_open, RecordStatus.FAILED, ended),
+            f"the end of Record {record}",
+        )
 
     async def scored(self, task: Task) -> list[Record]:
         """The scored Records of a group's completed slots, by trajectory."""

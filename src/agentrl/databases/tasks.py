@@ -94,7 +94,6 @@ class TaskLedger:
     ) -> None:
         self._database = database
         self._tasks = database.tasks
-        self._records = database.records
         self._owner = owner
         self._lease_ms = int(lease_seconds * 1000)
         self._max_attempts = max_attempts
@@ -312,7 +311,9 @@ class TaskLedger:
 
     async def _finalised(self, task: Task) -> None:
         if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
-            await close_lost_records(self._database, {"task": task.id})
+            # also where the reaper died before it could, or their sampler after it had the score
+            counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
+            await close_lost_records(self._database, {"task": task.id, "_id": {"$nin": counted}})
         result = await self._tasks.update_one(
             {
                 "_id": task.id,

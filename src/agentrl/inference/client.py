@@ -23,6 +23,7 @@ from agentrl.inference.protocol import (
     InferenceError,
     RequestRejected,
     RequestTimedOut,
+    ServiceLoad,
     ServiceUnreachable,
     VersionSpan,
     version_from_wire,
@@ -41,16 +42,6 @@ class ModelLimits:
 
     vocab_size: int | None = None
     context_length: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceLoad:
-    """How busy a service is, summed over its data-parallel ranks."""
-
-    running_requests: int
-    waiting_requests: int
-    used_tokens: int
-    tokens_per_second: float
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -176,10 +167,11 @@ class SGLangClient:
         if not isinstance(ranks, list):
             raise InferenceError(f"{self.url}/v1/loads answered without `loads`: {answer!r:.200}")
         return ServiceLoad(
-            running_requests=sum(int(rank["num_running_reqs"]) for rank in ranks),
-            waiting_requests=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
+            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
             used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
-            tokens_per_second=sum(float(rank["gen_throughput"]) for rank in ranks),
+            total_tokens=sum(int(rank["max_total_num_tokens"]) for rank in ranks),
+            retractions=sum(int(rank.get("queues", {}).get("retracted", 0)) for rank in ranks),
         )
 
     async def ready(self, *, timeout_s: float = 5.0) -> bool:

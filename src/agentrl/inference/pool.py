@@ -22,6 +22,7 @@ from agentrl.inference.protocol import (
     Generation,
     InferenceError,
     RequestRejected,
+    ServiceLoad,
     ServiceUnreachable,
 )
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_PROBE_S = 0.1
 _LAST_PROBE_S = 5.0
+_LOADS_S = 5.0
 _STICKY_RECORDS = 65_536
 
 
@@ -115,6 +117,16 @@ class ServicePool:
     def clients(self) -> list[SGLangClient]:
         """A client of each service that is up, for instance to publish weights to."""
         return [m.client for m in self._members.values() if m.up]
+
+    async def loads(self) -> dict[str, ServiceLoad]:
+        """How busy each service is that is up and says so, by URL."""
+        clients = [m.client for m in self._members.values() if m.up]
+        loads = await asyncio.gather(*(_load(client) for client in clients))
+        return {
+            client.url: load
+            for client, load in zip(clients, loads, strict=True)
+            if load is not None
+        }
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Return once some service says it is ready; raise ServiceUnreachable after `timeout_s`."""
@@ -229,3 +241,11 @@ async def _ask_limits(client: SGLangClient) -> None:
         await client.fetch_limits()
     except RequestRejected as error:  # a router, for instance, has no model of its own
         log.warning("%s does not tell its limits, requests go unchecked: %s", client.url, error)
+
+
+async def _load(client: SGLangClient) -> ServiceLoad | None:
+    try:
+        return await client.loads(timeout_s=_LOADS_S)
+    except InferenceError as error:
+        log.debug("%s does not tell its load: %s", client.url, error)
+        return None

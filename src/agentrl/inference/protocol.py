@@ -128,6 +128,15 @@ class Generation:
     latency_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceLoad:
+    running: int
+    waiting: int
+    used_tokens: int
+    total_tokens: int
+    retractions: int
+
+
 def version_to_wire(version: int) -> str:
     """A policy version as the `weight_version` string of SGLang's API."""
     return _FRESH_WIRE if version == FRESH_VERSION else str(version)

@@ -149,6 +149,7 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
                 environment={"OMP_NUM_THREADS": "1"},  # it waits and parses: nothing to compute
                 restarts=RESTARTS,
                 may_end=True,
+                grace_s=stack.config.sampling.drain_seconds + 10.0,  # to hand back what is left
             )
         )
     return parts
