@@ -5,6 +5,7 @@ go and end is met; the last ones use the local engine with a small model.
 """
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from agentrl.databases.documents import (
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
+from agentrl.inference.protocol import RequestRejected
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.mcp.sampler import MCPResources, MCPSampler
 from agentrl.rollout.mcp.tools import ToolServerUnreachable
@@ -63,8 +65,6 @@ class ScriptedService:
         limit = body["sampling_params"]["max_new_tokens"]
         if len(ids) > limit:
             ids, reason = ids[:limit], {"type": "length", "length": limit}
-        elif not ids:
-            reason = {"type": "abort", "message": "Aborted"}
         else:
             reason = {"type": "stop", "matched": ids[-1]}
         meta = {
@@ -79,7 +79,8 @@ class ScriptedService:
             "input_token_logprobs": [],
             "e2e_latency": 0.0,
         }
-        return web.json_response({"text": "", "output_ids": ids, "meta_info": meta})
+        chunk = json.dumps({"text": "", "output_ids": ids, "meta_info": meta})
+        return web.Response(text=f"data: {chunk}\n\ndata: [DONE]\n\n")
 
 
 @pytest.fixture
@@ -318,8 +319,8 @@ async def test_a_record_that_fails_later_keeps_its_complete_turns(
     talk: Talk, database: RunDatabase
 ) -> None:
     ask = tool_call("echo", '{"text": "a"}') + END
-    async with talk(ask, ask, "") as (sampler, _):
-        with pytest.raises(RuntimeError, match=r"ended turn 2 of .* without a result \(abort\)"):
+    async with talk(ask, ask) as (sampler, _):  # the script has no third turn
+        with pytest.raises(RequestRejected):
             await sampler.run()
     turns = await stored_turns(database, sampler.record)
     assert sampler.record.turns == [turn.id for turn in turns]
