@@ -35,7 +35,10 @@ SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
 }
 RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
     RecordStatus.SAMPLING: frozenset({RecordStatus.SCORED, RecordStatus.FAILED}),
-    RecordStatus.SCORED: frozenset({RecordStatus.READY, RecordStatus.ABANDONED}),
+    RecordStatus.SCORED: frozenset(
+        # failed: the slot was lost when the score came
+        {RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.FAILED}
+    ),
     RecordStatus.FAILED: frozenset(),
     RecordStatus.READY: frozenset(),
     RecordStatus.ABANDONED: frozenset(),
@@ -117,12 +120,19 @@ def group_settled(finalisation: Expression) -> list[dict[str, Expression]]:
     ]
 
 
-def record_change(record_id: str, to: RecordStatus, fields: Mapping[str, Any]) -> UpdateOne:
+def record_change(
+    record_id: str,
+    to: RecordStatus,
+    fields: Mapping[str, Any],
+    *,
+    expected: Collection[RecordStatus] | None = None,
+) -> UpdateOne:
     """The change of one Record, for a bulk write. `fields` are values, not expressions.
 
-    It matches nothing where the table refuses it: the caller then looks at the Record.
+    It matches nothing where the table refuses it: the caller then looks at the Record. `expected`:
+    only if it is in one of these states.
     """
-    sources = states_before(RECORD_TRANSITIONS, to)
+    sources = states_before(RECORD_TRANSITIONS, to, expected)
     return UpdateOne(
         {"_id": record_id, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}
     )
