@@ -57,8 +57,10 @@ async def reap_expired(database: RunDatabase, owner: str, max_attempts: int) -> 
         }
         stages = _ends_of(expired, begun, max_attempts)
         lost = await _take_away(database, owner, task["_id"], expired, stages)
-        await close_lost_records(database, {"_id": {"$in": [slot.record for slot in lost]}})
-        outcomes += [_outcome(slot, begun, max_attempts) for slot in lost]
+        ends = {str(slot.record): _outcome(slot, begun, max_attempts) for slot in lost}
+        ended = [record for record, end in ends.items() if end != SlotStatus.COMPLETED]
+        await close_lost_records(database, {"_id": {"$in": ended}})
+        outcomes += ends.values()
     return Reaped(
         returned=outcomes.count(SlotStatus.PENDING),
         failed=outcomes.count(SlotStatus.FAILED),
@@ -67,7 +69,10 @@ async def reap_expired(database: RunDatabase, owner: str, max_attempts: int) -> 
 
 
 async def close_lost_records(database: RunDatabase, selection: dict[str, Any]) -> None:
-    """Say of Records of leases that ran out that they have ended."""
+    """Say of Records of leases that ran out that they have failed.
+
+    One may even be scored, if its score was held up on its way until after the reaper had looked.
+    """
     await change_records(
         database.records, selection, RecordStatus.FAILED, {"error": "its sampler went silent"}
     )

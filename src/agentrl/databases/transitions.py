@@ -36,7 +36,7 @@ SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
 RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
     RecordStatus.SAMPLING: frozenset({RecordStatus.SCORED, RecordStatus.FAILED}),
     RecordStatus.SCORED: frozenset(
-        # failed: its sampler lost the slot between the score and the slot's completion
+        # failed: the slot was lost when the score came
         {RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.FAILED}
     ),
     RecordStatus.FAILED: frozenset(),
