@@ -119,7 +119,7 @@ async def measure_claims(url: str, rounds: int) -> dict[int, dict[str, Any]]:
     """Short rounds of all sides in turn, so that what else the machine does hits all alike."""
     results = {}
     for workers in CLAIMERS:
-        slots = 4 * max(workers, 16)  # of a round
+        slots = 2 * max(workers, 32)  # of a round
         groups = (rounds + 1) * slots // GROUP
         async with fresh_run(url, groups) as single, fresh_run(url, groups) as batch:
             queue = single.database["queue"]
@@ -308,7 +308,7 @@ def main() -> None:
         claims = uvloop.run(measure_claims(mongod.url, 7 if args.quick else 25))
         records = measure_records(mongod.url, rounds, groups, rollouts)
         assert mongod.pid is not None
-        costs = uvloop.run(measure_costs(mongod.url, mongod.pid, groups))
+        costs = uvloop.run(measure_costs(mongod.url, mongod.pid, max(groups, 100)))
         writes = uvloop.run(count_writes(mongod.url, groups))
         with pymongo.MongoClient[dict[str, Any]](mongod.url) as client:
             server = client.server_info()["version"]
