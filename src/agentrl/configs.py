@@ -16,6 +16,8 @@ from transformers.hf_argparser import HfArgumentParser
 LOSSES = ("GRPO", "MINIRL", "CrossEntropy")
 ADVANTAGES = ("mean_std", "mean", "leave_one_out")
 TOOL_CALL_PARSERS = ("qwen25", "qwen")
+WEIGHT_UPDATES = ("disk", "distributed", "tensor")
+WEIGHT_UPDATE_PAUSES = ("retract", "in_place")
 TRACKERS = ("none", "tensorboard", "swanlab")
 SAMPLING_PARAMS = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
@@ -39,6 +41,7 @@ _LEAST: dict[str, float] = {
     "gradient_accumulation_steps": 1, "max_trained_count": 1, "retrained_interval": 1,
     "micro_batch_tokens": 1, "pad_to_multiple_of": 1, "loss_seq_chunk_size": 1,
     "save_steps": 1, "save_total_limit": 1, "logging_steps": 1,
+    "inf_tp_size": 1, "inf_ep_size": 1,
 }  # fmt: skip
 
 
@@ -132,8 +135,30 @@ class SamplingConfig:
     startup_timeout: float = _flag(
         300.0, "seconds to wait for MongoDB, tools and inference at start"
     )
+    weight_update: str = _flag(
+        "disk", f"how new weights come to the inference services: {', '.join(WEIGHT_UPDATES)}"
+    )
+    weight_update_pause: str = _flag(
+        "retract",
+        "what running requests do at an update: retract (their keys and values are recomputed "
+        "under the new weights) or in_place (those of the old weights are kept)",
+    )
     inference_urls: str | None = _flag(
         None, "comma separated URLs of inference services, beside those registered in the database"
+    )
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """SGLang services that a launch starts (SGLANG_COMMAND), and how they share GPUs."""
+
+    inf_tp_size: int = _flag(1, "GPUs of a service that share each layer")
+    inf_ep_size: int = _flag(1, "GPUs of a service that share the experts")
+    inf_mem_ratio: float | None = _flag(
+        None, "share of a GPU's memory for a service's weights and cache (default: SGLang's choice)"
+    )
+    inf_share_gpus: bool = _flag(
+        False, "services give their memory back while the trainer computes (with --sync_sampling)"
     )
 
 
@@ -241,9 +266,6 @@ class ReservedConfig:
     cp_size: int = _flag(1, "context parallelism (only 1 in this version)")
     pp_size: int = _flag(1, "pipeline parallelism (only 1 in this version)")
     ep_size: int = _flag(1, "expert parallelism (only 1 in this version)")
-    inf_tp_size: int = _flag(1, "tensor parallelism of started services (only 1 in this version)")
-    inf_ep_size: int = _flag(1, "expert parallelism of started services (only 1 in this version)")
-    inf_mem_ratio: float = _flag(1.0, "memory share of started services (only 1 in this version)")
     new_context: str = _flag("disabled", "context rewriting (only disabled in this version)")
     repetition_early_stop_times: int = _flag(
         0, "stop on repetition (only 0, never, in this version)"
@@ -268,6 +290,7 @@ class Config:
     model: ModelConfig
     data: DataConfig
     sampling: SamplingConfig
+    services: ServiceConfig
     agent: AgentConfig
     reward: RewardConfig
     loss: LossConfig
@@ -369,6 +392,8 @@ def _validate(config: Config) -> None:
     _one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
     _one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
     _one_of("report_to", config.run.report_to, TRACKERS)
+    _one_of("weight_update", config.sampling.weight_update, WEIGHT_UPDATES)
+    _one_of("weight_update_pause", config.sampling.weight_update_pause, WEIGHT_UPDATE_PAUSES)
     if not RUN_NAME.fullmatch(config.run.run_name):
         raise ConfigError(
             f"--run_name {config.run.run_name!r}: must be 1 to 38 letters, digits, - or _, "
@@ -386,6 +411,14 @@ def _validate(config: Config) -> None:
                 f"--{flag.name} {value}: this version has only {flag.default}; leave the flag out"
             )
     _validate_sampling_params(config.sampling.preferred_sampling_params)
+    ratio = config.services.inf_mem_ratio
+    if ratio is not None and not 0 < ratio < 1:
+        raise ConfigError(f"--inf_mem_ratio {ratio:g}: must lie between 0 and 1")
+    if config.services.inf_share_gpus and not config.sampling.sync_sampling:
+        raise ConfigError(
+            "--inf_share_gpus: needs --sync_sampling, because services whose memory is given back "
+            "cannot sample while the trainer computes"
+        )
     if config.sampling.num_generations < 2 and config.loss.loss_calculator != "CrossEntropy":
         raise ConfigError(
             f"--num_generations {config.sampling.num_generations}: an advantage compares attempts "

@@ -83,3 +83,20 @@ async def test_a_run_whose_trainer_is_known_to_be_dead_may_be_taken_at_once(
     await reopen(database)
     run = await RunLease(database, "next", "here", lease_seconds=60).acquire(8)
     assert (run.trainer, run.status) == ("next", "created")
+
+
+async def test_only_services_with_the_newest_publication_get_work(database: RunDatabase) -> None:
+    for url, version in {"http://new": 5, "http://old": 4, "http://fresh": -1}.items():
+        await services.register(database, url, "m", 8, weight_version=version)
+
+    async def serving() -> set[str]:
+        return {service.url for service in await services.serving(database, 60)}
+
+    assert await serving() == {"http://new", "http://old"}, "nothing is published yet"
+    await policies.publish(database, 4, step=4, path="v4")
+    await policies.serve(database, 4)
+    await policies.publish(database, 5, step=5, path="v5")
+    # While version 5 comes to one after the other, all of them work.
+    assert await serving() == {"http://new", "http://old"}
+    await policies.serve(database, 5)
+    assert await serving() == {"http://new"}

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.inference.protocol import Generation
 
 EOS, PAD = 257, 256
 
@@ -27,7 +29,10 @@ async def announce(url):
     print(url, flush=True)
     yield
 
-serve(EngineConfig(Path(sys.argv[1]), num_threads=1, max_running_requests=16), announce)
+config = EngineConfig(
+    Path(sys.argv[1]), port=int(sys.argv[2]), num_threads=1, max_running_requests=16
+)
+serve(config, announce)
 """
 
 
@@ -61,6 +66,29 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
+def logprob_error(folders: dict[int, Path], prompt: Sequence[int], made: Generation) -> float:
+    """The largest difference of a generation's logprobs from what a plain forward pass of the
+    version that each token carries says."""
+    ids = torch.tensor([[*prompt, *made.output_ids]])
+    expected = {}
+    for version, folder in folders.items():
+        model = Qwen3ForCausalLM.from_pretrained(folder).eval()
+        with torch.inference_mode():
+            all_logprobs = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected[version] = all_logprobs.gather(-1, ids[0, len(prompt) :, None])[:, 0].tolist()
+    return max(
+        abs(made.output_logprobs[i] - expected[span.version][i])
+        for span in made.versions
+        for i in range(span.start, span.end)
+    )
+
+
+@pytest.fixture(scope="session")
+def error() -> Callable[[dict[int, Path], Sequence[int], Generation], float]:
+    """`logprob_error`, for test modules, which cannot import this one."""
+    return logprob_error
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     root = tmp_path_factory.mktemp("models")
@@ -87,13 +115,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 @pytest.fixture(scope="session")
-def start_engine(folders: Folders) -> Iterator[Callable[[], EngineProcess]]:
+def start_engine(folders: Folders) -> Iterator[Callable[[int], EngineProcess]]:
     """Starts engines; all of them end with the session."""
     started: list[EngineProcess] = []
 
-    def start() -> EngineProcess:
+    def start(port: int = 0) -> EngineProcess:
         process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(folders.first)],
+            [sys.executable, "-c", _SERVE, str(folders.first), str(port)],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -120,6 +148,24 @@ def start_engine(folders: Folders) -> Iterator[Callable[[], EngineProcess]]:
 
 
 @pytest.fixture(scope="session")
-def engine(start_engine: Callable[[], EngineProcess]) -> EngineProcess:
+def spares() -> list[EngineProcess]:
+    """Engines for `spare`, the last of which may live."""
+    return []
+
+
+@pytest.fixture
+def spare(
+    start_engine: Callable[[int], EngineProcess], spares: list[EngineProcess]
+) -> Iterator[EngineProcess]:
+    """An engine that a test may stop or kill; who leaves it alive leaves it idle."""
+    if not spares or spares[-1].process.poll() is not None:
+        spares.append(start_engine(0))
+    yield spares[-1]
+    if spares[-1].process.poll() is None:
+        spares[-1].process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture(scope="session")
+def engine(start_engine: Callable[[int], EngineProcess]) -> EngineProcess:
     """The engine that most tests share; its weights may be any, its state is idle."""
-    return start_engine()
+    return start_engine(0)

@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentrl.configs import ConfigError, LossConfig, ModelConfig, OptimizerConfig
 from agentrl.training.checkpoint import TrainerState, save_checkpoint
 from agentrl.training.export import export_checkpoint, main
-from agentrl.training.model_folder import load_model, load_tokenizer, write_model_folder
+from agentrl.training.model_folder import load_model, load_tokenizer
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import parallelise
+from agentrl.training.publication import gather_publication
 from agentrl.training.step import StepOptions, train_step
 
 IDS = torch.arange(2, 30)[None]
@@ -34,13 +35,14 @@ def test_an_exported_checkpoint_has_the_trained_logits(tied: bool, tmp_path: Pat
     config = {"model": {"model_name_or_path": str(base)}}
     state = TrainerState(step=1, version=1, run_name="run", config=config)
     save_checkpoint(tmp_path, state, model, optimizer, scheduler, None)
-    write_model_folder(model, load_tokenizer(str(base)), tmp_path / "published")
+    tokenizer = load_tokenizer(str(base))
+    gather_publication(tmp_path, 7, 1, model, tokenizer, torch.float32).write()
     dist.destroy_process_group()
 
     assert main([str(tmp_path), str(tmp_path / "out")]) == 0
     start = AutoModelForCausalLM.from_pretrained(base)(input_ids=IDS).logits
     assert (start - expected).abs().max() > 1e-2
-    for folder in (tmp_path / "out", tmp_path / "published"):
+    for folder in (tmp_path / "out", tmp_path / "weights" / "v7"):
         loaded = AutoModelForCausalLM.from_pretrained(folder)
         torch.testing.assert_close(loaded(input_ids=IDS).logits, expected, atol=1e-5, rtol=1e-5)
         assert loaded.config.architectures == ["Qwen3ForCausalLM"]
@@ -52,8 +54,12 @@ def test_weights_can_be_published_in_bfloat16(tmp_path: Path) -> None:
     base = write_tiny_folder(tmp_path / "base")
     model = tiny_model()
     parallelise(model, Accelerator(cpu=True))
-    write_model_folder(model, load_tokenizer(str(base)), tmp_path / "v0", torch.bfloat16)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "v0", dtype="auto")
+    publication = gather_publication(
+        tmp_path, 0, 0, model, load_tokenizer(str(base)), torch.bfloat16
+    )
+    assert {tensor.dtype for tensor in publication.weights.tensors.values()} == {torch.bfloat16}
+    publication.write()
+    loaded = AutoModelForCausalLM.from_pretrained(publication.weights.folder, dtype="auto")
     assert loaded.dtype == torch.bfloat16
     assert next(model.parameters()).dtype == torch.float32
 

@@ -19,7 +19,9 @@ STATISTICS = StepStatistics(
     clip_fraction=0.25, mismatch_kl=0.01, entropy=None, staleness_mean=0.5, staleness_max=1,
     n_train_tokens=40, n_micro_batches=2,
 )  # fmt: skip
-TIMES = StepTimes(step_seconds=2.0, train_seconds=1.0, wait_seconds=0.5, publish_seconds=0.25)
+TIMES = StepTimes(
+    step_seconds=2.0, train_seconds=1.0, wait_seconds=0.5, publish_seconds=0.25, stall_seconds=0.1
+)
 ROWS = [
     RowHeader(
         id=str(index), seq=index, n_tokens=30, n_train_tokens=20, cost=30.0, prefix_hash="",

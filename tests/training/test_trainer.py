@@ -22,6 +22,8 @@ from agentrl.databases.rows import count_rows
 from agentrl.databases.runs import FINISHED, RunLease, load_run
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
+from agentrl.inference.weights.disk import DiskUpdater
+from agentrl.inference.weights.updates import PublishedWeights
 from agentrl.training.checkpoint import list_checkpoints
 from agentrl.training.publication import Publication, Publisher
 from agentrl.training.trainer import main
@@ -176,8 +178,9 @@ async def check_service(database: RunDatabase, run: Run) -> None:
     async def ours() -> None:
         """Nobody takes the run."""
 
-    publisher = Publisher(database, run.output, 60, hold=ours)
-    await publisher.publish(Publication(9, 2, run.output.resolve() / "weights" / "v2"))
+    publisher = Publisher(database, run.output, 60, DiskUpdater(), "retract", hold=ours)
+    weights = PublishedWeights(9, run.output.resolve() / "weights" / "v2")
+    await publisher.publish(Publication(weights, step=2, write=lambda: None))
     await services.register(database, service.url, str(run.model), service.capacity)
     keeping = asyncio.create_task(publisher.keep_current(patience_s=60))
     for _ in range(100):

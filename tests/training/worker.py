@@ -11,6 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from tiny import linear_rows, make_row, sequences_of, tiny_model, write_tiny_folder
@@ -18,9 +19,9 @@ from transformers import AutoTokenizer
 
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.training.checkpoint import TrainerState, save_checkpoint
-from agentrl.training.model_folder import write_model_folder
+from agentrl.training.model_folder import gather_weights, save_model_folder
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import exit_process, parallelise
 from agentrl.training.planner import assign_rows
 from agentrl.training.step import StepOptions, train_step
 
@@ -56,10 +57,14 @@ def main(out: Path) -> None:
         write_tiny_folder(out / "base")
         (out / "result.json").write_text(json.dumps([asdict(result) for result in results]))
     dist.barrier()
-    write_model_folder(model, AutoTokenizer.from_pretrained(out / "base"), out / "weights")
+    weights = gather_weights(model, torch.float32)
+    if weights:
+        tokenizer = AutoTokenizer.from_pretrained(out / "base")
+        save_model_folder(model, tokenizer, weights, out / "weights", torch.float32)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    exit_process(0)

@@ -296,6 +296,7 @@ class InferenceService(Document):
     weight_version: int  # -1: the weights it was started with
     capacity: int  # requests it runs at once; 0: not known
     heartbeat: datetime | None  # None: given by URL, it sends none
+    memory: str = "held"  # whether it has its GPU memory: inference.memory.MemoryState
 
 
 class PolicyVersion(Document):
@@ -305,6 +306,7 @@ class PolicyVersion(Document):
     step: int
     path: str
     created_at: datetime
+    served: bool = False  # all services that were there and answered have had it
 
 
 class TrainerStart(Part):

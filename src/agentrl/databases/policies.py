@@ -78,6 +78,17 @@ async def publish(database: RunDatabase, version: int, step: int, path: str) -> 
             raise
 
 
+async def serve(database: RunDatabase, version: int) -> None:
+    """`version` was brought to the services: one that has an older one gets no work any more."""
+    await database.policy_versions.update_one({"_id": str(version)}, {"$set": {"served": True}})
+
+
+async def newest_served(database: RunDatabase) -> int:
+    """The newest version that was brought to the services; 0, the first one, before that."""
+    document = await database.policy_versions.find_one({"served": True}, sort=[("version", -1)])
+    return PolicyVersion.from_mongo(document).version if document else 0
+
+
 async def latest(database: RunDatabase) -> PolicyVersion | None:
     """The newest publication."""
     document = await database.policy_versions.find_one(sort=[("version", -1)])

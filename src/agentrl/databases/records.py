@@ -64,8 +64,7 @@ class RecordLedger:
         """
         status = RecordStatus(record.status)
         fields = record.model_dump(exclude={*_FIXED, "status"})
-        ended = {**fields, "finished_at": datetime.now(UTC)}
-        change = record_change(record.id, status, ended, expected=[RecordStatus.SAMPLING])
+        change = record_change(record.id, status, {**fields, "finished_at": datetime.now(UTC)})
         found = await self._write_held([record.id], self._records, [change])
         self.leases.end(record.id)
         if not found:

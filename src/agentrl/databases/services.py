@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import InferenceService
 
@@ -24,6 +25,7 @@ async def register(
                     "weight_version": weight_version,
                     "capacity": capacity,
                     "heartbeat": "$$NOW",
+                    "memory": "held",
                 }
             }
         ],
@@ -54,6 +56,21 @@ async def unregister(database: RunDatabase, url: str) -> None:
 async def acknowledge(database: RunDatabase, url: str, version: int) -> None:
     """The service now answers with the weights of `version`."""
     await database.services.update_one({"_id": url}, {"$set": {"weight_version": version}})
+
+
+async def serving(database: RunDatabase, timeout_s: float) -> list[InferenceService]:
+    """Live services that may get work: those with the newest weights that were brought to all.
+
+    A service that the last publication did not reach gets none until it has caught up.
+    """
+    newest = await policies.newest_served(database)
+    live = await live_services(database, timeout_s)
+    return [service for service in live if service.weight_version >= newest]
+
+
+async def record_memory(database: RunDatabase, url: str, memory: str) -> None:
+    """Who has the service's GPU memory, by `inference.memory.MemoryState`."""
+    await database.services.update_one({"_id": url}, {"$set": {"memory": memory}})
 
 
 async def live_services(database: RunDatabase, timeout_s: float) -> list[InferenceService]:

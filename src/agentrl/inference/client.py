@@ -1,68 +1,61 @@
-"""One inference service over SGLang's HTTP API: requests and answers, errors made ours.
+"""One inference service over SGLang's HTTP API: what can be asked of it, one method each.
 
 The client does not know which server answers. It never sends a request that is known to kill one
 (a token id outside the vocabulary) or to be refused (a prompt longer than the context). What to do
 about a service that fails is the pool's business, not in here.
 """
 
-import json
+import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import aiohttp
 import orjson
 
+from agentrl.inference.answers import (
+    BEYOND_PROMPT,
+    StreamedOutput,
+    error_message,
+    fit_request,
+    parse_loads,
+    read_events,
+    read_model_limits,
+    stream_error,
+)
 from agentrl.inference.protocol import (
+    UNKNOWN_LIMITS,
     GenerateRequest,
     Generation,
     InferenceError,
+    ModelLimits,
     RequestRejected,
     RequestTimedOut,
     ServiceLoad,
     ServiceUnreachable,
-    VersionSpan,
     version_from_wire,
     version_to_wire,
 )
+from agentrl.inference.transport import Transport
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
-_JSON_HEADERS = {"Content-Type": "application/json"}
-_NOT_SERVING = frozenset({502, 503, 504})
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """What a service's model accepts; None where it is not known and so not checked."""
-
-    vocab_size: int | None = None
-    context_length: int | None = None
-
-
-def open_session() -> aiohttp.ClientSession:
-    """A session for any number of clients of one event loop.
-
-    No connection limit: the samplers bound their own concurrency, and a request that waits for a
-    connection would only hide in a queue. Idle connections are dropped before the 5 s after which
-    uvicorn closes them, so that a request never goes out on a closing connection.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
+# A chunk at least every so many tokens, or every 32nd of the longest output: without incremental
+# streaming each chunk repeats the output so far.
+_LEAST_INTERVAL = 32
+_CHUNKS = 32
+_READY_S = 5.0
 
 
 class SGLangClient:
     """An async client of one service at `url`, for instance `http://127.0.0.1:30000`.
 
     `limits` are what the caller knows of the model; without them `fetch_limits` asks the service.
-    `session` is shared and stays open; without one the client opens and closes its own.
+    `session` is shared and stays open; without one the client opens and closes its own. A service
+    that says nothing about a request for `silence_s` seconds is asked whether it is ready.
 
     Every method raises `ServiceUnreachable` when no complete answer came, `RequestTimedOut` past
     its time-out and `RequestRejected` when the service (or the client, before sending) refused.
@@ -73,16 +66,19 @@ class SGLangClient:
         url: str,
         api_key: str | None = None,
         *,
-        limits: ModelLimits = ModelLimits(),
+        limits: ModelLimits = UNKNOWN_LIMITS,
         session: aiohttp.ClientSession | None = None,
+        silence_s: float = 10.0,
     ) -> None:
-        self.url = url.rstrip("/")
+        self._transport = Transport(url, api_key, session)
+        self._api_key = api_key
         self.limits = limits
-        self._headers = dict(_JSON_HEADERS)
-        if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._session = session
-        self._owns_session = session is None
+        self._silence_s = silence_s
+
+    @property
+    def url(self) -> str:
+        """Where the service answers, without a slash at the end."""
+        return self._transport.url
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,28 +91,77 @@ class SGLangClient:
     ) -> None:
         await self.close()
 
+    def at(self, url: str) -> "SGLangClient":
+        """A client of another service, over the same session."""
+        session = self._transport.session
+        return SGLangClient(url, self._api_key, session=session, silence_s=self._silence_s)
+
     async def close(self) -> None:
         """Close the connections that this client opened."""
-        if self._owns_session and self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._transport.close()
 
-    async def generate(self, request: GenerateRequest, *, timeout_s: float = 600.0) -> Generation:
-        """Generate from a token prompt; `latency_s` runs from sending to the parsed answer."""
+    async def generate(
+        self,
+        request: GenerateRequest,
+        *,
+        timeout_s: float = 600.0,
+        output: StreamedOutput | None = None,
+    ) -> Generation:
+        """Generate from a token prompt; `latency_s` runs from sending to the end of the answer.
+
+        The output is streamed into `output`, where the tokens that arrived are left when the
+        service fails before the answer is whole.
+        """
         request = fit_request(request, self.limits)
+        output = StreamedOutput() if output is None else output
+        began = time.monotonic()
+        receiving = asyncio.create_task(self._receive(request, output, timeout_s))
+        heard = -1
+        try:
+            while not receiving.done():
+                await asyncio.wait({receiving}, timeout=self._silence_s)
+                if not receiving.done() and len(output.ids) == heard and not await self.ready():
+                    raise ServiceUnreachable(
+                        f"{self.url} said nothing for {self._silence_s:g} s and is not ready"
+                    )
+                heard = len(output.ids)
+        finally:
+            receiving.cancel()
+            await asyncio.wait({receiving})
+        receiving.result()
+        return output.generation(time.monotonic() - began)
+
+    async def _receive(
+        self, request: GenerateRequest, output: StreamedOutput, timeout_s: float
+    ) -> None:
+        params = request.sampling_params.to_json()
+        longest = request.sampling_params.max_new_tokens
+        params["stream_interval"] = max(_LEAST_INTERVAL, longest // _CHUNKS)
         body = orjson.dumps(
             {
                 "rid": request.rid,
                 "input_ids": request.input_ids,
-                "sampling_params": request.sampling_params.to_json(),
+                "sampling_params": params,
                 "return_logprob": True,
+                "stream": True,
             }
         )
-        began = time.monotonic()
-        answer = orjson.loads(await self._call("POST", "/generate", body, timeout_s))
-        return parse_generation(answer, time.monotonic() - began, self.url)
+        buffer = b""
+        async with aclosing(self._transport.stream("/generate", body, timeout_s)) as pieces:
+            async for piece in pieces:
+                events, buffer = read_events(buffer + piece)
+                for event in events:
+                    if event == b"[DONE]":
+                        continue
+                    chunk = self._object(event, "/generate")
+                    error = stream_error(chunk, self.url)
+                    if error is not None:
+                        raise error
+                    output.add(chunk, self.url)
+        if output.finish_reason is None:
+            raise ServiceUnreachable(f"{self.url}/generate broke off before the end of the answer")
 
-    async def pause(self, mode: PauseMode, *, timeout_s: float = 120.0) -> None:
+    async def pause(self, mode: PauseMode, *, timeout_s: float = 60.0) -> None:
         """Stop generating.
 
         Running requests end ("abort"), wait with their keys and values ("in_place"), or wait and
@@ -134,65 +179,182 @@ class SGLangClient:
         await self._post("/abort_request", body, timeout_s)
 
     async def update_weights_from_disk(
-        self, path: str | Path, version: int, *, timeout_s: float = 600.0
+        self, path: str | Path, version: int, *, flush_cache: bool = True, timeout_s: float = 600.0
     ) -> None:
         """Load the weights of a model folder that the service can read, as policy `version`."""
         body: dict[str, object] = {
             "model_path": str(path),
             "weight_version": version_to_wire(version),
+            "flush_cache": flush_cache,
         }
         await self._post("/update_weights_from_disk", body, timeout_s)
 
+    async def begin_weight_update(self, *, timeout_s: float = 60.0) -> None:
+        """Open a session for updates from tensors or a group; one that was left open is closed."""
+        try:
+            await self._post("/begin_weight_update", {}, timeout_s)
+        except RequestRejected:
+            await self.end_weight_update(timeout_s=timeout_s)
+            await self._post("/begin_weight_update", {}, timeout_s)
+
+    async def end_weight_update(self, *, timeout_s: float = 60.0) -> None:
+        """Close the session: the weights are whole."""
+        await self._post("/end_weight_update", {}, timeout_s)
+
+    async def update_weights_from_tensor(
+        self,
+        serialized: Sequence[str],
+        *,
+        version: int | None,
+        flush_cache: bool,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Load tensors in shared memory: one serialised list of names and tensors per TP rank.
+
+        `version` is given with the last tensors of a version and None with those before.
+        """
+        body: dict[str, object] = {
+            "serialized_named_tensors": list(serialized),
+            "flush_cache": flush_cache,
+            "weight_version": None if version is None else version_to_wire(version),
+        }
+        await self._post("/update_weights_from_tensor", body, timeout_s)
+
+    async def init_weights_update_group(
+        self,
+        *,
+        address: str,
+        port: int,
+        world_size: int,
+        group: str,
+        backend: str,
+        timeout_s: float = 120.0,
+    ) -> None:
+        """Join a process group in which the caller is rank 0 and the service has all other ranks.
+
+        Answers once everybody has joined.
+        """
+        body: dict[str, object] = {
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": world_size,
+            "group_name": group,
+            "backend": backend,
+        }
+        await self._post("/init_weights_update_group", body, timeout_s)
+
+    async def destroy_weights_update_group(self, group: str, *, timeout_s: float = 60.0) -> None:
+        """Leave a process group."""
+        await self._post("/destroy_weights_update_group", {"group_name": group}, timeout_s)
+
+    async def update_weights_from_distributed(
+        self,
+        tensors: Mapping[str, tuple[str, Sequence[int]]],
+        *,
+        group: str,
+        version: int | None,
+        flush_cache: bool,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Receive `tensors` (name to dtype and shape) as rank 0 of the group broadcasts them.
+
+        `version` as in `update_weights_from_tensor`.
+        """
+        body: dict[str, object] = {
+            "names": list(tensors),
+            "dtypes": [dtype for dtype, _ in tensors.values()],
+            "shapes": [list(shape) for _, shape in tensors.values()],
+            "group_name": group,
+            "flush_cache": flush_cache,
+            "weight_version": None if version is None else version_to_wire(version),
+        }
+        await self._post("/update_weights_from_distributed", body, timeout_s)
+
+    async def release_memory_occupation(self, *, timeout_s: float = 120.0) -> None:
+        """Give GPU memory back. Kills a service where requests run: see `inference.memory`."""
+        await self._post("/release_memory_occupation", {}, timeout_s)
+
+    async def resume_memory_occupation(self, *, timeout_s: float = 120.0) -> None:
+        """Take it again. Kills a service that did not give it back: see `inference.memory`."""
+        await self._post("/resume_memory_occupation", {}, timeout_s)
+
     async def flush_cache(self, *, timeout_s: float = 60.0) -> None:
         """Empty the prefix cache. Refused while requests run or wait."""
-        await self._call("POST", "/flush_cache", b"", timeout_s)
+        await self._transport.call("POST", "/flush_cache", b"", timeout_s)
 
-    async def model_info(self, *, timeout_s: float = 30.0) -> dict[str, object]:
+    async def model_info(self, *, timeout_s: float = 30.0) -> dict[str, Any]:
         """The service's `/model_info`: `model_path`, `weight_version`, …"""
-        return self._object(await self._call("GET", "/model_info", b"", timeout_s), "/model_info")
+        return await self._get("/model_info", timeout_s)
 
-    async def server_info(self, *, timeout_s: float = 30.0) -> dict[str, object]:
+    async def server_info(self, *, timeout_s: float = 30.0) -> dict[str, Any]:
         """The service's `/server_info`: its resolved arguments and state."""
-        return self._object(await self._call("GET", "/server_info", b"", timeout_s), "/server_info")
+        return await self._get("/server_info", timeout_s)
 
     async def weight_version(self, *, timeout_s: float = 30.0) -> int:
         """The policy version that the service holds."""
         info = await self.model_info(timeout_s=timeout_s)
-        return version_from_wire(str(info.get("weight_version")))
+        try:
+            return version_from_wire(str(info.get("weight_version")))
+        except ValueError as error:
+            raise InferenceError(f"{self.url}: {error}") from error
 
     async def loads(self, *, timeout_s: float = 30.0) -> ServiceLoad:
         """How busy the service is."""
-        answer = self._object(await self._call("GET", "/v1/loads", b"", timeout_s), "/v1/loads")
-        ranks = answer.get("loads")
-        if not isinstance(ranks, list):
-            raise InferenceError(f"{self.url}/v1/loads answered without `loads`: {answer!r:.200}")
-        return ServiceLoad(
-            running=sum(int(rank["num_running_reqs"]) for rank in ranks),
-            waiting=sum(int(rank["num_waiting_reqs"]) for rank in ranks),
-            used_tokens=sum(int(rank["num_used_tokens"]) for rank in ranks),
-            total_tokens=sum(int(rank["max_total_num_tokens"]) for rank in ranks),
-            retractions=sum(int(rank.get("queues", {}).get("retracted", 0)) for rank in ranks),
-        )
+        return parse_loads(await self._get("/v1/loads", timeout_s), self.url)
 
-    async def ready(self, *, timeout_s: float = 5.0) -> bool:
+    async def workers(self, *, timeout_s: float = 30.0) -> list[str]:
+        """The URLs of the services behind a router; none when this is a service itself."""
+        try:
+            answer = await self._get("/workers", timeout_s)
+        except RequestRejected as error:
+            if error.status == 404:
+                return []
+            raise
+        return [worker["url"].rstrip("/") for worker in answer["workers"]]
+
+    async def ready(self, *, timeout_s: float = _READY_S) -> bool:
         """Whether the service takes requests; at once, False also when nobody answers."""
-        return await self._answers_ok("/ready", timeout_s)
+        try:
+            await self._transport.call("GET", "/ready", b"", timeout_s)
+        except RequestRejected as error:
+            # A router has no /ready; its /health costs nothing.
+            return error.status == 404 and await self.health(timeout_s=timeout_s)
+        except (ServiceUnreachable, RequestTimedOut):
+            return False
+        return True
 
     async def health(self, *, timeout_s: float = 30.0) -> bool:
         """Whether the service can generate; it generates one token to find out."""
-        return await self._answers_ok("/health", timeout_s)
+        try:
+            await self._transport.call("GET", "/health", b"", timeout_s)
+        except (ServiceUnreachable, RequestTimedOut, RequestRejected):
+            return False
+        return True
 
     async def fetch_limits(self) -> ModelLimits:
         """Ask the service for its model's limits and check every later request against them.
 
-        The context length is the server's own; the vocabulary (and the context length, when the
-        server does not say) is in the model's config.json, readable where client and server share
-        a file system.
+        The context length is the server's own, which its cache may make shorter than the model's;
+        the vocabulary (and the context length, when the server does not say) is in the model's
+        config.json, readable where client and server share a file system. A router has no limits
+        of its own: those of a service behind it are taken.
         """
-        server, model = await self.server_info(), await self.model_info()
-        config = _read_model_config(str(model.get("model_path")))
-        context = server.get("context_length")
-        if not isinstance(context, int):
+        workers = await self.workers()
+        service = self.at(workers[0]) if workers else self
+        try:
+            server, model = await service.server_info(), await service.model_info()
+        except (ServiceUnreachable, RequestTimedOut) as error:
+            if workers:
+                raise RequestRejected(
+                    f"{self.url} routes to services out of reach: {error}"
+                ) from None
+            raise
+        config = read_model_limits(str(model.get("model_path")))
+        context, prompt = server.get("context_length"), server.get("max_req_input_len")
+        if isinstance(prompt, int):
+            context = prompt + BEYOND_PROMPT
+        elif not isinstance(context, int):
             context = config.context_length
         self.limits = ModelLimits(
             vocab_size=self.limits.vocab_size or config.vocab_size,
@@ -200,160 +362,23 @@ class SGLangClient:
         )
         return self.limits
 
-    async def _answers_ok(self, path: str, timeout_s: float) -> bool:
-        try:
-            await self._call("GET", path, b"", timeout_s)
-        except (ServiceUnreachable, RequestTimedOut, RequestRejected):
-            return False
-        return True
+    async def _get(self, path: str, timeout_s: float) -> dict[str, Any]:
+        return self._object(await self._transport.call("GET", path, b"", timeout_s), path)
 
     async def _post(self, path: str, body: dict[str, object], timeout_s: float) -> None:
-        answer = await self._call("POST", path, orjson.dumps(body), timeout_s)
+        answer = await self._transport.call("POST", path, orjson.dumps(body), timeout_s)
         if answer and answer.startswith(b"{"):
             success = orjson.loads(answer).get("success", True)
             if not success:
-                raise RequestRejected(f"{self.url}{path}: {_message(answer)}", status=200)
+                raise RequestRejected(f"{self.url}{path}: {error_message(answer)}", status=200)
 
-    async def _call(self, method: str, path: str, body: bytes, timeout_s: float) -> bytes:
-        """Send one request and return the body of its 2xx answer."""
-        async with self._exchange(method, path, body, timeout_s) as response:
-            content = await response.read()
-            if response.status in _NOT_SERVING:
-                raise ServiceUnreachable(
-                    f"{self.url}{path} answered {response.status}: {_message(content)}"
-                )
-            if response.status >= 400:
-                raise RequestRejected(
-                    f"{self.url}{path} answered {response.status}: {_message(content)}",
-                    status=response.status,
-                )
-            return content
-
-    @asynccontextmanager
-    async def _exchange(
-        self, method: str, path: str, body: bytes, timeout_s: float
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Map aiohttp's errors to ours, those of reading the answer included."""
-        if self._session is None:
-            self._session = open_session()
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, 10.0))
+    def _object(self, content: bytes, path: str) -> dict[str, Any]:
         try:
-            async with self._session.request(
-                method, self.url + path, data=body or None, headers=self._headers, timeout=timeout
-            ) as response:
-                yield response
-        # A refused or unanswered connect is also a TimeoutError in aiohttp: ask for it first.
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise ServiceUnreachable(f"cannot connect to {self.url}{path}: {error}") from error
-        except TimeoutError as error:
-            raise RequestTimedOut(f"{self.url}{path} gave no answer in {timeout_s:g} s") from error
-        except aiohttp.ClientError as error:
-            raise ServiceUnreachable(
-                f"{self.url}{path} broke off: {error or type(error).__name__}"
+            answer = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise InferenceError(
+                f"{self.url}{path} answered no JSON ({error}): {content[:200]!r}"
             ) from error
-
-    def _object(self, content: bytes, path: str) -> dict[str, object]:
-        answer = orjson.loads(content)
         if not isinstance(answer, dict):
             raise InferenceError(f"{self.url}{path} answered no JSON object: {content[:200]!r}")
         return answer
-
-
-def fit_request(request: GenerateRequest, limits: ModelLimits) -> GenerateRequest:
-    """The request, its `max_new_tokens` cut to what the context leaves; pure.
-
-    Raises RequestRejected for an empty prompt, a token id outside the vocabulary (which kills an
-    SGLang server) and a prompt that leaves no room for a token.
-    """
-    if not request.input_ids:
-        raise RequestRejected(f"request {request.rid}: the prompt is empty")
-    if min(request.input_ids) < 0 or (
-        limits.vocab_size is not None and max(request.input_ids) >= limits.vocab_size
-    ):
-        raise RequestRejected(
-            f"request {request.rid}: prompt ids run from {min(request.input_ids)} to"
-            f" {max(request.input_ids)} but the model's vocabulary is {limits.vocab_size} ids"
-            " from 0: was it tokenised with another model's tokenizer?"
-        )
-    if limits.context_length is None:
-        return request
-    # SGLang keeps one position of the context for itself.
-    room = limits.context_length - 1 - len(request.input_ids)
-    if room < 1:
-        raise RequestRejected(
-            f"request {request.rid}: the prompt of {len(request.input_ids)} tokens leaves no room"
-            f" in the service's context of {limits.context_length}: shorten it, or start the"
-            " service with a longer context"
-        )
-    if request.sampling_params.max_new_tokens <= room:
-        return request
-    return replace(request, sampling_params=replace(request.sampling_params, max_new_tokens=room))
-
-
-def parse_generation(answer: object, latency_s: float, source: str) -> Generation:
-    """A `/generate` answer (with `return_logprob`) as a `Generation`; pure.
-
-    Raises InferenceError when logprobs, ids and version spans do not cover each other exactly: a
-    token without its logprob or version must never reach a trainer.
-    """
-    try:
-        meta = answer["meta_info"]  # type: ignore[index]
-        output_ids = tuple(answer["output_ids"])  # type: ignore[index]
-        triples: Sequence[Sequence[float]] = meta["output_token_logprobs"]
-        finish = meta["finish_reason"]
-        generation = Generation(
-            output_ids=output_ids,
-            output_logprobs=tuple([triple[0] for triple in triples]),
-            text=answer["text"],  # type: ignore[index]
-            finish_reason=finish["type"],
-            matched=finish.get("matched"),
-            versions=tuple(
-                VersionSpan(version_from_wire(span["version"]), span["start"], span["end"])
-                for span in meta["weight_versions"]
-                if span["end"] > span["start"]
-            ),
-            prompt_tokens=meta["prompt_tokens"],
-            cached_tokens=meta["cached_tokens"],
-            latency_s=latency_s,
-        )
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise InferenceError(
-            f"{source}/generate gave an answer that is not SGLang's ({error!r}): {answer!r:.300}"
-        ) from error
-    if tuple([triple[1] for triple in triples]) != output_ids:
-        raise InferenceError(f"{source}/generate: logprobs and output_ids name different tokens")
-    end = 0
-    for span in generation.versions:
-        if span.start != end:
-            break
-        end = span.end
-    if end != len(output_ids):
-        raise InferenceError(
-            f"{source}/generate: version spans {generation.versions} do not cover its"
-            f" {len(output_ids)} output tokens"
-        )
-    return generation
-
-
-def _message(content: bytes) -> str:
-    """The message of an error body: SGLang has four forms, plain text among them."""
-    try:
-        body = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return content.decode(errors="replace").strip() or "(empty answer)"
-    if isinstance(body, dict):
-        error = body.get("error", body.get("message", body))
-        if isinstance(error, dict):
-            error = error.get("message", error)
-        return str(error)
-    return str(body)
-
-
-def _read_model_config(model_path: str) -> ModelLimits:
-    """The limits in a model folder's config.json; empty where there is no such file here."""
-    file = Path(model_path) / "config.json"
-    if not file.is_file():
-        return ModelLimits()
-    config = json.loads(file.read_text())
-    text = config.get("text_config", config)
-    return ModelLimits(text.get("vocab_size"), text.get("max_position_embeddings"))

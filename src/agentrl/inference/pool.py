@@ -9,34 +9,43 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 import aiohttp
 
-from agentrl.inference.client import ModelLimits, SGLangClient, open_session
+from agentrl.inference.answers import StreamedOutput
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.continuation import Continuation
 from agentrl.inference.protocol import (
+    UNKNOWN_LIMITS,
     GenerateRequest,
     Generation,
     InferenceError,
+    ModelLimits,
+    PromptTooLong,
     RequestRejected,
+    RequestTimedOut,
     ServiceLoad,
     ServiceUnreachable,
 )
+from agentrl.inference.transport import open_session
 
 log = logging.getLogger(__name__)
 
 _FIRST_PROBE_S = 0.1
 _LAST_PROBE_S = 5.0
-_LOADS_S = 5.0
 _STICKY_RECORDS = 65_536
+_FIRST_RETRY_S = 0.05  # after an abort without a token
+_LAST_RETRY_S = 2.0
+_LOADS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A generation and the URL of the service that made it."""
+    """A generation and the URL of the service that made it, or the last piece of it."""
 
     service: str
     generation: Generation
@@ -59,18 +68,21 @@ class ServicePool:
     """Sends requests to the service with the fewest outstanding tokens.
 
     A record stays with the service that answered its last turn (its prefix is cached there) while
-    that service is up. A service whose connection fails is down until `/ready` says otherwise,
-    asked with back-off; a request that got no answer from it is sent to another. When none is up,
-    requests wait `patience_s` seconds for one before `ServiceUnreachable` is raised.
+    that service is up. A service whose connection fails, or that says nothing for `silence_s`
+    seconds and is not ready, is down until `/ready` says otherwise, asked with back-off. A request
+    whose service dies, aborts it or takes longer than `request_timeout_s` goes on at another from
+    the tokens that it has. When none is up, requests wait `patience_s` seconds for one before
+    `ServiceUnreachable` is raised.
 
     `limits` are what the caller knows of the model; the rest is asked of each service before its
     first request. Belongs to one event loop. Use as `async with ServicePool() as pool`.
     """
 
     api_key: str | None = None
-    limits: ModelLimits = ModelLimits()  # noqa: RUF009  (frozen)
+    limits: ModelLimits = UNKNOWN_LIMITS
     request_timeout_s: float = 600.0
     patience_s: float = 60.0
+    silence_s: float = 10.0
     _members: dict[str, _Member] = field(default_factory=dict, init=False)
     _sticky: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
@@ -109,14 +121,20 @@ class ServicePool:
                 probe.cancel()
         for url in wanted - self._members.keys():
             self._members[url] = _Member(
-                SGLangClient(url, self.api_key, limits=self.limits, session=self._session)
+                SGLangClient(
+                    url,
+                    self.api_key,
+                    limits=self.limits,
+                    session=self._session,
+                    silence_s=self.silence_s,
+                )
             )
         self._announce()
 
     @property
-    def clients(self) -> list[SGLangClient]:
-        """A client of each service that is up, for instance to publish weights to."""
-        return [m.client for m in self._members.values() if m.up]
+    def up(self) -> list[str]:
+        """The URLs of the services that are up."""
+        return [url for url, member in self._members.items() if member.up]
 
     async def loads(self) -> dict[str, ServiceLoad]:
         """How busy each service is that is up and says so, by URL."""
@@ -141,28 +159,53 @@ class ServicePool:
             await asyncio.sleep(min(0.2, left))
 
     async def generate(self, request: GenerateRequest, *, record_id: str) -> Answer:
-        """Generate at the record's service, or at the least busy one.
+        """Generate at the record's service, or at the least busy one; at others if that fails.
 
-        Raises ServiceUnreachable when no service could be reached for `patience_s` seconds, and
-        what `SGLangClient.generate` raises otherwise.
+        The answer ends by "stop" or "length". Raises ServiceUnreachable when no service could be
+        reached for `patience_s` seconds or all aborted the request for so long, RequestTimedOut
+        when it was too slow at each, and RequestRejected when it cannot be served.
         """
-        began = time.monotonic()
-        tokens = len(request.input_ids) + request.sampling_params.max_new_tokens
+        answer = Continuation(request)
+        began = progressed = time.monotonic()
+        too_slow: dict[str, RequestTimedOut] = {}
+        aborted_by: _Member | None = None
+        retry_s = _FIRST_RETRY_S
         while True:
-            member = self._choose(record_id)
+            member = self._choose(record_id, aborted_by, too_slow)
             if member is None:
-                await self._wait_for_change(began)
+                await self._wait_for_change(progressed)
                 continue
+            asked, output = answer.next_request(), StreamedOutput()
+            tokens = len(asked.input_ids) + asked.sampling_params.max_new_tokens
             member.outstanding += tokens
+            aborted_by = None
             try:
                 await self._learn_limits(member)
-                generation = await member.client.generate(request, timeout_s=self.request_timeout_s)
+                await member.client.generate(asked, timeout_s=self.request_timeout_s, output=output)
+                aborted_by = member
             except ServiceUnreachable as error:
                 self._mark_down(member, error)
-                continue
+            except RequestTimedOut as error:
+                too_slow[member.client.url] = error
+            except PromptTooLong:
+                if not answer.ids:
+                    raise
+                # Cut off so close to the end of the context that no service takes it up again.
+                answer.finish_reason = "length"
             finally:
                 member.outstanding -= tokens
-            return Answer(member.client.url, generation)
+            if answer.add(output):
+                progressed, retry_s = time.monotonic(), _FIRST_RETRY_S
+            if answer.finish_reason is not None:
+                return Answer(member.client.url, answer.generation(time.monotonic() - began))
+            if output.finish_reason == "abort" and not output.ids:
+                if time.monotonic() - progressed > self.patience_s:
+                    raise ServiceUnreachable(
+                        f"request {request.rid} was aborted by its services for"
+                        f" {self.patience_s:.0f} s, last by {member.client.url}"
+                    )
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _LAST_RETRY_S)
 
     async def _learn_limits(self, member: _Member) -> None:
         """Before a service's first request, so that none is sent that would kill it."""
@@ -175,14 +218,26 @@ class ServicePool:
             member.learning = None
             raise
 
-    def _choose(self, record_id: str) -> _Member | None:
-        url = self._sticky.get(record_id)
-        member = self._members.get(url) if url is not None else None
-        if member is None or not member.up:
-            up = [m for m in self._members.values() if m.up]
-            if not up:
-                return None
-            member = min(up, key=lambda m: m.outstanding)
+    def _choose(
+        self,
+        record_id: str,
+        aborted_by: _Member | None,
+        too_slow: Mapping[str, RequestTimedOut],
+    ) -> _Member | None:
+        """The service for a request of the record, None if there is none now.
+
+        Not one where this request was too slow: raises that error when there is no other. Not the
+        one that has just aborted it, if there is another.
+        """
+        up = [m for m in self._members.values() if m.up]
+        fit = [m for m in up if m.client.url not in too_slow]
+        if not fit:
+            if up:
+                raise next(iter(too_slow.values()))
+            return None
+        member = self._members.get(self._sticky.get(record_id, ""))
+        if member not in fit or member is aborted_by:
+            member = min(fit, key=lambda m: (m is aborted_by, m.outstanding))
             self._sticky[record_id] = member.client.url
         self._sticky.move_to_end(record_id)
         while len(self._sticky) > _STICKY_RECORDS:
@@ -241,6 +296,8 @@ async def _ask_limits(client: SGLangClient) -> None:
         await client.fetch_limits()
     except RequestRejected as error:  # a router, for instance, has no model of its own
         log.warning("%s does not tell its limits, requests go unchecked: %s", client.url, error)
+    except RequestTimedOut as error:
+        raise ServiceUnreachable(str(error)) from error
 
 
 async def _load(client: SGLangClient) -> ServiceLoad | None:

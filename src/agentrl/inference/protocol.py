@@ -1,6 +1,7 @@
-"""What is asked of an inference service and what it answers: values, with their SGLang JSON forms.
+"""What is asked of an inference service and what it answers: values and errors.
 
-No I/O in here; `client` sends these, `engine` answers them.
+No I/O in here, and no JSON but the names of sampling parameters and versions; `answers` reads what
+a service sends, `client` does the exchange.
 """
 
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ class RequestRejected(InferenceError):
         self.status = status
 
 
+class PromptTooLong(RequestRejected):
+    """The prompt leaves no room for an answer in the service's context: it was not sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn; SGLang's names, defaults and meanings.
@@ -53,13 +58,11 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = -1
     min_p: float = 0.0
-    stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    sampling_seed: int | None = None
 
     def to_json(self) -> dict[str, object]:
         """The `sampling_params` object of `/generate`, without what is at its default."""
@@ -72,8 +75,6 @@ class SamplingParams:
             body["top_k"] = self.top_k
         if self.min_p != 0.0:
             body["min_p"] = self.min_p
-        if self.stop:
-            body["stop"] = list(self.stop)
         if self.stop_token_ids:
             body["stop_token_ids"] = list(self.stop_token_ids)
         if self.ignore_eos:
@@ -84,8 +85,6 @@ class SamplingParams:
             body["frequency_penalty"] = self.frequency_penalty
         if self.repetition_penalty != 1.0:
             body["repetition_penalty"] = self.repetition_penalty
-        if self.sampling_seed is not None:
-            body["sampling_seed"] = self.sampling_seed
         return body
 
 
@@ -111,17 +110,14 @@ class VersionSpan:
 class Generation:
     """The answer to a `GenerateRequest`.
 
-    `output_ids` keeps the stop token that ended it, `text` does not. `output_logprobs[i]` is the
-    logprob of `output_ids[i]` under log_softmax(logits / temperature), whatever top_p, top_k and
-    min_p cut away. `versions` cover the output without gaps. `matched` is the stop token id or
-    stop string, None unless `finish_reason` is "stop". An aborted generation keeps what it had.
+    `output_ids` keeps the stop token that ended it. `output_logprobs[i]` is the logprob of
+    `output_ids[i]` under log_softmax(logits / temperature), whatever top_p, top_k and min_p cut
+    away. `versions` cover the output without gaps. An aborted generation keeps what it had.
     """
 
     output_ids: tuple[int, ...]
     output_logprobs: tuple[float, ...]
-    text: str
     finish_reason: FinishReason
-    matched: int | str | None
     versions: tuple[VersionSpan, ...]
     prompt_tokens: int
     cached_tokens: int
@@ -130,11 +126,29 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLoad:
+    """How busy a service is, summed over its data-parallel ranks.
+
+    `used_tokens` of `total_tokens` positions for keys and values are taken. `retractions` counts
+    requests that had to give theirs back for lack of room: in SGLang since its last report, so
+    that 0 may follow a positive number at once.
+    """
+
     running: int
     waiting: int
     used_tokens: int
     total_tokens: int
     retractions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What a service's model accepts; None where it is not known and so not checked."""
+
+    vocab_size: int | None = None
+    context_length: int | None = None
+
+
+UNKNOWN_LIMITS = ModelLimits()
 
 
 def version_to_wire(version: int) -> str:

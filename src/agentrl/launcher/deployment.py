@@ -49,6 +49,9 @@ class Deployment:
         None, "sampler processes on this machine (default: 1, on further machines 0)"
     )
     num_services: int = _variable(1, "inference services to start if INFERENCE_URLS is not set")
+    sglang_command: str | None = _variable(
+        None, "command that starts SGLang's server: the services are SGLang (default: our own)"
+    )
     samplers_only: bool = _variable(
         False, "1: add samplers to a run that lives elsewhere (needs DB_URL and MCP_URL)"
     )

@@ -25,9 +25,11 @@ from agentrl.databases.mongod import free_port
 from agentrl.databases.services import acknowledge, live_services, register_urls
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
-from agentrl.inference.client import SGLangClient, open_session
+from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
-from agentrl.inference.weights import publish_from_disk
+from agentrl.inference.transport import open_session
+from agentrl.inference.weights.disk import DiskUpdater
+from agentrl.inference.weights.updates import PublishedWeights, update_services
 from agentrl.launcher.database import OpenDatabase, run_database
 from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
 from agentrl.launcher.evaluation import (
@@ -173,6 +175,7 @@ class Evaluation:
         await _while_alive(supervisor, self._bring_services(database, config, version))
         step = read_state(self.checkpoint).step
         await policies.publish(database, version, step, str(self.checkpoint))
+        await policies.serve(database, version)
         epoch = await self._add_tasks(database, config.data.eval_attempts)
         self.console.print(
             f"{self.checkpoint.name} on {len(self.tasks)} tasks, "
@@ -223,8 +226,9 @@ class Evaluation:
                     config,
                     free_port(),
                     number=number if services > 1 else None,
-                    gpu=count_gpus(os.environ) > 0 and not config.parallel.use_cpu,
+                    gpus=0 if config.parallel.use_cpu else count_gpus(os.environ),
                     threads={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)},
+                    sglang_command=deployment.sglang_command,
                     weight_version=version,
                 )
                 supervisor.start(part)
@@ -243,7 +247,9 @@ class Evaluation:
             behind = [service.url for service in live if service.weight_version != version]
             async with open_session() as session:
                 clients = [SGLangClient(url, session=session) for url in behind]
-                outcomes = await publish_from_disk(clients, self.model, version)
+                outcomes = await update_services(
+                    DiskUpdater(), clients, PublishedWeights(version, self.model)
+                )
             for outcome in outcomes:
                 reason = outcome.error or ""
                 await acknowledge(database, outcome.url, version if outcome.ok else FRESH_VERSION)

@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.configs import Config, ConfigError, ServiceConfig, parse_config
 from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import Deployment
 from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, preset_flags
 from agentrl.launcher.processes import Kind, Part
 
 LOGS = Path("logs/as")
-RESTARTS = 10  # how often a sampler, a service or the tool server is started again
+_SGLANG_GRACE_S = 40.0  # more than `agentrl serve` itself waits for SGLang to end
+RESTARTS = 10  # how often a sampler, a service, the tool server or mongod is started again
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,11 @@ def plan_stack(
     else:
         given = config.sampling.inference_urls is not None or deployment.machine_rank > 0
         services = 0 if given else deployment.num_services
+    if services and deployment.sglang_command is None and config.services != ServiceConfig():
+        raise ConfigError(
+            "flags that begin with --inf_ are for SGLang: set SGLANG_COMMAND to the command that "
+            "starts its server, or INFERENCE_URLS to services that run already"
+        )
     return Stack(
         config=config,
         flags=tuple(flags),
@@ -133,8 +139,9 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
             stack.config,
             port,
             number=number if stack.services > 1 else None,
-            gpu=stack.gpus > 0,
+            gpus=stack.gpus,
             threads=threads,
+            sglang_command=stack.deployment.sglang_command,
         )
         parts.append(service)
     if stack.trainers:
@@ -177,19 +184,24 @@ def service_part(
     port: int,
     *,
     number: int | None,
-    gpu: bool,
+    gpus: int,
     threads: Mapping[str, str],
+    sglang_command: str | None,
     weight_version: int = FRESH_VERSION,
 ) -> Part:
     """An inference service on the model of `config`, which has the database's URL.
 
-    `number` tells several apart. `weight_version`: the policy version that the model's weights
-    are, if they are one of the run's.
+    `number` tells several apart. It runs on `gpus` GPUs (0: the CPU), with SGLang if there is a
+    command that starts it. `weight_version`: the policy version that the model's weights are, if
+    they are one of the run's.
     """
     suffix = "" if number is None else f"-{number}"
     assert config.run.db_connection_string and config.model.model_name_or_path
-    # A GPU's trainer computes and publishes in bfloat16 (assets/fsdp2_dst.yml).
-    device = ("--device", "cuda", "--dtype", "bfloat16") if gpu else ()
+    if sglang_command is None:
+        # A GPU's trainer computes and publishes in bfloat16 (assets/fsdp2_dst.yml).
+        engine = ["--device", "cuda", "--dtype", "bfloat16"] if gpus else []
+    else:
+        engine = _sglang_flags(config.services, sglang_command, number or 0, gpus)
     return Part(
         name=f"service{suffix}",
         kind=Kind.SERVICE,
@@ -201,12 +213,32 @@ def service_part(
             "--run_name", config.run.run_name,
             "--weight_version", str(weight_version),
             "--max_running_requests", str(config.sampling.max_concurrent_samples_per_process),
-            *device,
+            *engine,
         ),
         log=LOGS / f"{config.run.run_name}_serve{suffix}.log",
         environment=threads,
         restarts=RESTARTS,
+        grace_s=10.0 if sglang_command is None else _SGLANG_GRACE_S,
     )  # fmt: skip
+
+
+def _sglang_flags(services: ServiceConfig, command: str, number: int, gpus: int) -> list[str]:
+    """Those of `agentrl serve` that start SGLang as service `number` of this machine."""
+    if gpus:
+        # One after the other over this machine's GPUs, and round again.
+        command += f" --base-gpu-id {number * services.inf_tp_size % gpus}"
+    flags = [
+        "--engine", "sglang",
+        "--sglang_command", command,
+        "--dtype", "bfloat16" if gpus else "float32",
+        "--inf_tp_size", str(services.inf_tp_size),
+        "--inf_ep_size", str(services.inf_ep_size),
+    ]  # fmt: skip
+    if services.inf_mem_ratio is not None:
+        flags += ["--inf_mem_ratio", str(services.inf_mem_ratio)]
+    if services.inf_share_gpus and gpus:
+        flags.append("--memory_saver")
+    return flags
 
 
 def _trainer_part(stack: Stack, port: int, threads: dict[str, str]) -> Part:

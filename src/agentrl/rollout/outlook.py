@@ -17,7 +17,7 @@ SERVICE_TIMEOUT_S = 30.0  # a service silent for so long is not used
 class Outlook:
     """One look.
 
-    `services`: URLs with published weights. `evaluation`: evaluation slots are free. `training`:
+    `services`: URLs with the newest weights. `evaluation`: evaluation slots are free. `training`:
     the run, if training groups may be worked on. `finished`: nothing is to be done any more.
     """
 
@@ -75,8 +75,8 @@ class Observer:
         )
 
     async def _services(self) -> tuple[str, ...]:
-        live = await services.live_services(self.database, SERVICE_TIMEOUT_S)
-        return tuple(service.url for service in live if service.weight_version >= 0)
+        serving = await services.serving(self.database, SERVICE_TIMEOUT_S)
+        return tuple(service.url for service in serving)
 
     async def _evaluation_waits(self) -> bool:
         free_slot = {"split": Split.EVAL, "pending": {"$gt": 0}}

@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.changes import Changes, updated
 from agentrl.databases.connection import RunDatabase, patiently
@@ -21,7 +23,9 @@ from agentrl.databases.rows import RowLedger, count_rows
 from agentrl.databases.runs import RunLease, TrainerReplaced
 from agentrl.databases.services import register_urls
 from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
+from agentrl.training.gpu_sharing import GpuSharing
 from agentrl.training.publication import Publication, Publisher, next_version
 from agentrl.training.stream import LedgerSource
 
@@ -64,9 +68,17 @@ class RunDuties:
         self._lease = RunLease(
             database, trainer, socket.gethostname(), config.sampling.lease_seconds
         )
+        on_gpu = torch.cuda.is_available() and not config.parallel.use_cpu
+        device = torch.device(f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu")
         self._publisher = Publisher(
-            database, output, config.sampling.lease_seconds, hold=self._lease.heartbeat
+            database,
+            output,
+            config.sampling.lease_seconds,
+            make_updater(config.sampling.weight_update, device),
+            "in_place" if config.sampling.weight_update_pause == "in_place" else "retract",
+            hold=self._lease.heartbeat,
         )
+        self._sharing = GpuSharing(database, config.sampling.lease_seconds)
         self._rows_per_step = rows_per_step
         self._total_steps = 0
         self._ledger: RowLedger | None = None
@@ -168,12 +180,23 @@ class RunDuties:
         """How many rows are in each state."""
         return await patiently(lambda: count_rows(self._database), "the count of rows")
 
-    async def publish(self, publication: Publication, evaluate: bool) -> None:
-        """Bring services to it, then begin an evaluation of it if asked for."""
-        what = f"the publication of version {publication.version}"
-        await patiently(lambda: self._publisher.publish(publication), what)
+    async def release_gpus(self) -> int:
+        """Have the services give their GPU memory back until `publish`; returns how many have."""
+        async with self._publisher.quiet():
+            return await self._sharing.release()
+
+    async def publish(self, publication: Publication, evaluate: bool) -> float:
+        """Bring services to it, then begin an evaluation of it if asked for.
+
+        Returns for how many seconds the services generated nothing.
+        """
+        what = f"the publication of version {publication.weights.version}"
+        # Also what a trainer released that crashed, perhaps with another --inf_share_gpus.
+        await patiently(self._sharing.resume, what)
+        stall_seconds = await patiently(lambda: self._publisher.publish(publication), what)
         if evaluate and self._held_out:
             await patiently(lambda: self._feeder.add_evaluation(publication.step), what)
+        return stall_seconds
 
     async def await_evaluation(self, step: int, stop: threading.Event) -> None:
         """Wait until the evaluation of `step` is done, if there is one, or `stop` is set."""
@@ -208,6 +231,10 @@ class RunDuties:
     async def give_back_rows(self) -> None:
         """Return the rows that were leased ahead and are not trained."""
         await patiently(self.ledger.release, "the return of rows")
+
+    async def close_publisher(self) -> None:
+        """Wait until the last publication is on disk too."""
+        await self._publisher.close()
 
     async def release(self) -> None:
         """Give the run back."""

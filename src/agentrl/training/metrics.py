@@ -47,7 +47,8 @@ class StepMetrics:
     step_seconds: float  # from the end of the last step to the end of this one
     train_seconds: float  # forward, backward and update
     wait_seconds: float  # for rows
-    publish_seconds: float  # that training stood still to write the weights
+    publish_seconds: float  # that training stood still to gather the weights
+    stall_seconds: float  # that services generated nothing for the last publication that is done
     rows_ready: int  # rows that wait in the database
     rows_evicted: int  # of the whole run: too old to be trained
 
@@ -60,6 +61,7 @@ class StepTimes:
     train_seconds: float
     wait_seconds: float
     publish_seconds: float
+    stall_seconds: float
 
 
 def step_metrics(

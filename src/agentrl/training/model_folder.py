@@ -68,23 +68,21 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     return model
 
 
-def write_model_folder(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    path: Path,
-    dtype: torch.dtype = torch.float32,
-) -> None:
-    """Write a sharded `model` as a folder that `from_pretrained` loads, whole or not at all.
+def gather_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A copy of a sharded model's weights, whole, in `dtype`, on rank 0's CPU; collective.
 
-    Collective: the weights are gathered to rank 0's memory, which writes them in `dtype`. An
-    existing folder is replaced.
+    The other ranks get none. A tied weight is there once, under its first name.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(model, options=options)
-    if dist.get_rank() == 0:
-        tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
-        save_model_folder(model, tokenizer, tensors, path, dtype)
-    dist.barrier()
+    if dist.get_rank() != 0:
+        return {}
+    tied = model.all_tied_weights_keys
+    return {
+        name: value.to(dtype, copy=True)
+        for name, value in weights.items()
+        if isinstance(value, Tensor) and name not in tied
+    }
 
 
 def save_model_folder(

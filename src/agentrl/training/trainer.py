@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -54,8 +55,8 @@ from agentrl.training.duties import RunDuties
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
-from agentrl.training.publication import write_publication
+from agentrl.training.parallel import exit_process, parallelise
+from agentrl.training.publication import gather_publication
 from agentrl.training.step import StepOptions, train_step
 from agentrl.training.stream import RowStream, StepRows
 
@@ -87,6 +88,13 @@ def main(argv: Sequence[str]) -> int:
             print(f"agentrl train: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def run_process(argv: Sequence[str]) -> NoReturn:
+    """`main` as a whole process, which ends with it."""
+    status = main(argv)
+    logging.shutdown()
+    exit_process(status)
 
 
 class Trainer:
@@ -147,7 +155,8 @@ class Trainer:
         self._step = 0
         self._version = -1
         self._saved_step = -1
-        self._publishing: Future[None] | None = None
+        self._publishing: Future[float] | None = None
+        self._stall_seconds = 0.0
 
     def run(self) -> None:
         """From the checkpoint, or the start weights, to the end of the run or to SIGTERM."""
@@ -178,6 +187,8 @@ class Trainer:
             if not last:
                 stream.start(self._step + 2)
             began = time.monotonic()
+            if self._config.services.inf_share_gpus:
+                self._from_main(lambda duties: self._background.run(duties.release_gpus()))
             statistics = train_step(
                 self._model, self._optimizer, self._scheduler, rows.mine, self._config.loss,
                 self._options,
@@ -201,6 +212,7 @@ class Trainer:
                 train_seconds=train_seconds,
                 wait_seconds=wait_seconds,
                 publish_seconds=publish_seconds,
+                stall_seconds=self._stall_seconds,
             )
             ended = time.monotonic()
             if self._duties:
@@ -234,20 +246,25 @@ class Trainer:
         self._version -= 1  # the version of the first publication is the next one
 
     def _publish(self, *, evaluate: bool) -> None:
-        """Write the weights as the next version; the services load them while training goes on."""
+        """Gather the weights as the next version; services get them while training goes on."""
         self._finish_publishing()
-        publication = write_publication(
+        publication = gather_publication(
             self._output, self._version + 1, self._step, self._model, self._tokenizer,
             self._published_dtype,
         )  # fmt: skip
-        self._version = publication.version
+        self._version += 1
+        if self._config.services.inf_share_gpus:
+            # All processes give back what they cached before a service takes it.
+            if self._accelerator.device.type == "cuda":
+                torch.cuda.empty_cache()
+            dist.barrier()
         if self._duties:
             self._publishing = self._background.submit(self._duties.publish(publication, evaluate))
 
     def _finish_publishing(self) -> None:
         """Wait for the services to have the last publication, and raise its error."""
         if self._publishing is not None:
-            self._background.result(self._publishing)
+            self._stall_seconds = self._background.result(self._publishing)
             self._publishing = None
 
     def _commit(self, rows: StepRows) -> None:
@@ -278,6 +295,7 @@ class Trainer:
             self._save()
         if self._duties:
             self._finish_publishing()
+            self._background.run(self._duties.close_publisher())
             self._background.run(self._duties.give_back_rows())
         # The others leave; the evaluation needs no collective.
         dist.barrier()
@@ -387,4 +405,4 @@ def _make_accelerator(config: Config) -> Accelerator:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_process(sys.argv[1:])

@@ -1,6 +1,10 @@
 """The engine's HTTP answers, field by field, as SGLang gives them."""
 
 import asyncio
+import base64
+import json
+import os
+import pickle
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -167,7 +171,7 @@ async def test_a_body_that_breaks_the_contract_answers_an_error_string(http, bod
         ({"input_ids": [-1]}, "-1"),
         ({"sampling_params": {"top_p": 2}}, "top_p"),
         ({"sampling_params": {"regex": "a"}}, "needs SGLang"),
-        ({"stream": True}, "needs SGLang"),
+        ({"stream": True, "input_ids": [[1], [2]]}, "needs SGLang"),
     ],
 )
 async def test_a_request_that_cannot_be_served_answers_an_error_object(http, body, message) -> None:
@@ -285,3 +289,93 @@ async def test_sigterm_answers_running_requests_and_ends_with_status_zero(start_
         answer = await running
     assert answer["meta_info"]["finish_reason"]["type"] == "abort"
     assert engine.process.wait(timeout=10) == 0
+
+
+async def events(http: aiohttp.ClientSession, **body: Any) -> list[Any]:
+    """The events of a stream, but for the `[DONE]` that must be the last."""
+    async with http.post("/generate", json={"input_ids": PROMPT, "stream": True} | body) as answer:
+        assert answer.status == 200 and answer.content_type == "text/event-stream"
+        *said, done, nothing = (await answer.text()).split("\n\n")
+    assert (done, nothing) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in said]
+
+
+async def test_a_stream_repeats_the_output_so_far_and_ends_with_all_that_is_known(http) -> None:
+    params = {"max_new_tokens": 40, "temperature": 0, "ignore_eos": True, "stream_interval": 16}
+    whole = await generate(http, sampling_params=params, return_logprob=True)
+    *chunks, last = await events(http, sampling_params=params, return_logprob=True)
+    # The first token at once, then whenever as many as the interval are new.
+    assert [len(chunk["output_ids"]) for chunk in chunks] == [1, 17, 33]
+    for chunk in chunks:
+        meta = chunk["meta_info"]
+        assert chunk["output_ids"] == whole["output_ids"][: meta["completion_tokens"]]
+        assert len(meta["output_token_logprobs"]) == meta["completion_tokens"]
+        assert meta["finish_reason"] is None and "weight_versions" not in meta
+        assert meta["weight_version"] == whole["meta_info"]["weight_version"]
+    assert last["output_ids"] == whole["output_ids"] and last["text"] == whole["text"]
+    for field in ("finish_reason", "weight_versions", "completion_tokens"):
+        assert last["meta_info"][field] == whole["meta_info"][field]
+
+
+async def test_an_aborted_stream_ends_with_the_tokens_it_has(http) -> None:
+    params = {"max_new_tokens": 900, "ignore_eos": True, "stream_interval": 1000}
+    running = asyncio.create_task(events(http, rid="streamed", sampling_params=params))
+    await until_running(http, 60)
+    await post(http, "/abort_request", {"rid": "streamed"})
+    last = (await running)[-1]
+    assert last["meta_info"]["finish_reason"]["type"] == "abort"
+    assert len(last["output_ids"]) >= 30
+
+
+async def test_a_reader_that_leaves_its_stream_ends_the_generation(http) -> None:
+    params = {"max_new_tokens": 900, "ignore_eos": True}
+    body = {"input_ids": PROMPT, "stream": True, "sampling_params": params}
+    async with http.post("/generate", json=body) as answer:
+        await answer.content.readany()
+    async with asyncio.timeout(10):
+        while True:
+            async with http.get("/v1/loads") as response:
+                (load,) = (await response.json())["loads"]
+            if load["num_running_reqs"] == 0:
+                break
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/update_weights_from_tensor", {"serialized_named_tensors": ["x"]}),
+        ("/update_weights_from_distributed", {"names": [], "dtypes": [], "shapes": []}),
+        ("/end_weight_update", {}),
+    ],
+)
+async def test_weights_from_memory_are_only_taken_within_a_session(http, path, body) -> None:
+    status, answer = await post(http, path, body)
+    assert status == 400 and "begin_weight_update()" in answer["message"]
+
+
+async def test_a_session_is_open_once(http) -> None:
+    assert (await post(http, "/begin_weight_update", {}))[0] == 200
+    status, answer = await post(http, "/begin_weight_update", {})
+    assert status == 400 and "already open" in answer["message"]
+    assert (await post(http, "/end_weight_update", {}))[0] == 200
+
+
+async def test_a_pickle_that_is_more_than_tensors_is_refused(http) -> None:
+    evil = base64.b64encode(pickle.dumps([("w", os.system)])).decode()
+    await post(http, "/begin_weight_update", {})
+    status, answer = await post(
+        http, "/update_weights_from_tensor", {"serialized_named_tensors": [evil]}
+    )
+    await post(http, "/end_weight_update", {})
+    assert status == 400 and "is no part of tensors" in answer["message"]
+
+
+async def test_a_group_that_was_never_met_sends_nothing(http) -> None:
+    await post(http, "/begin_weight_update", {})
+    body = {"names": ["w"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "nobody"}
+    status, answer = await post(http, "/update_weights_from_distributed", body)
+    await post(http, "/end_weight_update", {})
+    assert status == 400 and "Group nobody not in" in answer["message"]
+    status, answer = await post(http, "/destroy_weights_update_group", {"group_name": "nobody"})
+    assert status == 400 and "does not exist" in answer["message"]

@@ -6,9 +6,10 @@ and then lets the loop turn: on few cores a second thread would only fight for t
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from pathlib import Path
+
+from torch import Tensor
 
 from agentrl.inference.engine.config import EngineConfig
 from agentrl.inference.engine.http_api import Prompt, PromptLimits, RequestError
@@ -16,7 +17,7 @@ from agentrl.inference.engine.model_runner import ModelRunner
 from agentrl.inference.engine.request import LiveRequest
 from agentrl.inference.engine.scheduler import PauseMode, Scheduler
 from agentrl.inference.engine.text import Text
-from agentrl.inference.engine.weights import WeightsError, copy_weights, read_weights
+from agentrl.inference.engine.weights import CacheNotFlushed, copy_weights
 
 # From a socket that is readable to a submitted request, the event loop turns about this often.
 _TURNS_PER_STEP = 4
@@ -48,6 +49,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._updating = asyncio.Lock()
+        self._released = False
 
     async def run(self) -> None:
         """Step while there is work, for ever. What a step raises ends the engine."""
@@ -73,33 +75,44 @@ class Engine:
 
         Raises RequestError, generating nothing, when a rid is taken.
         """
-        rids = [prompt.rid for prompt in prompts]
-        for index, rid in enumerate(rids):
-            if self.scheduler.is_live(rid) or rid in rids[:index]:
-                raise RequestError(f"Duplicate request ID detected: {rid}")
+        self._check_rids(prompts)
         loop = asyncio.get_running_loop()
-        ended: list[asyncio.Future[LiveRequest]] = []
-        for prompt in prompts:
-            future: asyncio.Future[LiveRequest] = loop.create_future()
-            ended.append(future)
-            self.scheduler.submit(
-                LiveRequest(
-                    rid=prompt.rid,
-                    prompt_ids=prompt.input_ids,
-                    sampling=prompt.sampling,
-                    max_new_tokens=prompt.max_new_tokens,
-                    end_ids=prompt.end_ids,
-                    stop_strings=prompt.stop_strings,
-                    on_finish=partial(_resolve, future),
-                )
-            )
+        ended: list[asyncio.Future[LiveRequest]] = [loop.create_future() for _ in prompts]
+        for prompt, future in zip(prompts, ended, strict=True):
+            self.scheduler.submit(_live(prompt, partial(_resolve, future)))
         self._wake.set()
         try:
             return [await future for future in ended]
         except asyncio.CancelledError:
-            for rid in rids:
-                self.scheduler.abort(rid)
+            for prompt in prompts:
+                self.scheduler.abort(prompt.rid)
             raise
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[LiveRequest]:
+        """Generate for a prompt; the request at each `stream_interval` of its output, and ended.
+
+        When the iterator is closed early, the request does not go on. Raises RequestError when the
+        rid is taken.
+        """
+        self._check_rids([prompt])
+        changed = asyncio.Event()
+        request = _live(prompt, lambda _: changed.set(), changed.set)
+        self.scheduler.submit(request)
+        self._wake.set()
+        try:
+            while request.finish is None:
+                await changed.wait()
+                changed.clear()
+                yield request
+        finally:
+            if request.finish is None:
+                self.scheduler.abort(prompt.rid)
+
+    def _check_rids(self, prompts: Sequence[Prompt]) -> None:
+        rids = [prompt.rid for prompt in prompts]
+        for index, rid in enumerate(rids):
+            if self.scheduler.is_live(rid) or rid in rids[:index]:
+                raise RequestError(f"Duplicate request ID detected: {rid}")
 
     def pause(self, mode: PauseMode) -> None:
         """Stop stepping; at once, since steps and this share a thread."""
@@ -107,23 +120,45 @@ class Engine:
         self._wake.set()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Go on after `pause`. Raises RequestError while the memory is given back."""
+        if self._released:
+            raise RequestError("continue_generation: the memory was released, resume it first")
         self.scheduler.resume()
         self._wake.set()
 
-    async def update_weights(
-        self, folder: Path, version: str | None, *, flush_cache: bool, abort_all: bool
-    ) -> tuple[bool, str]:
-        """Load a folder's weights; returns success and SGLang's message.
+    def release_memory(self) -> None:
+        """Give the device's memory back. Raises RequestError while requests need it."""
+        if self._released or self.scheduler.paused is None or not self.scheduler.flush_cache():
+            raise RequestError(
+                "release_memory_occupation: the engine must be paused, without requests that hold"
+                " keys and values, and have its memory"
+            )
+        self.runner.release_memory()
+        self._released = True
 
-        Paused, it is done at once; otherwise requests that are here end first and later ones wait.
-        Nothing changes when the folder is not right.
+    def resume_memory(self) -> None:
+        """Take it again. Raises RequestError if it was not given back."""
+        if not self._released:
+            raise RequestError("resume_memory_occupation: the memory was not released")
+        self.runner.resume_memory()
+        self._released = False
+
+    async def update_weights(
+        self,
+        read: Callable[[], dict[str, Tensor]],
+        version: str | None,
+        *,
+        flush_cache: bool,
+        abort_all: bool = False,
+    ) -> str:
+        """Copy the tensors that `read` returns over the model's; returns SGLang's message.
+
+        `read` is called in a thread. Paused, the update is done at once; otherwise requests that
+        are here end first and later ones wait. Raises the WeightsError of `read`, nothing having
+        changed, or CacheNotFlushed after the update.
         """
         async with self._updating:
-            try:
-                tensors = await asyncio.to_thread(read_weights, self.runner.model, folder)
-            except WeightsError as error:
-                return False, f"Failed to update weights: {error}"
+            tensors = await asyncio.to_thread(read)
             if abort_all:
                 self.scheduler.abort()
             self.scheduler.hold_back()
@@ -133,21 +168,35 @@ class Engine:
                     self._wake.set()
                     await self._drained.wait()
                 copy_weights(self.runner.model, tensors)
-                self.model_path = folder
                 self.scheduler.weights_changed(version or self.scheduler.version)
-                flushed = self.scheduler.flush_cache()
+                flushed = not flush_cache or self.scheduler.flush_cache()
             finally:
                 self.scheduler.let_in()
                 self._wake.set()
-            if flush_cache and not flushed:
-                return False, (
-                    "Weights were updated, but the cache was not flushed because requests are still"
-                    " running or queued. Retract or finish them, then call /flush_cache."
-                )
-        return True, (
-            "Succeeded to update model weights."
-            + (f" Weight version updated to {version}." if version is not None else "")
-        )
+        if not flushed:
+            raise CacheNotFlushed(
+                "Weights were updated, but the cache was not flushed because requests are still"
+                " running or queued. Retract or finish them, then call /flush_cache."
+            )
+        return f" Weight version updated to {version}." if version is not None else ""
+
+
+def _live(
+    prompt: Prompt,
+    on_finish: Callable[[LiveRequest], None],
+    on_progress: Callable[[], None] | None = None,
+) -> LiveRequest:
+    return LiveRequest(
+        rid=prompt.rid,
+        prompt_ids=prompt.input_ids,
+        sampling=prompt.sampling,
+        max_new_tokens=prompt.max_new_tokens,
+        end_ids=prompt.end_ids,
+        stop_strings=prompt.stop_strings,
+        on_finish=on_finish,
+        on_progress=on_progress,
+        stream_interval=prompt.stream_interval,
+    )
 
 
 def _resolve(waiter: asyncio.Future[LiveRequest], request: LiveRequest) -> None:

@@ -31,7 +31,6 @@ _UNSUPPORTED_FIELDS = (
     "lora_path",
     "return_hidden_states",
     "return_routed_experts",
-    "stream",
     "token_ids_logprob",
     "top_logprobs_num",
 )
@@ -67,14 +66,19 @@ class Prompt:
     return_logprob: bool
     skip_special_tokens: bool
     trim_stop: bool
+    stream_interval: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateBody:
-    """The generations of one body, in the order of the answer; `many`: the answer is a list."""
+    """The generations of one body, in the order of the answer; `many`: the answer is a list.
+
+    `stream`: there is one, and its output is wanted as it comes.
+    """
 
     prompts: list[Prompt]
     many: bool
+    stream: bool
 
 
 class _Params:
@@ -154,7 +158,10 @@ def parse_generate(body: object, limits: PromptLimits, text: Text) -> GenerateBo
         copies = _prompts(ids, rid, _Params(sent), bool(logprob), limits, text)
         many = many or len(copies) > 1
         prompts += copies
-    return GenerateBody(prompts, many)
+    stream = bool(body.get("stream"))
+    if stream and many:
+        raise RequestError("a stream of several generations needs SGLang: the local engine has one")
+    return GenerateBody(prompts, many, stream)
 
 
 def _inputs(body: dict[str, object], text: Text) -> tuple[list[list[int]], bool]:
@@ -219,7 +226,7 @@ def _prompts(
     skip_special_tokens = params.flag("skip_special_tokens", True)
     trim_stop = not params.flag("no_stop_trim", False)
     params.flag("spaces_between_special_tokens", True)
-    params.integer("stream_interval", 1)
+    stream_interval = params.integer("stream_interval", 1)
     params.nothing_left()
     try:
         sampling = sampling.checked()
@@ -242,6 +249,7 @@ def _prompts(
             return_logprob=return_logprob,
             skip_special_tokens=skip_special_tokens,
             trim_stop=trim_stop,
+            stream_interval=stream_interval,
         )
         for copy in range(n)
     ]
@@ -273,31 +281,18 @@ def _check_length(ids: list[int], max_new_tokens: int, limits: PromptLimits) -> 
 def generate_answer(
     request: LiveRequest, prompt: Prompt, text: Text, latest_version: str
 ) -> dict[str, object]:
-    """The answer for one ended request."""
-    finish = request.finish
-    assert finish is not None
+    """The answer for one request, or what a stream says of one that has not ended.
+
+    As in SGLang the latter has all output so far but no text and no version spans.
+    """
     output = request.output_ids
-    if finish.kind == "stop":
-        reason: dict[str, object] = {"type": "stop", "matched": finish.matched}
-    elif finish.kind == "length":
-        reason = {"type": "length", "length": len(output)}
-    else:
-        reason = {
-            "type": "abort", "message": finish.message, "status_code": None, "err_type": None
-        }  # fmt: skip
-    shown = output
-    if prompt.trim_stop and isinstance(finish.matched, int):
-        shown = output[:-1]
-    said = text.decode(shown, skip_special_tokens=prompt.skip_special_tokens)
-    if prompt.trim_stop and isinstance(finish.matched, str) and prompt.stop_strings is not None:
-        said = prompt.stop_strings.trim(said)
-    ends = [span.start for span in request.spans[1:]] + [len(output)]
     cached = request.cached_tokens or 0
+    ended = request.finish is not None
     meta: dict[str, object] = {
         "id": request.rid,
-        "finish_reason": reason,
+        "finish_reason": _finish_reason(request),
         "prompt_tokens": len(request.prompt_ids),
-        "weight_version": request.spans[-1].version if request.spans else latest_version,
+        "weight_version": request.newest_version or latest_version,
         "num_retractions": request.retractions,
     }
     if prompt.return_logprob:
@@ -307,18 +302,42 @@ def generate_answer(
             for logprob, token in zip(request.output_logprobs, output, strict=True)
         ]
         meta["output_token_logprobs_length"] = len(output)
-    meta |= {
-        "reasoning_tokens": 0,
-        "completion_tokens": len(output),
-        "cached_tokens": cached,
-        "weight_versions": [
+    meta |= {"reasoning_tokens": 0, "completion_tokens": len(output), "cached_tokens": cached}
+    if ended:
+        ends = [span.start for span in request.spans[1:]] + [len(output)]
+        meta["weight_versions"] = [
             {"version": span.version, "start": span.start, "end": end}
             for span, end in zip(request.spans, ends, strict=True)
             if end > span.start
-        ],
+        ]
+    meta |= {
         "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
         "dp_rank": None,
         "e2e_latency": time.monotonic() - request.arrived,
         "response_sent_to_client_ts": time.time(),
     }
+    said = _text(request, prompt, text) if ended else None
     return {"text": said, "output_ids": output, "meta_info": meta}
+
+
+def _finish_reason(request: LiveRequest) -> dict[str, object] | None:
+    finish = request.finish
+    if finish is None:
+        return None
+    if finish.kind == "stop":
+        return {"type": "stop", "matched": finish.matched}
+    if finish.kind == "length":
+        return {"type": "length", "length": len(request.output_ids)}
+    return {"type": "abort", "message": finish.message, "status_code": None, "err_type": None}
+
+
+def _text(request: LiveRequest, prompt: Prompt, text: Text) -> str:
+    """The text of an ended request."""
+    assert request.finish is not None
+    shown, matched = request.output_ids, request.finish.matched
+    if prompt.trim_stop and isinstance(matched, int):
+        shown = shown[:-1]
+    said = text.decode(shown, skip_special_tokens=prompt.skip_special_tokens)
+    if prompt.trim_stop and isinstance(matched, str) and prompt.stop_strings is not None:
+        said = prompt.stop_strings.trim(said)
+    return said

@@ -67,6 +67,14 @@ class KVCache(Cache):
         self._range = torch.arange(row_length, device=device)
         self.layout: StepLayout | None = None
 
+    def release(self) -> None:
+        """Give the memory of all keys and values back; what they were is lost."""
+        self._store.untyped_storage().resize_(0)
+
+    def resume(self) -> None:
+        """Take it again, where the layers still expect it."""
+        self._store.untyped_storage().resize_(self._store.numel() * self._store.element_size())
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: positions are always given to the model."""
         return 0

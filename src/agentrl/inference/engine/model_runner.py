@@ -74,6 +74,18 @@ class ModelRunner:
         """The cache's size."""
         return self.total_tokens * self._bytes_per_token(self.model.config.get_text_config())
 
+    def release_memory(self) -> None:
+        """Give the device's memory back: weights go to the host's memory, keys and values away."""
+        _move(self.model, torch.device("cpu"))
+        self.cache.release()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def resume_memory(self) -> None:
+        """Take it again."""
+        self.cache.resume()
+        _move(self.model, self.device)
+
     @torch.inference_mode()
     def step(
         self,
@@ -110,6 +122,11 @@ class ModelRunner:
     def _bytes_per_token(self, config: PreTrainedConfig) -> int:
         heads, size = kv_heads(config)
         return int(2 * config.num_hidden_layers * heads * size * self.model.dtype.itemsize)
+
+
+def _move(model: torch.nn.Module, device: torch.device) -> None:
+    """Bring weights and buffers to a device."""
+    model.to(device)
 
 
 def _memory_bytes(device: torch.device) -> int:

@@ -36,7 +36,8 @@ class LiveRequest:
 
     `computed` tokens of prompt and output have their keys and values in `slot`. `epoch` counts the
     weight updates before they were computed: after another one they are of no use to others.
-    `on_finish` is called once, when `finish` is set.
+    `on_finish` is called once, when `finish` is set; `on_progress` before that with the first token
+    and then whenever `stream_interval` further ones are there.
     """
 
     rid: str
@@ -46,6 +47,8 @@ class LiveRequest:
     end_ids: frozenset[int]
     on_finish: Callable[["LiveRequest"], None]
     stop_strings: StopStrings | None = None
+    on_progress: Callable[[], None] | None = None
+    stream_interval: int = 1
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -55,6 +58,7 @@ class LiveRequest:
     cached_tokens: int | None = None
     retractions: int = 0
     finish: Finish | None = None
+    told: int = 0
     arrived: float = field(default_factory=time.monotonic)
 
     @property
@@ -65,6 +69,12 @@ class LiveRequest:
     def tokens(self) -> list[int]:
         """Prompt and output."""
         return self.prompt_ids + self.output_ids
+
+    @property
+    def newest_version(self) -> str | None:
+        """The weights that sampled the last token; None when there is none."""
+        made = [span.version for span in self.spans if span.start < len(self.output_ids)]
+        return made[-1] if made else None
 
     def use_weights(self, version: str) -> None:
         """Say which weights sample the tokens from here on."""
@@ -91,3 +101,12 @@ class LiveRequest:
             if matched is not None:
                 self.finish = Finish("stop", matched=matched)
         return self.finish is not None
+
+    def tell_progress(self) -> None:
+        """Call `on_progress` if it is time to."""
+        count = len(self.output_ids)
+        if self.on_progress is not None and (
+            not self.told or count - self.told >= self.stream_interval
+        ):
+            self.told = count
+            self.on_progress()

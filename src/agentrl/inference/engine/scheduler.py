@@ -267,6 +267,7 @@ class Scheduler:
                 assert request.finish is not None
                 self._end(request, request.finish)
             else:
+                request.tell_progress()
                 going.append(request)
         self._decoding = going
 

@@ -8,8 +8,7 @@ import signal
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 
 import orjson
 import torch
@@ -17,6 +16,7 @@ import uvloop
 from aiohttp import web
 
 from agentrl.inference.engine.config import EngineConfig
+from agentrl.inference.engine.control import ControlBody, answer, bad_request
 from agentrl.inference.engine.engine import Engine
 from agentrl.inference.engine.http_api import (
     BodyError,
@@ -27,6 +27,7 @@ from agentrl.inference.engine.http_api import (
 )
 from agentrl.inference.engine.sampling import TokenSampling
 from agentrl.inference.engine.scheduler import PAUSE_MODES
+from agentrl.inference.engine.weight_routes import WeightRoutes
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ _LARGEST_BODY = 256 * 2**20
 
 
 def serve(config: EngineConfig, announcement: Announcement | None = None) -> None:
-    """Serve a model until SIGTERM or SIGINT; then running requests answer as aborted.
+    """Serve a model until SIGTERM or SIGINT; then running requests answer as aborted, others 503.
 
     `announcement` tells others of the service while it serves.
 
@@ -71,8 +72,9 @@ async def _serve(engine: Engine, config: EngineConfig, announcement: Announcemen
         log.info("serving %s at %s", config.model_path, url)
         async with announcement(url) if announcement else nullcontext():
             await asyncio.wait({stepping, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        server.stopping = True
-        engine.scheduler.abort()
+            # Samplers take what is here elsewhere, from the tokens that it has.
+            server.stopping = True
+            engine.scheduler.abort()
         if stepping.done():
             stepping.result()
         stepping.cancel()
@@ -86,17 +88,19 @@ class _Server:
     def __init__(self, engine: Engine) -> None:
         self.stopping = False
         self._engine = engine
+        self._weights = WeightRoutes(engine)
         self._started = time.time()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=_LARGEST_BODY)
-        routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.Response]]]] = [
+        routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
             ("POST", "/generate", self._generate),
             ("PUT", "/generate", self._generate),
             ("POST", "/pause_generation", self._pause),
             ("POST", "/continue_generation", self._continue),
             ("POST", "/abort_request", self._abort),
-            ("POST", "/update_weights_from_disk", self._update_weights),
+            ("POST", "/release_memory_occupation", self._release_memory),
+            ("POST", "/resume_memory_occupation", self._resume_memory),
             ("POST", "/flush_cache", self._flush_cache),
             ("GET", "/flush_cache", self._flush_cache),
             ("GET", "/model_info", self._model_info),
@@ -108,63 +112,83 @@ class _Server:
         ]
         for method, path, handler in routes:
             app.router.add_route(method, path, handler)
+        self._weights.add_to(app)
         return app
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         engine = self._engine
+        if self.stopping:
+            return web.Response(status=503, text="the engine is stopping")
         try:
             body = parse_generate(orjson.loads(await request.read()), engine.limits, engine.text)
+            if body.stream:
+                return await self._stream(request, body.prompts[0])
             ended = await engine.generate(body.prompts)
         except orjson.JSONDecodeError as error:
-            return _json({"error": f"the body is not JSON: {error}"}, 400)
+            return answer({"error": f"the body is not JSON: {error}"}, 400)
         except BodyError as error:
-            return _json({"error": str(error)}, 400)
+            return answer({"error": str(error)}, 400)
         except RequestError as error:
-            return _json({"error": {"message": str(error)}}, 400)
+            return answer({"error": {"message": str(error)}}, 400)
         answers = [
             generate_answer(live, prompt, engine.text, engine.scheduler.version)
             for live, prompt in zip(ended, body.prompts, strict=True)
         ]
-        return _json(answers if body.many else answers[0])
+        return answer(answers if body.many else answers[0])
+
+    async def _stream(self, request: web.Request, prompt: Prompt) -> web.StreamResponse:
+        """Server-sent events with all output so far, the last one with how it ended."""
+        engine = self._engine
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        async with aclosing(engine.stream(prompt)) as states:
+            async for live in states:
+                if not response.prepared:
+                    await response.prepare(request)
+                event = generate_answer(live, prompt, engine.text, engine.scheduler.version)
+                await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     async def _pause(self, request: web.Request) -> web.Response:
-        body = await _control_body(request)
-        asked = body.get("mode", "abort")
-        mode = PAUSE_MODES.get(asked) if isinstance(asked, str) else None
+        body = await ControlBody.read(request)
+        asked = body.optional_text("mode") or "abort"
+        mode = PAUSE_MODES.get(asked)
         if mode is None:
-            raise _bad_request(f"mode must be one of {', '.join(PAUSE_MODES)}, got {asked!r}")
+            raise bad_request(f"mode must be one of {', '.join(PAUSE_MODES)}, got {asked!r}")
         self._engine.pause(mode)
-        return _json({"message": "Generation paused successfully.", "status": "ok"})
+        return answer({"message": "Generation paused successfully.", "status": "ok"})
 
     async def _continue(self, request: web.Request) -> web.Response:
-        await _control_body(request)
-        self._engine.resume()
-        return _json({"message": "Generation continued successfully.", "status": "ok"})
+        await ControlBody.read(request)
+        try:
+            self._engine.resume()
+        except RequestError as error:
+            return answer({"error": {"message": str(error)}}, 400)
+        return answer({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def _release_memory(self, request: web.Request) -> web.Response:
+        return await self._memory(request, self._engine.release_memory)
+
+    async def _resume_memory(self, request: web.Request) -> web.Response:
+        return await self._memory(request, self._engine.resume_memory)
+
+    async def _memory(self, request: web.Request, change: Callable[[], None]) -> web.Response:
+        """All of it or none; where SGLang would die of the request, this refuses it."""
+        await ControlBody.read(request)
+        try:
+            change()
+        except RequestError as error:
+            return answer({"error": {"message": str(error)}}, 400)
+        return answer(None)
 
     async def _abort(self, request: web.Request) -> web.Response:
-        body = await _control_body(request)
-        rid = body.get("rid")
-        if body.get("abort_all"):
+        body = await ControlBody.read(request)
+        rid = body.optional_text("rid")
+        if body.flag("abort_all", False):
             self._engine.scheduler.abort()
-        elif isinstance(rid, str) and rid:
+        elif rid:
             self._engine.scheduler.abort(rid)
         return web.Response()
-
-    async def _update_weights(self, request: web.Request) -> web.Response:
-        body = await _control_body(request)
-        path, version = body.get("model_path"), body.get("weight_version")
-        if not isinstance(path, str):
-            raise _bad_request("model_path is required and must be a string")
-        if version is not None and not isinstance(version, str):
-            raise _bad_request("weight_version must be a string")
-        success, message = await self._engine.update_weights(
-            Path(path),
-            version,
-            flush_cache=bool(body.get("flush_cache", True)),
-            abort_all=bool(body.get("abort_all_requests", False)),
-        )
-        answer = {"success": success, "message": message, "num_paused_requests": 0}
-        return _json(answer, 200 if success else 400)
 
     async def _flush_cache(self, request: web.Request) -> web.Response:
         if self._engine.scheduler.flush_cache():
@@ -174,7 +198,7 @@ class _Server:
     async def _model_info(self, request: web.Request) -> web.Response:
         engine = self._engine
         config = engine.runner.model.config
-        return _json(
+        return answer(
             {
                 "model_path": str(engine.model_path),
                 "served_model_name": str(engine.config.model_path),
@@ -200,9 +224,11 @@ class _Server:
             "weight_version": engine.scheduler.version,
             "startup_time": self._started,
             "internal_states": [dataclasses.asdict(engine.scheduler.counters)],
+            "tp_size": 1,
+            "dp_size": 1,
             "version": "agentrl-engine",
         }
-        return _json(arguments)
+        return answer(arguments)
 
     async def _loads(self, request: web.Request) -> web.Response:
         engine, scheduler = self._engine, self._engine.scheduler
@@ -223,8 +249,10 @@ class _Server:
                 "kv_cache_gb": engine.runner.cache_bytes / 2**30,
                 "token_capacity": total,
             },
+            # A slot has room for the longest request: none is ever taken back.
+            "queues": {"waiting": scheduler.waiting, "paused": 0, "retracted": 0},
         }
-        return _json({"timestamp": time.time(), "version": "agentrl-engine", "loads": [load]})
+        return answer({"timestamp": time.time(), "version": "agentrl-engine", "loads": [load]})
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.stopping else 200)
@@ -248,33 +276,3 @@ class _Server:
         except TimeoutError:
             return web.Response(status=503)
         return web.Response(status=503 if self.stopping else 200)
-
-
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
-
-
-async def _control_body(request: web.Request) -> dict[str, object]:
-    """The JSON object of a control endpoint; an empty body is none, as in SGLang."""
-    try:
-        body = orjson.loads(await request.read())
-    except orjson.JSONDecodeError as error:
-        raise _bad_request(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise _bad_request("the body must be a JSON object")
-    return body
-
-
-def _bad_request(problem: str) -> web.HTTPBadRequest:
-    return web.HTTPBadRequest(
-        body=orjson.dumps(
-            {
-                "object": "error",
-                "message": f"1 validation error: {problem}",
-                "type": "Bad Request",
-                "param": None,
-                "code": 400,
-            }
-        ),
-        content_type="application/json",
-    )

@@ -1,4 +1,4 @@
-"""Weights from a folder's safetensors into a live model, in place: all of them or none."""
+"""Weights into a live model, in place; from a folder's safetensors all of them or none."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,10 @@ from transformers import PreTrainedModel
 
 class WeightsError(ValueError):
     """A folder does not hold this model's weights."""
+
+
+class CacheNotFlushed(WeightsError):
+    """Weights are in, but requests that run or wait keep the cache of the old ones."""
 
 
 def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
@@ -28,21 +32,27 @@ def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
                     tensors[name] = reader.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"cannot read weights from {file}: {error}") from error
-    for name, tensor in tensors.items():
-        if name not in state:
-            raise WeightsError(f"{folder} has {name!r}, which the served model has not")
-        if tensor.shape != state[name].shape:
-            raise WeightsError(
-                f"{folder}: {name} has shape {list(tensor.shape)},"
-                f" the served model's is {list(state[name].shape)}"
-            )
-        if not tensor.is_floating_point():
-            raise WeightsError(f"{folder}: {name} is {tensor.dtype}, not floating point")
+    check_weights(model, tensors, str(folder))
     given = {state[name].data_ptr() for name in tensors}
     missing = [name for name, tensor in state.items() if tensor.data_ptr() not in given]
     if missing:
         raise WeightsError(f"{folder} lacks {len(missing)} tensors, for instance {missing[0]!r}")
     return tensors
+
+
+def check_weights(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> None:
+    """Raises WeightsError for the first tensor that cannot take the place of one of the model's."""
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in tensors.items():
+        if name not in state:
+            raise WeightsError(f"{source} has {name!r}, which the served model has not")
+        if tensor.shape != state[name].shape:
+            raise WeightsError(
+                f"{source}: {name} has shape {list(tensor.shape)},"
+                f" the served model's is {list(state[name].shape)}"
+            )
+        if not tensor.is_floating_point():
+            raise WeightsError(f"{source}: {name} is {tensor.dtype}, not floating point")
 
 
 @torch.no_grad()

@@ -1,0 +1,217 @@
+"""How long a weight update stops generation: by disk, broadcast and shared memory, retract and in
+place.
+
+One local engine serves a random Qwen3 of 13 million parameters in float32 (52 MB) in a process of
+its own, one torch thread, and always has 8 requests in flight. Six kinds of updates take turns, so
+that what else the machine does meets all alike. For each: the stall (from the order to pause until
+the service says that generation goes on, as a run's metrics have it), and the gap (the longest time
+without a token from the service, as its counter shows it: with "retract" the keys and values of
+running requests are computed again in it).
+
+    python benchmarks/weight_update.py [--quick] [--save]
+
+The last line is a JSON object with the medians in seconds.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine import EngineConfig, serve
+from agentrl.inference.protocol import GenerateRequest, SamplingParams
+from agentrl.inference.weights.updates import PublishedWeights, UpdatePause, update_services
+from agentrl.inference.weights.ways import make_updater
+
+IN_FLIGHT = 8
+PROMPT_TOKENS, OUTPUT_TOKENS = 100, 200
+STEPS_BETWEEN = 15  # before and after an update, so that all of it is seen
+WAYS = ("disk", "distributed", "tensor")
+PAUSES: tuple[UpdatePause, ...] = ("retract", "in_place")
+RESULTS = Path(__file__).parent / "results" / "weight_update.json"
+
+
+def save_model(folder: Path) -> dict[str, torch.Tensor]:
+    """Write the model; returns its weights as a trainer has them."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=64,
+        vocab_size=8192,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    tied = model.all_tied_weights_keys
+    return {name: t for name, t in model.state_dict().items() if name not in tied}
+
+
+def run_engine(folder: Path, port: Connection) -> None:
+    """The engine's process: tells its URL, then serves until it is terminated."""
+
+    @asynccontextmanager
+    async def tell(url: str) -> AsyncIterator[None]:
+        port.send(url)
+        yield
+
+    serve(EngineConfig(folder, num_threads=1, max_running_requests=IN_FLIGHT), tell)
+
+
+@contextlib.contextmanager
+def engine(folder: Path) -> Iterator[str]:
+    """An engine in a process of its own; its URL."""
+    spawn = multiprocessing.get_context("spawn")
+    receive, send = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=run_engine, args=(folder, send))
+    process.start()
+    send.close()
+    try:
+        yield receive.recv()
+    finally:
+        process.terminate()
+        process.join()
+
+
+class Watch:
+    """The longest time between two tokens of a service, as its counter shows it."""
+
+    def __init__(self, client: SGLangClient) -> None:
+        self._client = client
+        self._moved = asyncio.Condition()
+        self.longest = 0.0
+
+    async def run(self) -> None:
+        tokens, last = -1, time.monotonic()
+        while True:
+            info = await self._client.server_info()
+            now, seen = time.monotonic(), info["internal_states"][0]["generated_tokens"]
+            if seen != tokens:
+                self.longest = max(self.longest, now - last)
+                tokens, last = seen, now
+                async with self._moved:
+                    self._moved.notify_all()
+            await asyncio.sleep(0.002)
+
+    async def see(self, steps: int) -> None:
+        """Wait until the counter has moved so many times."""
+        for _ in range(steps):
+            async with self._moved:
+                await self._moved.wait()
+
+
+async def load(client: SGLangClient, worker: int) -> None:
+    """One request after the other, for ever."""
+    params = SamplingParams(max_new_tokens=OUTPUT_TOKENS, ignore_eos=True)
+    prompt = tuple((worker * 97 + i * 31) % 8192 for i in range(PROMPT_TOKENS))
+    for number in range(1_000_000):
+        await client.generate(GenerateRequest(f"{worker}-{number}", prompt, params))
+
+
+async def measure(
+    url: str, folder: Path, tensors: dict[str, torch.Tensor], rounds: int
+) -> dict[str, dict[str, float]]:
+    stalls: dict[str, list[float]] = {}
+    gaps: dict[str, list[float]] = {}
+    updaters = {way: make_updater(way, torch.device("cpu")) for way in WAYS}
+    version = 0
+    async with SGLangClient(url) as client, SGLangClient(url) as watching:
+        watch = Watch(watching)
+        tasks = [asyncio.create_task(load(client, worker)) for worker in range(IN_FLIGHT)]
+        tasks.append(asyncio.create_task(watch.run()))
+        for round_ in range(rounds + 1):
+            for way in WAYS:
+                for pause in PAUSES:
+                    version += 1
+                    await watch.see(STEPS_BETWEEN)
+                    watch.longest = 0.0
+                    weights = PublishedWeights(version, folder, tensors)
+                    (outcome,) = await update_services(updaters[way], [client], weights, pause)
+                    assert outcome.ok, outcome.error
+                    await watch.see(STEPS_BETWEEN)
+                    for task in tasks:
+                        if task.done():
+                            task.result()
+                    if round_ == 0:
+                        continue  # groups meet, shared memory is set up
+                    name = f"{way}_{pause}"
+                    stalls.setdefault(name, []).append(outcome.stall_s)
+                    gaps.setdefault(name, []).append(watch.longest)
+                    print(
+                        f"round {round_}: {way}, {pause}: stall {outcome.stall_s:.3f} s,"
+                        f" gap {watch.longest:.3f} s",
+                        flush=True,
+                    )
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return {
+        name: {
+            "stall_s": round(statistics.median(stalls[name]), 3),
+            "stall_s_max": round(max(stalls[name]), 3),
+            "gap_s": round(statistics.median(gaps[name]), 3),
+        }
+        for name in stalls
+    }
+
+
+def cpu_model() -> str:
+    """What /proc/cpuinfo calls the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, < 60 s")
+    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name} beside this")
+    args = parser.parse_args()
+    rounds = 3 if args.quick else 10
+    with tempfile.TemporaryDirectory() as folder:
+        tensors = save_model(Path(folder))
+        with engine(Path(folder)) as url:
+            updates = asyncio.run(measure(url, Path(folder), tensors, rounds))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    result = {
+        "benchmark": "weight_update",
+        "updates": updates,
+        "megabytes": round(sum(t.nbytes for t in tensors.values()) / 1e6),
+        "in_flight": IN_FLIGHT,
+        "rounds": rounds,
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{cpu_model()}, {os.cpu_count()} cores, {memory:.0f} GiB",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if args.save:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

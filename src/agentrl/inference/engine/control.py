@@ -1,0 +1,87 @@
+"""JSON of the control endpoints: bodies checked, answers and refusals in SGLang's forms."""
+
+import orjson
+from aiohttp import web
+
+
+def answer(value: object, status: int = 200) -> web.Response:
+    """A JSON answer."""
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+
+
+def done(success: bool, message: str, **more: object) -> web.Response:
+    """The answer of a request that succeeds or not."""
+    return answer({"success": success, "message": message, **more}, 200 if success else 400)
+
+
+class ControlBody:
+    """The JSON object of a control request; each field is asked for with its type."""
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        self._fields = fields
+
+    @classmethod
+    async def read(cls, request: web.Request) -> "ControlBody":
+        """Raises HTTPBadRequest if the body is no JSON object; an empty one is none."""
+        try:
+            body = orjson.loads(await request.read())
+        except orjson.JSONDecodeError as error:
+            raise bad_request(f"the body is not JSON: {error}") from error
+        if not isinstance(body, dict):
+            raise bad_request("the body must be a JSON object")
+        return cls(body)
+
+    def text(self, name: str) -> str:
+        """A string that must be there."""
+        value = self._fields.get(name)
+        if not isinstance(value, str):
+            raise bad_request(f"{name} is required and must be a string")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """A string, or None."""
+        return None if self._fields.get(name) is None else self.text(name)
+
+    def integer(self, name: str) -> int:
+        """An integer that must be there."""
+        value = self._fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise bad_request(f"{name} is required and must be an integer")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Whether it is given as true."""
+        return bool(self._fields.get(name, default))
+
+    def texts(self, name: str) -> list[str]:
+        """A list of strings that must be there."""
+        value = self._fields.get(name)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise bad_request(f"{name} is required and must be a list of strings")
+        return value
+
+    def shapes(self, name: str) -> list[list[int]]:
+        """A list of tensor shapes that must be there."""
+        value = self._fields.get(name)
+        if not isinstance(value, list) or not all(
+            isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+            for shape in value
+        ):
+            raise bad_request(f"{name} is required and must be a list of lists of integers")
+        return value
+
+
+def bad_request(problem: str) -> web.HTTPBadRequest:
+    """The refusal of a body."""
+    return web.HTTPBadRequest(
+        body=orjson.dumps(
+            {
+                "object": "error",
+                "message": f"1 validation error: {problem}",
+                "type": "Bad Request",
+                "param": None,
+                "code": 400,
+            }
+        ),
+        content_type="application/json",
+    )

@@ -1,0 +1,104 @@
+"""Weights that come from the trainer's memory: the session around them, groups, what is received.
+
+As in SGLang, tensors are only taken between `begin` and `end`, may come in several requests, and
+those that came are in the model at once. HTTP is `weight_routes`' business.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.inference.engine.weights import WeightsError, check_weights
+from agentrl.inference.weights.group import Backend, WeightGroup, reach_store
+from agentrl.inference.weights.shared_tensors import receive
+
+_TIMEOUT_S = 120.0
+_BACKENDS: dict[str, Backend] = {"gloo": "gloo", "nccl": "nccl"}
+
+
+class WeightSession:
+    """Reads tensors for one model; every method that reads or joins blocks."""
+
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+        self.open = False
+        self._model = model
+        self._device = device
+        self._groups: dict[str, WeightGroup] = {}
+
+    def begin(self) -> None:
+        """Open the session."""
+        if self.open:
+            raise WeightsError(
+                "a weight-update session is already open; call end_weight_update() first"
+            )
+        self.open = True
+
+    def end(self) -> None:
+        """Close the session."""
+        if not self.open:
+            raise WeightsError("no weight-update session is open; call begin_weight_update() first")
+        self.open = False
+
+    def join(
+        self, name: str, address: str, port: int, rank: int, world_size: int, backend: str
+    ) -> None:
+        """Join a group in which the trainer is rank 0; returns when all have joined."""
+        if backend not in _BACKENDS:
+            raise WeightsError(f"backend must be one of {', '.join(_BACKENDS)}, got {backend!r}")
+        if rank + 1 != world_size:
+            raise WeightsError(
+                f"rank_offset {rank} of world_size {world_size}: the local engine is one rank,"
+                " the last one"
+            )
+        try:
+            self._groups[name] = WeightGroup(
+                reach_store(address, port, _TIMEOUT_S),
+                rank=rank,
+                world_size=world_size,
+                name=name,
+                backend=_BACKENDS[backend],
+                device=self._device,
+                timeout_s=_TIMEOUT_S,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise WeightsError(f"Failed to initialize custom process group: {error}.") from error
+
+    def leave(self, name: str) -> None:
+        """Leave a group."""
+        if self._groups.pop(name, None) is None:
+            raise WeightsError("The group to be destroyed does not exist.")
+
+    def from_group(
+        self, name: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
+    ) -> dict[str, Tensor]:
+        """What rank 0 of a group broadcasts."""
+        group = self._groups.get(name)
+        if group is None:
+            raise WeightsError(
+                f"Failed to receive weights: Group {name} not in {list(self._groups)}. Please call"
+                " `init_weights_update_group` first."
+            )
+        wanted = []
+        for dtype, shape in zip(dtypes, shapes, strict=True):
+            torch_dtype = getattr(torch, dtype, None)
+            if not isinstance(torch_dtype, torch.dtype):
+                raise WeightsError(f"Failed to receive weights: {dtype!r} is no dtype")
+            wanted.append((torch_dtype, shape))
+        try:
+            tensors = group.receive(wanted)
+        except RuntimeError as error:
+            raise WeightsError(f"Failed to receive weights: {error}") from error
+        received = dict(zip(names, tensors, strict=True))
+        check_weights(self._model, received, f"group {name}")
+        return received
+
+    def from_shared(self, texts: list[str]) -> dict[str, Tensor]:
+        """Tensors in shared memory: one text, for the one rank there is."""
+        if len(texts) != 1:
+            raise WeightsError(f"{len(texts)} serialized_named_tensors for one rank")
+        try:
+            tensors = receive(texts[0])
+        except ValueError as error:
+            raise WeightsError(str(error)) from error
+        check_weights(self._model, tensors, "serialized_named_tensors")
+        return tensors

@@ -1,0 +1,11 @@
+"""Bring published weights to inference services.
+
+    updates          one interface, and the update of many services around it: pause, load, continue
+    disk             the service reads a folder
+    distributed      broadcast to the service's ranks in a process group
+    tensor           tensors in shared memory, for a service on the same machine
+    group            the process group of `distributed`, for both sides
+    shared_tensors   tensors in shared memory as text, for both sides of `tensor`
+
+What is published, when and under which version is the trainer's business.
+"""

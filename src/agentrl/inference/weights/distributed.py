@@ -1,0 +1,169 @@
+"""Weights by broadcast, NCCL between GPUs and gloo on CPUs: no disk, and services anywhere.
+
+Each service has a process group of its own with the trainer: one that dies or hangs takes nobody
+with it, and services come and go without the others' knowledge. The price is that the trainer sends
+the weights once per service.
+"""
+
+import asyncio
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import torch
+
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.protocol import InferenceError
+from agentrl.inference.weights.buckets import in_buckets
+from agentrl.inference.weights.group import Backend, WeightGroup, host_store
+from agentrl.inference.weights.updates import PublishedWeights, UpdateFailed
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 120.0  # for joining, and for a peer to take one tensor
+
+
+class DistributedUpdater:
+    """Broadcasts from this process; keeps a group per service between updates.
+
+    `device`: where the trainer sends from, a GPU for NCCL or the CPU for gloo.
+    """
+
+    def __init__(self, device: torch.device, timeout_s: float = _TIMEOUT_S) -> None:
+        self._device = device
+        self._timeout_s = timeout_s
+        self._groups: dict[str, tuple[str, WeightGroup]] = {}
+
+    async def load(
+        self, client: SGLangClient, weights: PublishedWeights, *, flush_cache: bool
+    ) -> None:
+        """See `WeightUpdater`. After a failure the service is met in a new group."""
+        name, group = await self._meet(client)
+        await client.begin_weight_update()
+        try:
+            buckets = list(in_buckets(weights.tensors))
+            for bucket in buckets:
+                last = bucket is buckets[-1]
+                receiving = client.update_weights_from_distributed(
+                    {n: (str(t.dtype).removeprefix("torch."), t.shape) for n, t in bucket.items()},
+                    group=name,
+                    version=weights.version if last else None,
+                    flush_cache=flush_cache and last,
+                )
+                await _both(receiving, _in_thread(partial(group.send, list(bucket.values()))))
+            await client.end_weight_update()
+        except (InferenceError, RuntimeError) as error:
+            await self._forget(client)
+            raise UpdateFailed(f"{client.url}: {error}", mixed=True) from error
+        except asyncio.CancelledError:
+            self._groups.pop(client.url, None)
+            raise
+
+    async def close(self) -> None:
+        """Leave all groups."""
+        self._groups.clear()
+
+    async def _meet(self, client: SGLangClient) -> tuple[str, WeightGroup]:
+        """The group with a service; made when there is none, or the service has forgotten it."""
+        if client.url in self._groups:
+            return self._groups[client.url]
+        name = f"agentrl-{uuid.uuid4().hex}"
+        address = await asyncio.to_thread(local_address, client.url)
+        world_size = 1 + await tensor_ranks(client)
+        backend: Backend = "nccl" if self._device.type == "cuda" else "gloo"
+        try:
+            store = host_store(address, self._timeout_s)
+            joining = client.init_weights_update_group(
+                address=address,
+                port=store.port,
+                world_size=world_size,
+                group=name,
+                backend=backend,
+                timeout_s=self._timeout_s,
+            )
+            meet = partial(
+                WeightGroup,
+                store,
+                rank=0,
+                world_size=world_size,
+                name=name,
+                backend=backend,
+                device=self._device,
+                timeout_s=self._timeout_s,
+            )
+            group = await _both(joining, _in_thread(meet))
+        except RuntimeError as error:
+            raise InferenceError(
+                f"{client.url} did not meet the trainer at {address} for --weight_update"
+                f" distributed: {error}"
+            ) from error
+        self._groups[client.url] = name, group
+        return name, group
+
+    async def _forget(self, client: SGLangClient) -> None:
+        name, _ = self._groups.pop(client.url)
+        try:
+            await client.destroy_weights_update_group(name, timeout_s=5.0)
+        except InferenceError:
+            return  # it is not there any more: that is all that was wanted
+
+
+async def tensor_ranks(client: SGLangClient) -> int:
+    """How many ranks hold a service's weights. Raises InferenceError for one with data parallelism,
+    which has no single set of them."""
+    info = await client.server_info()
+    if int(info.get("dp_size") or 1) > 1:
+        raise InferenceError(
+            f"{client.url} runs {info['dp_size']} data-parallel copies, which SGLang only updates"
+            " from disk: use --weight_update disk, or one service per copy"
+        )
+    return int(info.get("tp_size") or 1)
+
+
+def local_address(url: str) -> str:
+    """This machine's address as the URL's host sees it. Raises InferenceError without a route."""
+    parts = urlsplit(url)
+    try:
+        family, kind, *_, peer = socket.getaddrinfo(
+            parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as route:
+            route.connect(peer)  # sends nothing: it only picks the route
+            return str(route.getsockname()[0])
+    except OSError as error:
+        raise InferenceError(f"{url}: no route to it ({error})") from error
+
+
+def _in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Run blocking work in a thread that does not keep the process alive when its peer hangs."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="weight-update", daemon=True).start()
+    return asyncio.wrap_future(future)
+
+
+async def _both(asked: Coroutine[Any, Any, None], working: "asyncio.Future[T]") -> T:
+    """Wait for a request and the work that it needs; whichever fails first ends the wait."""
+    asking = asyncio.ensure_future(asked)
+    try:
+        parts: set[asyncio.Future[Any]] = {asking, working}
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_EXCEPTION)
+        for part in done:
+            part.result()
+        return working.result()
+    finally:
+        asking.cancel()
+        working.cancel()
+        await asyncio.gather(asking, return_exceptions=True)

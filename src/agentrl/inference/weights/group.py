@@ -1,0 +1,99 @@
+"""The process group in which rank 0 broadcasts weights to the ranks of one service.
+
+It stands beside the process's own default group, if there is one. Keys in the store are those of
+`torch.distributed.init_process_group`'s groups, so that a service that joins by torch's own means
+(SGLang does) meets a peer from here.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed import (  # type: ignore[attr-defined]  # re-exported without saying so
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+)
+from torch.distributed.distributed_c10d import BroadcastOptions
+
+Backend = Literal["gloo", "nccl"]
+
+# What torch puts before the keys of a group's first device.
+_FIRST_DEVICE = {"gloo": "cpu", "nccl": "cuda"}
+
+
+def host_store(address: str, timeout_s: float) -> TCPStore:
+    """The store where a group meets, on a free port of this machine; `address` reaches it."""
+    return TCPStore(
+        address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+    )
+
+
+def reach_store(address: str, port: int, timeout_s: float) -> TCPStore:
+    """The store that rank 0 hosts."""
+    return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+class WeightGroup:
+    """One process's end of the group. All calls block, at most for the time-out."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        name: str,
+        backend: Backend,
+        device: torch.device,
+        timeout_s: float,
+    ) -> None:
+        """Join; returns when all ranks have. `device` is where tensors are sent from or received.
+
+        Raises RuntimeError when they have not within the time-out.
+        """
+        self._store = store  # rank 0's is the server: it must live as long as the group
+        self._device = device
+        keys: Store = PrefixStore(name, store)
+        for prefix in (f"{name}/", f"{_FIRST_DEVICE[backend]}/"):
+            keys = PrefixStore(prefix, keys)
+        timeout = timedelta(seconds=timeout_s)
+        self._group: Any  # a torch Backend, whose stubs have no broadcast
+        if backend == "gloo":
+            self._group = ProcessGroupGloo(keys, rank, world_size, timeout=timeout)
+        else:
+            # Not in builds of torch for CPUs.
+            from torch.distributed import ProcessGroupNCCL
+
+            options = ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._group = ProcessGroupNCCL(keys, rank, world_size, options)
+
+    def send(self, tensors: Sequence[Tensor]) -> None:
+        """Broadcast from rank 0. Raises RuntimeError when a peer is gone or hangs."""
+        for tensor in tensors:
+            self._broadcast(tensor.to(self._device).contiguous())
+        self._synchronise()
+
+    def receive(self, shapes: Sequence[tuple[torch.dtype, Sequence[int]]]) -> list[Tensor]:
+        """What rank 0 broadcasts, tensor by tensor. Raises RuntimeError like `send`."""
+        tensors = [
+            torch.empty(list(shape), dtype=dtype, device=self._device) for dtype, shape in shapes
+        ]
+        for tensor in tensors:
+            self._broadcast(tensor)
+        self._synchronise()
+        return tensors
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        self._group.broadcast([tensor], options).wait()
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

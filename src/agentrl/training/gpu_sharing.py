@@ -1,0 +1,95 @@
+"""`--inf_share_gpus`: services on the trainer's GPUs give their memory back for a step.
+
+    rows are there -> release -> train -> gather weights -> resume -> publish -> sample
+
+How far each service is stands in the ledger, so that a trainer that comes after a crash resumes
+what the last one released, and nothing else.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import InferenceService
+from agentrl.databases.services import live_services, record_memory
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.memory import MemoryState, release_memory, resume_memory
+from agentrl.inference.protocol import FRESH_VERSION, InferenceError, RequestRejected
+from agentrl.inference.transport import open_session
+
+logger = logging.getLogger(__name__)
+
+
+class GpuSharing:
+    """The memory of a run's live services. For rank 0, on the background loop."""
+
+    def __init__(self, database: RunDatabase, service_timeout_s: float) -> None:
+        self._database = database
+        self._service_timeout_s = service_timeout_s
+
+    async def release(self) -> int:
+        """Have the services with published weights give their memory back; returns how many have.
+
+        One that does not is left as it is, with a warning: there may be room for both.
+        """
+        async with self._services() as services:
+            asked = [
+                self._release(service, client)
+                for service, client in services
+                if service.memory == MemoryState.HELD and service.weight_version != FRESH_VERSION
+            ]
+            return sum(await asyncio.gather(*asked))
+
+    async def resume(self) -> None:
+        """Have those that gave it back take it again; they stay paused until they are published to.
+
+        One of which it is not known what it has is left alone, with a warning.
+        """
+        async with self._services() as services:
+            asked = [
+                self._resume(service, client)
+                for service, client in services
+                if service.memory != MemoryState.HELD
+            ]
+            await asyncio.gather(*asked)
+
+    async def _release(self, service: InferenceService, client: SGLangClient) -> bool:
+        await record_memory(self._database, service.url, MemoryState.RELEASING)
+        try:
+            await release_memory(client)
+        except RequestRejected as error:
+            logger.warning("%s keeps its GPU memory: %s", service.url, error)
+            await record_memory(self._database, service.url, MemoryState.HELD)
+            return False
+        except InferenceError as error:
+            logger.warning("%s must be started again: %s", service.url, error)
+            return False
+        await record_memory(self._database, service.url, MemoryState.RELEASED)
+        return True
+
+    async def _resume(self, service: InferenceService, client: SGLangClient) -> None:
+        try:
+            # Only services with published weights are asked to release: one without was started
+            # since then, and would die of a resume.
+            if await client.weight_version() != FRESH_VERSION:
+                if service.memory != MemoryState.RELEASED:
+                    logger.warning(
+                        "%s is not used: it stopped answering while its GPU memory was released or"
+                        " resumed, start it again", service.url,
+                    )  # fmt: skip
+                    return
+                await record_memory(self._database, service.url, MemoryState.RESUMING)
+                await resume_memory(client)
+        except InferenceError as error:
+            logger.warning("%s did not take its GPU memory again: %s", service.url, error)
+            return
+        await record_memory(self._database, service.url, MemoryState.HELD)
+
+    @asynccontextmanager
+    async def _services(self) -> AsyncIterator[list[tuple[InferenceService, SGLangClient]]]:
+        """The live services, each with a client."""
+        live = await live_services(self._database, self._service_timeout_s)
+        async with open_session() as session:
+            yield [(service, SGLangClient(service.url, session=session)) for service in live]

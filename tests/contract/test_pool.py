@@ -1,0 +1,78 @@
+"""The pool over real services, one of which really dies."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.pool import ServicePool
+from agentrl.inference.protocol import GenerateRequest, RequestRejected, SamplingParams
+
+PROMPT = tuple(range(30, 50))
+
+
+def request(rid: str, tokens: int = 4) -> GenerateRequest:
+    return GenerateRequest(rid, PROMPT, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
+
+
+async def until_generating(client: SGLangClient, tokens: int) -> None:
+    while (await client.loads()).used_tokens < len(PROMPT) + tokens:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_record_stays_with_its_service_until_that_dies_and_goes_on_from_its_tokens(
+    service, start_service: Callable, folders, reference
+) -> None:
+    other = start_service("--weight_version", "1000")
+    async with ServicePool() as pool, SGLangClient(other.url) as dying:
+        pool.update([service.url])
+        await pool.wait_ready(10)
+        busy = asyncio.create_task(pool.generate(request("busy", 900), record_id="a"))
+        await asyncio.sleep(0)
+        pool.update([service.url, other.url])
+        turns = [await pool.generate(request(f"t{i}"), record_id="b") for i in range(3)]
+        assert {turn.service for turn in turns} == {other.url}
+        assert (await busy).service == service.url
+
+        here = await dying.weight_version()
+        async with SGLangClient(service.url) as client:
+            there = await client.weight_version()
+        cut_off = asyncio.create_task(pool.generate(request("cut", 900), record_id="b"))
+        await until_generating(dying, 200)
+        other.kill()
+        answer = await cut_off
+        assert pool.up == [service.url]
+    made = answer.generation
+    assert answer.service == service.url
+    assert len(made.output_ids) == 900 and made.finish_reason == "length"
+    # What had arrived was not generated again, and says who made it.
+    assert [span.version for span in made.versions] == [here, there]
+    joint = made.versions[0].end
+    assert 100 <= joint < 900
+    expected = reference(folders.first, PROMPT, made.output_ids)
+    assert made.output_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+async def test_a_request_that_is_aborted_goes_on_where_it_was_without_a_gap(
+    client, service, folders, reference
+) -> None:
+    version = await client.weight_version()
+    async with ServicePool() as pool:
+        pool.update([service.url])
+        turn = asyncio.create_task(pool.generate(request("aborted", 600), record_id="r"))
+        await until_generating(client, 100)
+        await client.abort()
+        made = (await turn).generation
+    assert len(made.output_ids) == 600 and made.finish_reason == "length"
+    assert [(span.version, span.end) for span in made.versions] == [(version, 600)]
+
+
+async def test_a_token_that_would_kill_a_server_is_never_sent(service) -> None:
+    async with ServicePool() as pool:
+        pool.update([service.url])
+        with pytest.raises(RequestRejected, match="vocabulary is 406") as refused:
+            await pool.generate(GenerateRequest("kill", (1, 406)), record_id="r")
+        assert refused.value.status is None
+        answer = await pool.generate(request("alive"), record_id="r")
+    assert len(answer.generation.output_ids) == 4

@@ -1,0 +1,40 @@
+"""`agentrl serve` around the engine: the run's database, SIGTERM, an engine that dies."""
+
+import asyncio
+from collections.abc import Callable
+
+import psutil
+
+from agentrl.databases.services import live_services
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.protocol import GenerateRequest, SamplingParams
+
+
+async def test_a_service_is_announced_while_it_serves_and_ends_in_order(
+    database, mongod, start_service: Callable
+) -> None:
+    service = await asyncio.to_thread(
+        start_service, "--db_connection_string", mongod.url, "--run_name", database.name,
+        "--weight_version", "7",
+    )  # fmt: skip
+    while not (announced := await live_services(database, 60)):
+        await asyncio.sleep(0.05)
+    (known,) = announced
+    assert (known.url, known.weight_version, known.capacity) == (service.url, 7, 16)
+
+    family = psutil.Process(service.process.pid).children(recursive=True)
+    async with SGLangClient(service.url) as client:
+        assert await client.weight_version() == 7
+        running = asyncio.create_task(
+            client.generate(
+                GenerateRequest("cut", tuple(range(40, 60)), SamplingParams(900, ignore_eos=True))
+            )
+        )
+        while not (await client.loads()).running:
+            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(service.stop) == 0
+        made = await running
+    assert made.finish_reason == "abort" and made.output_ids
+    assert {span.version for span in made.versions} == {7}
+    assert await live_services(database, 60) == []
+    assert not [child for child in family if child.is_running()]

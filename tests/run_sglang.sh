@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Runs the contract tests against the real SGLang server, on the CPU:
+#     bash tests/run_sglang.sh [pytest arguments; default: all of tests/contract]
+#
+# The server gets an environment of its own (3 GB), made once for these requirement files in
+# ${XDG_CACHE_HOME:-~/.cache}/agentrl. On a GPU node the same tests run against the SGLang there:
+#     SGLANG_COMMAND="/opt/sglang/bin/python -m sglang.launch_server" bash tests/run.sh tests/contract
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root="$PWD"
+source scripts/setup.sh dev
+
+# Installed without what they require: for the most part kernels for GPUs.
+bare=(-r requirements-sglang.txt torchvision==0.29.2)
+hash="$({ cat requirements-sglang.txt tests/sglang/requirements-cpu.txt; echo "${bare[*]}"; } |
+    sha256sum | cut -c1-16)"
+cache="${XDG_CACHE_HOME:-$HOME/.cache}/agentrl"
+env="$cache/sglang-$hash"
+
+mkdir -p "$cache"
+# One set-up at a time; the lock goes with the process that holds it.
+exec {lock}>"$cache/sglang.lock"
+if ! flock -n "$lock"; then
+    echo "run_sglang: waiting for another set-up in $cache" >&2
+    flock "$lock"
+fi
+if [ ! -f "$env/complete" ]; then
+    echo "run_sglang: installing SGLang into $env (once; some minutes)" >&2
+    python -m venv --clear "$env"
+    pip=("$env/bin/python" -m pip install --disable-pip-version-check --quiet)
+    "${pip[@]}" -r tests/sglang/requirements-cpu.txt
+    "${pip[@]}" --no-deps "${bare[@]}"
+    touch "$env/complete"
+fi
+exec {lock}>&-
+
+# Without its kernels, and with a cache that is small but holds more than the context.
+export SGLANG_COMMAND="$env/bin/python $root/tests/sglang/launch_cpu.py --device cpu \
+    --attention-backend torch_native --sampling-backend pytorch --grammar-backend none \
+    --max-total-tokens 16384 --mem-fraction-static 0.3"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+if [ "$#" -eq 0 ]; then set -- tests/contract; fi
+# The first start of a new environment takes a while.
+exec python -m pytest --quiet --timeout 600 --durations=5 --durations-min=5 "$@"

@@ -1,0 +1,179 @@
+"""Publication over a real ledger to real engines: by every way, to late and restarted ones."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from tiny import tiny_model, write_tiny_folder
+
+from agentrl.databases import policies, services
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.mongod import free_port
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.weights.ways import make_updater
+from agentrl.training.model_folder import load_tokenizer
+from agentrl.training.parallel import parallelise
+from agentrl.training.publication import Publication, Publisher, gather_publication
+
+CPU = torch.device("cpu")
+SILENT_S = 60.0
+
+
+class Engine:
+    """A local engine on a port that it keeps over restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [
+            sys.executable, "-m", "agentrl.cli", "serve", "--model", str(folder),
+            "--port", str(self.port), "--max_running_requests", "4",
+        ]  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    async def ready(self) -> None:
+        async with SGLangClient(self.url) as client:
+            async with asyncio.timeout(120):
+                while not await client.ready():
+                    await asyncio.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("model") / "base")
+
+
+@pytest.fixture(scope="module")
+def engines(base: Path) -> Iterator[tuple[Engine, Engine]]:
+    started = Engine(base), Engine(base)
+    yield started
+    for engine in started:
+        engine.process.send_signal(signal.SIGCONT)
+        engine.kill()
+
+
+@pytest.fixture
+def publication(base: Path, tmp_path: Path) -> Callable[[int], Publication]:
+    """Makes publications of a model that differs from what engines start with."""
+    model = tiny_model()
+    parallelise(model, Accelerator(cpu=True))
+    tokenizer = load_tokenizer(str(base))
+
+    def make(version: int) -> Publication:
+        with torch.no_grad():
+            next(model.parameters()).add_(0.01)
+        return gather_publication(tmp_path, version, version, model, tokenizer, torch.float32)
+
+    return make
+
+
+async def ours() -> None:
+    """Nobody takes the run."""
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(120):
+        while not await holds():
+            await asyncio.sleep(0.05)
+
+
+async def serving(database: RunDatabase) -> set[str]:
+    return {service.url for service in await services.serving(database, SILENT_S)}
+
+
+@pytest.mark.parametrize("way", ["disk", "distributed", "tensor"])
+async def test_a_publication_reaches_services_ledger_and_disk(
+    database: RunDatabase, engines, publication, tmp_path: Path, way: str
+) -> None:
+    engine, _ = engines
+    await engine.ready()
+    await services.register_urls(database, [engine.url])
+    publisher = Publisher(
+        database, tmp_path, SILENT_S, make_updater(way, CPU), "retract", hold=ours
+    )
+    for version in range(4):
+        assert await publisher.publish(publication(version)) > 0
+        assert await serving(database) == {engine.url}
+    await publisher.close()
+    async with SGLangClient(engine.url) as client:
+        assert await client.weight_version() == 3
+    latest = await policies.latest(database)
+    assert latest is not None and (latest.version, latest.step) == (3, 3)
+    folders = sorted(folder.name for folder in (tmp_path / "weights").iterdir())
+    assert folders == ["v1", "v2", "v3"]
+
+
+async def test_gathered_weights_do_not_change_with_the_model(base: Path, tmp_path: Path) -> None:
+    model = tiny_model()
+    parallelise(model, Accelerator(cpu=True))
+    made = gather_publication(tmp_path, 0, 0, model, load_tokenizer(str(base)), torch.float32)
+    before = {name: tensor.clone() for name, tensor in made.weights.tensors.items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    assert all(torch.equal(before[name], t) for name, t in made.weights.tensors.items())
+
+
+async def test_a_service_that_misses_a_publication_gets_no_work_until_it_has_caught_up(
+    database: RunDatabase, engines, publication, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("agentrl.inference.weights.updates._GRACE_S", 0.5)
+    monkeypatch.setattr("agentrl.inference.weights.updates._CONTINUE_S", 0.5)
+    engine, other = engines
+    both = {engine.url, other.url}
+    await asyncio.gather(engine.ready(), other.ready())
+    await services.register_urls(database, both)
+    updater = make_updater("distributed", CPU)
+    publisher = Publisher(database, tmp_path, SILENT_S, updater, "retract", hold=ours)
+    await publisher.publish(publication(0))
+    assert await serving(database) == both
+    engine.process.send_signal(signal.SIGSTOP)
+    await publisher.publish(publication(1))
+    assert await serving(database) == {other.url}
+    engine.process.send_signal(signal.SIGCONT)
+    keeping = asyncio.create_task(publisher.keep_current(SILENT_S))
+
+    async def both_serve() -> bool:
+        return await serving(database) == both
+
+    async def caught_up() -> bool:
+        async with SGLangClient(engine.url) as client:
+            return await client.weight_version() == 1
+
+    await until(both_serve)
+    assert await caught_up()
+
+    # Killed and started anew behind the ledger's back, it holds what it was started with.
+    engine.kill()
+    engine.start()
+    await engine.ready()
+    await until(caught_up)
+    await until(both_serve)
+    keeping.cancel()
+    await publisher.close()
+
+
+async def test_what_cannot_be_written_is_an_error_of_the_publication(
+    database: RunDatabase, publication, tmp_path: Path
+) -> None:
+    (tmp_path / "weights").write_text("a file where the folder should be")
+    publisher = Publisher(
+        database, tmp_path, SILENT_S, make_updater("disk", CPU), "retract", hold=ours
+    )
+    with pytest.raises(RuntimeError, match="cannot be written"):
+        await publisher.publish(publication(0))
