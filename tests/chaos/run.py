@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,10 @@ def _where() -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "machine": {
             "cpu": cpu, "cores": os.cpu_count(), "memory_gib": round(memory / 2**30, 1),
+        },
+        "versions": {
             "python": platform.python_version(),
+            **{name: version(name) for name in ("pymongo", "torch", "transformers", "mcp")},
         },
     }  # fmt: skip
 
