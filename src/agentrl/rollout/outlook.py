@@ -10,8 +10,6 @@ from agentrl.databases.rows import count_waiting
 from agentrl.databases.tasks import open_groups
 from agentrl.rollout.admission import admitted_groups, horizon, room
 
-SERVICE_TIMEOUT_S = 30.0  # a service silent for so long is not used
-
 
 @dataclass(frozen=True)
 class Outlook:
@@ -75,7 +73,7 @@ class Observer:
         )
 
     async def _services(self) -> tuple[str, ...]:
-        serving = await services.serving(self.database, SERVICE_TIMEOUT_S)
+        serving = await services.serving(self.database)
         return tuple(service.url for service in serving)
 
     async def _evaluation_waits(self) -> bool:

@@ -6,7 +6,6 @@ staleness bound admits them. What becomes of a slot is decided in `attempt.py`, 
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from agentrl.databases.changes import Changes
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, Run, Split
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
+from agentrl.databases.transitions import TransitionRefused
 from agentrl.inference.protocol import ServiceLoad
 from agentrl.rollout.attempt import Attempt
 from agentrl.rollout.concurrency import Concurrency
@@ -271,7 +271,12 @@ class SamplingScheduler:
             if reaped.returned or reaped.failed:
                 log.warning("reaped %d slots, gave up %d", reaped.returned, reaped.failed)
             while (task := await self._ledger.claim_finalisation()) is not None:
-                with contextlib.suppress(LeaseLost):
+                try:
                     await self._finaliser.finalise(task)
+                except LeaseLost:
+                    continue
+                except TransitionRefused as refused:
+                    # One group must not end every sampler that comes to it: the others go on.
+                    log.error("%s cannot be finalised: %s", task.id, refused)
             self._looked = False
             self._wake.set()
