@@ -24,6 +24,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentrl.databases.mongod import free_port
 from agentrl.inference.client import SGLangClient
 
+sys.path.insert(0, str(Path(__file__).parent))  # `asking`
+
 ENGINE = "sglang" if "SGLANG_COMMAND" in os.environ else "local"
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 START_TIMEOUT_S = 300.0

@@ -4,21 +4,16 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from asking import ask, until_used
 
 from agentrl.inference.client import ModelLimits, SGLangClient
 from agentrl.inference.protocol import (
-    GenerateRequest,
     RequestRejected,
     RequestTimedOut,
-    SamplingParams,
 )
 
 PROMPT = tuple(range(40, 60))
-VOCABULARY, CONTEXT, EOS = 406, 1024, 2
-
-
-def long_request(rid: str, tokens: int = 900) -> GenerateRequest:
-    return GenerateRequest(rid, PROMPT, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
+VOCABULARY, CONTEXT = 406, 1024
 
 
 async def until_idle(client: SGLangClient) -> None:
@@ -29,26 +24,24 @@ async def until_idle(client: SGLangClient) -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(60, ignore_eos=True),
-        SamplingParams(60, temperature=0.6, ignore_eos=True),
-        SamplingParams(60, temperature=1.4, top_p=0.7, top_k=40, min_p=0.01, ignore_eos=True),
+        {},
+        {"temperature": 0.6},
+        {"temperature": 1.4, "top_p": 0.7, "top_k": 40, "min_p": 0.01},
     ],
     ids=["plain", "cold", "cut"],
 )
 async def test_logprobs_are_the_model_s_at_the_temperature_before_any_cut(
-    client, folders, reference, params: SamplingParams
+    client, folders, reference, params: dict[str, float]
 ) -> None:
-    made = await client.generate(GenerateRequest(f"lp-{params.top_p}", PROMPT, params))
-    expected = reference(folders.first, PROMPT, made.output_ids, params.temperature)
+    made = await client.generate(ask(PROMPT, 60, **params))
+    expected = reference(folders.first, PROMPT, made.output_ids, params.get("temperature", 1.0))
     assert made.output_logprobs == pytest.approx(expected, abs=1e-4)
     assert len(made.output_ids) == 60 and made.prompt_tokens == len(PROMPT)
     assert [(span.start, span.end) for span in made.versions] == [(0, 60)]
 
 
 async def test_greedy_takes_the_likeliest_token_of_the_model(client, folders, reference) -> None:
-    made = await client.generate(
-        GenerateRequest("greedy", PROMPT, SamplingParams(40, temperature=0.0, ignore_eos=True))
-    )
+    made = await client.generate(ask(PROMPT, 40, temperature=0.0))
     # Any other token in place of the last one is less likely.
     best = reference(folders.first, PROMPT, made.output_ids)[-1]
     others = [t for t in range(VOCABULARY) if t != made.output_ids[-1]][::7]
@@ -59,18 +52,17 @@ async def test_greedy_takes_the_likeliest_token_of_the_model(client, folders, re
 
 
 async def test_a_stop_token_ends_the_output_and_stays_in_it(client) -> None:
-    free = await client.generate(
-        GenerateRequest("free", PROMPT, SamplingParams(30, temperature=0.0, ignore_eos=True))
-    )
+    free = await client.generate(ask(PROMPT, 30, temperature=0.0))
     stop = free.output_ids[-1]
-    params = SamplingParams(30, temperature=0.0, stop_token_ids=(stop,))
-    made = await client.generate(GenerateRequest("stopped", PROMPT, params))
+    made = await client.generate(
+        ask(PROMPT, 30, temperature=0.0, ignore_eos=False, stop_token_ids=(stop,))
+    )
     assert made.finish_reason == "stop"
     assert made.output_ids == free.output_ids[: free.output_ids.index(stop) + 1]
 
 
-async def test_length_ends_a_request_without_a_match(client) -> None:
-    made = await client.generate(long_request("length", 5))
+async def test_length_ends_a_request_that_nothing_else_ends(client) -> None:
+    made = await client.generate(ask(PROMPT, 5))
     assert made.finish_reason == "length" and len(made.output_ids) == 5
 
 
@@ -79,55 +71,55 @@ async def test_limits_come_from_the_service_and_its_model_folder(client) -> None
 
 
 async def test_the_context_is_filled_to_its_last_place(client) -> None:
-    made = await client.generate(long_request("fill", tokens=5000))
+    made = await client.generate(ask(PROMPT, 5000))
     assert made.finish_reason == "length"
     assert len(made.output_ids) == CONTEXT - 2 - len(PROMPT)
     brim = (40,) * (CONTEXT - 7)
-    made = await client.generate(GenerateRequest("brim", brim, SamplingParams(9, ignore_eos=True)))
+    made = await client.generate(ask(brim, 9))
     assert len(made.output_ids) == 5
 
 
 async def test_what_would_kill_the_server_or_be_refused_is_never_sent(client) -> None:
-    for rid, prompt, message in [
-        ("outside", (1, VOCABULARY), "vocabulary is 406"),
-        ("negative", (1, -1), "vocabulary is 406"),
-        ("empty", (), "empty"),
-        ("full", (40,) * (CONTEXT - 6), "leaves no room"),
+    for prompt, message in [
+        ((1, VOCABULARY), "vocabulary is 406"),
+        ((1, -1), "vocabulary is 406"),
+        ((), "empty"),
+        ((40,) * (CONTEXT - 6), "leaves no room"),
     ]:
         with pytest.raises(RequestRejected, match=message) as refused:
-            await client.generate(GenerateRequest(rid, prompt))
+            await client.generate(ask(prompt, 4))
         assert refused.value.status is None
-    assert (await client.generate(long_request("alive", 3))).finish_reason == "length"
+    assert (await client.generate(ask(PROMPT, 3))).finish_reason == "length"
 
 
 async def test_the_largest_id_of_the_vocabulary_is_served(client) -> None:
-    made = await client.generate(GenerateRequest("edge", (0, VOCABULARY - 1), SamplingParams(2)))
+    made = await client.generate(ask((0, VOCABULARY - 1), 2))
     assert made.prompt_tokens == 2
 
 
 async def test_the_service_s_own_refusal_is_an_error_with_its_message(service) -> None:
     async with SGLangClient(service.url) as client:  # it has not learned the limits
         with pytest.raises(RequestRejected, match="longer than the model's context") as refused:
-            await client.generate(GenerateRequest("long", (1,) * 2000))
+            await client.generate(ask((1,) * 2000, 4))
         assert refused.value.status == 400
         with pytest.raises(RequestRejected, match="temperature"):
-            await client.generate(GenerateRequest("cold", PROMPT, SamplingParams(temperature=-1)))
+            await client.generate(ask(PROMPT, 4, temperature=-1))
 
 
 async def test_a_prefix_that_was_served_is_served_from_the_cache(client) -> None:
     prompt = tuple(range(100, 160))
     await client.flush_cache()
-    first = await client.generate(GenerateRequest("prefix-1", prompt, SamplingParams(4)))
-    again = await client.generate(GenerateRequest("prefix-2", prompt, SamplingParams(4)))
+    first = await client.generate(ask(prompt, 4))
+    again = await client.generate(ask(prompt, 4))
     assert first.cached_tokens == 0
     assert len(prompt) - 8 <= again.cached_tokens < len(prompt)
 
 
 async def test_an_aborted_request_keeps_the_tokens_it_has(client, folders, reference) -> None:
-    running = asyncio.create_task(client.generate(long_request("abort-me")))
-    while (await client.loads()).used_tokens < len(PROMPT) + 5:
-        await asyncio.sleep(0.01)
-    await client.abort("abort-me")
+    request = ask(PROMPT, 900)
+    running = asyncio.create_task(client.generate(request))
+    await until_used(client, len(PROMPT) + 5, [running])
+    await client.abort(request.rid)
     made = await running
     await client.abort("nobody")
     assert made.finish_reason == "abort"
@@ -137,7 +129,7 @@ async def test_an_aborted_request_keeps_the_tokens_it_has(client, folders, refer
 
 
 async def test_all_requests_are_aborted_at_once(client) -> None:
-    running = [asyncio.create_task(client.generate(long_request(f"all-{i}"))) for i in range(3)]
+    running = [asyncio.create_task(client.generate(ask(PROMPT, 900))) for i in range(3)]
     while (await client.loads()).running < 3:
         await asyncio.sleep(0.01)
     await client.abort()
@@ -146,14 +138,14 @@ async def test_all_requests_are_aborted_at_once(client) -> None:
 
 async def test_a_time_out_is_an_error_and_ends_the_generation(client) -> None:
     with pytest.raises(RequestTimedOut, match=r"0\.1 s"):
-        await client.generate(long_request("slow"), timeout_s=0.1)
+        await client.generate(ask(PROMPT, 900), timeout_s=0.1)
     async with asyncio.timeout(20):
         await until_idle(client)
 
 
 async def test_the_load_counts_what_runs(client) -> None:
     await until_idle(client)
-    running = [asyncio.create_task(client.generate(long_request(f"load-{i}"))) for i in range(4)]
+    running = [asyncio.create_task(client.generate(ask(PROMPT, 900))) for i in range(4)]
     while (load := await client.loads()).running < 4:
         await asyncio.sleep(0.01)
     assert load.waiting == 0 and load.used_tokens >= 4
@@ -164,12 +156,7 @@ async def test_many_requests_at_once_each_get_their_own_answer(
     client, folders, reference: Callable[..., list[float]]
 ) -> None:
     prompts = [(50 + i, *PROMPT, 60 + i) for i in range(24)]
-    made = await asyncio.gather(
-        *(
-            client.generate(GenerateRequest(f"m{i}", p, SamplingParams(20 + i, ignore_eos=True)))
-            for i, p in enumerate(prompts)
-        )
-    )
+    made = await asyncio.gather(*(client.generate(ask(p, 20 + i)) for i, p in enumerate(prompts)))
     for i, (prompt, generation) in enumerate(zip(prompts, made, strict=True)):
         assert len(generation.output_ids) == 20 + i
         expected = reference(folders.first, prompt, generation.output_ids)

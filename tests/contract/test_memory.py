@@ -4,31 +4,15 @@ On a CPU this shows the order of things, not that a GPU's memory is really free.
 """
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
+from asking import ask, start
 
-from agentrl.inference.client import SGLangClient
 from agentrl.inference.memory import release_memory, resume_memory
-from agentrl.inference.protocol import GenerateRequest, Generation, SamplingParams
 from agentrl.inference.weights.disk import DiskUpdater
 from agentrl.inference.weights.updates import PublishedWeights, update_services
 
 PROMPT = tuple(range(60, 90))
-
-
-def request(rid: str, tokens: int = 500) -> GenerateRequest:
-    return GenerateRequest(rid, PROMPT, SamplingParams(tokens, ignore_eos=True))
-
-
-async def until_used(
-    client: SGLangClient, tokens: int, running: Sequence[asyncio.Task[Generation]]
-) -> None:
-    """Wait until the requests that run have so many tokens, their prompts included."""
-    while (await client.loads()).used_tokens < tokens:
-        for request in running:
-            assert not request.done(), f"it ended too early: {request!r:.300}"
-        await asyncio.sleep(0.005)
 
 
 async def test_requests_wait_for_the_memory_and_go_on_with_the_new_weights(
@@ -36,10 +20,9 @@ async def test_requests_wait_for_the_memory_and_go_on_with_the_new_weights(
 ) -> None:
     old = await client.weight_version() + 1
     await update_services(DiskUpdater(), [client], PublishedWeights(old, folders.first))
-    running = [asyncio.create_task(client.generate(request(f"waits-{i}"))) for i in range(3)]
-    await until_used(client, 3 * (len(PROMPT) + 50), running)
+    running = await start(client, PROMPT, 3, 500)
     await release_memory(client)
-    late = asyncio.create_task(client.generate(request("late", 5)))
+    late = asyncio.create_task(client.generate(ask(PROMPT, 5)))
     done, _ = await asyncio.wait([*running, late], timeout=0.5)
     assert not done
 
@@ -66,7 +49,7 @@ async def test_memory_comes_back_with_the_weights_that_were_there(
         await release_memory(client)
         await resume_memory(client)
         await client.continue_()
-    made = await client.generate(request("same", 20))
+    made = await client.generate(ask(PROMPT, 20))
     assert {span.version for span in made.versions} == {version}
     expected = reference(folders.second, PROMPT, made.output_ids)
     assert made.output_logprobs == pytest.approx(expected, abs=1e-4)

@@ -4,21 +4,13 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from asking import ask, until_used
 
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.pool import ServicePool
-from agentrl.inference.protocol import GenerateRequest, RequestRejected, SamplingParams
+from agentrl.inference.protocol import RequestRejected
 
 PROMPT = tuple(range(30, 50))
-
-
-def request(rid: str, tokens: int = 4) -> GenerateRequest:
-    return GenerateRequest(rid, PROMPT, SamplingParams(max_new_tokens=tokens, ignore_eos=True))
-
-
-async def until_generating(client: SGLangClient, tokens: int) -> None:
-    while (await client.loads()).used_tokens < len(PROMPT) + tokens:
-        await asyncio.sleep(0.01)
 
 
 async def test_a_record_stays_with_its_service_until_that_dies_and_goes_on_from_its_tokens(
@@ -28,17 +20,17 @@ async def test_a_record_stays_with_its_service_until_that_dies_and_goes_on_from_
     async with ServicePool() as pool, SGLangClient(other.url) as dying:
         pool.update([service.url])
         await pool.wait_ready(10)
-        busy = asyncio.create_task(pool.generate(request("busy", 900), record_id="a"))
+        busy = asyncio.create_task(pool.generate(ask(PROMPT, 900), record_id="a"))
         await asyncio.sleep(0)
         pool.update([service.url, other.url])
-        turns = [await pool.generate(request(f"t{i}"), record_id="b") for i in range(3)]
+        turns = [await pool.generate(ask(PROMPT, 4), record_id="b") for i in range(3)]
         assert {turn.service for turn in turns} == {other.url}
         assert (await busy).service == service.url
 
         here = await dying.weight_version()
         there = await client.weight_version()
-        cut_off = asyncio.create_task(pool.generate(request("cut", 900), record_id="b"))
-        await until_generating(dying, 200)
+        cut_off = asyncio.create_task(pool.generate(ask(PROMPT, 900), record_id="b"))
+        await until_used(dying, len(PROMPT) + 200, [cut_off])
         other.kill()
         answer = await cut_off
         assert pool.up == [service.url]
@@ -59,8 +51,8 @@ async def test_a_request_that_is_aborted_goes_on_where_it_was_without_a_gap(
     version = await client.weight_version()
     async with ServicePool() as pool:
         pool.update([service.url])
-        turn = asyncio.create_task(pool.generate(request("aborted", 600), record_id="r"))
-        await until_generating(client, 100)
+        turn = asyncio.create_task(pool.generate(ask(PROMPT, 600), record_id="r"))
+        await until_used(client, len(PROMPT) + 100, [turn])
         await client.abort()
         made = (await turn).generation
     assert len(made.output_ids) == 600 and made.finish_reason == "length"
@@ -71,7 +63,7 @@ async def test_a_token_that_would_kill_a_server_is_never_sent(service) -> None:
     async with ServicePool() as pool:
         pool.update([service.url])
         with pytest.raises(RequestRejected, match="vocabulary is 406") as refused:
-            await pool.generate(GenerateRequest("kill", (1, 406)), record_id="r")
+            await pool.generate(ask((1, 406), 4), record_id="r")
         assert refused.value.status is None
-        answer = await pool.generate(request("alive"), record_id="r")
+        answer = await pool.generate(ask(PROMPT, 4), record_id="r")
     assert len(answer.generation.output_ids) == 4

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 import psutil
+from asking import start
 
 from agentrl.databases.services import live_services
 from agentrl.inference.client import SGLangClient
-from agentrl.inference.protocol import GenerateRequest, SamplingParams
 
 
 async def test_a_service_is_announced_while_it_serves_and_ends_in_order(
@@ -25,13 +25,7 @@ async def test_a_service_is_announced_while_it_serves_and_ends_in_order(
     family = psutil.Process(service.process.pid).children(recursive=True)
     async with SGLangClient(service.url) as client:
         assert await client.weight_version() == 7
-        running = asyncio.create_task(
-            client.generate(
-                GenerateRequest("cut", tuple(range(40, 60)), SamplingParams(900, ignore_eos=True))
-            )
-        )
-        while not (await client.loads()).running:
-            await asyncio.sleep(0.01)
+        (running,) = await start(client, range(40, 60), 1, 900)
         assert await asyncio.to_thread(service.stop) == 0
         made = await running
     assert made.finish_reason == "abort" and made.output_ids

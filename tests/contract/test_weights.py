@@ -5,19 +5,17 @@ By each way of `--weight_update`, with both of `--weight_update_pause`.
 
 import asyncio
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from asking import ask, start, until_used
 from safetensors.torch import load_file
 
 from agentrl.inference.client import PauseMode, SGLangClient
 from agentrl.inference.protocol import (
-    GenerateRequest,
     Generation,
     RequestRejected,
-    SamplingParams,
 )
 from agentrl.inference.weights.disk import DiskUpdater
 from agentrl.inference.weights.updates import (
@@ -52,26 +50,6 @@ async def publish(
     return outcome
 
 
-async def start(
-    client: SGLangClient, count: int = 3, tokens: int = 700
-) -> list[asyncio.Task[Generation]]:
-    params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
-    return [
-        asyncio.create_task(client.generate(GenerateRequest(f"across{i}", PROMPT, params)))
-        for i in range(count)
-    ]
-
-
-async def until_used(
-    client: SGLangClient, tokens: int, running: Sequence[asyncio.Task[Generation]]
-) -> None:
-    """Wait until the requests that run have so many tokens, their prompts included."""
-    while (await client.loads()).used_tokens < tokens:
-        for request in running:
-            assert not request.done(), f"it ended too early: {request!r:.300}"
-        await asyncio.sleep(0.005)
-
-
 def check_logprobs(made: Generation, folder_of: dict[int, Path], reference) -> None:
     for span in made.versions:
         expected = reference(folder_of[span.version], PROMPT, made.output_ids)
@@ -85,7 +63,7 @@ async def test_each_token_has_the_logprob_of_the_version_it_carries(
     first = await client.weight_version() + 1
     folder_of = {first: folders.first, first + 1: folders.second, first + 2: folders.first}
     assert (await publish(client, folders.first, first, updater)).ok
-    running = await start(client)
+    running = await start(client, PROMPT, 3, 700)
     for crossed, version in enumerate((first + 1, first + 2), 1):
         await until_used(client, 3 * (len(PROMPT) + 60 * crossed), running)
         outcome = await publish(client, folder_of[version], version, updater)
@@ -102,7 +80,7 @@ async def test_in_place_the_old_keys_and_values_go_on_serving(
 ) -> None:
     old = await client.weight_version() + 1
     assert (await publish(client, folders.first, old, updater)).ok
-    (running,) = await start(client, 1, tokens=500)
+    (running,) = await start(client, PROMPT, 1, 500)
     await until_used(client, len(PROMPT) + 50, [running])
     assert (await publish(client, folders.second, old + 1, updater, "in_place")).ok
     made = await running
@@ -118,10 +96,9 @@ async def test_in_place_the_old_keys_and_values_go_on_serving(
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_nothing_is_generated_while_it_is_paused(client, mode: PauseMode) -> None:
-    running = await start(client, 2, tokens=400)
-    await until_used(client, 2 * (len(PROMPT) + 10), running)
+    running = await start(client, PROMPT, 2, 400)
     await client.pause(mode)
-    late = asyncio.create_task(client.generate(GenerateRequest("late", PROMPT, SamplingParams(3))))
+    late = asyncio.create_task(client.generate(ask(PROMPT, 3)))
     done, _ = await asyncio.wait([*running, late], timeout=1.0)
     assert not done
     # It takes no new work, but it is not gone: what is here waits.
@@ -134,8 +111,7 @@ async def test_nothing_is_generated_while_it_is_paused(client, mode: PauseMode) 
 
 async def test_requests_outlive_a_pause_in_which_their_service_says_nothing(service) -> None:
     async with SGLangClient(service.url, silence_s=0.2) as client:
-        (running,) = await start(client, 1, tokens=400)
-        await until_used(client, len(PROMPT) + 10, [running])
+        (running,) = await start(client, PROMPT, 1, 400)
         await client.pause("in_place")
         done, _ = await asyncio.wait([running], timeout=1.5)
         assert not done
@@ -144,13 +120,12 @@ async def test_requests_outlive_a_pause_in_which_their_service_says_nothing(serv
 
 
 async def test_a_pause_that_aborts_keeps_what_was_made_and_holds_what_comes(client) -> None:
-    running = await start(client, 2)
-    await until_used(client, 2 * (len(PROMPT) + 10), running)
+    running = await start(client, PROMPT, 2, 700)
     await client.pause("abort")
     ended = await asyncio.gather(*running)
     assert {made.finish_reason for made in ended} == {"abort"}
     assert all(0 < len(made.output_ids) < 700 for made in ended)
-    late = asyncio.create_task(client.generate(GenerateRequest("held", PROMPT, SamplingParams(3))))
+    late = asyncio.create_task(client.generate(ask(PROMPT, 3)))
     done, _ = await asyncio.wait([late], timeout=0.5)
     assert not done
     await client.continue_()
@@ -170,19 +145,19 @@ async def test_a_failed_publication_is_told_and_generation_goes_on(client, folde
     assert outcomes[0].error and "cannot connect" in (outcomes[1].error or "")
     assert not outcomes[0].mixed
     assert await client.weight_version() == before
-    made = await client.generate(GenerateRequest("after", PROMPT, SamplingParams(3)))
+    made = await client.generate(ask(PROMPT, 3))
     assert made.versions[0].version == before
 
 
 async def test_a_published_service_forgets_prefixes_of_the_old_version(
     client, folders, updater: WeightUpdater
 ) -> None:
-    await client.generate(GenerateRequest("warm", PROMPT, SamplingParams(3)))
-    warm = await client.generate(GenerateRequest("hit", PROMPT, SamplingParams(3)))
+    await client.generate(ask(PROMPT, 3))
+    warm = await client.generate(ask(PROMPT, 3))
     assert warm.cached_tokens == len(PROMPT) - 1
     version = await client.weight_version() + 1
     assert (await publish(client, folders.second, version, updater)).ok
-    cold = await client.generate(GenerateRequest("cold", PROMPT, SamplingParams(3)))
+    cold = await client.generate(ask(PROMPT, 3))
     assert cold.cached_tokens == 0
 
 
@@ -192,13 +167,13 @@ async def test_publications_without_anything_running_are_versions_too(
     first = await client.weight_version() + 1
     for version in (first, first + 1, first + 2):
         assert (await publish(client, folders.first, version, updater)).ok
-    made = await client.generate(GenerateRequest("latest", PROMPT, SamplingParams(3)))
+    made = await client.generate(ask(PROMPT, 3))
     assert {span.version for span in made.versions} == {first + 2}
 
 
 async def test_tensors_are_refused_outside_a_session_which_a_second_begin_reopens(client) -> None:
     with pytest.raises(RequestRejected, match="must run between begin_weight_update"):
-        await client.update_weights_from_tensor(["x"], version=1, flush_cache=False)
+        await client.update_weights_from_tensor(["AAAA"], version=1, flush_cache=False)
     with pytest.raises(RequestRejected, match="must run between begin_weight_update"):
         await client.update_weights_from_distributed({}, group="g", version=1, flush_cache=False)
     await client.begin_weight_update()

@@ -90,7 +90,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One token prompt. `rid` names it for `abort` and must be unique among live requests."""
+    """One token prompt.
+
+    `rid` names it for `abort`. It must be unique, also for some seconds after the end of a request:
+    SGLang looks 2 s after the end of a stream whether its request still runs, and aborts it then.
+    """
 
     rid: str
     input_ids: tuple[int, ...]

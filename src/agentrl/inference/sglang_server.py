@@ -22,8 +22,7 @@ from agentrl.inference.protocol import InferenceError
 log = logging.getLogger(__name__)
 
 _READY_POLL_S = 0.5
-_ABORT_S = 5.0
-_ABORT_POLL_S = 0.1
+_ABORT_S = 10.0
 
 
 class SGLangError(RuntimeError):
@@ -126,7 +125,8 @@ async def _serve(
                 log.info("SGLang serves %s at %s", config.model_path, config.url)
                 async with announcement(config.url) if announcement else nullcontext():
                     await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                await _abort_requests(client, ended)
+                if not ended.done():
+                    await _abort_requests(client)
     finally:
         stopping.cancel()
         if not ended.done():
@@ -152,15 +152,12 @@ async def _ready(
     return True
 
 
-async def _abort_requests(client: SGLangClient, ended: asyncio.Task[int]) -> None:
-    """Have all requests answer with the tokens made so far: the server's end would lose them."""
+async def _abort_requests(client: SGLangClient) -> None:
+    """Have all requests answer with the tokens made so far: the server's end would lose them.
+
+    This pause returns when the last answer is sent; what comes now waits, and goes elsewhere.
+    """
     try:
-        async with asyncio.timeout(_ABORT_S):
-            while not ended.done():
-                await client.abort()
-                load = await client.loads()
-                if not load.running and not load.waiting:
-                    return
-                await asyncio.sleep(_ABORT_POLL_S)
-    except (InferenceError, TimeoutError) as error:
-        log.warning("requests that run may end without an answer: %r", error)
+        await client.pause("abort", timeout_s=_ABORT_S)
+    except InferenceError as error:
+        log.warning("requests that run may end without an answer: %s", error)
