@@ -64,7 +64,8 @@ class RecordLedger:
         """
         status = RecordStatus(record.status)
         fields = record.model_dump(exclude={*_FIXED, "status"})
-        change = record_change(record.id, status, {**fields, "finished_at": datetime.now(UTC)})
+        ended = {**fields, "finished_at": datetime.now(UTC)}
+        change = record_change(record.id, status, ended, expected=[RecordStatus.SAMPLING])
         found = await self._write_held([record.id], self._records, [change])
         self.leases.end(record.id)
         if not found:

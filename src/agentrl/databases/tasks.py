@@ -311,7 +311,7 @@ class TaskLedger:
 
     async def _finalised(self, task: Task) -> None:
         if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
-            # the reaper died before it could
+            # A reaper died before it could, or looked before a Record had its score.
             counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
             await close_lost_records(self._database, {"task": task.id, "_id": {"$nin": counted}})
         result = await self._tasks.update_one(
