@@ -23,13 +23,10 @@ of a whole record (its share of heartbeats, finalisation and row included) over 
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import venv
@@ -55,6 +52,7 @@ from modelless_sampler import (
     task_ledger,
 )
 from pymongo import monitoring
+from report import finish
 
 from agentrl.databases.connection import Documents, RunDatabase
 from agentrl.databases.documents import Split
@@ -66,7 +64,6 @@ AGENTLIGHTNING = "agentlightning[mongo]==0.3.0"
 ENVIRONMENT = (
     Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agentrl/agentlightning-0.3.0"
 )
-RESULTS = Path(__file__).parent / "results" / "ledger.json"
 
 
 @dataclass(frozen=True)
@@ -284,19 +281,11 @@ def set_up() -> None:
     )
 
 
-def machine() -> str:
-    """The machine as results name it: processor, cores and memory."""
-    info = Path("/proc/cpuinfo").read_text()
-    model = next((x.partition(":")[2].strip() for x in info.splitlines() if "model name" in x), "")
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{platform.machine()} {model}, {os.cpu_count()} cores, {memory:.0f} GiB"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--setup", action="store_true", help=f"install {AGENTLIGHTNING} first")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, < 60 s")
-    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name} beside this")
+    parser.add_argument("--save", action="store_true", help="write results/ledger.json")
     args = parser.parse_args()
     if args.setup:
         set_up()
@@ -313,7 +302,6 @@ def main() -> None:
         with pymongo.MongoClient[dict[str, Any]](mongod.url) as client:
             server = client.server_info()["version"]
     result = {
-        "benchmark": "ledger",
         **{f"claim_ratio_{n}": claims[n]["single_ratio"] for n in CLAIMERS},
         **{f"records_per_second_{n}": records[n]["per_s"] for n in WORKERS},
         "writes_per_turn": max(writes[n]["writes_per_turn"] for n in COMPARED),
@@ -325,17 +313,10 @@ def main() -> None:
         "writes": writes,
         "mongod_us": costs,
         "rounds": rounds,
-        "date": datetime.date.today().isoformat(),
-        "machine": machine(),
-        "python": platform.python_version(),
-        "pymongo": pymongo.version,
         "mongod": server,
     }
-    if args.save:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    finish("ledger", result, ("pymongo",), save=args.save)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
