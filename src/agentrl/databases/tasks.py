@@ -106,9 +106,9 @@ class TaskLedger:
             UpdateOne({"_id": task.id}, {"$setOnInsert": _without_id(task.to_mongo())}, upsert=True)
             for task in tasks
         ]
-        result = await patiently(
-            lambda: self._tasks.bulk_write(writes, ordered=False), "the storing of new tasks"
-        )
+        # In their order: a group that came into a gap later would be within horizons that never
+        # counted it.
+        result = await patiently(lambda: self._tasks.bulk_write(writes), "the storing of new tasks")
         return result.upserted_count
 
     async def claim(

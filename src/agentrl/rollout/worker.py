@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Sample for a run until it is finished. SIGTERM hands back what is in progress."""
+    """Sample for a run until it is finished. SIGTERM stops it in order."""
     config = parse_config(argv, "agentrl sample", "Sample trajectories for a run.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for every tool call
