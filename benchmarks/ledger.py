@@ -35,6 +35,7 @@ import time
 import venv
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -55,6 +56,7 @@ from modelless_sampler import (
 )
 from pymongo import monitoring
 
+from agentrl.databases.connection import Documents, RunDatabase
 from agentrl.databases.documents import Split
 from agentrl.databases.mongod import EmbeddedMongod
 
@@ -67,57 +69,75 @@ ENVIRONMENT = (
 RESULTS = Path(__file__).parent / "results" / "ledger.json"
 
 
-async def rate_of(workers: int, claim: Callable[[], Awaitable[int]]) -> float:
-    """What `claim` returns per second, called by so many workers until it returns 0."""
-    claimed = 0
+@dataclass(frozen=True)
+class Side:
+    """A way to claim: every call of `claim` takes `count` slots."""
 
-    async def work() -> None:
-        nonlocal claimed
-        while (count := await claim()) > 0:
-            claimed += count
+    claim: Callable[[], Awaitable[None]]
+    count: int
 
-    began = time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(workers)))
-    return claimed / (time.perf_counter() - began)
+    async def seconds(self, workers: int, slots: int) -> float:
+        """What so many workers take for so many slots."""
+        left = slots
 
+        async def work() -> None:
+            nonlocal left
+            while left > 0:
+                left -= self.count
+                await self.claim()
 
-async def queue_claims(url: str, workers: int, slots: int) -> float:
-    """Claims per second of the simplest queue."""
-    async with fresh_run(url, 0) as database:
-        queue = database.database["queue"]
-        await queue.create_index([("status", 1), ("seq", 1)])
-        await queue.insert_many([{"status": "pending", "seq": seq} for seq in range(slots)])
-
-        async def claim() -> int:
-            found = await queue.find_one_and_update(
-                {"status": "pending"},
-                {"$set": {"status": "leased", "owner": "sampler"}},
-                sort=[("seq", 1)],
-            )
-            return found is not None
-
-        return await rate_of(workers, claim)
+        began = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(workers)))
+        return time.perf_counter() - began
 
 
-async def ledger_claims(url: str, workers: int, slots: int, count: int) -> float:
-    """Slots per second of the ledger, claimed up to `count` at a time."""
-    async with fresh_run(url, slots // GROUP) as database:
-        ledger = task_ledger(database)
+def queue_side(queue: Documents) -> Side:
+    """The simplest queue."""
 
-        async def claim() -> int:
-            return len(await ledger.claim(Split.TRAIN, count=count))
+    async def claim() -> None:
+        found = await queue.find_one_and_update(
+            {"status": "pending"},
+            {"$set": {"status": "leased", "owner": "sampler"}},
+            sort=[("seq", 1)],
+        )
+        assert found is not None
 
-        return await rate_of(workers, claim)
+    return Side(claim, 1)
 
 
-async def measure_claims(url: str, rounds: int, slots: int) -> dict[int, dict[str, Any]]:
+def ledger_side(database: RunDatabase, count: int) -> Side:
+    """The ledger, one slot or a whole group a command."""
+    ledger = task_ledger(database)
+
+    async def claim() -> None:
+        assert len(await ledger.claim(Split.TRAIN, count=count)) == count
+
+    return Side(claim, count)
+
+
+async def measure_claims(url: str, rounds: int) -> dict[int, dict[str, Any]]:
+    """Short rounds of all sides in turn, so that what else the machine does hits all alike."""
     results = {}
     for workers in CLAIMERS:
-        rates: dict[str, list[float]] = {"queue": [], "single": [], "batch": []}
-        for _ in range(rounds):
-            rates["queue"].append(await queue_claims(url, workers, slots))
-            rates["single"].append(await ledger_claims(url, workers, slots, 1))
-            rates["batch"].append(await ledger_claims(url, workers, slots, GROUP))
+        slots = 4 * max(workers, 16)  # of a round
+        groups = (rounds + 1) * slots // GROUP
+        async with fresh_run(url, groups) as single, fresh_run(url, groups) as batch:
+            queue = single.database["queue"]
+            await queue.create_index([("status", 1), ("seq", 1)])
+            await queue.insert_many(
+                [{"status": "pending", "seq": seq} for seq in range(groups * GROUP)]
+            )
+            sides = {
+                "queue": queue_side(queue),
+                "single": ledger_side(single, 1),
+                "batch": ledger_side(batch, GROUP),
+            }
+            rates: dict[str, list[float]] = {side: [] for side in sides}
+            for number in range(rounds + 1):
+                for name, side in sides.items():
+                    seconds = await side.seconds(workers, slots)
+                    if number > 0:  # connections are opened in the first
+                        rates[name].append(slots / seconds)
         results[workers] = {
             **{f"{side}_per_s": round(statistics.median(x)) for side, x in rates.items()},
             "single_ratio": median_ratio(rates["single"], rates["queue"]),
@@ -280,12 +300,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.setup:
         set_up()
-    rounds, slots, groups, rollouts = (1, 480, 24, 48) if args.quick else (5, 1600, 100, 160)
+    rounds, groups, rollouts = (1, 24, 48) if args.quick else (5, 100, 160)
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedMongod(Path(folder) / "data", Path(folder) / "mongod.log") as mongod,
     ):
-        claims = uvloop.run(measure_claims(mongod.url, 3 if args.quick else rounds, slots))
+        claims = uvloop.run(measure_claims(mongod.url, 7 if args.quick else 25))
         records = measure_records(mongod.url, rounds, groups, rollouts)
         assert mongod.pid is not None
         costs = uvloop.run(measure_costs(mongod.url, mongod.pid, groups))

@@ -12,8 +12,7 @@ samplers' own clocks on.
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
@@ -26,34 +25,35 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from ledger_model import (
+    LEASE_S,
+    MAX_ATTEMPTS,
+    Attempt,
+    Clock,
+    GroupModel,
+    Sampler,
+    SlotModel,
+    turn_of,
+)
 
-from agentrl.configs import RewardConfig
-from agentrl.databases.arrays import pack_floats, pack_ints
-from agentrl.databases.connection import Documents, RunDatabase, connect
+from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.documents import (
-    DispatchedSamplingTask,
     Record,
     RecordStatus,
     SlotStatus,
     Split,
     Task,
     TaskStatus,
-    VersionSpan,
 )
 from agentrl.databases.feeder import make_tasks
-from agentrl.databases.held_leases import HeldLeases
 from agentrl.databases.mongod import EmbeddedMongod
-from agentrl.databases.records import RecordLedger
 from agentrl.databases.task_file import TaskLine
-from agentrl.databases.tasks import UNBOUNDED, Claim, LeaseLost, TaskLedger, task_of
+from agentrl.databases.tasks import UNBOUNDED, Claim, LeaseLost, task_of
 from agentrl.databases.transitions import TERMINAL_SLOTS
-from agentrl.rollout.finalise import Finaliser
 
 T = TypeVar("T")
 
-GROUPS, ATTEMPTS, SAMPLERS, MAX_ATTEMPTS = 2, 2, 2, 2
-LEASE_S = 600.0  # and so long that real time does not matter
-WRITES = {"update_one", "update_many", "find_one_and_update", "bulk_write"}
+GROUPS, ATTEMPTS, SAMPLERS = 2, 2, 2
 
 
 @dataclass(frozen=True)
@@ -67,140 +67,6 @@ class Choice:
 
 
 CHOICES = st.integers(0, SAMPLERS * ATTEMPTS - 1).map(Choice)
-
-
-class Killed(Exception):
-    """The process ends here: the write that it was about to make is never made."""
-
-
-@dataclass(frozen=True)
-class MortalDatabase(RunDatabase):
-    """The database as seen by a process that will be killed after so many writes."""
-
-    lives: list[int] = field(default_factory=list)  # writes left; empty: no end in sight
-
-    @property
-    def tasks(self) -> Documents:
-        return self._mortal(super().tasks)
-
-    @property
-    def records(self) -> Documents:
-        return self._mortal(super().records)
-
-    @property
-    def rows(self) -> Documents:
-        return self._mortal(super().rows)
-
-    def _mortal(self, collection: Documents) -> Any:
-        return MortalCollection(collection, self.lives)
-
-
-@dataclass(frozen=True)
-class MortalCollection:
-    """A collection whose writes are counted."""
-
-    collection: Documents
-    lives: list[int]
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(self.collection, name)
-        if name not in WRITES:
-            return member
-
-        async def write(*args: Any, **kwargs: Any) -> Any:
-            if self.lives:
-                if self.lives[0] == 0:
-                    raise Killed
-                self.lives[0] -= 1
-            return await member(*args, **kwargs)
-
-        return write
-
-
-@dataclass
-class Attempt:
-    """What a sampler knows of a slot that it works on."""
-
-    claim: Claim
-    record: Record
-    begun: bool = False
-
-    @property
-    def stage(self) -> str:
-        if self.record.status != RecordStatus.SAMPLING:
-            return "ended"
-        return "begun" if self.begun else "claimed"
-
-
-class Sampler:
-    """A sampler process, as `SamplingScheduler` uses the ledgers, one write at a time."""
-
-    def __init__(self, database: RunDatabase, name: str, now: "Clock") -> None:
-        self.name = name
-        self.database = MortalDatabase(database.client, database.database)
-        self.ledger = TaskLedger(self.database, name, LEASE_S, MAX_ATTEMPTS)
-        self.records = RecordLedger(self.database, LEASE_S)
-        self.records.leases = HeldLeases(LEASE_S, now)
-        self.finaliser = Finaliser(
-            self.ledger, self.records, RewardConfig(drop_zero_advantage=False), temperature=1.0
-        )
-        self.attempts: dict[str, Attempt] = {}
-        self.finishing: list[Task] = []  # groups whose finalisation it was given
-
-    async def heartbeat(self, now: float) -> set[str]:
-        """Ask which leases are still ours, and stop the work on those that are not."""
-        held = await self.ledger.heartbeat(self.attempts)
-        lost = self.attempts.keys() - held
-        self.records.leases.answered(held, lost, now)
-        for record in lost:
-            del self.attempts[record]
-        return held
-
-
-class Clock:
-    """Seconds since the machine began."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-@dataclass
-class SlotModel:
-    status: SlotStatus = SlotStatus.PENDING
-    owner: str | None = None
-    until: float = 0.0
-    attempt: int = 0
-    failures: int = 0
-    record: str | None = None
-    score: float | None = None
-
-    def leave(self, status: SlotStatus, **changes: Any) -> None:
-        """As every end of a lease does."""
-        assert self.status == SlotStatus.LEASED
-        self.status, self.owner = status, None
-        for name, value in changes.items():
-            setattr(self, name, value)
-
-
-@dataclass
-class GroupModel:
-    id: str
-    place: int
-    slots: list[SlotModel]
-    status: TaskStatus = TaskStatus.CREATED
-    finaliser: str | None = None
-    until: float = 0.0
-
-    @property
-    def finished(self) -> bool:
-        return all(slot.status in TERMINAL_SLOTS for slot in self.slots)
-
-    @property
-    def completed_records(self) -> set[str | None]:
-        return {slot.record for slot in self.slots if slot.status == SlotStatus.COMPLETED}
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -259,15 +125,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @contextmanager
     def _killed_after(self, sampler: Sampler, writes: int | None) -> Iterator[list[bool]]:
         """What it does in the block ends after so many writes. Yields [whether it was killed]."""
-        killed = [False]
-        sampler.database.lives[:] = [] if writes is None else [writes]
-        try:
+        with sampler.database.killed_after(writes) as killed:
             yield killed
-        except Killed:
-            killed[0] = True
+        if killed[0]:
             self._kill(sampler)
-        else:
-            sampler.database.lives.clear()
 
     # -- the way of an attempt
 
@@ -647,17 +508,6 @@ class LedgerMachine(RuleBasedStateMachine):
             self.go_on(0, 1.0)
         while sampler.finishing:
             self.finalise(Choice(0), None)
-
-
-def turn_of(record: Record) -> DispatchedSamplingTask:
-    """Three tokens of prompt, two of output."""
-    return DispatchedSamplingTask(
-        _id=f"{record.id}-0", record_id=record.id, turn=0, segment=0, service="http://127.0.0.1:1",
-        messages=[], prompt_delta_ids=pack_ints([1, 2, 3]), prompt_len=3,
-        output_ids=pack_ints([4, 5]), output_logprobs=pack_floats([-0.5, -0.25]),
-        output_text="", finish_reason="stop", versions=[VersionSpan(version=0, start=0, end=2)],
-        generate_latency_s=0.0, created_at=datetime.now(UTC),
-    )  # fmt: skip
 
 
 @pytest.mark.timeout(600)  # of a failure, the smallest example is looked for

@@ -303,13 +303,15 @@ async def test_a_lost_lease_says_what_was_found_and_what_was_wanted(database: Ru
     )
 
 
+@pytest.mark.parametrize("left", ["sampling", "scored"])
 async def test_records_that_no_reaper_closed_are_closed_with_their_group(
-    database: RunDatabase,
+    database: RunDatabase, left: str
 ) -> None:
     await fill(database, attempts=1)
     one, two = ledger(database, "one"), ledger(database, "two")
     lost = await begin(database, one, "one")
     await one.release(lost)  # as a reaper that died before it closed the Record would leave it
+    await database.records.update_one({"_id": lost.record_id}, {"$set": {"status": left}})
     kept = await begin(database, two, "two")
     await database.records.update_one({"_id": kept.record_id}, {"$set": {"status": "scored"}})
     task = await two.complete(kept, 1.0)

@@ -282,30 +282,3 @@ async def test_what_a_dead_sampler_left_is_taken_over(database: RunDatabase) -> 
         await running
     (task,) = await all_tasks(database)
     assert [slot.attempt for slot in task.slots] == [1, 0]
-
-
-@pytest.mark.parametrize("split", list(Split))
-@pytest.mark.parametrize("status", [RecordStatus.SAMPLING, RecordStatus.SCORED])
-@pytest.mark.parametrize("reaper_died", [False, True])
-async def test_a_lost_slots_record_is_never_left_beside_its_result(
-    database: RunDatabase, split: Split, status: RecordStatus, reaper_died: bool
-) -> None:
-    """Also where its sampler died after the score, or the reaper before it said so."""
-    await add(database, 1, split)
-    await begin_run(database)
-    dead = TaskLedger(database, "dead", lease_seconds=0.0, max_attempts=2)
-    (lost,) = await dead.claim(split)
-    record = {"_id": lost.record_id, "task": lost.task.id, "traj": 0, "status": status, "score": 1}
-    await database.records.insert_one(record)
-    if reaper_died:
-        await dead.release(lost)  # the slot is free again, and the Record untouched
-    flags = config("--lease_seconds", "1")
-    async with scheduler(database, agent(lambda c: float(c.traj)), flags) as sampler:
-        running = asyncio.create_task(sampler.run())
-        await until(completed(database, 1))
-        sampler.stop()
-        await running
-    left = await database.records.find_one({"_id": lost.record_id})
-    assert left is not None and left["status"] == RecordStatus.FAILED and left["error"]
-    ended = database.records.find({"status": {"$ne": RecordStatus.FAILED}}, {"traj": 1})
-    assert sorted([record["traj"] async for record in ended]) == [0, 1]

@@ -220,8 +220,8 @@ class TaskLedger:
     async def finalised(self, task: Task) -> None:
         """The group's Records and rows are written. Raises `LeaseLost`.
 
-        Records that are still being sampled are those of leases that ran out, and are closed; the
-        reaper may have died before it could. A group that is finalised already stays as it is.
+        Records that have not ended, or ended too late to count, are those of leases that ran out,
+        and are closed. A group that is finalised already stays as it is.
         """
         await patiently(lambda: self._finalised(task), f"the finalisation of {task.id}")
 
@@ -311,7 +311,7 @@ class TaskLedger:
 
     async def _finalised(self, task: Task) -> None:
         if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
-            # the reaper died before it could
+            # A reaper died before it could, or looked before a Record had its score.
             counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
             await close_lost_records(self._database, {"task": task.id, "_id": {"$nin": counted}})
         result = await self._tasks.update_one(
