@@ -138,6 +138,7 @@ class SamplingScheduler:
         room = self._concurrency.limit - len(self._attempts)
         if self._dry or not outlook.services or room <= 0:
             return False
+        self._dry = True  # unless something is found, or an attempt ends meanwhile
         claims: list[Claim] = []
         asked = time.monotonic()
         if outlook.evaluation:
@@ -145,10 +146,8 @@ class SamplingScheduler:
         if not claims and outlook.training is not None:
             claims, asked = await self._claim_training(outlook.training, room)
         if claims:
-            self._claimed = True
+            self._claimed, self._dry = True, False
             self._begin(claims, asked)
-        else:
-            self._dry = True
         return bool(claims)
 
     async def _claim_training(self, run: Run, room: int) -> tuple[list[Claim], float]:
