@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from faults import REQUIRED
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("run.py")
 SECONDS, SEED = 60, 1
 

@@ -14,6 +14,8 @@ from network import Network
 from run import read_state
 from verify import violations
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:

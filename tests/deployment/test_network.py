@@ -21,6 +21,8 @@ with socket.create_server((sys.argv[1], 7000)) as server:
 """
 ASK = """
 import socket, sys
+
+pytestmark = pytest.mark.slow
 with socket.create_connection((sys.argv[1], 7000), timeout=0.5) as connection:
     print(connection.recv(4).decode())
 """

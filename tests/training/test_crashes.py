@@ -16,6 +16,8 @@ from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.runs import reopen
 from agentrl.training.checkpoint import list_checkpoints
 
+pytestmark = pytest.mark.slow
+
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["agentrl.training.trainer"])  # each starts with it imported
 

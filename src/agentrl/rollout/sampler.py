@@ -147,10 +147,10 @@ class AsyncSampler(ABC):
         )
         answer = await self.resources.pool.generate(request, record_id=self.record.id)
         generation = answer.generation
-        if generation.finish_reason == "abort" or not generation.output_ids:
+        if not generation.output_ids:
             raise RuntimeError(
                 f"{answer.service} ended turn {self.context.n_turns} of {self.record.id} without a "
-                f"result ({generation.finish_reason})"
+                f"token ({generation.finish_reason})"
             )
         if not set(params.stop_token_ids).isdisjoint(generation.output_ids[:-1]):
             raise RuntimeError(
