@@ -94,6 +94,26 @@ async def test_only_the_changes_of_interest_end_a_wait(database: RunDatabase) ->
             await wait
 
 
+@pytest.mark.parametrize("ticks", range(5))
+async def test_a_waiter_that_is_cancelled_as_a_change_comes_ends(
+    database: RunDatabase, ticks: int
+) -> None:
+    async with Changes(database, inserted(database.rows)) as changes:
+
+        async def wait_for_ever() -> None:
+            while True:
+                await changes.wait(LONG)
+
+        waiter = asyncio.create_task(wait_for_ever())
+        await asyncio.sleep(0.1)  # it waits
+        changes._changed.set()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.wait({waiter}, timeout=2)
+        assert waiter.cancelled()
+
+
 async def test_without_change_streams_waits_are_pauses(
     standalone: str,
 ) -> None:

@@ -85,7 +85,9 @@ class Changes:
             timeout_s = min(timeout_s, self._pause)
             self._pause = min(self._pause * _PAUSE_GROWTH, LONGEST_PAUSE_S)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            # Not `wait_for`: Python 3.11's drops a cancellation that comes with the change.
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
             # A burst of changes is one look, not one for each.
             await asyncio.sleep(self._woken + FIRST_PAUSE_S - time.monotonic())
         self._changed.clear()
