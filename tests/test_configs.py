@@ -42,6 +42,8 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--epsilon"], "--epsilon: expected one argument"),
         (["--loss_calculator", "PPO"], "known: GRPO, MINIRL, CrossEntropy"),
         (["--advantage", "gae"], "known: mean_std, mean, leave_one_out"),
+        (["--weight_update", "pigeon"], "known: disk, distributed, tensor"),
+        (["--weight_update_pause", "abort"], "known: retract, in_place"),
         (["--tool_call_parser", "xml"], "known: qwen25, qwen"),
         (["--num_generations", "1"], "must be at least 2"),
         (["--run_name", "a/b"], "must be 1 to 38 letters"),

@@ -124,6 +124,15 @@ class SamplingConfig:
     startup_timeout: float = _flag(
         300.0, "seconds to wait for MongoDB, tools and inference at start"
     )
+    inference_urls: str | None = _flag(
+        None, "comma separated URLs of inference services, beside those registered in the database"
+    )
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """SGLang services that a launch starts (SGLANG_COMMAND); how any service gets new weights."""
+
     weight_update: str = _flag(
         "disk", f"how new weights come to the inference services: {', '.join(WEIGHT_UPDATES)}"
     )
@@ -132,15 +141,6 @@ class SamplingConfig:
         "what running requests do at an update: retract (their keys and values are recomputed "
         "under the new weights) or in_place (those of the old weights are kept)",
     )
-    inference_urls: str | None = _flag(
-        None, "comma separated URLs of inference services, beside those registered in the database"
-    )
-
-
-@dataclass(frozen=True)
-class ServiceConfig:
-    """SGLang services that a launch starts (SGLANG_COMMAND), and how they share GPUs."""
-
     inf_tp_size: int = _flag(1, "GPUs of a service that share each layer")
     inf_ep_size: int = _flag(1, "GPUs of a service that share the experts")
     inf_mem_ratio: float | None = _flag(
@@ -384,8 +384,8 @@ def _validate(config: Config) -> None:
     _one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
     _one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
     _one_of("report_to", config.run.report_to, TRACKERS)
-    _one_of("weight_update", config.sampling.weight_update, WEIGHT_UPDATES)
-    _one_of("weight_update_pause", config.sampling.weight_update_pause, WEIGHT_UPDATE_PAUSES)
+    _one_of("weight_update", config.services.weight_update, WEIGHT_UPDATES)
+    _one_of("weight_update_pause", config.services.weight_update_pause, WEIGHT_UPDATE_PAUSES)
     if not RUN_NAME.fullmatch(config.run.run_name):
         raise ConfigError(
             f"--run_name {config.run.run_name!r}: must be 1 to 38 letters, digits, - or _, "

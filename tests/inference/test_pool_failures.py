@@ -99,18 +99,19 @@ async def test_a_service_that_drains_hands_its_requests_over(two, folders, error
     assert first.process.wait(timeout=10) == 0
 
 
-async def test_a_request_too_slow_at_one_service_goes_on_at_the_next(two, folders, error) -> None:
+async def test_a_request_too_slow_at_one_service_goes_on_at_the_next(two) -> None:
     pool, first, second = two
-    pool.request_timeout_s = 5.0
-    running = asyncio.create_task(pool.generate(request("slow"), record_id="r"))
-    await until_made(first.url, 100)
     async with SGLangClient(first.url) as client:
-        # It answers everything else, so that it is not down.
+        # Paused, it answers everything else, so that it is not down.
         await client.pause("in_place")
+        pool.request_timeout_s = 2.0
+        running = asyncio.create_task(pool.generate(request("slow", 50), record_id="r"))
+        while not (await client.loads()).waiting:
+            await asyncio.sleep(0.005)
+        pool.request_timeout_s = 60.0  # for the other one
         answer = await running
-        assert answer.service == second.url and set(pool.up) == {first.url, second.url}
-        assert [span.version for span in answer.generation.versions] == [1, 2]
-        assert error({1: folders.first, 2: folders.second}, PROMPT, answer.generation) < 1e-4
+        assert answer.service == second.url and len(answer.generation.output_ids) == 50
+        assert set(pool.up) == {first.url, second.url}
         pool.update([first.url])
         pool.request_timeout_s = 0.2
         with pytest.raises(RequestTimedOut, match=first.url):

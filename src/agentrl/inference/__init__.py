@@ -1,6 +1,13 @@
 """Token prompts in, tokens out: the protocol, its client, the pool of services, weight publication.
 
-`protocol` says what a request and its answer are; `client` speaks SGLang's HTTP API; `pool` spreads
-requests over services; `weights` brings new weights to them; `engine` is a small server with the
-same API over a transformers model. Nothing here knows databases, rollout or training.
+    protocol       what a request and its answer are, and how they fail
+    answers        what a service sends, as values
+    transport      HTTP exchanges, errors made ours
+    client         SGLang's HTTP API, one method for each thing that is asked
+    continuation   a request in pieces, made by several services
+    pool           which service gets a request, and what happens when one fails
+    weights        brings new weights to services
+    engine         a small server with the same API over a transformers model
+
+Nothing here knows databases, rollout or training.
 """

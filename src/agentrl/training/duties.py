@@ -74,8 +74,8 @@ class RunDuties:
             database,
             output,
             config.sampling.lease_seconds,
-            make_updater(config.sampling.weight_update, device),
-            "in_place" if config.sampling.weight_update_pause == "in_place" else "retract",
+            make_updater(config.services.weight_update, device),
+            "in_place" if config.services.weight_update_pause == "in_place" else "retract",
             hold=self._lease.heartbeat,
         )
         self._sharing = GpuSharing(database, config.sampling.lease_seconds)

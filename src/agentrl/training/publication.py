@@ -131,7 +131,7 @@ class Publisher:
             found = await live_services(self._database, self._service_timeout_s)
             live = [service for service in found if service.memory == MemoryState.HELD]
             # One that is still at an older publication goes on to this one afterwards.
-            urls = [service.url for service in live if service.url not in self._catching_up]
+            urls = [service.url for service in live if not self._is_catching_up(service.url)]
             outcomes = await self._update(self._updater, urls, weights)
             await policies.serve(self._database, weights.version)
             self._writing = asyncio.create_task(self._write(publication, written=from_disk))
@@ -222,13 +222,17 @@ class Publisher:
             clients = [SGLangClient(service.url, session=session) for service in live]
             held = await asyncio.gather(*(_held(client) for client in clients))
         for service, version in zip(live, held, strict=True):
-            busy = self._publishing.locked() or service.url in self._catching_up
+            busy = self._publishing.locked() or self._is_catching_up(service.url)
             if version is not None and version < service.weight_version and not busy:
                 logger.warning(
                     "inference service %s holds policy version %d, not %d: it is brought up to"
                     " date", service.url, version, service.weight_version,
                 )  # fmt: skip
                 await acknowledge(self._database, service.url, FRESH_VERSION)
+
+    def _is_catching_up(self, url: str) -> bool:
+        task = self._catching_up.get(url)
+        return task is not None and not task.done()
 
     def _raise_failed(self) -> None:
         """Raise the error of a catch-up, or of the writing, that ended with one."""

@@ -2,16 +2,20 @@
 
 For laptops and CI, where there is no GPU and no SGLang. A map, from the edge inwards:
 
-    server        HTTP routes, the loop that steps the scheduler, start and stop
-    http_api      JSON bodies to requests, requests to JSON answers; pure
-    scheduler     which requests run in the next step; pause, abort, weight updates
-    request       one live request: its tokens, its versions, how it ends
-    slots         who holds which row of the cache; prefix matching; pure
-    model_runner  the model, one forward per step
-    kv_cache      keys and values of all rows, and attention over them
-    sampling      sampling parameters; logits to tokens and logprobs
-    text          tokenizer: text in, text out, stop strings
-    weights       safetensors into a live model
+    server          HTTP routes, start and stop
+    weight_routes   HTTP routes that bring new weights
+    http_api        JSON of `/generate`: bodies to requests, requests to answers; pure
+    control         JSON of the other routes
+    engine          the model, its scheduler and the loop that steps it
+    scheduler       which requests run in the next step; pause, abort, weight updates
+    request         one live request: its tokens, its versions, how it ends
+    slots           who holds which row of the cache; prefix matching; pure
+    model_runner    the model, one forward per step
+    kv_cache        keys and values of all rows, and attention over them
+    sampling        sampling parameters; logits to tokens and logprobs
+    text            tokenizer: text in, text out, stop strings
+    weights         tensors into a live model
+    weight_session  tensors from the trainer's memory: process groups, shared memory
 """
 
 from agentrl.inference.engine.config import EngineConfig
