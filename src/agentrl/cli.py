@@ -37,7 +37,9 @@ class Verb:
 VERBS = {
     "launch": Verb("start all parts of a run on this machine", "agentrl.launcher.run"),
     "train": Verb(
-        "train a run (under accelerate launch, on many GPUs)", "agentrl.training.trainer"
+        "train a run (under accelerate launch, on many GPUs)",
+        "agentrl.training.trainer",
+        "run_process",
     ),
     "sample": Verb("sample trajectories for a run", "agentrl.rollout.worker"),
     "serve": Verb("answer token prompts over HTTP", "agentrl.launcher.serve"),

@@ -31,10 +31,11 @@ SCHEDULES = (
 
 # The least value of flags that are counts, sizes or rates.
 _LEAST: dict[str, float] = {
-    "num_generations": 1, "max_concurrent_samples_per_process": 1, "max_turns": 1,
-    "max_tokens": 2, "max_new_tokens": 1, "max_prompt_tokens": 1, "max_staleness": 0,
-    "max_attempts": 1, "lease_seconds": 1, "record_timeout": 0.1, "request_timeout": 0.1,
-    "startup_timeout": 0.1, "tool_timeout": 0.1, "eval_steps": 0, "eval_attempts": 1,
+    "num_generations": 1, "max_concurrent_samples_per_process": 1, "target_concurrency": 0,
+    "drain_seconds": 0, "max_turns": 1, "max_tokens": 2, "max_new_tokens": 1,
+    "max_prompt_tokens": 1, "max_staleness": 0, "max_attempts": 1, "lease_seconds": 1,
+    "record_timeout": 0.1, "request_timeout": 0.1, "startup_timeout": 0.1, "tool_timeout": 0.1,
+    "eval_steps": 0, "eval_attempts": 1,
     "epsilon": 0, "epsilon_higher": 0, "learning_rate": 0, "max_grad_norm": 0,
     "warmup_steps": 0, "max_steps": -1, "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 1, "max_trained_count": 1, "retrained_interval": 1,
@@ -104,7 +105,14 @@ class SamplingConfig:
         2, "how many steps samplers may run ahead, and a trained token may be old"
     )
     num_generations: int = _flag(8, "attempts at each task, the group of its advantages")
-    max_concurrent_samples_per_process: int = _flag(64, "trajectories one sampler runs at once")
+    max_concurrent_samples_per_process: int = _flag(
+        64, "trajectories one sampler runs at once, at the most"
+    )
+    target_concurrency: int = _flag(
+        0,
+        "trajectories of a sampler for each inference service to aim at: more while it is clear, "
+        "fewer while it is busy (0: as many as the process may run)",
+    )
     max_turns: int = _flag(200, "turns of a trajectory")
     max_tokens: int = _flag(65536, "tokens of a trajectory, all turns and tool results together")
     max_new_tokens: int = _flag(8192, "tokens of one turn")
@@ -117,6 +125,9 @@ class SamplingConfig:
     resample_error_records: bool = _flag(True, "try a slot again whose record ended in an error")
     max_attempts: int = _flag(3, "attempts at a slot before it is given up as failed")
     lease_seconds: float = _flag(60.0, "a sampler or trainer silent for so long is taken for dead")
+    drain_seconds: float = _flag(
+        30.0, "after SIGTERM, seconds that a sampler takes to finish trajectories in progress"
+    )
     record_timeout: float = _flag(1800.0, "seconds that one trajectory may take")
     request_timeout: float = _flag(
         600.0, "seconds that one request to an inference service may take"
@@ -255,9 +266,6 @@ class ReservedConfig:
     cp_size: int = _flag(1, "context parallelism (only 1 in this version)")
     pp_size: int = _flag(1, "pipeline parallelism (only 1 in this version)")
     ep_size: int = _flag(1, "expert parallelism (only 1 in this version)")
-    target_concurrency: int = _flag(
-        0, "requests per service to aim at (only 0, none, in this version)"
-    )
     new_context: str = _flag("disabled", "context rewriting (only disabled in this version)")
     repetition_early_stop_times: int = _flag(
         0, "stop on repetition (only 0, never, in this version)"

@@ -25,8 +25,8 @@ async def order(database: RunDatabase, epoch: int) -> list[str]:
 async def finish_all(database: RunDatabase, split: Split) -> int:
     ledger = TaskLedger(database, "s", lease_seconds=30, max_attempts=1)
     finished = 0
-    while (claim := await ledger.claim(split)) is not None:
-        task = await ledger.complete(claim, 1.0)
+    while claims := await ledger.claim(split):
+        task = await ledger.complete(claims[0], 1.0)
         if task is not None:
             await ledger.finalised(task)
             finished += 1

@@ -1,13 +1,16 @@
 """The ledger of sampling on a real mongod."""
 
 import asyncio
+import time
 from collections import Counter
 
 import pytest
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Record, SlotStatus, Split, Task, TaskStatus
+from agentrl.databases.documents import Record, SlotStatus, Split, Task, TaskStatus, place_of
 from agentrl.databases.feeder import make_tasks
+from agentrl.databases.reaping import Reaped
+from agentrl.databases.records import RecordLedger
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger, open_groups
 
@@ -38,9 +41,16 @@ async def fill(database: RunDatabase, attempts: int = 2, epoch: int = 0) -> None
 
 
 async def claim(ledger: TaskLedger) -> Claim:
-    claim = await ledger.claim(Split.TRAIN)
-    assert claim is not None
+    [claim] = await ledger.claim(Split.TRAIN)
     return claim
+
+
+async def begin(database: RunDatabase, ledger: TaskLedger, owner: str) -> Claim:
+    """Claim a slot and store its Record, as a sampler does before it works on it."""
+    begun = await claim(ledger)
+    records = RecordLedger(database, lease_seconds=60)
+    await records.start([record_of(begun, owner)], time.monotonic())
+    return begun
 
 
 async def test_tasks_added_twice_are_there_once_and_keep_their_state(database: RunDatabase) -> None:
@@ -56,9 +66,9 @@ async def test_old_groups_are_claimed_first_and_each_slot_once(database: RunData
     await fill(database, epoch=0)
     samplers = [ledger(database, f"s{i}") for i in range(8)]
     claims = await asyncio.gather(*(samplers[i % 8].claim(Split.TRAIN) for i in range(12)))
-    held = [claim for claim in claims if claim is not None]
+    held = [claim for claims in claims for claim in claims]
     assert len({claim.record_id for claim in held}) == 12
-    assert await samplers[0].claim(Split.TRAIN) is None
+    assert await samplers[0].claim(Split.TRAIN) == []
     first = await asyncio.gather(*(database.tasks.find_one({"_id": c.task.id}) for c in held[:1]))
     assert first[0] is not None and first[0]["epoch"] == 0
 
@@ -73,15 +83,55 @@ async def test_one_sampler_alone_claims_in_order(database: RunDatabase) -> None:
     assert (await stored(database, "train-0-line0")).pending == 0
 
 
-async def test_a_claim_within_begun_groups_opens_no_new_one(database: RunDatabase) -> None:
+async def test_a_claim_takes_as_many_slots_of_one_group_as_are_wanted_and_free(
+    database: RunDatabase,
+) -> None:
+    await fill(database, attempts=4)
+    one, two = ledger(database, "a"), ledger(database, "b")
+    assert [(c.task.task_id, c.traj) for c in await one.claim(Split.TRAIN, count=3)] == [
+        ("line0", 0), ("line0", 1), ("line0", 2),
+    ]  # fmt: skip
+    assert (await stored(database, "train-0-line0")).pending == 1
+    assert [(c.task.task_id, c.traj) for c in await two.claim(Split.TRAIN, count=3)] == [
+        ("line0", 3)
+    ]
+    assert (await stored(database, "train-0-line0")).pending == 0
+    assert len(await two.claim(Split.TRAIN, count=9)) == 4
+
+
+async def test_groups_are_begun_up_to_the_horizon_and_no_further(database: RunDatabase) -> None:
+    await fill(database, epoch=1)
+    one = ledger(database, "a")
+    assert await one.claim(Split.TRAIN, horizon=None) == []
+    assert await one.claim(Split.TRAIN, horizon=place_of(0, 2)) == []
+    [first] = await one.claim(Split.TRAIN, horizon=place_of(1, 1))
+    assert first.task.place == place_of(1, 0)
+    assert await open_groups(database, Split.TRAIN) == 1
+    assert len(await one.claim(Split.TRAIN, count=9, horizon=place_of(1, 1))) == 1
+    assert len(await one.claim(Split.TRAIN, count=9, horizon=place_of(1, 1))) == 2
+    assert await one.claim(Split.TRAIN, horizon=place_of(1, 1)) == []
+
+
+async def test_a_group_once_begun_is_claimed_wherever_the_horizon_is(
+    database: RunDatabase,
+) -> None:
     await fill(database)
     one = ledger(database, "a")
-    assert await one.claim(Split.TRAIN, begun_only=True) is None
-    await claim(one)
-    assert await open_groups(database, Split.TRAIN) == 1
-    again = await one.claim(Split.TRAIN, begun_only=True)
-    assert again is not None and again.task.task_id == "line0"
-    assert await one.claim(Split.TRAIN, begun_only=True) is None
+    begun = await claim(one)
+    for horizon in (None, -1):
+        [again] = await one.claim(Split.TRAIN, horizon=horizon)
+        assert again.task.id == begun.task.id
+        await one.release(again)
+    assert await one.claim(Split.TRAIN, horizon=None, epoch=1) == []
+
+
+async def test_a_claim_can_be_for_one_epoch_only(database: RunDatabase) -> None:
+    for epoch in (-1, 0, 1):
+        await fill(database, epoch=epoch)
+    one = ledger(database, "a")
+    assert {claim.task.epoch for claim in await one.claim(Split.TRAIN, epoch=0)} == {0}
+    assert {claim.task.epoch for claim in await one.claim(Split.TRAIN, epoch=-1)} == {-1}
+    assert await one.claim(Split.TRAIN, epoch=2) == []
 
 
 async def test_the_last_slot_to_end_brings_the_finalisation(database: RunDatabase) -> None:
@@ -95,8 +145,7 @@ async def test_the_last_slot_to_end_brings_the_finalisation(database: RunDatabas
     assert [slot.record for slot in task.slots] == [first.record_id, second.record_id]
     await one.finalised(task)
     assert (await stored(database, task.id)).status == TaskStatus.COMPLETED
-    with pytest.raises(LeaseLost):
-        await one.finalised(task)
+    await one.finalised(task)  # once more, its answer was lost
 
 
 async def test_of_two_that_end_the_last_slots_at_once_one_finalises(database: RunDatabase) -> None:
@@ -146,8 +195,7 @@ async def test_an_expired_lease_goes_to_another_and_its_owner_is_told(
 ) -> None:
     await fill(database, attempts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
-    lost = await claim(dead)
-    await dead.start_record(record_of(lost, "dead"))
+    lost = await begin(database, dead, "dead")
     kept = await claim(alive)
     await asyncio.sleep(0.01)
     reaped = await alive.reap()
@@ -170,7 +218,7 @@ async def test_a_slot_whose_samplers_all_die_is_failed_and_its_group_finalised(
     await fill(database, attempts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     for expected in ((1, 0), (0, 1)):
-        await claim(dead)
+        await begin(database, dead, "dead")
         await asyncio.sleep(0.01)
         reaped = await alive.reap()
         assert (reaped.returned, reaped.failed) == expected
@@ -215,3 +263,78 @@ async def test_a_lease_that_its_owner_no_longer_names_runs_out(database: RunData
     assert (await one.reap()).returned == 1
     with pytest.raises(LeaseLost):
         await one.complete(forgotten, 1.0)
+
+
+async def test_an_attempt_that_never_began_costs_its_slot_nothing(database: RunDatabase) -> None:
+    await fill(database, attempts=1)
+    dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
+    for attempt in range(3):
+        lost = await claim(dead)
+        assert (lost.attempt, lost.failures) == (attempt, 0)
+        await asyncio.sleep(0.01)
+        assert (await alive.reap()).returned == 1
+
+
+async def test_an_end_whose_answer_was_lost_can_be_told_again(database: RunDatabase) -> None:
+    await fill(database, attempts=2)
+    one = ledger(database, "a")
+    first, last = await one.claim(Split.TRAIN, count=2)
+    for _ in range(2):
+        assert await one.complete(first, 1.0) is None
+    for _ in range(2):
+        task = await one.fail(last, "broken", retry=False)
+        assert task is not None and task.status == TaskStatus.FINALISING
+    with pytest.raises(LeaseLost):
+        await one.complete(last, 1.0)
+
+
+async def test_a_lost_lease_says_what_was_found_and_what_was_wanted(database: RunDatabase) -> None:
+    await fill(database, attempts=1)
+    one, two = ledger(database, "one", lease_seconds=0.0), ledger(database, "two")
+    lost = await claim(one)
+    await asyncio.sleep(0.01)
+    await two.reap()
+    await claim(two)
+    with pytest.raises(LeaseLost) as refused:
+        await one.complete(lost, 1.0)
+    assert str(refused.value) == (
+        "slot 0 of train-0-line0, attempt 1 is leased by two, "
+        "so it cannot become completed by attempt 0 of one"
+    )
+
+
+@pytest.mark.parametrize("left", ["sampling", "scored"])
+async def test_records_that_no_reaper_closed_are_closed_with_their_group(
+    database: RunDatabase, left: str
+) -> None:
+    await fill(database, attempts=1)
+    one, two = ledger(database, "one"), ledger(database, "two")
+    lost = await begin(database, one, "one")
+    await one.release(lost)  # as a reaper that died before it closed the Record would leave it
+    await database.records.update_one({"_id": lost.record_id}, {"$set": {"status": left}})
+    kept = await begin(database, two, "two")
+    await database.records.update_one({"_id": kept.record_id}, {"$set": {"status": "scored"}})
+    task = await two.complete(kept, 1.0)
+    assert task is not None
+    await two.finalised(task)
+    statuses = {record["_id"]: record["status"] async for record in database.records.find()}
+    assert statuses == {lost.record_id: "failed", kept.record_id: "scored"}
+
+
+async def test_a_sampler_that_died_after_scoring_has_its_slot_completed(
+    database: RunDatabase,
+) -> None:
+    await fill(database, attempts=1)
+    dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
+    lost = await begin(database, dead, "dead")
+    await database.records.update_one(
+        {"_id": lost.record_id}, {"$set": {"status": "scored", "score": 0.5}}
+    )
+    await asyncio.sleep(0.01)
+    assert await alive.reap() == Reaped(completed=1)
+    task = await alive.claim_finalisation()
+    assert task is not None
+    slot = task.slots[0]
+    assert (slot.status, slot.score, slot.record) == ("completed", 0.5, lost.record_id)
+    record = await database.records.find_one({"_id": lost.record_id})
+    assert record is not None and record["status"] == "scored"

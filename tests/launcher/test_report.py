@@ -27,13 +27,23 @@ from agentrl.databases.documents import (
     TokenCounts,
     ToolCall,
     VersionRange,
+    place_of,
 )
+from agentrl.databases.feeder import make_tasks
+from agentrl.databases.poison import poison_tasks
 from agentrl.databases.policies import publish
+from agentrl.databases.task_file import TaskLine
+from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
 from agentrl.launcher.evaluation import Attempts, read_attempts, summarise_attempts, write_report
 from agentrl.launcher.progress import MetricsTail, ProgressReader, Snapshot
 from agentrl.launcher.report import gather_report, next_steps, write_summary
-from agentrl.launcher.show import find_record, print_record, read_turns
+from agentrl.launcher.show import (
+    find_record,
+    print_poison_tasks,
+    print_record,
+    read_turns,
+)
 from agentrl.launcher.view import LiveView, duration, panel, plain_line, sparkline
 
 
@@ -66,8 +76,8 @@ async def add_group(
         for traj, score in enumerate(scores)
     ]
     task = Task(
-        id=name, split=split, epoch=epoch, seq=0, status=status, task_id=name, query="?",
-        pending=0, slots=slots,
+        id=name, split=split, epoch=epoch, seq=0, place=place_of(epoch, 0), status=status,
+        task_id=name, query="?", pending=0, slots=slots,
     )  # fmt: skip
     await database.tasks.insert_one(task.to_mongo())
     for traj, score in enumerate(scores):
@@ -221,6 +231,27 @@ async def test_a_trajectory_is_printed_with_its_calls_results_and_score(
         await find_record(database, "nope", Split.TRAIN)
     with pytest.raises(ConfigError, match="no finished record of split eval"):
         await find_record(database, None, Split.EVAL)
+
+
+async def test_tasks_with_attempts_given_up_are_listed_with_their_last_error(
+    database: RunDatabase,
+) -> None:
+    assert await poison_tasks(database) == []
+    lines = [TaskLine(id=name, query="?") for name in ("good", "bad")]
+    sampler = TaskLedger(database, "s", lease_seconds=30, max_attempts=1)
+    await sampler.add(make_tasks(lines, Split.TRAIN, 3, 2, range(2)))
+    for claim in [*await sampler.claim(Split.TRAIN, count=2)]:
+        await sampler.complete(claim, 1.0)
+    first, second = await sampler.claim(Split.TRAIN, count=2)
+    await sampler.complete(first, 0.0)
+    await sampler.fail(second, "ToolError: [the tool] broke")
+    [poisoned] = await poison_tasks(database)
+    assert (poisoned.task_id, poisoned.failed, poisoned.attempts) == ("bad", 1, 2)
+    out = io.StringIO()
+    print_poison_tasks(Console(file=out, width=120), [poisoned])
+    for words in ("bad", "train", "3", "1 of 2", second.record_id, "ToolError: [the tool] broke"):
+        assert words in out.getvalue()
+    assert "good" not in out.getvalue()
 
 
 FULL = Snapshot(

@@ -13,6 +13,8 @@ import pytest
 from agentrl.rollout.chat import ChatRenderer
 
 DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo" / "model"
+sys.path.insert(0, str(Path(__file__).parent))  # `scripted_run`, which processes import too
+
 HOSTILE_SERVER = Path(__file__).with_name("hostile_mcp_server.py")
 
 

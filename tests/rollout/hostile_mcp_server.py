@@ -43,6 +43,8 @@ def build_server(port: int, token: str | None) -> MCPServer:
         verifier = OneToken(token)
         server = MCPServer("hostile", log_level="ERROR", token_verifier=verifier, auth=settings)
 
+    waiting, met = 0, asyncio.Event()
+
     @server.tool(structured_output=False)
     async def echo(text: str) -> str:
         """The text itself."""
@@ -59,6 +61,16 @@ def build_server(port: int, token: str | None) -> MCPServer:
         """Takes its time."""
         await asyncio.sleep(seconds)
         return "slept"
+
+    @server.tool(structured_output=False)
+    async def meet(n: int) -> str:
+        """Waits until `n` calls wait."""
+        nonlocal waiting
+        waiting += 1
+        if waiting == n:
+            met.set()
+        await met.wait()
+        return "met"
 
     @server.tool(structured_output=False)
     async def fail(reason: str) -> str:

@@ -5,10 +5,12 @@ go and end is met; the last ones use the local engine with a small model.
 """
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,13 +31,15 @@ from agentrl.databases.documents import (
     StopReason,
     Task,
 )
+from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
+from agentrl.inference.protocol import RequestRejected
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.mcp.sampler import MCPResources, MCPSampler
 from agentrl.rollout.mcp.tools import ToolServerUnreachable
 from agentrl.rollout.rows import build_row
-from agentrl.rollout.sampler import AsyncSampler, TurnLog
+from agentrl.rollout.sampler import AsyncSampler, SamplerResources
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 END = "<|im_end|>"
@@ -61,8 +65,6 @@ class ScriptedService:
         limit = body["sampling_params"]["max_new_tokens"]
         if len(ids) > limit:
             ids, reason = ids[:limit], {"type": "length", "length": limit}
-        elif not ids:
-            reason = {"type": "abort", "message": "Aborted"}
         else:
             reason = {"type": "stop", "matched": ids[-1]}
         meta = {
@@ -77,7 +79,8 @@ class ScriptedService:
             "input_token_logprobs": [],
             "e2e_latency": 0.0,
         }
-        return web.json_response({"text": "", "output_ids": ids, "meta_info": meta})
+        chunk = json.dumps({"text": "", "output_ids": ids, "meta_info": meta})
+        return web.Response(text=f"data: {chunk}\n\ndata: [DONE]\n\n")
 
 
 @pytest.fixture
@@ -106,31 +109,35 @@ async def resources_for(
 ) -> AsyncIterator[MCPResources]:
     async with (
         ServicePool(patience_s=5) as pool,
-        MCPSampler.open_resources(config, pool, TurnLog(database.turns)) as resources,
+        MCPSampler.open_resources(config, pool, RecordLedger(database, 60.0)) as resources,
     ):
         pool.update([service_url])
         yield resources
 
 
-def claim_and_record(number: int = 0, **task: Any) -> tuple[Claim, Record]:
+def claim_and_record(
+    resources: SamplerResources, number: int = 0, **task: Any
+) -> tuple[Claim, Record]:
+    """A slot of ours, and its Record."""
     values: dict[str, Any] = {
         "task_id": "line-1", "query": "How many?", "answer": "42", "scorer": "exact_match",
         "answer_schema": "answer", **task,
     }  # fmt: skip
     made = Task(
-        _id=f"train-0-{values['task_id']}", split=Split.TRAIN, epoch=0, seq=0, pending=0,
-        slots=[Slot(traj=number)], **values,
+        _id=f"train-0-{values['task_id']}", split=Split.TRAIN, epoch=0, seq=0, place=0,
+        pending=0, slots=[Slot(traj=number)], **values,
     )  # fmt: skip
     claim = Claim(made, number, attempt=0, failures=0)
     record = Record(
         _id=claim.record_id, task=made.id, task_id=made.task_id, traj=number, attempt=0,
         split=Split.TRAIN, epoch=0, owner="test", query=made.query,
     )  # fmt: skip
+    resources.records.leases.begin([record.id], time.monotonic())
     return claim, record
 
 
 def make_sampler(resources: MCPResources, number: int = 0, **task: Any) -> MCPSampler:
-    return MCPSampler(*claim_and_record(number, **task), resources)
+    return MCPSampler(*claim_and_record(resources, number, **task), resources)
 
 
 async def stored_turns(database: RunDatabase, record: Record) -> list[DispatchedSamplingTask]:
@@ -312,8 +319,8 @@ async def test_a_record_that_fails_later_keeps_its_complete_turns(
     talk: Talk, database: RunDatabase
 ) -> None:
     ask = tool_call("echo", '{"text": "a"}') + END
-    async with talk(ask, ask, "") as (sampler, _):
-        with pytest.raises(RuntimeError, match=r"ended turn 2 of .* without a result \(abort\)"):
+    async with talk(ask, ask) as (sampler, _):  # the script has no third turn
+        with pytest.raises(RequestRejected):
             await sampler.run()
     turns = await stored_turns(database, sampler.record)
     assert sampler.record.turns == [turn.id for turn in turns]
@@ -375,10 +382,10 @@ async def test_a_users_own_sampler_that_rewrites_its_context_gives_a_token_tree(
     config = parse_config(["--model_name_or_path", str(DEMO / "model")])
     async with (
         ServicePool() as pool,
-        RewritingSampler.open_resources(config, pool, TurnLog(database.turns)) as resources,
+        RewritingSampler.open_resources(config, pool, RecordLedger(database, 60.0)) as resources,
     ):
         pool.update([service.url])
-        sampler = RewritingSampler(*claim_and_record(), resources)
+        sampler = RewritingSampler(*claim_and_record(resources), resources)
         record = await sampler.evaluate_record(await sampler.run())
     turns = await stored_turns(database, record)
     prompts = [request["input_ids"] for request in service.requests]
@@ -413,20 +420,20 @@ async def test_the_system_prompt_and_sampling_parameters_come_from_the_flags(
 
 
 async def test_opening_says_what_cannot_be_used(database: RunDatabase, tmp_path: Path) -> None:
-    turns = TurnLog(database.turns)
+    records = RecordLedger(database, 60.0)
     gone = "http://127.0.0.1:9/mcp"
     async with ServicePool() as pool:
         missing = parse_config(["--model_name_or_path", str(tmp_path / "none")])
         with pytest.raises(ConfigError, match=r"--model_name_or_path .*none: there is no such"):
-            async with MCPSampler.open_resources(missing, pool, turns):
+            async with MCPSampler.open_resources(missing, pool, records):
                 pass
         empty = parse_config(["--model_name_or_path", str(tmp_path)])
         with pytest.raises(ConfigError, match="holds no usable tokenizer"):
-            async with MCPSampler.open_resources(empty, pool, turns):
+            async with MCPSampler.open_resources(empty, pool, records):
                 pass
         unreachable = make_config(gone, "--startup_timeout", "0.3")
         with pytest.raises(ToolServerUnreachable, match=gone):
-            async with MCPSampler.open_resources(unreachable, pool, turns):
+            async with MCPSampler.open_resources(unreachable, pool, records):
                 pass
 
 

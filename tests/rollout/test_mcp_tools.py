@@ -32,6 +32,13 @@ async def test_a_call_tells_the_server_which_task_and_record_it_serves(hostile_s
     ]
 
 
+async def test_any_number_of_calls_may_wait_for_their_tools_at_once(hostile_server: Any) -> None:
+    async with ToolServer(hostile_server.url, call_timeout_s=60) as server:
+        session = server.session("task", "record")
+        answers = await asyncio.gather(*(session.call("meet", {"n": 120}) for _ in range(120)))
+    assert {answer.text for answer in answers} == {"met"}
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "text"),
     [

@@ -1,127 +1,28 @@
-"""The sampler process's scheduling, with an agent of the test's own, on a real mongod."""
+"""The sampler process's scheduling, with an agent of the tests' own, on a real mongod."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from scripted_run import (
+    add,
+    agent,
+    all_tasks,
+    begin_run,
+    completed,
+    config,
+    scheduler,
+    until,
+)
 
-from agentrl.configs import Config, parse_config
 from agentrl.databases import runs, services
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import (
-    Record,
-    RecordStatus,
-    RowStatus,
-    SlotStatus,
-    Split,
-    StopReason,
-    Task,
-    TaskStatus,
-    VersionSpan,
-)
-from agentrl.databases.feeder import make_tasks
+from agentrl.databases.documents import RecordStatus, RowStatus, SlotStatus, Split, TaskStatus
 from agentrl.databases.policies import Lineage
 from agentrl.databases.rows import RowLedger, count_rows, count_waiting
-from agentrl.databases.runs import RunLease
-from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger, open_groups
-from agentrl.inference.pool import ServicePool
-from agentrl.rollout.sampler import (
-    AsyncSampler,
-    GeneratedTurn,
-    SamplerResources,
-    TurnLog,
-    load_renderer,
-)
-from agentrl.rollout.scheduler import SamplingScheduler
-
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
-Script = Callable[[Claim], float]  # the score of an attempt; may raise
-
-
-class ScriptedAgent(AsyncSampler):
-    """An agent that says one fixed turn and gets the score of its script."""
-
-    script: Script
-    pause_s = 0.0
-
-    async def run(self) -> Record:
-        """One turn of three tokens."""
-        self.begin_conversation([{"role": "user", "content": self.record.query}], None)
-        ids, logprobs = (5, 6, self.resources.renderer.turn_end_id), (-1.0, -2.0, -0.5)
-        spans = [VersionSpan(version=0, start=0, end=3)]
-        tokens = self.context.add_turn(ids, logprobs, spans)
-        await asyncio.sleep(self.pause_s)
-        turn = GeneratedTurn(
-            tokens=tokens, output_ids=ids, output_logprobs=logprobs, versions=spans, text="said",
-            finish_reason="stop", stop_reason=None, service="none", cached_tokens=0, latency_s=0.0,
-        )  # fmt: skip
-        await self.write_turn(turn, [])
-        self.record.stop_reason = StopReason.ANSWERED
-        self.record.versions = self.context.versions
-        return self.record
-
-    async def evaluate_record(self, record: Record) -> Record:
-        """The script's score."""
-        return record.model_copy(update={"score": type(self).script(self.claim)})
-
-
-def agent(script: Script, pause_s: float = 0.0) -> type[ScriptedAgent]:
-    return type("Agent", (ScriptedAgent,), {"script": staticmethod(script), "pause_s": pause_s})
-
-
-def config(*flags: str) -> Config:
-    return parse_config(
-        ["--model_name_or_path", str(DEMO_MODEL), "--num_generations", "2", "--max_attempts", "2",
-         "--lease_seconds", "5", *flags]
-    )  # fmt: skip
-
-
-@asynccontextmanager
-async def scheduler(
-    database: RunDatabase, agent: type[ScriptedAgent], config: Config, evaluation: int | None = None
-) -> AsyncIterator[SamplingScheduler]:
-    async with ServicePool() as pool:
-        resources = SamplerResources(config, pool, load_renderer(config), TurnLog(database.turns))
-        yield SamplingScheduler(database, config, resources, agent, "sampler", evaluation)
-
-
-async def add(
-    database: RunDatabase, n: int, split: Split = Split.TRAIN, epoch: int = 0, attempts: int = 2
-) -> None:
-    lines = [TaskLine(id=f"{split}{i}", query=f"q{i}", scorer="exact_match") for i in range(n)]
-    ledger = TaskLedger(database, "feeder", lease_seconds=9, max_attempts=1)
-    await ledger.add(make_tasks(lines, split, epoch, attempts, range(n)))
-
-
-async def begin_run(database: RunDatabase, rows_per_step: int = 1000) -> RunLease:
-    """What a trainer does first: the run is its own, and a service has its weights."""
-    lease = RunLease(database, "trainer", "here", lease_seconds=60)
-    await lease.acquire(rows_per_step)
-    await lease.progress(step=0, max_steps=9, version=0, status=runs.TRAINING)
-    await services.register_urls(database, ["http://127.0.0.1:1"])
-    await services.acknowledge(database, "http://127.0.0.1:1", 0)
-    return lease
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-    """Wait until an async condition holds."""
-    async with asyncio.timeout(timeout_s):
-        while not await condition():  # type: ignore[misc]
-            await asyncio.sleep(0.02)
-
-
-async def all_tasks(database: RunDatabase) -> list[Task]:
-    return [Task.from_mongo(task) async for task in database.tasks.find().sort("seq", 1)]
-
-
-def completed(database: RunDatabase, n: int) -> Callable[[], object]:
-    async def condition() -> bool:
-        return await database.tasks.count_documents({"status": TaskStatus.COMPLETED}) == n
-
-    return condition
 
 
 async def test_every_slot_ends_once_and_right_against_wrong_becomes_rows(
@@ -208,7 +109,8 @@ async def test_a_stop_hands_slots_back_and_another_sampler_ends_them(
 ) -> None:
     await add(database, 2)
     await begin_run(database)
-    async with scheduler(database, agent(lambda c: 1.0, pause_s=60), config()) as slow:
+    flags = config("--drain_seconds", "0")
+    async with scheduler(database, agent(lambda c: 1.0, pause_s=60), flags) as slow:
         running = asyncio.create_task(slow.run())
 
         async def all_leased() -> bool:
@@ -273,6 +175,86 @@ async def test_samplers_run_ahead_as_far_as_the_bound_and_go_on_when_rows_are_tr
     assert (await count_rows(database))[RowStatus.TRAINED] == 4
 
 
+async def test_several_samplers_together_begin_no_more_than_the_bound_admits(
+    database: RunDatabase,
+) -> None:
+    await add(database, 40)
+    run = await begin_run(database, rows_per_step=4)
+    flags = config("--max_staleness", "1")  # 8 rows: 4 groups of 2
+    contrast = agent(lambda claim: float(claim.traj == 0))
+    steps = 3
+    async with AsyncExitStack() as stack:
+        samplers = [
+            await stack.enter_async_context(scheduler(database, contrast, flags, owner=f"s{n}"))
+            for n in range(4)
+        ]
+        running = [asyncio.create_task(sampler.run()) for sampler in samplers]
+
+        async def full() -> bool:
+            waiting = await count_waiting(database)
+            assert waiting <= 8
+            return waiting == 8
+
+        await until(full)
+        ledger = RowLedger(database, "trainer", fence=1)
+        for step in range(1, steps + 1):
+            leased = await ledger.lease(step, 4, Lineage({0: 0}), max_staleness=9)
+            await ledger.commit(step, [row.id for row in leased])
+            await run.progress(step=step, max_steps=9, version=0, status=runs.TRAINING)
+            await until(full)
+        for sampler in samplers:
+            sampler.stop()
+        await asyncio.gather(*running)
+    begun = await database.tasks.count_documents({"status": {"$ne": TaskStatus.CREATED}})
+    assert begun == 4 + 2 * steps
+
+
+async def test_a_sampler_does_less_at_once_while_requests_queue_at_a_service(
+    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.scheduler.LOADS_S", 0.02)
+    waiting = 30
+
+    async def loads(_: web.Request) -> web.Response:
+        rank = {
+            "num_running_reqs": 8, "num_waiting_reqs": waiting, "num_used_tokens": 10,
+            "max_total_num_tokens": 1000, "gen_throughput": 1.0, "queues": {"retracted": 0},
+        }  # fmt: skip
+        return web.json_response({"loads": [rank]})
+
+    app = web.Application()
+    app.router.add_get("/v1/loads", loads)
+    await add(database, 500)
+    await begin_run(database)
+    in_progress: list[int] = []
+
+    def script(claim: Claim) -> float:
+        in_progress.append(len(sampler._attempts))
+        return 0.0
+
+    async with TestServer(app, host="127.0.0.1") as server:
+        await services.unregister(database, "http://127.0.0.1:1")
+        url = str(server.make_url("")).rstrip("/")
+        await services.register_urls(database, [url])
+        await services.acknowledge(database, url, 0)
+        flags = config("--max_concurrent_samples_per_process", "16")
+        async with scheduler(database, agent(script, pause_s=0.05), flags) as sampler:
+            running = asyncio.create_task(sampler.run())
+
+            async def fewer() -> bool:
+                return max(in_progress, default=0) >= 12 and in_progress[-1] <= 4
+
+            await until(fewer)
+            waiting = 0
+
+            async def more() -> bool:
+                return in_progress[-1] >= 10
+
+            await until(more)
+            sampler.stop()
+            await running
+
+
 async def test_evaluations_come_first_make_no_rows_and_may_be_all_that_is_done(
     database: RunDatabase,
 ) -> None:
@@ -291,8 +273,7 @@ async def test_what_a_dead_sampler_left_is_taken_over(database: RunDatabase) -> 
     await add(database, 1)
     await begin_run(database)
     dead = TaskLedger(database, "dead", lease_seconds=0.0, max_attempts=2)
-    lost = await dead.claim(Split.TRAIN)
-    assert lost is not None
+    assert len(await dead.claim(Split.TRAIN)) == 1
     flags = config("--lease_seconds", "1")
     async with scheduler(database, agent(lambda c: float(c.traj)), flags) as sampler:
         running = asyncio.create_task(sampler.run())

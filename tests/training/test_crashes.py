@@ -7,6 +7,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import crashing
+import pytest
 from tiny import linear_rows, make_row
 from trainer_run import Run, start
 
@@ -30,6 +31,7 @@ def killed_before(flags: list[str], write: int) -> int:
     return process.exitcode
 
 
+@pytest.mark.timeout(300)  # some 50 trainers
 def test_a_kill_between_any_two_writes_neither_loses_nor_doubles_a_row(run: Run) -> None:
     """The trainer dies before its first write, its successor before its second, and so on."""
     run.add(linear_rows(4))
@@ -64,7 +66,7 @@ def test_rows_of_steps_that_a_kill_undid_are_trained_again_and_not_evicted(
     run.database(reopen)
     run.add(rows[22:])
     process = start(flags, tmp_path / "log")
-    assert process.wait(timeout=60) == 0, (tmp_path / "log").read_text()
+    assert process.wait(timeout=100) == 0, (tmp_path / "log").read_text()
     assert [row["status"] for row in run.rows()] == [RowStatus.TRAINED] * 24
     assert [row["trained"][0]["step"] for row in run.rows()] == [n // 4 + 1 for n in range(24)]
     # the sixth step trains what would be version 5, had the run not been resumed
@@ -88,10 +90,10 @@ def test_a_trainer_that_was_stopped_and_replaced_wakes_to_nothing_but_its_end(
     try:
         run.await_steps(1, successor)
         stopped.send_signal(signal.SIGCONT)
-        assert stopped.wait(timeout=60) == 2
+        assert stopped.wait(timeout=100) == 2
         assert "took run" in (tmp_path / "stopped.log").read_text()
         run.add(rows[6:])
-        assert successor.wait(timeout=60) == 0, (tmp_path / "successor.log").read_text()
+        assert successor.wait(timeout=100) == 0, (tmp_path / "successor.log").read_text()
     finally:
         stopped.kill()
         successor.kill()
@@ -115,7 +117,7 @@ def test_a_run_outlives_its_databases_crash_and_restart(tmp_path: Path) -> None:
             server.kill()
             server.start()
             run.add(rows[10:])
-            assert trainer.wait(timeout=60) == 0, (tmp_path / "log").read_text()
+            assert trainer.wait(timeout=100) == 0, (tmp_path / "log").read_text()
         finally:
             trainer.kill()
         assert [[step["step"] for step in row["trained"]] for row in run.rows()] == [

@@ -21,7 +21,7 @@ from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.training.checkpoint import TrainerState, save_checkpoint
 from agentrl.training.model_folder import gather_weights, save_model_folder
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import exit_process, parallelise
 from agentrl.training.planner import assign_rows
 from agentrl.training.step import StepOptions, train_step
 
@@ -67,3 +67,4 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    exit_process(0)

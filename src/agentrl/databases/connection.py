@@ -24,6 +24,8 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
+from agentrl.databases.documents import TaskStatus
+
 logger = logging.getLogger(__name__)
 
 Documents = AsyncCollection[dict[str, Any]]
@@ -94,16 +96,22 @@ class RunDatabase:
 
 _INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [
-        # the claim: open groups in order, old ones first
+        # claims up to a horizon, old groups first: only groups with free slots
         IndexModel(
-            [("split", ASCENDING), ("epoch", ASCENDING), ("seq", ASCENDING)],
-            name="claim",
+            [("split", ASCENDING), ("place", ASCENDING)],
+            name="free",
             partialFilterExpression={"pending": {"$gt": 0}},
         ),
+        # claims in begun groups, wherever they are
+        IndexModel(
+            [("split", ASCENDING), ("place", ASCENDING)],
+            name="free_begun",
+            partialFilterExpression={"pending": {"$gt": 0}, "status": TaskStatus.RUNNING},
+        ),
         # the reaper, admission and progress counts
-        IndexModel([("status", ASCENDING), ("split", ASCENDING)], name="status"),
-        # heartbeats: all slots that one sampler holds; only open groups carry owners
-        IndexModel([("slots.owner", ASCENDING)], name="owner", sparse=True),
+        IndexModel(
+            [("status", ASCENDING), ("split", ASCENDING), ("place", ASCENDING)], name="state"
+        ),
     ],
     "records": [
         IndexModel([("task", ASCENDING), ("traj", ASCENDING)], name="task"),

@@ -92,6 +92,14 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", use_enum_values=True)
 
 
+GROUPS_PER_EPOCH = 10**9  # room for the groups of one epoch in a place
+
+
+def place_of(epoch: int, seq: int) -> int:
+    """The place of a group among those of all epochs of its split."""
+    return epoch * GROUPS_PER_EPOCH + seq
+
+
 class Slot(Part):
     """One attempt at a Task.
 
@@ -123,7 +131,8 @@ class Task(Document):
 
     split: Split
     epoch: int
-    seq: int  # place in the epoch's order: old groups are claimed first
+    seq: int  # place in the epoch's order
+    place: int  # `place_of(epoch, seq)`, the order in which groups are begun and their rows trained
     status: TaskStatus = TaskStatus.CREATED
     task_id: str  # the line's own id, the same in every epoch
     query: str
@@ -257,7 +266,7 @@ class DBRecordData(Document):
 
     task: str
     status: RowStatus = RowStatus.READY
-    seq: int  # order of leasing: the Task's epoch and place, oldest first
+    seq: int  # order of leasing, oldest first: the Task's place
     reward: float
     n_tokens: int
     n_train_tokens: int

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Slot, Split, Task, TaskStatus
+from agentrl.databases.documents import Slot, Split, Task, TaskStatus, place_of
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger, task_key
 
@@ -25,6 +25,7 @@ def make_tasks(
             split=split,
             epoch=epoch,
             seq=seq,
+            place=place_of(epoch, seq),
             task_id=lines[index].id,
             query=lines[index].query,
             answer=lines[index].answer,

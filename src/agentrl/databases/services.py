@@ -6,6 +6,8 @@ from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import InferenceService
 
+SILENT_S = 30.0  # a registered service that sent no heartbeat for so long is taken for gone
+
 
 async def register(
     database: RunDatabase, url: str, model: str, capacity: int, weight_version: int = -1
@@ -58,7 +60,7 @@ async def acknowledge(database: RunDatabase, url: str, version: int) -> None:
     await database.services.update_one({"_id": url}, {"$set": {"weight_version": version}})
 
 
-async def serving(database: RunDatabase, timeout_s: float) -> list[InferenceService]:
+async def serving(database: RunDatabase, timeout_s: float = SILENT_S) -> list[InferenceService]:
     """Live services that may get work: those with the newest weights that were brought to all.
 
     A service that the last publication did not reach gets none until it has caught up.
@@ -73,7 +75,9 @@ async def record_memory(database: RunDatabase, url: str, memory: str) -> None:
     await database.services.update_one({"_id": url}, {"$set": {"memory": memory}})
 
 
-async def live_services(database: RunDatabase, timeout_s: float) -> list[InferenceService]:
+async def live_services(
+    database: RunDatabase, timeout_s: float = SILENT_S
+) -> list[InferenceService]:
     """Services heard of within `timeout_s` seconds, and those given by URL; sorted by URL."""
     recent = {"$gt": ["$heartbeat", {"$subtract": ["$$NOW", int(timeout_s * 1000)]}]}
     given = {"$eq": ["$heartbeat", None]}

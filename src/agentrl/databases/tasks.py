@@ -1,12 +1,19 @@
 """The ledger of sampling: who works on which attempt, in one document per group.
 
-Every transition is one atomic `find_one_and_update` whose filter names the state it expects, so no
-transaction is needed, and any process may die between any two of them. Times are the server's
-(`$$NOW`): clocks of samplers do not matter.
+Every transition is one atomic update whose filter names the state it expects, so no transaction is
+needed, and any process may die between any two of them. Times are the server's (`$$NOW`): clocks of
+samplers do not matter.
 
     claim -> heartbeat* -> complete | fail | release      by the sampler that holds the lease
     reap                                                   by anyone, now and then
-    finalise                                               by whoever made the last slot terminal
+    claim_finalisation                                     by anyone, when its holder died
+    finalised                                              by who made the last slot terminal
+
+Every method may be called again when its answer was lost, and waits out an outage of the database
+by doing so. What such a call had leased already is nobody's work then, and runs out.
+
+Not in here: which states may follow which (`transitions.py`), and what is written of the work
+itself (`records.py`).
 """
 
 from collections.abc import Collection, Sequence
@@ -15,29 +22,45 @@ from typing import Any
 
 from pymongo import ReturnDocument, UpdateOne
 
-from agentrl.databases.connection import RunDatabase
+from agentrl.databases.connection import RunDatabase, patiently
 from agentrl.databases.documents import (
-    Record,
-    RecordStatus,
+    Slot,
     SlotStatus,
     Split,
     Task,
     TaskStatus,
+    place_of,
 )
-from agentrl.databases.transitions import SLOT_TRANSITIONS, TERMINAL_SLOTS
+from agentrl.databases.expressions import (
+    SLOT_RECORD,
+    Expression,
+    all_of,
+    first_pending,
+    in_milliseconds,
+    literal,
+    slots_updated,
+)
+from agentrl.databases.reaping import Reaped, close_lost_records, reap_expired
+from agentrl.databases.transitions import (
+    TERMINAL_SLOTS,
+    TransitionRefused,
+    group_settled,
+    slots_changed,
+    task_status,
+)
 
-Expression = Any  # a MongoDB aggregation expression
+UNBOUNDED = 2**63 - 1  # a horizon behind every place
 
 
 class LeaseLost(RuntimeError):
-    """The slot is no longer ours: its lease expired and it was given to another sampler."""
+    """What we held is no longer ours: the lease ran out and the work was given to another."""
 
 
 @dataclass(frozen=True)
 class Claim:
     """A leased slot. Its Record's id follows from task, trajectory and attempt."""
 
-    task: Task
+    task: Task  # as it was before the claim, with the claimed slots only
     traj: int
     attempt: int
     failures: int  # of earlier attempts
@@ -46,14 +69,6 @@ class Claim:
     def record_id(self) -> str:
         """The `_id` of the Record that this attempt makes."""
         return record_id(self.task.id, self.traj, self.attempt)
-
-
-@dataclass(frozen=True)
-class Reaped:
-    """What one pass of the reaper did."""
-
-    returned: int = 0  # slots that went back to pending
-    failed: int = 0  # slots given up after `max_attempts`
 
 
 def task_key(split: Split, epoch: int, task_id: str) -> str:
@@ -66,6 +81,11 @@ def record_id(task: str, traj: int, attempt: int) -> str:
     return f"{task}-t{traj}-a{attempt}"
 
 
+def task_of(record: str) -> str:
+    """The `_id` of the Task that a Record's id names."""
+    return record.rsplit("-t", 1)[0]
+
+
 class TaskLedger:
     """Transitions of Tasks and slots, as one sampler (`owner`) makes them."""
 
@@ -73,6 +93,7 @@ class TaskLedger:
         self, database: RunDatabase, owner: str, lease_seconds: float, max_attempts: int
     ) -> None:
         self._database = database
+        self._tasks = database.tasks
         self._owner = owner
         self._lease_ms = int(lease_seconds * 1000)
         self._max_attempts = max_attempts
@@ -81,59 +102,47 @@ class TaskLedger:
         """Store new Tasks; those that exist already stay as they are. Returns how many are new."""
         if not tasks:
             return 0
-        result = await self._database.tasks.bulk_write(
-            [
-                UpdateOne(
-                    {"_id": task.id}, {"$setOnInsert": _without_id(task.to_mongo())}, upsert=True
-                )
-                for task in tasks
-            ],
-            ordered=False,
-        )
+        writes = [
+            UpdateOne({"_id": task.id}, {"$setOnInsert": _without_id(task.to_mongo())}, upsert=True)
+            for task in tasks
+        ]
+        # In their order: a group that came into a gap later would be within horizons that never
+        # counted it.
+        result = await patiently(lambda: self._tasks.bulk_write(writes), "the storing of new tasks")
         return result.upserted_count
 
     async def claim(
-        self, split: Split, *, begun_only: bool = False, epoch: int | None = None
-    ) -> Claim | None:
-        """Lease the first free slot of the oldest group that has one, or None.
+        self,
+        split: Split,
+        *,
+        count: int = 1,
+        horizon: int | None = UNBOUNDED,
+        epoch: int | None = None,
+    ) -> list[Claim]:
+        """Lease up to `count` free slots of one group, the oldest that has any; [] if none has.
 
-        `begun_only`: only in groups that somebody has begun, so that no new group is opened.
-        `epoch`: only in groups of this epoch.
+        `horizon`: groups that nobody has begun are begun only up to this place, or not at all if it
+        is None; groups already begun are worked on wherever they are. `epoch`: only its groups.
         """
-        _check(SlotStatus.PENDING, SlotStatus.LEASED)
-        record = {"$concat": ["$_id", "-t", _text("$$slot.traj"), "-a", _text("$$slot.attempt")]}
-        before = await self._database.tasks.find_one_and_update(
-            {
-                "split": split,
-                "pending": {"$gt": 0},
-                **({"status": TaskStatus.RUNNING} if begun_only else {}),
-                **({"epoch": epoch} if epoch is not None else {}),
-            },
-            [
-                {
-                    "$set": {
-                        "slots": _change_slot(
-                            {"$indexOfArray": ["$slots.status", SlotStatus.PENDING]},
-                            {
-                                "status": SlotStatus.LEASED,
-                                "owner": _literal(self._owner),
-                                "lease_expires": self._lease_end(),
-                                "record": record,
-                            },
-                        ),
-                        "pending": {"$subtract": ["$pending", 1]},
-                        "status": TaskStatus.RUNNING,
-                    }
-                }
-            ],
-            sort=[("split", 1), ("epoch", 1), ("seq", 1)],
-            return_document=ReturnDocument.BEFORE,
-        )
+        places: dict[str, int] = {}
+        if epoch is not None:
+            places = {"$gte": place_of(epoch, 0), "$lt": place_of(epoch + 1, 0)}
+        free = {"split": split, "pending": {"$gt": 0}}
+        before = None
+        if horizon is not None:
+            admitted = {**free, "place": {**places, "$lte": horizon}}
+            before = await self._lease_slots(admitted, count, "free")
+        if before is None and horizon != UNBOUNDED:
+            begun = {**free, "status": TaskStatus.RUNNING}
+            if places:
+                begun["place"] = places
+            before = await self._lease_slots(begun, count, "free_begun")
         if before is None:
-            return None
-        task = Task.from_mongo(before)
-        slot = next(slot for slot in task.slots if slot.status == SlotStatus.PENDING)
-        return Claim(task, slot.traj, slot.attempt, slot.failures)
+            return []
+        pending = [slot for slot in before["slots"] if slot["status"] == SlotStatus.PENDING]
+        # Slots are most of what a Task takes to check, and nobody asks for those of others.
+        task = Task.from_mongo({**before, "slots": pending[:count]})
+        return [Claim(task, slot.traj, slot.attempt, slot.failures) for slot in task.slots]
 
     async def heartbeat(self, records: Collection[str]) -> set[str]:
         """Extend our leases on the slots of `records`; returns those that we still hold.
@@ -141,39 +150,29 @@ class TaskLedger:
         A slot that is not named runs out, though its owner lives: nobody works on it any more.
         """
         wanted = sorted(records)
+        ours = {"owner": self._owner, "status": SlotStatus.LEASED, "record": {"$in": wanted}}
         held = {
-            "slots": {
-                "$elemMatch": {
-                    "owner": self._owner,
-                    "status": SlotStatus.LEASED,
-                    "record": {"$in": wanted},
-                }
-            }
+            "_id": {"$in": sorted({task_of(record) for record in wanted})},
+            "slots": {"$elemMatch": ours},
         }
-        await self._database.tasks.update_many(
-            held,
-            [
-                {
-                    "$set": {
-                        "slots": _change_slots(
-                            _all(
-                                {"$eq": ["$$slot.owner", _literal(self._owner)]},
-                                {"$eq": ["$$slot.status", SlotStatus.LEASED]},
-                                {"$in": ["$$slot.record", wanted]},
-                            ),
-                            {"lease_expires": self._lease_end()},
-                        )
-                    }
-                }
-            ],
+        is_ours = all_of(
+            {"$eq": ["$$slot.owner", literal(self._owner)]},
+            {"$eq": ["$$slot.status", SlotStatus.LEASED]},
+            {"$in": ["$$slot.record", literal(wanted)]},
         )
-        documents = self._database.tasks.find(held, {"slots": 1})
-        return {
-            slot["record"]
-            async for document in documents
-            for slot in document["slots"]
-            if slot["owner"] == self._owner and slot["status"] == SlotStatus.LEASED
-        }.intersection(wanted)
+        extended = slots_updated(is_ours, {"lease_expires": in_milliseconds(self._lease_ms)})
+
+        async def extend() -> set[str]:
+            await self._tasks.update_many(held, [{"$set": {"slots": extended}}])
+            documents = self._tasks.find(held, {"slots": 1})
+            return {
+                slot["record"]
+                async for document in documents
+                for slot in document["slots"]
+                if slot["owner"] == self._owner and slot["status"] == SlotStatus.LEASED
+            }.intersection(wanted)
+
+        return await patiently(extend, "a heartbeat") if wanted else set()
 
     async def complete(self, claim: Claim, score: float) -> Task | None:
         """The slot is terminal, with its score. Returns the Task if that was the group's last slot:
@@ -183,7 +182,7 @@ class TaskLedger:
     async def fail(self, claim: Claim, error: str, *, retry: bool = True) -> Task | None:
         """The attempt ended in an error: the slot is tried again, or is given up after
         `max_attempts`. Returns the Task if the group is now finished. Raises `LeaseLost`."""
-        failed = {"error": _literal(error), "failures": claim.failures + 1}
+        failed = {"error": literal(error), "failures": claim.failures + 1}
         if retry and claim.failures + 1 < self._max_attempts:
             again = {**failed, "attempt": claim.attempt + 1}
             return await self._leave(claim, SlotStatus.PENDING, again)
@@ -194,233 +193,162 @@ class TaskLedger:
         await self._leave(claim, SlotStatus.PENDING, {"attempt": claim.attempt + 1})
 
     async def reap(self) -> Reaped:
-        """Take expired leases away from whoever held them."""
-        expired = _all(
-            {"$eq": ["$$slot.status", SlotStatus.LEASED]},
-            {"$lt": ["$$slot.lease_expires", "$$NOW"]},
+        """Take expired leases away from whoever held them: see `reaping.py`."""
+        return await patiently(
+            lambda: reap_expired(self._database, self._owner, self._max_attempts),
+            "the reaping of expired leases",
         )
-        failures = {"$add": ["$$slot.failures", 1]}
-        spent = {"$gte": [failures, self._max_attempts]}
-        returned = failed = 0
-        overdue = self._database.tasks.find(
-            {
-                "status": TaskStatus.RUNNING,
-                "$expr": {"$anyElementTrue": {"$map": _over_slots(expired)}},
-            },
-            {"_id": 1},
-        )
-        async for document in overdue:
-            before = await self._database.tasks.find_one_and_update(
-                {"_id": document["_id"], "status": TaskStatus.RUNNING},
-                [
-                    {
-                        "$set": {
-                            "slots": _change_slots(
-                                expired,
-                                {
-                                    "status": {
-                                        "$cond": [spent, SlotStatus.FAILED, SlotStatus.PENDING]
-                                    },
-                                    "attempt": {
-                                        "$cond": [
-                                            spent,
-                                            "$$slot.attempt",
-                                            {"$add": ["$$slot.attempt", 1]},
-                                        ]
-                                    },
-                                    "failures": failures,
-                                    "error": {
-                                        "$concat": [
-                                            "lease expired: sampler ",
-                                            "$$slot.owner",
-                                            " went silent",
-                                        ]
-                                    },
-                                    "owner": None,
-                                    "lease_expires": None,
-                                },
-                            )
-                        }
-                    },
-                    {"$set": {"pending": _pending_slots()}},
-                ],
-                return_document=ReturnDocument.BEFORE,
-            )
-            if before is None:
-                continue
-            after = Task.from_mongo(
-                await self._database.tasks.find_one({"_id": document["_id"]}) or before
-            )
-            lost: list[str | None] = []
-            for old, new in zip(Task.from_mongo(before).slots, after.slots, strict=True):
-                if old.status == SlotStatus.LEASED and new.failures != old.failures:
-                    returned += new.attempt != old.attempt
-                    failed += new.attempt == old.attempt
-                    lost.append(old.record)
-            await self._database.records.update_many(
-                {"_id": {"$in": lost}, "status": RecordStatus.SAMPLING},
-                {"$set": {"status": RecordStatus.FAILED, "error": "its sampler went silent"}},
-            )
-        return Reaped(returned, failed)
 
     async def claim_finalisation(self) -> Task | None:
-        """Take over the finalisation of a finished group whose owner died, or that has none."""
-        document = await self._database.tasks.find_one_and_update(
-            {
-                "status": {"$in": [TaskStatus.RUNNING, TaskStatus.FINALISING]},
-                "pending": 0,
-                "slots.status": {"$nin": [SlotStatus.PENDING, SlotStatus.LEASED]},
-                "$expr": {
-                    "$or": [
-                        {"$eq": ["$finalisation", None]},
-                        {"$lt": ["$finalisation.lease_expires", "$$NOW"]},
-                    ]
+        """Take over the finalisation of a finished group whose holder died, or that has none."""
+
+        async def take() -> dict[str, Any] | None:
+            return await self._tasks.find_one_and_update(
+                {
+                    "status": TaskStatus.FINALISING,
+                    "$expr": {"$lte": ["$finalisation.lease_expires", "$$NOW"]},
                 },
-            },
-            [{"$set": {"status": TaskStatus.FINALISING, "finalisation": self._finalisation()}}],
-            sort=[("epoch", 1), ("seq", 1)],
-            return_document=ReturnDocument.AFTER,
-        )
+                [{"$set": {"finalisation": self._finalisation()}}],
+                sort=[("split", 1), ("place", 1)],
+                hint="state",
+                return_document=ReturnDocument.AFTER,
+            )
+
+        document = await patiently(take, "the claim of a finalisation")
         return Task.from_mongo(document) if document else None
 
     async def finalised(self, task: Task) -> None:
-        """The group's Records and rows are written. Raises `LeaseLost`."""
-        result = await self._database.tasks.update_one(
+        """The group's Records and rows are written. Raises `LeaseLost`.
+
+        Records that have not ended, or ended too late to count, are those of leases that ran out,
+        and are closed. A group that is finalised already stays as it is.
+        """
+        await patiently(lambda: self._finalised(task), f"the finalisation of {task.id}")
+
+    async def _lease_slots(
+        self, groups: dict[str, Any], count: int, index: str
+    ) -> dict[str, Any] | None:
+        """Lease up to `count` slots of the first of `groups`; returns the Task as it was."""
+        chosen = {"$in": ["$$slot.traj", "$$chosen"]}
+        leased = slots_changed(
+            chosen,
+            SlotStatus.LEASED,
+            {
+                "owner": literal(self._owner),
+                "lease_expires": in_milliseconds(self._lease_ms),
+                "record": SLOT_RECORD,
+            },
+        )
+        update = [
+            {
+                "$set": {
+                    "slots": {"$let": {"vars": {"chosen": first_pending(count)}, "in": leased}},
+                    "pending": {"$max": [0, {"$subtract": ["$pending", count]}]},
+                    "status": task_status(TaskStatus.RUNNING),
+                }
+            }
+        ]
+        return await patiently(
+            lambda: self._tasks.find_one_and_update(
+                groups, update, sort=[("split", 1), ("place", 1)], hint=index
+            ),
+            "a claim",
+        )
+
+    async def _leave(
+        self, claim: Claim, status: SlotStatus, fields: dict[str, Expression]
+    ) -> Task | None:
+        """Give up our lease on a slot; lease the finalisation with it if it was the last."""
+        ours = {
+            "traj": claim.traj,
+            "attempt": claim.attempt,
+            "owner": self._owner,
+            "status": SlotStatus.LEASED,
+        }
+        left = slots_changed(
+            {"$eq": ["$$slot.traj", claim.traj]},
+            status,
+            {"owner": None, "lease_expires": None, **fields},
+        )
+
+        async def leave() -> dict[str, Any] | None:
+            return await self._tasks.find_one_and_update(
+                {"_id": claim.task.id, "slots": {"$elemMatch": ours}},
+                [{"$set": {"slots": left}}, *group_settled(self._finalisation())],
+                return_document=ReturnDocument.AFTER,
+            )
+
+        what = f"the end of {claim.record_id}"
+        document = await patiently(leave, what)
+        if document is None:
+            document = await patiently(lambda: self._left_already(claim, status), what)
+        task = Task.from_mongo(document)
+        ends_group = (
+            task.status == TaskStatus.FINALISING
+            and task.finalisation is not None
+            and task.finalisation.owner == self._owner
+        )
+        return task if ends_group else None
+
+    async def _left_already(self, claim: Claim, status: SlotStatus) -> dict[str, Any]:
+        """The Task whose slot this very attempt made terminal: its answer was lost.
+
+        Raises `LeaseLost` if it was not that attempt. An attempt that handed its slot back cannot
+        be told from one that lost it.
+        """
+        document = await self._tasks.find_one({"_id": claim.task.id})
+        assert document is not None, f"{claim.task.id} is gone, and the pipeline deletes nothing"
+        slot = next(Slot(**slot) for slot in document["slots"] if slot["traj"] == claim.traj)
+        if status in TERMINAL_SLOTS and (slot.status, slot.record) == (status, claim.record_id):
+            return document
+        found = slot.status if slot.owner is None else f"{slot.status} by {slot.owner}"
+        refused = TransitionRefused(
+            f"slot {claim.traj} of {claim.task.id}, attempt {slot.attempt}",
+            found,
+            f"{status} by attempt {claim.attempt} of {self._owner}",
+        )
+        raise LeaseLost(str(refused)) from refused
+
+    async def _finalised(self, task: Task) -> None:
+        if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
+            # A reaper died before it could, or looked before a Record had its score.
+            counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
+            await close_lost_records(self._database, {"task": task.id, "_id": {"$nin": counted}})
+        result = await self._tasks.update_one(
             {
                 "_id": task.id,
                 "status": TaskStatus.FINALISING,
                 "finalisation.owner": self._owner,
             },
-            {
-                "$set": {"status": TaskStatus.COMPLETED, "finalisation": None},
-                "$currentDate": {"completed_at": True},
-            },
-        )
-        if result.matched_count == 0:
-            raise LeaseLost(f"the finalisation of {task.id} was taken over by another sampler")
-
-    async def records_of(self, task: Task) -> list[Record]:
-        """The scored Records of a group's completed slots, by trajectory."""
-        ids = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
-        cursor = self._database.records.find({"_id": {"$in": ids}}).sort("traj", 1)
-        return [Record.from_mongo(document) async for document in cursor]
-
-    async def start_record(self, record: Record) -> None:
-        """Store a Record that is about to be sampled."""
-        await self._database.records.update_one(
-            {"_id": record.id}, {"$set": _without_id(record.to_mongo())}, upsert=True
-        )
-
-    async def finish_record(self, record: Record) -> None:
-        """Store a Record as it ended: scored, or failed with its error."""
-        assert record.status in (RecordStatus.SCORED, RecordStatus.FAILED)
-        await self._database.records.update_one(
-            {"_id": record.id, "status": RecordStatus.SAMPLING},
-            {
-                "$set": _without_id(record.to_mongo(), "finished_at"),
-                "$currentDate": {"finished_at": True},
-            },
-        )
-
-    async def _leave(
-        self, claim: Claim, status: SlotStatus, changes: dict[str, Expression]
-    ) -> Task | None:
-        """Give up our lease on a slot; lease the finalisation with it if it was the last."""
-        _check(SlotStatus.LEASED, status)
-        document = await self._database.tasks.find_one_and_update(
-            {
-                "_id": claim.task.id,
-                "slots": {
-                    "$elemMatch": {
-                        "traj": claim.traj,
-                        "attempt": claim.attempt,
-                        "owner": self._owner,
-                        "status": SlotStatus.LEASED,
-                    }
-                },
-            },
             [
                 {
                     "$set": {
-                        "slots": _change_slot(
-                            claim.traj,
-                            {"status": status, "owner": None, "lease_expires": None, **changes},
-                        )
+                        "status": task_status(TaskStatus.COMPLETED),
+                        "finalisation": None,
+                        "completed_at": "$$NOW",
                     }
-                },
-                {"$set": {"pending": _pending_slots()}},
-                {
-                    "$set": {
-                        "status": {"$cond": [_finished(), TaskStatus.FINALISING, "$status"]},
-                        "finalisation": {
-                            "$cond": [_finished(), self._finalisation(), "$finalisation"]
-                        },
-                    }
-                },
+                }
             ],
-            return_document=ReturnDocument.AFTER,
         )
-        if document is None:
-            raise LeaseLost(f"slot {claim.traj} of {claim.task.id} is no longer ours")
-        task = Task.from_mongo(document)
-        return task if task.status == TaskStatus.FINALISING else None
-
-    def _lease_end(self) -> Expression:
-        return {"$add": ["$$NOW", self._lease_ms]}
+        if result.matched_count:
+            return
+        document = await self._tasks.find_one({"_id": task.id})
+        assert document is not None, f"{task.id} is gone, and the pipeline deletes nothing"
+        found = Task.from_mongo(document)
+        if found.status == TaskStatus.COMPLETED:
+            return
+        holder = f" by {found.finalisation.owner}" if found.finalisation else ""
+        refused = TransitionRefused(
+            f"task {task.id}", f"{found.status}{holder}", f"completed by {self._owner}"
+        )
+        raise LeaseLost(str(refused)) from refused
 
     def _finalisation(self) -> Expression:
-        return {"owner": _literal(self._owner), "lease_expires": self._lease_end()}
+        return {"owner": literal(self._owner), "lease_expires": in_milliseconds(self._lease_ms)}
 
 
-def _check(old: SlotStatus, new: SlotStatus) -> None:
-    assert new in SLOT_TRANSITIONS[old], f"a slot cannot go from {old} to {new}"
-
-
-def _literal(value: str) -> Expression:
-    """A string that must not be read as an expression (one that begins with `$`)."""
-    return {"$literal": value}
-
-
-def _text(number: Expression) -> Expression:
-    return {"$toString": number}
-
-
-def _all(*conditions: Expression) -> Expression:
-    return {"$and": list(conditions)}
-
-
-def _over_slots(result: Expression) -> Expression:
-    return {"input": "$slots", "as": "slot", "in": result}
-
-
-def _change_slots(condition: Expression, changes: dict[str, Expression]) -> Expression:
-    """The `slots` array with `changes` merged into every slot that `condition` holds for."""
-    merged = {"$mergeObjects": ["$$slot", changes]}
-    return {"$map": _over_slots({"$cond": [condition, merged, "$$slot"]})}
-
-
-def _change_slot(traj: Expression, changes: dict[str, Expression]) -> Expression:
-    """The `slots` array with `changes` merged into slot number `traj`."""
-    return _change_slots({"$eq": ["$$slot.traj", traj]}, changes)
-
-
-def _pending_slots() -> Expression:
-    """How many slots nobody holds."""
-    is_pending = {"$eq": ["$$slot.status", SlotStatus.PENDING]}
-    return {"$sum": {"$map": _over_slots({"$cond": [is_pending, 1, 0]})}}
-
-
-def _finished() -> Expression:
-    """Whether all slots are terminal."""
-    return {
-        "$allElementsTrue": {
-            "$map": _over_slots({"$in": ["$$slot.status", sorted(TERMINAL_SLOTS)]})
-        }
-    }
-
-
-def _without_id(document: dict[str, Any], *also: str) -> dict[str, Any]:
-    return {key: value for key, value in document.items() if key != "_id" and key not in also}
+def _without_id(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key != "_id"}
 
 
 async def open_groups(database: RunDatabase, split: Split) -> int:

@@ -17,8 +17,8 @@ from pymongo import UpdateOne
 from pymongo.asynchronous.collection import AsyncCollection
 
 from agentrl.databases.documents import RecordStatus, RowStatus, SlotStatus, TaskStatus
+from agentrl.databases.expressions import Expression, all_of, slots_in, slots_updated
 
-Expression = Any  # a MongoDB aggregation expression
 Status = TypeVar("Status", bound=StrEnum)
 
 TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
@@ -35,7 +35,10 @@ SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
 }
 RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
     RecordStatus.SAMPLING: frozenset({RecordStatus.SCORED, RecordStatus.FAILED}),
-    RecordStatus.SCORED: frozenset({RecordStatus.READY, RecordStatus.ABANDONED}),
+    RecordStatus.SCORED: frozenset(
+        # failed: the slot was lost when the score came
+        {RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.FAILED}
+    ),
     RecordStatus.FAILED: frozenset(),
     RecordStatus.READY: frozenset(),
     RecordStatus.ABANDONED: frozenset(),
@@ -89,56 +92,68 @@ def slots_changed(
     are: the update's filter says what is an error.
     """
     return slots_updated(
-        {"$and": [{"$in": ["$$slot.status", states_before(SLOT_TRANSITIONS, to)]}, which]},
+        all_of({"$in": ["$$slot.status", states_before(SLOT_TRANSITIONS, to)]}, which),
         {**fields, "status": to},
     )
-
-
-def slots_updated(which: Expression, fields: Mapping[str, Expression]) -> Expression:
-    """The `slots` of a Task with `fields` merged into those that `which` holds for."""
-    return {
-        "$map": {
-            "input": "$slots",
-            "as": "slot",
-            "in": {"$cond": [which, {"$mergeObjects": ["$$slot", fields]}, "$$slot"]},
-        }
-    }
 
 
 def task_status(to: TaskStatus, when: Expression = True) -> Expression:
     """The `status` of a Task that becomes `to` if `when` holds and the table allows it."""
     may = {"$in": ["$status", states_before(TASK_TRANSITIONS, to)]}
-    return {"$cond": [{"$and": [may, when]}, to, "$status"]}
+    return {"$cond": [all_of(may, when), to, "$status"]}
 
 
-def record_change(record_id: str, to: RecordStatus, fields: Mapping[str, Any]) -> UpdateOne:
-    """The change of one Record, for a bulk write. `fields` are values, not expressions.
+def group_settled(finalisation: Expression) -> list[dict[str, Expression]]:
+    """What follows for a Task from its changed slots, as the next stages of its update.
 
-    It matches nothing where the table refuses it: `check_record` then says so.
+    If all of them are terminal now, `finalisation` is who holds the group's.
     """
-    return UpdateOne(*_record_update(record_id, to, fields))
+    finished = {"$eq": [slots_in(TERMINAL_SLOTS), {"$size": "$slots"}]}
+    return [
+        {
+            "$set": {
+                "pending": slots_in({SlotStatus.PENDING}),
+                "status": task_status(TaskStatus.FINALISING, finished),
+                "finalisation": {"$cond": [finished, finalisation, "$finalisation"]},
+            }
+        }
+    ]
 
 
-async def change_record(
-    records: AsyncCollection[dict[str, Any]],
+def record_change(
     record_id: str,
     to: RecordStatus,
     fields: Mapping[str, Any],
-) -> None:
-    """Change one Record. Raises `TransitionRefused`."""
-    result = await records.update_one(*_record_update(record_id, to, fields))
-    if result.matched_count == 0:
-        await check_record(records, record_id, to)
+    *,
+    expected: Collection[RecordStatus] | None = None,
+) -> UpdateOne:
+    """The change of one Record, for a bulk write. `fields` are values, not expressions.
+
+    It matches nothing where the table refuses it: the caller then looks at the Record. `expected`:
+    only if it is in one of these states.
+    """
+    sources = states_before(RECORD_TRANSITIONS, to, expected)
+    return UpdateOne(
+        {"_id": record_id, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}
+    )
 
 
-async def check_record(
-    records: AsyncCollection[dict[str, Any]], record_id: str, to: RecordStatus
-) -> None:
-    """Raise `TransitionRefused` unless the Record is in a state that may become `to`."""
-    document = await records.find_one({"_id": record_id}, {"status": 1})
-    found = document["status"] if document else None
-    if found not in states_before(RECORD_TRANSITIONS, to):
-        raise TransitionRefused(f"record {record_id}", found, to)
+async def change_records(
+    records: AsyncCollection[dict[str, Any]],
+    selection: Mapping[str, Any],
+    to: RecordStatus,
+    fields: Mapping[str, Any],
+) -> int:
+    """Change all Records of `selection` that may become `to`; returns how many did.
+
+    `fields` are values. Records of the selection in other states stay as they are.
+    """
+    sources = states_before(RECORD_TRANSITIONS, to)
+    result = await records.update_many(
+        {"$and": [{"status": {"$in": sources}}, dict(selection)]},
+        {"$set": {**fields, "status": to}},
+    )
+    return result.modified_count
 
 
 async def change_rows(
@@ -161,10 +176,3 @@ async def change_rows(
         [{"$set": {**fields, "status": to}}],
     )
     return result.modified_count
-
-
-def _record_update(
-    record_id: str, to: RecordStatus, fields: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    sources = states_before(RECORD_TRANSITIONS, to)
-    return {"_id": record_id, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}

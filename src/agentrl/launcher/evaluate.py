@@ -50,7 +50,6 @@ from agentrl.training.export import export_checkpoint
 
 _TICK_S = 0.25
 _LINE_EVERY_S = 5.0
-_SERVICE_TIMEOUT_S = 30.0
 _SHOWN_LOG_LINES = 12
 _INTERRUPTED = 130
 
@@ -243,7 +242,7 @@ class Evaluation:
         deadline = asyncio.get_running_loop().time() + config.sampling.startup_timeout
         reason = "none is registered"
         while asyncio.get_running_loop().time() < deadline:
-            live = await live_services(database, _SERVICE_TIMEOUT_S)
+            live = await live_services(database)
             behind = [service.url for service in live if service.weight_version != version]
             async with open_session() as session:
                 clients = [SGLangClient(url, session=session) for url in behind]

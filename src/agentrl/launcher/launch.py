@@ -12,7 +12,7 @@ from rich.console import Console
 
 from agentrl.databases import runs
 from agentrl.databases.connection import RunDatabase, connect
-from agentrl.databases.mongod import EmbeddedMongod, free_port
+from agentrl.databases.mongod import EmbeddedMongod, MongodError, free_port
 from agentrl.databases.runs import FINISHED, load_run
 from agentrl.launcher.database import ended, mongod_of
 from agentrl.launcher.deployment import usable_cores
@@ -21,7 +21,14 @@ from agentrl.launcher.processes import Change, Event, Kind, Supervisor, last_lin
 from agentrl.launcher.progress import ProgressReader, Snapshot
 from agentrl.launcher.report import gather_report, next_steps, print_lines, write_summary
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, write_launch
-from agentrl.launcher.stack import Addresses, Stack, plan_parts, thread_environment, with_urls
+from agentrl.launcher.stack import (
+    RESTARTS,
+    Addresses,
+    Stack,
+    plan_parts,
+    thread_environment,
+    with_urls,
+)
 from agentrl.launcher.view import LiveView, duration
 
 _TICK_S = 0.25
@@ -61,6 +68,7 @@ class Launch:
         self._signal: int | None = None
         self._snapshot = Snapshot()
         self._mongod: EmbeddedMongod | None = None
+        self._mongod_restarts = 0
         self._addresses = Addresses(
             tools_port=free_port(),
             service_ports=tuple(free_port() for _ in range(stack.services)),
@@ -169,10 +177,24 @@ class Launch:
         if not self._stack.trainers and not self._supervisor.expected(Kind.SAMPLER):
             return Outcome(0)  # samplers were added to a run, and it is finished
         if self._mongod is not None and ended(self._mongod):
+            return self._start_again(self._mongod, view)
+        return None
+
+    def _start_again(self, mongod: EmbeddedMongod, view: LiveView) -> Outcome | None:
+        """Start a mongod that died again, at the same address: the parts wait for it."""
+        mongod.stop()
+        if self._mongod_restarts == RESTARTS:
             return Outcome(
                 _FAILED,
-                f"mongod ended, see {self._mongod.log_file}; {self._how_to_go_on()}",
+                f"mongod ended {RESTARTS + 1} times, see {mongod.log_file}; {self._how_to_go_on()}",
             )
+        self._mongod_restarts += 1
+        view.notice(f"mongod ended: it is started again (log: {mongod.log_file})")
+        try:
+            # In this thread, and the view stands still meanwhile: see _open_database.
+            mongod.start()
+        except MongodError as error:
+            return Outcome(_FAILED, f"{error}; {self._how_to_go_on()}")
         return None
 
     def _failure(self, event: Event) -> Outcome:

@@ -22,7 +22,6 @@ Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 _RECENT_RECORDS = 256
 _RECENT_STEPS = 10
 _RATE_WINDOW = timedelta(seconds=30)
-_SERVICE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class ProgressReader:
             staleness=recent[-1]["staleness_mean"] if recent else None,
             max_staleness=recent[-1]["staleness_max"] if recent else None,
             waiting=await count_waiting(self._database),
-            services=len(await live_services(self._database, _SERVICE_TIMEOUT_S)),
+            services=len(await live_services(self._database)),
             held_out=tuple(await evaluations(self._database)),
             seconds_left=_time_left(recent, step, max_steps),
             history=tuple(self._history[step] for step in sorted(self._history)),

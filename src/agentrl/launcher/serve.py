@@ -17,7 +17,7 @@ from typing import get_args
 
 from agentrl.configs import ConfigError
 from agentrl.databases import services
-from agentrl.databases.connection import RunDatabase, connect
+from agentrl.databases.connection import OUTAGE, RunDatabase, connect
 from agentrl.databases.mongod import free_port
 from agentrl.inference.engine import EngineConfig, serve
 from agentrl.inference.engine.config import DType
@@ -131,9 +131,13 @@ async def _announced(arguments: Namespace, url: str) -> AsyncIterator[None]:
 
 
 async def _beat(database: RunDatabase, url: str) -> None:
+    """Say that the service lives for as long as it does: an outage of the database is sat out."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
-        await services.heartbeat(database, url)
+        try:
+            await services.heartbeat(database, url)
+        except OUTAGE as error:
+            log.warning("the heartbeat did not reach MongoDB, the next one may: %s", error)
 
 
 _SGLANG_ONLY: dict[str, object] = {

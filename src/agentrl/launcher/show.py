@@ -1,4 +1,4 @@
-"""`agentrl show`: one trajectory as a person reads it, from the run's database."""
+"""`agentrl show`: one trajectory as a person reads it, or the tasks that nothing came of."""
 
 import asyncio
 import os
@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.panel import Panel
 from rich.rule import Rule
+from rich.table import Table
 from rich.text import Text
 
 from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, Split
+from agentrl.databases.poison import PoisonTask, poison_tasks
 from agentrl.launcher.database import run_database
 from agentrl.launcher.deployment import read_deployment
 
@@ -20,10 +22,19 @@ _ROLE_STYLES = {"system": "dim", "user": "cyan"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """`agentrl show RUN [RECORD]`; returns the exit status. Raises for a name that is not there."""
+    """`agentrl show RUN [RECORD | --failed]`; returns the exit status.
+
+    Raises for a name that is not there.
+    """
     parser = ArgumentParser("agentrl show", description=__doc__, allow_abbrev=False)
     parser.add_argument("run", help="the run's name")
-    parser.add_argument("record", nargs="?", help="the Record's id (default: the newest)")
+    wanted = parser.add_mutually_exclusive_group()
+    wanted.add_argument("record", nargs="?", help="the Record's id (default: the newest)")
+    wanted.add_argument(
+        "--failed",
+        action="store_true",
+        help="list the tasks with attempts given up, and their last errors",
+    )
     parser.add_argument("--split", choices=[str(split) for split in Split], default="train",
                         help="newest among training or evaluation records")  # fmt: skip
     parser.add_argument("--output_dir", help="the run's folder (default: output/RUN)")
@@ -40,6 +51,9 @@ def main(argv: Sequence[str]) -> int:
     async def show() -> None:
         async with run_database(config, run_lives=True) as opened:
             database = opened.database
+            if arguments.failed:
+                print_poison_tasks(Console(), await poison_tasks(database))
+                return
             record = await find_record(database, arguments.record, Split(arguments.split))
             turns = await read_turns(database, record)
         print_record(Console(), record, turns)
@@ -114,3 +128,17 @@ def print_record(console: Console, record: Record, turns: Sequence[DispatchedSam
                 (advantage, "dim"),
             )
         )  # fmt: skip
+
+
+def print_poison_tasks(console: Console, tasks: Sequence[PoisonTask]) -> None:
+    """A line for each task: how many of its attempts were given up, and why the last one was."""
+    if not tasks:
+        console.print("no attempt of this run was given up")
+        return
+    table = Table("task", "split", "epoch", "given up", "last record", "last error", box=None)
+    for task in tasks:
+        table.add_row(
+            task.task_id, task.split, str(task.epoch), f"{task.failed} of {task.attempts}",
+            task.record, Text(task.error, "red"),
+        )  # fmt: skip
+    console.print(table)

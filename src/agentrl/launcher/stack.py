@@ -15,8 +15,8 @@ from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, preset_flags
 from agentrl.launcher.processes import Kind, Part
 
 LOGS = Path("logs/as")
+RESTARTS = 10  # how often a sampler, a service, the tool server or mongod is started again
 _SGLANG_GRACE_S = 40.0  # more than `agentrl serve` itself waits for SGLang to end
-RESTARTS = 10  # how often a sampler, a service or the tool server is started again
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,7 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
                 environment={"OMP_NUM_THREADS": "1"},  # it waits and parses: nothing to compute
                 restarts=RESTARTS,
                 may_end=True,
+                grace_s=stack.config.sampling.drain_seconds + 10.0,  # to hand back what is left
             )
         )
     return parts

@@ -1,25 +1,55 @@
-"""How far samplers may run ahead of the trainer: the bound on staleness, as a formula."""
+"""How far samplers may run ahead of the trainer: the bound on staleness, as formulas.
+
+Groups are begun in the order of their places, so the bound gives a *horizon*: the place of the last
+group that may be begun now. Any number of samplers work it out each for itself from the same
+ledger, and every one claims only up to its own.
+
+Two samplers with the same view open the same groups, not twice as many. And a horizon stays right
+as it gets older: what it admits was counted when it was worked out, whoever begins it and when.
+Beginning an admitted group changes nothing in that count; ending it, and training its rows, only
+make it smaller. What comes later may move the horizon on, never back (but for a trainer that
+resumes: it makes trained rows ready again).
+
+What was counted must be read in the order `not begun`, `running`, `accepted`, the way of every
+group. One that moves on meanwhile is then counted twice, never missed, and the horizon is at worst
+too near, until the next look. Reading is not done here (`outlook.py`).
+"""
+
+from collections.abc import Sequence
 
 
-def admitted_groups(
-    *, max_staleness: int, rows_per_step: int, group_size: int, waiting: int, open_groups: int
-) -> int:
-    """How many further groups of attempts may begin now.
+def room(*, max_staleness: int, version: int, batch: int, accepted: int, running: int) -> int:
+    """How many further rows may be begun; not more than none if this is 0 or less.
 
-    A group begun now is trained once all accepted before it are. With every step training
-    `rows_per_step` rows, the policy is then at most `max_staleness` versions newer, if
+    The bound of AReaL (arXiv 2505.24298, section 5.1): work may begin while
 
-        accepted + running < (max_staleness + version + 1) * rows_per_step
+        accepted + running < (max_staleness + version + 1) * batch
 
-    where `accepted` counts all rows ever made, trained ones included (AReaL, arXiv 2505.24298,
-    section 5.1). The first `version * rows_per_step` of those are trained; so with `waiting`, the
-    rows made and not trained yet, the same bound reads
+    `accepted` are all rows ever made, trained ones included; `running` all attempts of groups that
+    were begun and are not finalised; every one of `version` steps trained `batch` rows. A row begun
+    now is trained once those before it are, by a policy at most `max_staleness` versions newer.
 
-        waiting + running < (max_staleness + 1) * rows_per_step
-
-    and holds across restarts too. `running` are all attempts of open groups, begun or not: a group
-    once begun must always be able to end, or the bound could be full of groups that wait for it.
+    Steps and rows cancel out: `version * batch` of the accepted rows are trained, so that the bound
+    for rows that are made and *not trained yet* is the same with `version` 0. It is asked that way
+    of the ledger, where it holds across restarts, and with rows that are trained several times.
     """
-    running = open_groups * group_size
-    room = (max_staleness + 1) * rows_per_step - waiting - running
+    return (max_staleness + version + 1) * batch - accepted - running
+
+
+def admitted_groups(room: int, group_size: int) -> int:
+    """How many groups may be begun, one after the other, while there is room.
+
+    The last one may go over it by less than its size: a bound that left part of a batch to no group
+    would leave the trainer waiting for it for ever.
+    """
     return max(0, -(-room // group_size))
+
+
+def horizon(not_begun: Sequence[int], room: int, group_size: int) -> int | None:
+    """The place of the last group that may be begun, or None if there is none.
+
+    `not_begun`: places of groups that nobody has begun, in order; at least as many as the whole
+    bound admits, or all there are.
+    """
+    admitted = not_begun[: admitted_groups(room, group_size)]
+    return admitted[-1] if admitted else None

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.arrays import pack_floats, pack_ints
-from agentrl.databases.connection import Documents
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
@@ -23,6 +22,7 @@ from agentrl.databases.documents import (
     ToolCall,
     VersionSpan,
 )
+from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
@@ -33,28 +33,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class TurnLog:
-    """Writes turns, one insert each, as soon as they are complete.
-
-    What is written stays when the record fails later: a failed trajectory can be read up to its
-    last complete turn.
-    """
-
-    collection: Documents
-
-    async def write(self, turn: DispatchedSamplingTask) -> None:
-        """Store a turn."""
-        await self.collection.insert_one(turn.to_mongo())
-
-
-@dataclass(frozen=True)
 class SamplerResources:
     """What all samplers of a process share. Opened by `AsyncSampler.open_resources`."""
 
     config: Config
     pool: ServicePool
     renderer: ChatRenderer
-    turns: TurnLog
+    records: RecordLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +80,13 @@ class AsyncSampler(ABC):
     @classmethod
     @asynccontextmanager
     async def open_resources(
-        cls, config: Config, pool: ServicePool, turns: TurnLog
+        cls, config: Config, pool: ServicePool, records: RecordLedger
     ) -> AsyncIterator[SamplerResources]:
         """Open what all samplers of a process share, beside the pool and the database.
 
         Raises `ConfigError` if the model folder lacks what turns need.
         """
-        yield SamplerResources(config, pool, load_renderer(config), turns)
+        yield SamplerResources(config, pool, load_renderer(config), records)
 
     @abstractmethod
     async def run(self) -> Record:
@@ -230,7 +215,7 @@ class AsyncSampler(ABC):
             tools_latency_s=tools_latency_s,
             created_at=datetime.now(UTC),
         )
-        await self.resources.turns.write(document)
+        await self.resources.records.add_turn(document)
         self.record.turns.append(document.id)
 
 

@@ -1,46 +1,38 @@
-"""The sampler process: as many trajectories at once as allowed, claimed one slot at a time.
+"""The sampler process: as many trajectories at once as the services take, claimed as slots.
 
 Evaluations come first, then attempts of groups already begun, then new groups as far as the
-staleness bound admits them. What an attempt does is its `AsyncSampler`'s business; what becomes of
-its slot is decided here.
+staleness bound admits them. What becomes of a slot is decided in `attempt.py`, what may be begun in
+`outlook.py` and `admission.py`, how many at once in `concurrency.py`.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 from agentrl.configs import Config
-from agentrl.databases import runs, services
+from agentrl.databases.changes import Changes
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Record, RecordStatus, Run, Split, Task, TaskStatus
-from agentrl.databases.rows import count_waiting
-from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger, open_groups
-from agentrl.rollout.admission import admitted_groups
+from agentrl.databases.documents import Record, Run, Split
+from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
+from agentrl.databases.transitions import TransitionRefused
+from agentrl.inference.protocol import ServiceLoad
+from agentrl.rollout.attempt import Attempt
+from agentrl.rollout.concurrency import Concurrency
 from agentrl.rollout.finalise import Finaliser
+from agentrl.rollout.outlook import Observer, Outlook
 from agentrl.rollout.sampler import AsyncSampler, SamplerResources
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.2  # how often the ledger is looked at while nothing else happens
-SERVICE_TIMEOUT_S = 30.0  # a service silent for so long is not used
+LOOK_S = 1.0  # the ledger is looked at so often at the least, whatever changes are told
+LOADS_S = 1.0  # and the services' loads so often
 
 SamplerFactory = Callable[[Claim, Record, SamplerResources], AsyncSampler]
-
-
-@dataclass
-class _Outlook:
-    """What the database said at the last look: what may be begun now."""
-
-    evaluation: bool = False  # evaluation slots are free
-    training: bool = False  # training groups may be worked on
-    new_groups: int = 0  # and so many may be begun
-    served: bool = False  # a service with published weights is there
-    finished: bool = False
 
 
 @dataclass
@@ -56,203 +48,234 @@ class SamplingScheduler:
     make_sampler: SamplerFactory
     owner: str
     evaluation: int | None = None
-    _attempts: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _attempts: dict[str, tuple[Attempt, asyncio.Task[None]]] = field(default_factory=dict)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)  # something to claim, or to end
+    _hurry: asyncio.Event = field(default_factory=asyncio.Event)  # told to stop once more
     _stopping: bool = False
+    _looked: bool = False  # nothing is known to have changed since the last look ...
+    _dry: bool = False  # ... and there was nothing to claim
+    _claimed: bool = False  # something, since the last wait for changes
+    _horizon: int | None = None  # this place, and every one before it, may be begun
+    _fence: int = -1  # of the trainer at the last look
 
     def __post_init__(self) -> None:
         sampling = self.config.sampling
         self._ledger = TaskLedger(
             self.database, self.owner, sampling.lease_seconds, sampling.max_attempts
         )
+        self._records = self.resources.records
         self._finaliser = Finaliser(
-            self.database, self._ledger, self.config.reward, self.config.temperature
+            self._ledger, self._records, self.config.reward, self.config.temperature
+        )
+        self._observer = Observer(
+            self.database,
+            self.evaluation,
+            sampling.enable_sampling,
+            self.config.staleness_bound,
+            sampling.num_generations,
+        )
+        self._concurrency = Concurrency(
+            sampling.max_concurrent_samples_per_process, sampling.target_concurrency
         )
 
     def stop(self) -> None:
-        """Hand back what is in progress and return from `run()`."""
+        """Claim nothing more, finish what ends within `--drain_seconds`, hand back the rest, and
+        return from `run()`. Told a second time: hand back everything now."""
+        if self._stopping:
+            self._hurry.set()
         self._stopping = True
-        self._changed.set()
+        self._wake.set()
 
     async def run(self) -> None:
         """Sample until the run is finished. An error in keeping the leases ends it."""
-        keeper = asyncio.create_task(self._keep_leases())
-        try:
-            await self._claim_until_finished(keeper)
-        finally:
-            keeper.cancel()
-            await asyncio.sleep(0)  # a task cancelled before it ever ran could not hand back
-            for attempt in self._attempts.values():
-                attempt.cancel()
-            await asyncio.gather(*self._attempts.values(), return_exceptions=True)
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeper
+        async with self._observer.changes() as changes:
+            # None of these ends by itself, but with an error.
+            background = {
+                asyncio.create_task(self._keep_leases(), name="leases"),
+                asyncio.create_task(self._watch(changes), name="changes"),
+                asyncio.create_task(self._adapt(), name="concurrency"),
+            }
+            for task in background:
+                task.add_done_callback(lambda _: self._wake.set())
+            try:
+                await self._claim_until_finished(background)
+                await self._drain(background)
+            finally:
+                for task in background:
+                    task.cancel()
+                self._records.leases.close()
+                await self._hand_back("the sampler stopped")
+                for outcome in await asyncio.gather(*background, return_exceptions=True):
+                    if isinstance(outcome, Exception):
+                        raise outcome
 
-    async def _claim_until_finished(self, keeper: asyncio.Task[None]) -> None:
-        outlook, looked = _Outlook(), 0.0
-        while not self._stopping and not keeper.done():
-            if time.monotonic() - looked >= POLL_S:
-                outlook, looked = await self._look(), time.monotonic()
-            if outlook.finished and not self._attempts:
+    async def _claim_until_finished(self, background: set[asyncio.Task[None]]) -> None:
+        outlook = Outlook()
+        while not self._stopping and not any(task.done() for task in background):
+            self._wake.clear()
+            if not self._looked:
+                outlook = await self._look()
+            if outlook.finished:
                 return
-            claim = await self._next_claim(outlook)
-            if claim is not None:
-                await self._begin(claim)
-                continue
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), POLL_S)
+            if not await self._claim(outlook):
+                await self._wake.wait()
 
-    async def _look(self) -> _Outlook:
-        """What may be begun now, by the run's document, the services and the bound."""
-        if self.evaluation is not None:
-            if await self._evaluated(self.evaluation):
-                return _Outlook(finished=True)
-            return _Outlook(
-                evaluation=await self._evaluation_waits(), served=await self._refresh_services()
-            )
-        run = await runs.load_run(self.database)
-        if run is None:
-            return _Outlook()
-        if run.status == runs.FINISHED:
-            return _Outlook(finished=True)
-        training = run.status == runs.TRAINING and self.config.sampling.enable_sampling
-        return _Outlook(
-            evaluation=await self._evaluation_waits(),
-            training=training,
-            new_groups=await self._admitted(run) if training else 0,
-            served=await self._refresh_services(),
-        )
+    async def _look(self) -> Outlook:
+        """What may be begun now; tells the pool which services it may use."""
+        self._looked = True
+        outlook = await self._observer.look()
+        self.resources.pool.update(outlook.services)
+        if set(outlook.services) != set(self._concurrency.services):
+            self._observe_loads(dict.fromkeys(outlook.services))
+        self._dry = False
+        if outlook.training is not None and outlook.training.fence != self._fence:
+            # A trainer that resumes makes trained rows ready again, which the bound has to count.
+            self._fence, self._horizon = outlook.training.fence, None
+        return outlook
 
-    async def _admitted(self, run: Run) -> int:
-        return admitted_groups(
-            max_staleness=self.config.staleness_bound,
-            rows_per_step=run.rows_per_step,
-            group_size=self.config.sampling.num_generations,
-            waiting=await count_waiting(self.database),
-            open_groups=await open_groups(self.database, Split.TRAIN),
-        )
-
-    async def _evaluation_waits(self) -> bool:
-        free_slot = {"split": Split.EVAL, "pending": {"$gt": 0}}
-        return await self.database.tasks.find_one(free_slot, {"_id": 1}) is not None
-
-    async def _evaluated(self, epoch: int) -> bool:
-        unfinished = {
-            "split": Split.EVAL, "epoch": epoch, "status": {"$ne": TaskStatus.COMPLETED},
-        }  # fmt: skip
-        return await self.database.tasks.find_one(unfinished, {"_id": 1}) is None
-
-    async def _refresh_services(self) -> bool:
-        """Tell the pool which services have the newest weights; whether there is one."""
-        serving = await services.serving(self.database, SERVICE_TIMEOUT_S)
-        urls = [service.url for service in serving]
-        self.resources.pool.update(urls)
-        return bool(urls)
-
-    async def _next_claim(self, outlook: _Outlook) -> Claim | None:
-        limit = self.config.sampling.max_concurrent_samples_per_process
-        if not outlook.served or len(self._attempts) >= limit:
-            return None
+    async def _claim(self, outlook: Outlook) -> bool:
+        """Claim slots of one group and begin them; whether there were any, and room for them."""
+        room = self._concurrency.limit - len(self._attempts)
+        if self._dry or not outlook.services or room <= 0:
+            return False
+        self._dry = True  # unless something is found, or an attempt ends meanwhile
+        claims: list[Claim] = []
+        asked = time.monotonic()
         if outlook.evaluation:
-            claim = await self._ledger.claim(Split.EVAL, epoch=self.evaluation)
-            if claim is not None:
-                return claim
-            outlook.evaluation = False
-        if not outlook.training:
-            return None
-        claim = await self._ledger.claim(Split.TRAIN, begun_only=outlook.new_groups == 0)
-        if claim is not None and claim.task.status == TaskStatus.CREATED:
-            outlook.new_groups -= 1
-        return claim
+            claims = await self._ledger.claim(Split.EVAL, count=room, epoch=self.evaluation)
+        if not claims and outlook.training is not None:
+            claims, asked = await self._claim_training(outlook.training, room)
+        if claims:
+            self._claimed, self._dry = True, False
+            self._begin(claims, asked)
+        return bool(claims)
 
-    async def _begin(self, claim: Claim) -> None:
-        """Store the attempt's Record and start to work on it."""
-        record = Record(
-            id=claim.record_id,
-            task=claim.task.id,
-            task_id=claim.task.task_id,
-            traj=claim.traj,
-            attempt=claim.attempt,
-            split=claim.task.split,
-            epoch=claim.task.epoch,
-            owner=self.owner,
-            query=claim.task.query,
-            started_at=datetime.now(UTC),
-        )
-        await self._ledger.start_record(record)
-        attempt = asyncio.create_task(self._attempt(claim, record), name=record.id)
-        self._attempts[record.id] = attempt
+    async def _claim_training(self, run: Run, room: int) -> tuple[list[Claim], float]:
+        """Slots of the first training group that may be worked on, and when they were asked for."""
+        asked = time.monotonic()
+        claims = await self._ledger.claim(Split.TRAIN, count=room, horizon=self._horizon)
+        if claims:
+            return claims, asked
+        # Only now: until its last group is begun, a horizon is as good as a new one.
+        known, self._horizon = self._horizon, await self._observer.horizon(run)
+        if self._horizon is None or self._horizon == known:
+            return [], asked
+        asked = time.monotonic()
+        return await self._ledger.claim(Split.TRAIN, count=room, horizon=self._horizon), asked
 
-        def ended(task: asyncio.Task[None]) -> None:
-            del self._attempts[record.id]
-            self._changed.set()
-            if not task.cancelled() and task.exception() is not None:
-                log.error("attempt %s", record.id, exc_info=task.exception())
-
-        attempt.add_done_callback(ended)
-
-    async def _attempt(self, claim: Claim, record: Record) -> None:
-        """One attempt from its Record to its terminal slot."""
-        sampler = self.make_sampler(claim, record, self.resources)
-        try:
-            finished = await self._sample(claim, sampler)
-            if finished is not None:
-                await self._finaliser.finalise(finished)
-        except LeaseLost as lost:
-            log.warning("%s: %s", record.id, lost)
-        except asyncio.CancelledError:
-            # Stopping in order: the slot goes back and costs no failure. A slot that was taken
-            # from us meanwhile is somebody else's.
-            await self._end_failed(sampler.record, "handed back: the sampler stopped")
-            with contextlib.suppress(LeaseLost):
-                await self._ledger.release(claim)
-            raise
-
-    async def _sample(self, claim: Claim, sampler: AsyncSampler) -> Task | None:
-        """Sample and score; returns the Task if this was its group's last slot."""
-        try:
-            async with asyncio.timeout(self.config.sampling.record_timeout):
-                record = await sampler.evaluate_record(await sampler.run())
-        except Exception as error:  # whatever an agent, tool or scorer raises is that Record's
-            message = _describe(error, self.config.sampling.record_timeout)
-            log.warning("%s failed: %s", claim.record_id, message, exc_info=error)
-            await self._end_failed(sampler.record, message)
-            return await self._ledger.fail(
-                claim, message, retry=self.config.sampling.resample_error_records
+    def _begin(self, claims: list[Claim], asked: float) -> None:
+        """Store the Records of a claim, and start to work on them."""
+        started_at = datetime.now(UTC)
+        records = [
+            Record(
+                id=claim.record_id,
+                task=claim.task.id,
+                task_id=claim.task.task_id,
+                traj=claim.traj,
+                attempt=claim.attempt,
+                split=claim.task.split,
+                epoch=claim.task.epoch,
+                owner=self.owner,
+                query=claim.task.query,
+                started_at=started_at,
             )
-        score = record.score
-        assert score is not None, f"{record.id} was evaluated and has no score"
-        await self._ledger.finish_record(record.model_copy(update={"status": RecordStatus.SCORED}))
-        return await self._ledger.complete(claim, score)
+            for claim in claims
+        ]
+        started = asyncio.create_task(self._records.start(records, asked))
+        # An error is each attempt's; one that is handed back at once does not ask for it.
+        started.add_done_callback(lambda task: task.cancelled() or task.exception())
+        for claim, record in zip(claims, records, strict=True):
+            attempt = Attempt(
+                claim=claim,
+                sampler=self.make_sampler(claim, record, self.resources),
+                started=started,
+                ledger=self._ledger,
+                records=self._records,
+                finaliser=self._finaliser,
+                config=self.config.sampling,
+            )
+            task = asyncio.create_task(attempt.run(), name=f"attempt {record.id}")
+            self._attempts[record.id] = (attempt, task)
+            task.add_done_callback(partial(self._ended, record.id))
 
-    async def _end_failed(self, record: Record, error: str) -> None:
-        """Store a Record as far as it came, with what ended it."""
-        await self._ledger.finish_record(
-            record.model_copy(update={"status": RecordStatus.FAILED, "error": error})
-        )
+    def _ended(self, record: str, task: asyncio.Task[None]) -> None:
+        attempt, _ = self._attempts.pop(record)
+        self._records.leases.end(record)
+        if attempt.opens:
+            self._dry = False
+        self._wake.set()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("attempt %s", record, exc_info=task.exception())
+
+    async def _drain(self, background: set[asyncio.Task[None]]) -> None:
+        """After a stop: let attempts finish, for a while. What a finished run has left over, nobody
+        would train."""
+        if not self._stopping or not self._attempts:
+            return
+        seconds = self.config.sampling.drain_seconds
+        log.info("stopping: %d trajectories have %g s to finish", len(self._attempts), seconds)
+        hurry = asyncio.create_task(self._hurry.wait())
+        finished = asyncio.create_task(asyncio.wait(self._tasks()))
+        ends: set[asyncio.Task[Any]] = {hurry, finished, *background}
+        await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        finished.cancel()
+
+    async def _hand_back(self, reason: str) -> None:
+        """Hand back what is in progress, and wait until that is stored."""
+        for attempt, _ in self._attempts.values():
+            attempt.hand_back(reason)
+        await asyncio.gather(*self._tasks(), return_exceptions=True)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, task in self._attempts.values()]
+
+    async def _watch(self, changes: Changes) -> None:
+        """Look again when something changed."""
+        while True:
+            found, self._claimed = self._claimed, False
+            await changes.wait(LOOK_S, found=found)
+            self._looked = False
+            self._wake.set()
+
+    async def _adapt(self) -> None:
+        """Follow the services' loads."""
+        while True:
+            await asyncio.sleep(LOADS_S)
+            loads = await self.resources.pool.loads()
+            self._observe_loads({url: loads.get(url) for url in self._concurrency.services})
+
+    def _observe_loads(self, loads: dict[str, ServiceLoad | None]) -> None:
+        before = self._concurrency.limit
+        self._concurrency = self._concurrency.observe(loads, len(self._attempts))
+        limit = self._concurrency.limit
+        if limit > before:
+            self._wake.set()
+        if limit != before:
+            level = logging.INFO if limit < before else logging.DEBUG
+            log.log(level, "%d trajectories at once, %d before: %s", limit, before, loads)
 
     async def _keep_leases(self) -> None:
         """Extend our leases, take expired ones from the dead, finish what they left."""
         while True:
             await asyncio.sleep(self.config.sampling.lease_seconds / 3)
-            ours = dict(self._attempts)
+            asked = time.monotonic()
+            ours = {record: attempt for record, (attempt, _) in self._attempts.items()}
             held = await self._ledger.heartbeat(ours.keys())
-            for record in ours.keys() - held:
-                ours[record].cancel()
+            lost = ours.keys() - held
+            self._records.leases.answered(held, lost, asked)
+            for record in lost:
+                ours[record].lose()
             reaped = await self._ledger.reap()
             if reaped.returned or reaped.failed:
                 log.warning("reaped %d slots, gave up %d", reaped.returned, reaped.failed)
             while (task := await self._ledger.claim_finalisation()) is not None:
-                with contextlib.suppress(LeaseLost):
+                try:
                     await self._finaliser.finalise(task)
-            self._changed.set()
-
-
-def _describe(error: Exception, timeout: float) -> str:
-    """An error as the Record keeps it: one line, then where it came from."""
-    if isinstance(error, TimeoutError):
-        return f"TimeoutError: not finished within --record_timeout {timeout:g} s"
-    where = traceback.extract_tb(error.__traceback__)
-    at = f" (at {where[-1].name}, {where[-1].filename}:{where[-1].lineno})" if where else ""
-    return f"{type(error).__name__}: {error}{at}"
+                except LeaseLost:
+                    continue
+                except TransitionRefused as refused:
+                    # One group must not end every sampler that comes to it: the others go on.
+                    log.error("%s cannot be finalised: %s", task.id, refused)
+            self._looked = False
+            self._wake.set()

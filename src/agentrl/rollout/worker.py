@@ -10,17 +10,17 @@ import uvloop
 from agentrl.configs import Config, parse_config
 from agentrl.databases.connection import connect
 from agentrl.databases.owners import process_name
+from agentrl.databases.records import RecordLedger
 from agentrl.databases.services import register_urls
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.mcp.sampler import MCPSampler
-from agentrl.rollout.sampler import TurnLog
 from agentrl.rollout.scheduler import SamplingScheduler
 
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Sample for a run until it is finished. SIGTERM hands back what is in progress."""
+    """Sample for a run until it is finished. SIGTERM stops it in order."""
     config = parse_config(argv, "agentrl sample", "Sample trajectories for a run.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for every tool call
@@ -40,7 +40,8 @@ async def sample(config: Config, evaluation: int | None = None) -> None:
             request_timeout_s=config.sampling.request_timeout,
             patience_s=config.sampling.startup_timeout,
         )
-        async with pool, MCPSampler.open_resources(config, pool, TurnLog(database.turns)) as shared:
+        records = RecordLedger(database, config.sampling.lease_seconds)
+        async with pool, MCPSampler.open_resources(config, pool, records) as shared:
             scheduler = SamplingScheduler(
                 database, config, shared, MCPSampler, process_name(), evaluation
             )

@@ -21,7 +21,7 @@ from agentrl.databases.documents import RowStatus, TaskStatus, TrainerStart
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.rows import RowLedger, count_rows
 from agentrl.databases.runs import RunLease, TrainerReplaced
-from agentrl.databases.services import register_urls
+from agentrl.databases.services import SILENT_S, register_urls
 from agentrl.databases.task_file import TaskLine, read_tasks
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
@@ -73,12 +73,12 @@ class RunDuties:
         self._publisher = Publisher(
             database,
             output,
-            config.sampling.lease_seconds,
+            SILENT_S,
             make_updater(config.services.weight_update, device),
             "in_place" if config.services.weight_update_pause == "in_place" else "retract",
             hold=self._lease.heartbeat,
         )
-        self._sharing = GpuSharing(database, config.sampling.lease_seconds)
+        self._sharing = GpuSharing(database, SILENT_S)
         self._rows_per_step = rows_per_step
         self._total_steps = 0
         self._ledger: RowLedger | None = None
@@ -140,7 +140,7 @@ class RunDuties:
             logger.info("%d rows of steps after step %d are ready again", again, step)
         await register_urls(self._database, self._config.inference_urls)
         await self._feeder.start()
-        return await next_version(self._database, self._config.sampling.lease_seconds)
+        return await next_version(self._database, SILENT_S)
 
     def run_beside(self, background: BackgroundLoop) -> None:
         """Keep the lease alive and late services current, while training goes on."""

@@ -7,6 +7,8 @@ is a mesh of one and takes the same path.
 """
 
 import os
+import sys
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -63,6 +65,18 @@ def parallelise(
     _shard(model, mesh, bf16)
     _check_sharded(model, accelerator.num_processes)
     attach_logprobs(model)
+
+
+def exit_process(status: int) -> NoReturn:
+    """End a process that has used collectives, without finalising Python.
+
+    A worker thread of gloo lets go of a collective's tensors only after it has woken the waiter,
+    and needs the interpreter for that. Should Python finalise just then, it ends the thread in the
+    middle of a destructor, which aborts a process that has done all its work.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:

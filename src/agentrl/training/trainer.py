@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -54,7 +55,7 @@ from agentrl.training.duties import RunDuties
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import exit_process, parallelise
 from agentrl.training.publication import gather_publication
 from agentrl.training.step import StepOptions, train_step
 from agentrl.training.stream import RowStream, StepRows
@@ -87,6 +88,13 @@ def main(argv: Sequence[str]) -> int:
             print(f"agentrl train: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def run_process(argv: Sequence[str]) -> NoReturn:
+    """`main` as a whole process, which ends with it."""
+    status = main(argv)
+    logging.shutdown()
+    exit_process(status)
 
 
 class Trainer:
@@ -397,4 +405,4 @@ def _make_accelerator(config: Config) -> Accelerator:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_process(sys.argv[1:])

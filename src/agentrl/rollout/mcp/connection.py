@@ -16,6 +16,10 @@ log = logging.getLogger(__name__)
 
 _WIRE_FAULT, _REFUSED = -32050, -32051  # JSON-RPC codes of our own, see _FaultIsolation
 
+# A call holds its connection while the tool works, and the samplers bound their own concurrency.
+# Idle connections are dropped before the 5 s after which uvicorn closes them.
+_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0)
+
 
 class ConnectFailed(Exception):
     """A connection was not made. `refused`: waiting longer would not help."""
@@ -83,7 +87,7 @@ class Connection:
             headers=headers,
             # The client bounds every request; a read time-out here would be one for all tools.
             timeout=httpx2.Timeout(None, connect=timeout_s),
-            transport=_FaultIsolation(httpx2.AsyncHTTPTransport()),
+            transport=_FaultIsolation(httpx2.AsyncHTTPTransport(limits=_LIMITS)),
         )
         transport = streamable_http_client(url, http_client=http)
         async with http, Client(transport, read_timeout_seconds=timeout_s) as client:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from agentrl.configs import Config
 from agentrl.databases.documents import Record, StopReason, ToolCall
+from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.answers import extract_answer
@@ -21,13 +22,7 @@ from agentrl.rollout.chat import Message
 from agentrl.rollout.mcp.agent_config import load_agent_config
 from agentrl.rollout.mcp.scorers import MCPScorerFactory
 from agentrl.rollout.mcp.tools import ToolServer
-from agentrl.rollout.sampler import (
-    AsyncSampler,
-    GeneratedTurn,
-    SamplerResources,
-    TurnLog,
-    load_renderer,
-)
+from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, SamplerResources, load_renderer
 from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser, tool_call_parser
 
 
@@ -55,7 +50,7 @@ class MCPSampler(AsyncSampler):
     @classmethod
     @asynccontextmanager
     async def open_resources(
-        cls, config: Config, pool: ServicePool, turns: TurnLog
+        cls, config: Config, pool: ServicePool, records: RecordLedger
     ) -> AsyncIterator[MCPResources]:
         """Open tokenizer, tools and scorers.
 
@@ -83,7 +78,7 @@ class MCPSampler(AsyncSampler):
                 config=config,
                 pool=pool,
                 renderer=renderer,
-                turns=turns,
+                records=records,
                 tools=tools,
                 parse_calls=parse_calls,
                 scorers=scorers,

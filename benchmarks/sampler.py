@@ -1,0 +1,215 @@
+"""What a sampler process adds to the time its services take, and what it spends its CPU on.
+
+The real `agentrl sample` in this process: chat template, tokens, MCP client, scoring, ledger and
+rows on a real mongod. Beside it, as processes of their own, a service of a fixed latency that
+follows a script, and an MCP server whose tool takes a fixed time (`scripted_services.py`). A record
+has 4 turns and 3 tool calls; its critical path is the sum of their latencies.
+
+    python benchmarks/sampler.py [--quick] [--save]
+
+At 1, 32 and 256 records at once: records per second; CPU milliseconds of the sampler per turn;
+`overhead`, the wall time over that of the critical paths, from the first record's start to the last
+group's finalisation; and the share of one core that the sampler took (the CPU is the limit where
+that is near 1, or where the other processes have the rest). Then a run at 256 at once under a
+sampling profiler, for what the CPU is spent on: the share of samples by the innermost package that
+is not the standard library.
+"""
+
+import asyncio
+import logging
+import resource
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from uuid import uuid4
+
+import uvloop
+from report import finish, parse_flags
+from scripted_services import ANSWER, DEMO_MODEL, Script, model_service, tool_server
+
+from agentrl.configs import parse_config
+from agentrl.databases import policies, runs, services
+from agentrl.databases.connection import RunDatabase, connect
+from agentrl.databases.documents import Slot, Split, Task, TaskStatus, place_of
+from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.runs import RunLease
+from agentrl.databases.tasks import TaskLedger, task_key
+from agentrl.rollout.worker import sample
+
+GROUP = 8  # attempts at a task; 2 where one record is made at a time
+SCRIPT = Script(latency_s=1.0, turns=4, tool_median_s=0.5)
+AT_ONCE = (1, 32, 256)
+PROFILE_S = 0.002  # of CPU time between two samples
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the other processes answer."""
+
+    mongod: str
+    model: str
+    tools: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of a sampler."""
+
+    records: int
+    at_once: int
+    wall_s: float
+    cpu_s: float  # of the sampler, from the first record's start on
+
+    def summary(self) -> dict[str, float]:
+        """What is reported."""
+        waves = -(-self.records // self.at_once)
+        return {
+            "records_per_s": round(self.records / self.wall_s, 2),
+            "cpu_ms_per_turn": round(1000 * self.cpu_s / self.records / SCRIPT.turns, 2),
+            "overhead": round(self.wall_s / (waves * SCRIPT.critical_path_s), 3),
+            "cpu_share": round(self.cpu_s / self.wall_s, 2),
+        }
+
+
+async def prepare(
+    addresses: Addresses, run: str, groups: int, group: int
+) -> tuple[RunDatabase, RunLease]:
+    """A run whose trainer has published, with so many groups of so many attempts to sample."""
+    database = await connect(addresses.mongod, run)
+    tasks = [
+        Task(
+            _id=task_key(Split.TRAIN, 0, f"line-{seq}"),
+            split=Split.TRAIN,
+            epoch=0,
+            seq=seq,
+            place=place_of(0, seq),
+            task_id=f"line-{seq}",
+            query="How many parts are in the bin that holds the bolts?",
+            answer=ANSWER,
+            answer_schema="answer",
+            scorer="exact_match",
+            pending=group,
+            slots=[Slot(traj=traj) for traj in range(group)],
+        )
+        for seq in range(groups)
+    ]
+    await TaskLedger(database, "feeder", 60, 1).add(tasks)
+    lease = RunLease(database, "trainer", "benchmark", lease_seconds=600)
+    await lease.acquire(rows_per_step=groups * group)
+    await policies.publish(database, 0, 0, "none")
+    await services.register_urls(database, [addresses.model])
+    await services.acknowledge(database, addresses.model, 0)
+    await policies.serve(database, 0)
+    return database, lease
+
+
+async def run_sampler(addresses: Addresses, at_once: int, records: int) -> Measured:
+    """Sample so many records, so many at once."""
+    run = f"sampler-{uuid4().hex[:12]}"
+    group = min(GROUP, at_once + 1)
+    groups = records // group
+    database, lease = await prepare(addresses, run, groups, group)
+    flags = [
+        "--run_name", run, "--model_name_or_path", str(DEMO_MODEL),
+        "--db_connection_string", addresses.mongod, "--mcp_manager_url", addresses.tools,
+        "--num_generations", str(group), "--max_tokens", "2000",
+        "--max_concurrent_samples_per_process", str(at_once),
+    ]  # fmt: skip
+    sampler = asyncio.create_task(sample(parse_config(flags)))
+    await asyncio.sleep(2.0)  # it loads its model folder and connects
+    cpu = time.process_time()
+    await lease.progress(step=0, max_steps=1, version=0, status=runs.TRAINING)
+    done = {"status": TaskStatus.COMPLETED}
+    while await database.tasks.count_documents(done) < groups:
+        assert not sampler.done(), "the sampler ended before its work did"
+        await asyncio.sleep(0.1)
+    cpu = time.process_time() - cpu
+    await lease.progress(step=1, max_steps=1, version=0, status=runs.FINISHED)
+    await sampler
+    measured = Measured(records, at_once, await _wall_s(database), cpu)
+    rows = await database.rows.count_documents({})
+    assert rows == records, f"{rows} rows of {records} records"
+    await database.client.drop_database(run)
+    await database.close()
+    return measured
+
+
+async def _wall_s(database: RunDatabase) -> float:
+    """From the first record's start to the last group's finalisation."""
+    first = await database.records.find_one(sort=[("started_at", 1)])
+    last = await database.tasks.find_one(sort=[("completed_at", -1)])
+    assert first is not None and last is not None
+    return float((last["completed_at"] - first["started_at"]).total_seconds())
+
+
+@contextmanager
+def profiled(counts: Counter[str]) -> Iterator[None]:
+    """Count where the main thread is, every so much CPU time."""
+
+    def sampled(_: int, frame: FrameType | None) -> None:
+        counts[_package(frame)] += 1
+
+    signal.signal(signal.SIGPROF, sampled)
+    signal.setitimer(signal.ITIMER_PROF, PROFILE_S, PROFILE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+
+def _package(frame: FrameType | None) -> str:
+    """The innermost package on the stack; of our own code, the module too."""
+    while frame is not None:
+        parts = Path(frame.f_code.co_filename).parts
+        if "agentrl" in parts:
+            return ".".join(parts[len(parts) - 1 - parts[::-1].index("agentrl") :])[: -len(".py")]
+        if "site-packages" in parts:
+            return parts[parts.index("site-packages") + 1]
+        frame = frame.f_back
+    return "event loop"
+
+
+def main() -> None:
+    args = parse_flags(__doc__ or "")
+    logging.disable(logging.WARNING)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    waves = {1: 2, 32: 2, 256: 1} if args.quick else {1: 10, 32: 10, 256: 4}
+    counts: Counter[str] = Counter()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedMongod(Path(folder) / "data", Path(folder) / "mongod.log") as mongod,
+        model_service(SCRIPT) as model,
+        tool_server() as tools,
+    ):
+        addresses = Addresses(mongod.url, model, tools)
+        results = {}
+        for at_once in AT_ONCE:
+            records = waves[at_once] * at_once
+            measured = uvloop.run(run_sampler(addresses, at_once, records))
+            results[at_once] = measured.summary()
+            print(f"{at_once} at once, {records} records: {results[at_once]}", flush=True)
+        with profiled(counts):
+            uvloop.run(run_sampler(addresses, 256, 256 if args.quick else 1024))
+    total = counts.total()
+    spent = {name: round(count / total, 3) for name, count in counts.most_common(14)}
+    print(f"CPU at 256 at once is spent on: {spent}", flush=True)
+    result = {
+        **{f"records_per_second_{n}": results[n]["records_per_s"] for n in AT_ONCE},
+        **{f"cpu_ms_per_turn_{n}": results[n]["cpu_ms_per_turn"] for n in AT_ONCE},
+        "overhead_32": results[32]["overhead"],
+        "at_once": results,
+        "cpu_spent_on": spent,
+        "critical_path_s": SCRIPT.critical_path_s,
+    }
+    finish("sampler", result, ("pymongo", "mcp", "aiohttp", "transformers"), save=args.save)
+
+
+if __name__ == "__main__":
+    main()

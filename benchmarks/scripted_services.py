@@ -1,0 +1,165 @@
+"""An inference service that follows a script and an MCP server whose tool takes as long as told.
+
+What `sampler.py` and `async_overlap.py` have samplers talk to, each as a process of its own. Every
+record has `turns` turns: calls of the tool `work(seconds)`, then an answer that is right in every
+other trajectory of a group. The service takes `latency_s` for each turn, whatever it is asked, and
+knows the record and the turn by the request's `rid`; how long each call takes is drawn from a
+log-normal distribution with that median, by record and turn, so that all runs get the same ones.
+
+    python benchmarks/scripted_services.py model '{"latency_s": 0.1, ...}'
+    python benchmarks/scripted_services.py tools
+"""
+
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import log
+from pathlib import Path
+
+import orjson
+import uvloop
+from aiohttp import web
+
+from agentrl.databases.mongod import free_port
+
+DEMO_MODEL = Path(__file__).parents[1] / "assets" / "demo" / "model"
+ANSWER = "1"
+_RID = re.compile(r"(?P<record>.+-t(?P<traj>\d+)-a\d+)-(?P<turn>\d+)(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the service does. `tool_sigma`: of the logarithm of a call's seconds; 0: all alike."""
+
+    latency_s: float
+    turns: int
+    tool_median_s: float
+    tool_sigma: float = 0.0
+
+    def tool_seconds(self, record: str, turn: int) -> float:
+        """How long the call of this turn takes."""
+        draw = random.Random(f"{record}/{turn}")
+        return round(draw.lognormvariate(log(self.tool_median_s), self.tool_sigma), 3)
+
+    @property
+    def critical_path_s(self) -> float:
+        """A record's seconds at the services, if all its calls take the median."""
+        return self.turns * self.latency_s + (self.turns - 1) * self.tool_median_s
+
+    def text(self, record: str, traj: int, turn: int) -> str:
+        """What the model says."""
+        if turn == self.turns - 1:
+            return f"<answer>{ANSWER if traj % 2 else 0}</answer>"
+        call = {"name": "work", "arguments": {"seconds": self.tool_seconds(record, turn)}}
+        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+@contextmanager
+def model_service(script: Script) -> Iterator[str]:
+    """The inference service; yields its URL."""
+    with _started("model", json.dumps(asdict(script))) as url:
+        yield url
+
+
+@contextmanager
+def tool_server() -> Iterator[str]:
+    """The MCP server; yields its URL."""
+    with _started("tools") as url:
+        yield url
+
+
+@contextmanager
+def _started(*arguments: str) -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().strip()
+        if not url:
+            raise SystemExit(f"the {arguments[0]} server ended with {process.wait()}")
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+async def _serve_model(script: Script) -> None:
+    from agentrl.rollout.chat import ChatRenderer
+
+    renderer = ChatRenderer.load(DEMO_MODEL)
+    version = "0"
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        asked = _RID.fullmatch(body["rid"])
+        assert asked is not None, body["rid"]
+        text = script.text(asked["record"], int(asked["traj"]), int(asked["turn"]))
+        ids = [*renderer.encode(text), renderer.turn_end_id]
+        made_by = version
+        await asyncio.sleep(script.latency_s)
+        meta = {
+            "id": body["rid"],
+            "finish_reason": {"type": "stop", "matched": ids[-1]},
+            "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": len(ids),
+            "cached_tokens": 0,
+            "weight_version": made_by,
+            "weight_versions": [{"version": made_by, "start": 0, "end": len(ids)}],
+            "output_token_logprobs": [[-0.1, token, None] for token in ids],
+            "e2e_latency": script.latency_s,
+        }
+        answer = orjson.dumps({"text": "", "output_ids": ids, "meta_info": meta})
+        return web.Response(
+            body=b"data: " + answer + b"\n\ndata: [DONE]\n\n", content_type="text/event-stream"
+        )
+
+    async def update(request: web.Request) -> web.Response:
+        nonlocal version
+        version = orjson.loads(await request.read())["weight_version"]
+        return web.json_response({"success": True, "message": "", "num_paused_requests": 0})
+
+    async def accept(_: web.Request) -> web.Response:
+        return web.json_response({"success": True})
+
+    app = web.Application(client_max_size=2**26)
+    app.router.add_post("/generate", generate)
+    app.router.add_post("/update_weights_from_disk", update)
+    app.router.add_get("/ready", accept)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+
+def _serve_tools() -> None:
+    from mcp.server.mcpserver import MCPServer
+
+    server = MCPServer("tools", log_level="WARNING")
+
+    @server.tool(structured_output=False)
+    async def work(seconds: float) -> str:
+        """Work for so many seconds."""
+        await asyncio.sleep(seconds)
+        return "done"
+
+    port = free_port()
+    print(f"http://127.0.0.1:{port}/mcp", flush=True)
+    server.run(
+        "streamable-http", host="127.0.0.1", port=port, stateless_http=True, json_response=True
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "model":
+        uvloop.run(_serve_model(Script(**json.loads(sys.argv[2]))))
+    else:
+        _serve_tools()

@@ -1,0 +1,145 @@
+"""Set the run database up, and make or remove the user of a run.
+
+    python administer.py initiate ADDRESS[:PORT] ... [--ca FILE]
+    python administer.py add-run RUN --url URL
+    python administer.py remove-run RUN --url URL
+
+`initiate` runs once, on the node of the first ADDRESS: it joins the members to a replica set and
+makes the user `admin`. `add-run` prints the connection string of a user that can do what a run
+does in the database RUN, and nothing else or elsewhere: it reads and writes documents, makes
+collections and indexes and watches changes; it drops nothing and removes nothing but its services'
+entries. `remove-run` takes the user away and leaves the data. Both need `--url` with the
+administrator's name and password; what is printed holds a password.
+"""
+
+import argparse
+import os
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote, quote_plus, urlsplit
+
+from pymongo import MongoClient
+from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+
+REPLICA_SET = "rs0"
+PORT = 27017
+_ROLE = "run"
+_DOCUMENTS = (
+    "find", "insert", "update", "createCollection", "createIndex", "listCollections",
+    "listIndexes", "changeStream",
+)  # fmt: skip
+_SERVICES = "inference_services"  # the one collection whose entries go away
+_PATIENCE_S = 60.0
+_USER_NOT_FOUND, _ROLE_NOT_FOUND = 11, 31  # error codes of mongod
+
+Client = MongoClient[dict[str, Any]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    initiate_ = verbs.add_parser("initiate", help="make the replica set and its administrator")
+    initiate_.add_argument("members", nargs="+", metavar="ADDRESS[:PORT]")
+    initiate_.add_argument("--ca", help="ca.pem, if the members want TLS")
+    for verb, help_ in (("add-run", "make a run's user"), ("remove-run", "remove a run's user")):
+        run = verbs.add_parser(verb, help=help_)
+        run.add_argument("run", help="the run's name, which is its database's")
+        run.add_argument(
+            "--url", default=os.environ.get("ADMIN_URL"), help="the administrator's (ADMIN_URL)"
+        )
+    given = parser.parse_args(arguments)
+    if given.verb != "initiate" and not given.url:
+        parser.error("--url, or ADMIN_URL in the environment, must say where and as whom")
+    try:
+        if given.verb == "initiate":
+            print(initiate(given.members, given.ca))
+        elif given.verb == "add-run":
+            print(f"DB_URL={add_run(given.run, given.url)}")
+        else:
+            remove_run(given.run, given.url)
+    except PyMongoError as error:
+        print(f"administer: {given.verb} failed: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def initiate(members: Sequence[str], ca: str | None) -> str:
+    """Make the replica set of `members` and the user `admin`; returns the administrator's URL.
+
+    Goes through localhost, where a mongod without users lets one be made: run it on the node of
+    the first member.
+    """
+    hosts = [member if ":" in member else f"{member}:{PORT}" for member in members]
+    port = int(hosts[0].rpartition(":")[2])
+    config = {
+        "_id": REPLICA_SET,
+        "members": [{"_id": number, "host": host} for number, host in enumerate(hosts)],
+    }
+    password = secrets.token_urlsafe(24)
+    tls = f"&tls=true&tlsCAFile={quote(ca, safe='')}" if ca else ""
+    with Client(f"mongodb://localhost:{port}/?directConnection=true{tls}") as client:
+        client.admin.command("replSetInitiate", config)
+        _await_primary(client)
+        client.admin.command("createUser", "admin", pwd=password, roles=["root"])
+    options = f"replicaSet={REPLICA_SET}&authSource=admin{tls}"
+    return f"mongodb://admin:{password}@{','.join(hosts)}/?{options}"
+
+
+def _await_primary(client: Client) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not client.admin.command("hello")["isWritablePrimary"]:
+        if time.monotonic() > deadline:
+            raise ConnectionFailure(
+                f"no primary was elected within {_PATIENCE_S:.0f} s: do the members reach each "
+                "other under the addresses given?"
+            )
+        time.sleep(0.1)
+
+
+def add_run(run: str, admin_url: str) -> str:
+    """Make the run's role and user, or give an existing user a new password; returns its URL."""
+    privileges = [
+        {"resource": {"db": run, "collection": ""}, "actions": list(_DOCUMENTS)},
+        {"resource": {"db": run, "collection": _SERVICES}, "actions": ["remove"]},
+    ]
+    password = secrets.token_urlsafe(24)
+    with Client(admin_url) as client:
+        database = client[run]
+        if database.command("rolesInfo", _ROLE)["roles"]:
+            database.command("updateRole", _ROLE, privileges=privileges)
+        else:
+            database.command("createRole", _ROLE, privileges=privileges, roles=[])
+        verb = "updateUser" if database.command("usersInfo", run)["users"] else "createUser"
+        database.command(verb, run, pwd=password, roles=[_ROLE])
+    return _as_user(admin_url, run, password)
+
+
+def remove_run(run: str, admin_url: str) -> None:
+    """Remove the run's user and role; its documents stay."""
+    with Client(admin_url) as client:
+        for command, name, missing in (
+            ("dropUser", run, _USER_NOT_FOUND),
+            ("dropRole", _ROLE, _ROLE_NOT_FOUND),
+        ):
+            try:
+                client[run].command(command, name)
+            except OperationFailure as error:
+                if error.code != missing:
+                    raise
+
+
+def _as_user(admin_url: str, run: str, password: str) -> str:
+    """The administrator's URL with the run's user in his place."""
+    parts = urlsplit(admin_url)
+    hosts = parts.netloc.rpartition("@")[2]
+    options = [option for option in parts.query.split("&") if not option.startswith("authSource=")]
+    options.append(f"authSource={quote_plus(run)}")
+    return f"mongodb://{quote_plus(run)}:{password}@{hosts}/?{'&'.join(options)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

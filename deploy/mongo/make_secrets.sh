@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# What the members of the replica set need to trust each other:  make_secrets.sh FOLDER ADDRESS...
+#
+#     FOLDER/keyfile           the members' shared key
+#     FOLDER/ca.pem            certificate of an authority of our own; clients need this one too
+#     FOLDER/ca.key            its key: keep it off the nodes
+#     FOLDER/ADDRESS/node.pem  certificate and key of the member at that name or IP address
+#
+# On the node ADDRESS, MONGO_SECRETS is a folder with keyfile, ca.pem and its own node.pem. What is
+# in FOLDER already stays: call it again to add a member. With an authority of your organisation,
+# put its ca.pem and the certificates that it signed there instead.
+set -euo pipefail
+if [ $# -lt 2 ]; then
+    echo "usage: make_secrets.sh FOLDER ADDRESS..." >&2
+    exit 2
+fi
+folder="$1"
+shift
+days=3650
+umask 077
+mkdir -p "$folder"
+cd "$folder"
+
+[ -e keyfile ] || openssl rand -base64 756 >keyfile
+if [ ! -e ca.key ]; then
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days "$days" \
+        -keyout ca.key -out ca.pem -subj "/O=AgentRL/CN=run database authority" 2>/dev/null
+fi
+for address in "$@"; do
+    [ -e "$address/node.pem" ] && continue
+    case "$address" in
+        *[!0-9.]*) kind=DNS ;;
+        *) kind=IP ;;
+    esac
+    mkdir -p "$address"
+    openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "$address/key" \
+        -out "$address/request" -subj "/O=AgentRL/CN=$address" 2>/dev/null
+    printf 'subjectAltName=%s:%s,DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=%s\n' \
+        "$kind" "$address" serverAuth,clientAuth >"$address/extensions"
+    openssl x509 -req -in "$address/request" -CA ca.pem -CAkey ca.key -CAcreateserial \
+        -days "$days" -extfile "$address/extensions" -out "$address/certificate" 2>/dev/null
+    cat "$address/certificate" "$address/key" >"$address/node.pem"
+    rm "$address/certificate" "$address/key" "$address/request" "$address/extensions"
+done

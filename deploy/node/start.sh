@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Starts one role of a run on this node:  start.sh serve|sample|train [flags]
+#
+# What the systemd units and the Slurm script beside it call. All is said by environment variables:
+#
+# RUN             name of the run
+# PRESET          grpo (default) or minirl
+# DB_URL          MongoDB of the run (deploy/mongo/administer.py add-run prints it)
+# MODEL           model folder, under one path on all nodes
+# FLAGS           flags of the run, the same for all roles, separated by spaces
+# MCP_URL, TRAIN_FILE, INFERENCE_URLS, NUM_MACHINES, ... as in docs/deployment.md
+#
+# serve only: SERVICE_PORT (default 30000), NODE_ADDRESS (name or address under which other nodes
+# reach this one; default its host name). Flags given here are `agentrl serve`'s.
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+role="${1:-}"
+case "$role" in
+    serve | sample | train) shift ;;
+    *)
+        echo "usage: start.sh serve|sample|train [flags]" >&2
+        exit 2
+        ;;
+esac
+: "${RUN:?the name of the run}"
+: "${DB_URL:?the MongoDB of the run}"
+: "${MODEL:?the model folder}"
+read -ra flags <<<"${FLAGS:-}"
+cd "$root"
+# shellcheck source=../../scripts/setup.sh
+source scripts/setup.sh run
+
+launch=(agentrl launch "${PRESET:-grpo}" "$RUN" "${flags[@]}" "$@")
+case "$role" in
+    serve)
+        port="${SERVICE_PORT:-30000}"
+        address="${NODE_ADDRESS:-$(hostname -f)}"
+        exec agentrl serve --model "$MODEL" --run_name "$RUN" --db_connection_string "$DB_URL" \
+            --host 0.0.0.0 --port "$port" --public_url "http://$address:$port" "$@"
+        ;;
+    sample) SAMPLERS_ONLY=1 exec "${launch[@]}" ;;
+    train) NUM_SAMPLERS=0 NUM_SERVICES=0 exec "${launch[@]}" ;;
+esac

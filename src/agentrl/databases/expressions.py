@@ -1,0 +1,65 @@
+"""MongoDB aggregation expressions over a Task and its slots: pure values, no I/O.
+
+A slot is `$$slot` in every expression about one.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from agentrl.databases.documents import SlotStatus
+
+Expression = Any  # a MongoDB aggregation expression
+
+EXPIRED: Expression = {  # the slot's lease has run out, on the server's clock
+    "$and": [
+        {"$eq": ["$$slot.status", SlotStatus.LEASED]},
+        {"$lt": ["$$slot.lease_expires", "$$NOW"]},
+    ]
+}
+SLOT_RECORD: Expression = {  # the id of the Record that the slot's next attempt makes
+    "$concat": [
+        "$_id", "-t", {"$toString": "$$slot.traj"}, "-a", {"$toString": "$$slot.attempt"},
+    ]
+}  # fmt: skip
+
+
+def literal(value: object) -> Expression:
+    """A value that must not be read as an expression, as text that begins with `$` would be."""
+    return {"$literal": value}
+
+
+def all_of(*conditions: Expression) -> Expression:
+    """Whether all conditions hold."""
+    return {"$and": list(conditions)}
+
+
+def in_milliseconds(milliseconds: int) -> Expression:
+    """So long after the server's present time."""
+    return {"$add": ["$$NOW", milliseconds]}
+
+
+def any_slot(which: Expression) -> Expression:
+    """Whether `which` holds for a slot of the Task."""
+    return {"$anyElementTrue": {"$map": {"input": "$slots", "as": "slot", "in": which}}}
+
+
+def slots_where(which: Expression) -> Expression:
+    """The slots that `which` holds for."""
+    return {"$filter": {"input": "$slots", "as": "slot", "cond": which}}
+
+
+def slots_updated(which: Expression, fields: Mapping[str, Expression]) -> Expression:
+    """All slots, with `fields` merged into those that `which` holds for."""
+    merged = {"$mergeObjects": ["$$slot", fields]}
+    return {"$map": {"input": "$slots", "as": "slot", "in": {"$cond": [which, merged, "$$slot"]}}}
+
+
+def slots_in(statuses: Collection[SlotStatus]) -> Expression:
+    """How many slots are in one of these states."""
+    return {"$size": slots_where({"$in": ["$$slot.status", sorted(statuses)]})}
+
+
+def first_pending(count: int) -> Expression:
+    """The trajectory numbers of the first `count` slots that nobody holds."""
+    pending = slots_where({"$eq": ["$$slot.status", SlotStatus.PENDING]})
+    return {"$slice": [{"$map": {"input": pending, "as": "slot", "in": "$$slot.traj"}}, count]}

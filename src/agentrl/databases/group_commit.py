@@ -1,0 +1,145 @@
+"""Group commit: writes to one collection that wait at the same time go out as one bulk write.
+
+A command to MongoDB costs its sender and the server far more than a document in it. So a process
+has one bulk write in flight for each collection; a write that comes meanwhile waits for the next,
+with all others that come. Nobody waits for company: where nothing is in flight, a write goes out
+at once.
+
+Every write must be one that may be done twice (under an id that follows from what it is about, or
+naming the state that it expects), because it is, after an outage. What is written, and when it may
+be, is the caller's business (`records.py`).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo import InsertOne, UpdateOne
+from pymongo.errors import BulkWriteError, WriteError
+
+from agentrl.databases.connection import DatabaseUnreachable, Documents, patiently
+
+Write = InsertOne[dict[str, Any]] | UpdateOne
+
+DUPLICATE_KEY = 11000
+
+
+class NotSent(RuntimeError):
+    """The write was no longer allowed when its turn came; the server never saw it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """Writes of one caller, which go out together."""
+
+    writes: Sequence[Write]
+    allowed: Callable[[], bool]
+    done: "asyncio.Future[bool]"
+
+
+class GroupCommit:
+    """The writes of this process to one collection."""
+
+    def __init__(self, collection: Documents) -> None:
+        self._collection = collection
+        self._waiting: list[_Waiter] = []
+        self._sender: asyncio.Task[None] | None = None
+
+    async def write(
+        self, writes: Sequence[Write], allowed: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Return when the server has these writes.
+
+        Inserting a document whose `_id` is there already counts as done. The answer tells whether
+        every update of the *group* found its document: if not, the caller has to look at its own.
+
+        `allowed` is asked right before every try to send; once it says no, nothing is sent and
+        `NotSent` is raised. A caller that is cancelled before its writes were sent withdraws them.
+        Raises the error of these writes, never that of others in the group, and
+        `DatabaseUnreachable` after a long outage.
+        """
+        if not writes:
+            return True
+        waiter = _Waiter(writes, allowed, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send(), name=f"{self._collection.name} writes")
+        return await waiter.done
+
+    async def _send(self) -> None:
+        """Send group after group until nobody waits."""
+        group: list[_Waiter] = []
+        try:
+            while self._waiting:
+                group, self._waiting = self._waiting, []
+                await self._send_group(group)
+        finally:
+            self._sender = None
+            for waiter in (*group, *self._waiting):  # of a sender that was cancelled
+                waiter.done.cancel()
+            self._waiting = []
+
+    async def _send_group(self, group: Sequence[_Waiter]) -> None:
+        try:
+            await patiently(lambda: self._try(group), f"a write to {self._collection.name}")
+        except DatabaseUnreachable as error:
+            _refuse(group, error)
+        except Exception as error:
+            # What cannot even be sent (a document over 16 MB, or one that is no BSON) fails the
+            # whole bulk write: find whose it is.
+            if len(group) == 1:
+                _refuse(group, error)
+                return
+            for waiter in group:
+                await self._send_group([waiter])
+
+    async def _try(self, group: Sequence[_Waiter]) -> None:
+        """Send what is still wanted of a group, and tell its waiters."""
+        for waiter in group:
+            if not waiter.done.done() and not waiter.allowed():
+                waiter.done.set_exception(NotSent(self._collection.name))
+        wanted = [waiter for waiter in group if not waiter.done.done()]
+        if not wanted:
+            return
+        writes = [write for waiter in wanted for write in waiter.writes]
+        updates = sum(isinstance(write, UpdateOne) for write in writes)
+        errors: dict[int, WriteError] = {}
+        result: Mapping[str, Any]
+        try:
+            result = (await self._collection.bulk_write(writes, ordered=False)).bulk_api_result
+        except BulkWriteError as error:
+            assert error.details is not None
+            result = error.details
+            if result["writeConcernErrors"]:
+                raise
+            errors = _own_errors(result["writeErrors"], writes)
+        found_all = result["nMatched"] + result["nUpserted"] == updates
+        first = 0
+        for waiter in wanted:
+            own = range(first, first + len(waiter.writes))
+            first = own.stop
+            if waiter.done.done():
+                continue  # cancelled while its writes were on their way
+            failed = next((errors[index] for index in own if index in errors), None)
+            if failed is None:
+                waiter.done.set_result(found_all)
+            else:
+                waiter.done.set_exception(failed)
+
+
+def _own_errors(
+    details: Sequence[dict[str, Any]], writes: Sequence[Write]
+) -> dict[int, WriteError]:
+    """The error of each write that has one, by its place in the bulk write."""
+    return {
+        detail["index"]: WriteError(detail["errmsg"], detail["code"], detail)
+        for detail in details
+        if not (detail["code"] == DUPLICATE_KEY and isinstance(writes[detail["index"]], InsertOne))
+    }
+
+
+def _refuse(group: Sequence[_Waiter], error: Exception) -> None:
+    for waiter in group:
+        if not waiter.done.done():
+            waiter.done.set_exception(error)

@@ -1,0 +1,72 @@
+"""What a sampler knows of its own leases: for which Records it may still write.
+
+The server's clock decides when a lease ends, and only the server's answers tell. But a process that
+was stopped, or cut off, must not write before it has asked again: so it keeps, on its own monotonic
+clock, the moment up to which the last answer surely holds. After that a write waits for the next
+heartbeat: it goes on if the lease was extended, and is refused if it was lost.
+
+No I/O here; heartbeats are `TaskLedger.heartbeat`'s.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Set
+
+from agentrl.databases.tasks import LeaseLost
+
+
+class HeldLeases:
+    """The leases of one process, by Record id.
+
+    Times `asked` are this clock's from *before* the claim or heartbeat was sent: the server counts
+    from when it got it, so a lease lasts at least as long here as there.
+    """
+
+    def __init__(self, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._until: dict[str, float] = {}
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def begin(self, records: Collection[str], asked: float) -> None:
+        """Slots were claimed for these Records."""
+        self._until.update(dict.fromkeys(records, asked + self._lease_seconds))
+
+    def answered(self, held: Set[str], lost: Set[str], asked: float) -> None:
+        """A heartbeat has extended the leases of `held`; those of `lost` are no longer ours.
+
+        Records whose work has ended meanwhile are passed over.
+        """
+        until = asked + self._lease_seconds
+        self._until.update(dict.fromkeys(self._until.keys() & held, until))
+        for record in lost:
+            self._until.pop(record, None)
+        self._tell()
+
+    def end(self, record: str) -> None:
+        """The Record is finished: nothing more is written for it."""
+        self._until.pop(record, None)
+
+    def close(self) -> None:
+        """There will be no more heartbeats: leases that have lapsed, or will, are lost."""
+        self._closed = True
+        self._tell()
+
+    def holds(self, record: str) -> bool:
+        """Whether the lease is surely ours at this moment."""
+        return self._clock() < self._until.get(record, -float("inf"))
+
+    async def assured(self, record: str) -> None:
+        """Return while the lease is surely ours, waiting for a heartbeat's answer if need be.
+
+        Raises `LeaseLost`.
+        """
+        while not self.holds(record):
+            if self._closed or record not in self._until:
+                raise LeaseLost(f"the lease on the slot of record {record} is gone")
+            await self._news.wait()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()

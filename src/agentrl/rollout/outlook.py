@@ -1,0 +1,109 @@
+"""What the database says may be begun now. Reads only; who acts on it is `scheduler.py`."""
+
+from dataclasses import dataclass
+
+from agentrl.databases import runs, services
+from agentrl.databases.changes import Changes, inserted, updated
+from agentrl.databases.connection import RunDatabase, patiently
+from agentrl.databases.documents import Run, Split, TaskStatus
+from agentrl.databases.rows import count_waiting
+from agentrl.databases.tasks import open_groups
+from agentrl.rollout.admission import admitted_groups, horizon, room
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """One look.
+
+    `services`: URLs with the newest weights. `evaluation`: evaluation slots are free. `training`:
+    the run, if training groups may be worked on. `finished`: nothing is to be done any more.
+    """
+
+    services: tuple[str, ...] = ()
+    evaluation: bool = False
+    training: Run | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Looks at a run's database for one sampler.
+
+    `evaluation`: only this one counts, and when it is done all is. `sampling`: training groups
+    count too. `max_staleness` and `group_size`: of the bound on them.
+    """
+
+    database: RunDatabase
+    evaluation: int | None
+    sampling: bool
+    max_staleness: int
+    group_size: int
+
+    def changes(self) -> Changes:
+        """What makes another look worth it: steps, publications, new tasks."""
+        return Changes(
+            self.database,
+            updated(self.database.runs, "step"),
+            updated(self.database.runs, "status"),
+            updated(self.database.services, "weight_version"),
+            inserted(self.database.tasks),
+        )
+
+    async def look(self) -> Outlook:
+        """By the run's document, the services, and the tasks there are."""
+        return await patiently(self._look, "the look for work")
+
+    async def horizon(self, run: Run) -> int | None:
+        """Up to which place training groups may be begun, or None if none may."""
+        return await patiently(lambda: self._horizon(run), "the staleness bound")
+
+    async def _look(self) -> Outlook:
+        if self.evaluation is not None:
+            if await self._evaluated(self.evaluation):
+                return Outlook(finished=True)
+            return Outlook(await self._services(), await self._evaluation_waits())
+        run = await runs.load_run(self.database)
+        if run is None:
+            return Outlook()
+        if run.status == runs.FINISHED:
+            return Outlook(finished=True)
+        training = run.status == runs.TRAINING and self.sampling
+        return Outlook(
+            await self._services(), await self._evaluation_waits(), run if training else None
+        )
+
+    async def _services(self) -> tuple[str, ...]:
+        serving = await services.serving(self.database)
+        return tuple(service.url for service in serving)
+
+    async def _evaluation_waits(self) -> bool:
+        free_slot = {"split": Split.EVAL, "pending": {"$gt": 0}}
+        return await self.database.tasks.find_one(free_slot, {"_id": 1}) is not None
+
+    async def _evaluated(self, epoch: int) -> bool:
+        unfinished = {
+            "split": Split.EVAL, "epoch": epoch, "status": {"$ne": TaskStatus.COMPLETED},
+        }  # fmt: skip
+        return await self.database.tasks.find_one(unfinished, {"_id": 1}) is None
+
+    async def _horizon(self, run: Run) -> int | None:
+        # In the order of every group's way: see `admission.py`.
+        empty = room(
+            max_staleness=self.max_staleness, version=0, batch=run.rows_per_step,
+            accepted=0, running=0,
+        )  # fmt: skip
+        not_begun = await self._not_begun(admitted_groups(empty, self.group_size))
+        running = await open_groups(self.database, Split.TRAIN) * self.group_size
+        accepted = await count_waiting(self.database)
+        free = room(
+            max_staleness=self.max_staleness, version=0, batch=run.rows_per_step,
+            accepted=accepted, running=running,
+        )  # fmt: skip
+        return horizon(not_begun, free, self.group_size)
+
+    async def _not_begun(self, count: int) -> list[int]:
+        """Places of the first groups that nobody has begun; answered by the index alone."""
+        created = {"status": TaskStatus.CREATED, "split": Split.TRAIN}
+        cursor = self.database.tasks.find(created, {"_id": 0, "place": 1})
+        first = cursor.sort([("status", 1), ("split", 1), ("place", 1)]).limit(count)
+        return [document["place"] async for document in first]

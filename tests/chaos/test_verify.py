@@ -1,0 +1,153 @@
+"""The verifier finds nothing wrong with a sound run, and each thing that can be wrong with one."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+from verify import RunState, token_ages, violations
+
+from agentrl.databases.arrays import pack_ints, pack_mask
+
+ROWS_PER_STEP = 2
+Change = Callable[[RunState], None]
+
+
+def record(task: str, traj: int, attempt: int, status: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "_id": f"{task}-t{traj}-a{attempt}", "task": task, "traj": traj, "attempt": attempt,
+        "status": status, "score": 1.0, "n_turns": 2, "error": None, **fields,
+    }  # fmt: skip
+
+
+def row(record_id: str, step: int, version: int) -> dict[str, Any]:
+    """Two turns: prompt 1 2, output 3; tool result 4, output 5."""
+    return {
+        "_id": record_id, "status": "trained", "trained": [{"step": step, "trainer": "t"}],
+        "input_ids": pack_ints(np.array([1, 2, 3, 4, 5])),
+        "loss_mask": pack_mask(np.array([0, 0, 1, 0, 1])),
+        "versions": pack_ints(np.array([-1, -1, version, -1, version])),
+    }  # fmt: skip
+
+
+def turns(record_id: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "_id": f"{record_id}-{turn}", "record_id": record_id, "turn": turn,
+            "prompt_delta_ids": pack_ints(np.array(delta)), "output_ids": pack_ints(np.array(out)),
+        }
+        for turn, (delta, out) in enumerate([([1, 2], [3]), ([4], [5])])
+    ]  # fmt: skip
+
+
+def sound_run() -> RunState:
+    """Two groups of two; one slot needed two attempts, one failed; one group's row was evicted."""
+    slots = [
+        {"traj": traj, "status": "completed", "owner": None, "score": 1.0, "error": None,
+         "record": f"g{group}-t{traj}-a{attempt}"}
+        for group, traj, attempt in [(0, 0, 0), (0, 1, 1), (1, 0, 0)]
+    ]  # fmt: skip
+    slots.append({**slots[0], "traj": 1, "status": "failed", "record": None, "error": "no luck"})
+    tasks = [
+        {"_id": f"g{group}", "status": "completed", "pending": 0, "slots": slots[2 * group :][:2]}
+        for group in range(2)
+    ]
+    records = [
+        record("g0", 0, 0, "ready"),
+        record("g0", 1, 0, "failed", error="its sampler went silent"),
+        record("g0", 1, 1, "ready"),
+        record("g1", 0, 0, "ready"),
+        record("g1", 1, 2, "failed", error="no luck"),
+    ]
+    rows = [row("g0-t0-a0", 1, 0), row("g0-t1-a1", 1, 0), row("g1-t0-a0", 2, 1)]
+    return RunState(
+        run={"_id": "run", "status": "finished", "step": 2},
+        tasks=tasks,
+        records=records,
+        turns=[turn for r in rows for turn in turns(r["_id"])],
+        rows=rows,
+        policy_versions=[{"version": 0, "step": 0}, {"version": 1, "step": 1}],
+    )
+
+
+def test_a_sound_run_has_no_violations() -> None:
+    assert violations(sound_run(), 2, ROWS_PER_STEP) == []
+
+
+def edit(collection: str, index: int, **fields: Any) -> Change:
+    """A change of some document's fields."""
+    return lambda state: getattr(state, collection)[index].update(fields)
+
+
+def remove(collection: str, index: int) -> Change:
+    return lambda state: getattr(state, collection).pop(index)
+
+
+def double(collection: str, index: int, **fields: Any) -> Change:
+    def change(state: RunState) -> None:
+        documents = getattr(state, collection)
+        documents.append({**documents[index], **fields})
+
+    return change
+
+
+def slot(task: int, traj: int, **fields: Any) -> Change:
+    return lambda state: state.tasks[task]["slots"][traj].update(fields)
+
+
+def unfinished(state: RunState) -> None:
+    state.run["status"] = "training"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (unfinished, "the run is training, not finished"),
+        (lambda state: state.tasks.clear(), "the run has no tasks"),
+        (edit("tasks", 0, status="running"), "task g0 is running"),
+        (edit("tasks", 0, pending=1), "task g0 counts 1 pending"),
+        (slot(0, 0, status="leased", owner="s"), "slot 0 of g0 is leased, not terminal"),
+        (slot(0, 0, owner="s"), "still held by s"),
+        (slot(0, 0, record="other"), "names record other"),
+        (slot(0, 0, score=0.0), "has score 0.0"),
+        (slot(1, 1, error=None), "slot 1 of g1 failed without an error"),
+        (slot(1, 1, status="completed"), "has 0 results"),
+        (edit("records", 1, status="scored"), "slot 1 of g0 is completed and has 2 results"),
+        (edit("records", 1, status="sampling"), "left as sampling"),
+        (edit("records", 1, error=None), "failed without an error"),
+        (double("records", 0, _id="x", task="g9"), "slot 0 of g9, which does not exist"),
+        (edit("records", 0, status="scored"), "its group never finalised it"),
+        (remove("records", 0), "has 0 results"),
+        (remove("rows", 0), "record g0-t0-a0 is ready and has no row"),
+        (double("rows", 0, _id="x"), "row x has no ready record"),
+        (double("rows", 2), "row g1-t0-a0 is there 2 times"),
+        (remove("turns", 1), "has turns [0]"),
+        (double("turns", 1), "has turns [0, 1, 1]"),
+        (edit("turns", 1, output_ids=pack_ints(np.array([6]))), "holds other tokens"),
+        (edit("rows", 0, status="ready", trained=[]), "is ready and trained 0 times"),
+        (edit("rows", 0, status="leased"), "is leased and trained 1 times"),
+        (
+            edit("rows", 0, trained=[{"step": 1, "trainer": "t"}] * 2),
+            "row g0-t0-a0 is trained and trained 2 times",
+        ),
+        (edit("rows", 0, status="evicted", trained=[]), "step 1 trained 1 rows, not 2"),
+        (edit("rows", 0, trained=[{"step": 3, "trainer": "t"}]), "in step 3 of a run of 2"),
+        (edit("rows", 0, trained=[{"step": 2, "trainer": "t"}]), "step 1 trained 1 rows"),
+        (remove("policy_versions", 0), "a version that was never published"),
+    ],
+)
+def test_what_is_wrong_is_named(change: Change, sentence: str) -> None:
+    state = deepcopy(sound_run())
+    change(state)
+    assert any(sentence in found for found in violations(state, 2, ROWS_PER_STEP))
+
+
+def test_the_age_of_a_token_is_counted_in_steps_of_the_lineage() -> None:
+    published = [{"version": 0, "step": 0}, {"version": 1, "step": 4}, {"version": 2, "step": 2}]
+    # step 5 trains weights of 4 steps; version 1 is of a lineage that a resume left behind
+    rows = [row("old", 5, 0), row("new", 5, 1), row("undone", 3, 1), row("resumed", 5, 2)]
+    assert token_ages(rows, published) == {"old": 4, "new": 0, "undone": 0, "resumed": 2}
+    state = RunState({"status": "finished", "step": 5}, [], [], [], rows, published)
+    late = [v for v in violations(state, 2, ROWS_PER_STEP) if "steps old" in v]
+    assert late == ["row old was trained with tokens 4 steps old"]

@@ -1,0 +1,529 @@
+"""The ledger of sampling against a model of it in memory: any order of events, on a real mongod.
+
+Several samplers claim, begin, record, score, fail, hand back, keep their leases, reap and finalise.
+Any of them is killed between any two writes of its, stops for longer than its leases, or has the
+answer of a write lost. After every event the database is as the model says; at the end whoever is
+left finishes everything, and each slot was ended once and each scored Record is one row.
+
+Time is the machine's: it passes by moving the ends of all leases in the database back, and the
+samplers' own clocks on.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from ledger_model import (
+    LEASE_S,
+    MAX_ATTEMPTS,
+    Attempt,
+    Clock,
+    GroupModel,
+    Sampler,
+    SlotModel,
+    turn_of,
+)
+
+from agentrl.databases.connection import RunDatabase, connect
+from agentrl.databases.documents import (
+    Record,
+    RecordStatus,
+    SlotStatus,
+    Split,
+    Task,
+    TaskStatus,
+)
+from agentrl.databases.feeder import make_tasks
+from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.task_file import TaskLine
+from agentrl.databases.tasks import UNBOUNDED, Claim, LeaseLost, task_of
+from agentrl.databases.transitions import TERMINAL_SLOTS
+
+T = TypeVar("T")
+
+GROUPS, ATTEMPTS, SAMPLERS = 2, 2, 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of those that are there: a draw that does not know how many they will be."""
+
+    number: int
+
+    def __call__(self, things: Sequence[T]) -> T:
+        return things[self.number % len(things)]
+
+
+CHOICES = st.integers(0, SAMPLERS * ATTEMPTS - 1).map(Choice)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Events of the ledger; `model` and `records` are what it must be after them."""
+
+    def __init__(self, run: asyncio.Runner, database: RunDatabase) -> None:
+        super().__init__()
+        self._run = run
+        self.database = database
+        self.now = Clock()
+        lines = [TaskLine(id=f"line{i}", query="?") for i in range(GROUPS)]
+        tasks = make_tasks(lines, Split.TRAIN, 0, ATTEMPTS, range(GROUPS))
+        self.model = {
+            task.id: GroupModel(task.id, task.place, [SlotModel() for _ in task.slots])
+            for task in tasks
+        }
+        self.records: dict[str, RecordStatus] = {}
+        self.scores: dict[str, float | None] = {}
+        # Records of leases that ran out, whose reaper was killed before it could close them
+        self.unclosed: set[str] = set()
+        self.agrees = False
+        self.samplers: list[Sampler] = []
+        self._names = iter(range(10**6))
+
+        async def begin() -> None:
+            collections = (database.tasks, database.records, database.turns, database.rows)
+            for collection in collections:
+                await collection.delete_many({})
+            self.samplers = [self._sampler() for _ in range(SAMPLERS)]
+            await self.samplers[0].ledger.add(tasks)
+
+        self.do(begin())
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._run.run(work)
+
+    def _sampler(self) -> Sampler:
+        return Sampler(self.database, f"s{next(self._names)}", self.now)
+
+    def _slot(self, claim: Claim) -> SlotModel:
+        return self.model[claim.task.id].slots[claim.traj]
+
+    def _attempts(self, stage: str) -> list[tuple[Sampler, Attempt]]:
+        """The samplers' attempts that are claimed, begun or ended."""
+        return [
+            (sampler, attempt)
+            for sampler in self.samplers
+            for attempt in sampler.attempts.values()
+            if attempt.stage == stage
+        ]
+
+    def _kill(self, sampler: Sampler) -> None:
+        """It is gone with all it knows; another process takes its place."""
+        self.samplers[self.samplers.index(sampler)] = self._sampler()
+
+    @contextmanager
+    def _killed_after(self, sampler: Sampler, writes: int | None) -> Iterator[list[bool]]:
+        """What it does in the block ends after so many writes. Yields [whether it was killed]."""
+        with sampler.database.killed_after(writes) as killed:
+            yield killed
+        if killed[0]:
+            self._kill(sampler)
+
+    # -- the way of an attempt
+
+    @rule(
+        number=st.integers(0, SAMPLERS - 1),
+        count=st.integers(1, ATTEMPTS + 1),
+        horizon=st.sampled_from([None, 0, 1, UNBOUNDED, UNBOUNDED]),
+        answered=st.integers(0, 4).map(bool),
+    )
+    def claim(self, number: int, count: int, horizon: int | None, answered: bool) -> None:
+        """`answered`: if not, the sampler never learns what it was given."""
+        sampler = self.samplers[number]
+        claims = self.do(sampler.ledger.claim(Split.TRAIN, count=count, horizon=horizon))
+        free = [
+            group
+            for group in self.model.values()
+            if any(slot.status == SlotStatus.PENDING for slot in group.slots)
+        ]
+        admitted = [group for group in free if horizon is not None and group.place <= horizon]
+        begun = [group for group in free if group.status == TaskStatus.RUNNING]
+        given = [(c.task.id, c.traj, c.attempt, c.failures) for c in claims]
+        if not (admitted or begun):
+            assert given == []
+            return
+        group = (admitted or begun)[0]
+        pending = [
+            (traj, slot)
+            for traj, slot in enumerate(group.slots)
+            if slot.status == SlotStatus.PENDING
+        ][:count]
+        assert given == [(group.id, traj, slot.attempt, slot.failures) for traj, slot in pending]
+        group.status = TaskStatus.RUNNING
+        for (_, slot), claim in zip(pending, claims, strict=True):
+            slot.status, slot.owner, slot.record = SlotStatus.LEASED, sampler.name, claim.record_id
+            slot.until = self.now() + LEASE_S
+            if answered:
+                record = Record(
+                    id=claim.record_id, task=group.id, task_id=claim.task.task_id,
+                    traj=claim.traj, attempt=claim.attempt, split=Split.TRAIN, epoch=0,
+                    owner=sampler.name, query="?",
+                )  # fmt: skip
+                sampler.attempts[claim.record_id] = Attempt(claim, record)
+                sampler.records.leases.begin([claim.record_id], self.now())
+
+    @precondition(lambda self: self._attempts("claimed"))
+    @rule(choose=CHOICES)
+    def begin(self, choose: Choice) -> None:
+        """Store the attempt's Record."""
+        self._begin(*choose(self._attempts("claimed")))
+
+    def _begin(self, sampler: Sampler, attempt: Attempt) -> None:
+        if not self._may_write(sampler, attempt):
+            return
+        asked = self._slot(attempt.claim).until - LEASE_S
+        self.do(sampler.records.start([attempt.record], asked))
+        attempt.begun = True
+        self.records[attempt.record.id] = RecordStatus.SAMPLING
+
+    @precondition(lambda self: self._attempts("begun"))
+    @rule(choose=CHOICES, score=st.sampled_from([0.0, 1.0, None]))
+    def end_record(self, choose: Choice, score: float | None) -> None:
+        """Store its turn, and the Record as it ended: with a score, or with an error."""
+        self._end_record(*choose(self._attempts("begun")), score)
+
+    def _end_record(self, sampler: Sampler, attempt: Attempt, score: float | None) -> None:
+        if not self._may_write(sampler, attempt):
+            return
+        status = RecordStatus.FAILED if score is None else RecordStatus.SCORED
+        error = "it broke" if score is None else None
+        attempt.record = attempt.record.model_copy(
+            update={"status": status, "score": score, "error": error}
+        )
+
+        async def write() -> None:
+            await sampler.records.add_turn(turn_of(attempt.record))
+            await sampler.records.finish(attempt.record)
+
+        self.do(write())
+        self.records[attempt.record.id] = status
+        self.scores[attempt.record.id] = score
+
+    @precondition(lambda self: self._attempts("ended"))
+    @rule(choose=CHOICES, retry=st.booleans(), tell_twice=st.booleans())
+    def end_slot(self, choose: Choice, retry: bool, tell_twice: bool) -> None:
+        """Complete the slot of a scored Record, fail that of a failed one. The lease may be gone.
+
+        `tell_twice`: the answer of the first time was lost.
+        """
+        self._end_slot(*choose(self._attempts("ended")), retry, tell_twice)
+
+    def _end_slot(self, sampler: Sampler, attempt: Attempt, retry: bool, tell_twice: bool) -> None:
+        claim, score = attempt.claim, attempt.record.score
+        slot, group = self._slot(claim), self.model[claim.task.id]
+        del sampler.attempts[attempt.record.id]
+
+        def end() -> Task | None:
+            if score is not None:
+                return self.do(sampler.ledger.complete(claim, score))
+            return self.do(sampler.ledger.fail(claim, "it broke", retry=retry))
+
+        again = score is None and retry and claim.failures + 1 < MAX_ATTEMPTS
+        wanted = (
+            SlotStatus.PENDING if again
+            else SlotStatus.FAILED if score is None
+            else SlotStatus.COMPLETED
+        )  # fmt: skip
+        if (slot.owner, slot.record) != (sampler.name, claim.record_id):
+            # It is gone; but a reaper may have ended it just as we would have.
+            if wanted in TERMINAL_SLOTS and (slot.status, slot.record) == (wanted, claim.record_id):
+                task = end()
+                assert (task is not None) == (group.finaliser == sampler.name)
+                if task is not None:
+                    sampler.finishing.append(task)
+                return
+            with pytest.raises(LeaseLost):
+                end()
+            return
+        task = end()
+        if score is not None:
+            slot.leave(wanted, score=score)
+        else:
+            slot.leave(wanted, failures=slot.failures + 1, attempt=slot.attempt + again)
+        assert (task is not None) == group.finished
+        if task is not None:
+            group.status, group.finaliser = TaskStatus.FINALISING, sampler.name
+            group.until = self.now() + LEASE_S
+            sampler.finishing.append(task)
+        if tell_twice and again:
+            with pytest.raises(LeaseLost):
+                end()
+        elif tell_twice:
+            assert (end() is not None) == group.finished
+
+    @precondition(lambda self: self._attempts("begun"))
+    @rule(choose=CHOICES)
+    def hand_back(self, choose: Choice) -> None:
+        """The sampler stops in order with what it has begun."""
+        sampler, attempt = choose(self._attempts("begun"))
+        if not self._may_write(sampler, attempt):
+            return
+        ended = attempt.record.model_copy(
+            update={"status": RecordStatus.FAILED, "error": "handed back"}
+        )
+        self.do(sampler.records.finish(ended))
+        self.do(sampler.ledger.release(attempt.claim))
+        self.records[ended.id] = RecordStatus.FAILED
+        slot = self._slot(attempt.claim)
+        slot.leave(SlotStatus.PENDING, attempt=slot.attempt + 1)
+        del sampler.attempts[ended.id]
+
+    @precondition(lambda self: any(sampler.attempts for sampler in self.samplers))
+    @rule(number=st.integers(0, SAMPLERS - 1), score=st.sampled_from([1.0, None]))
+    def go_on(self, number: int, score: float | None) -> None:
+        """One sampler takes all it has a step further, so that groups end often enough."""
+        sampler = self.samplers[number]
+        for record, stage in [(one, each.stage) for one, each in sampler.attempts.items()]:
+            if (attempt := sampler.attempts.get(record)) is None:
+                continue  # lost, as it found out on the way
+            if stage == "claimed":
+                self._begin(sampler, attempt)
+            elif stage == "begun":
+                self._end_record(sampler, attempt, score)
+            else:
+                self._end_slot(sampler, attempt, retry=False, tell_twice=False)
+
+    def _may_write(self, sampler: Sampler, attempt: Attempt) -> bool:
+        """Whether its lease is the sampler's, which asks the server if that is not sure."""
+        if not sampler.records.leases.holds(attempt.record.id):
+            self._extend(sampler)
+        return attempt.record.id in sampler.attempts
+
+    # -- leases
+
+    @rule(number=st.integers(0, SAMPLERS - 1))
+    def heartbeat(self, number: int) -> None:
+        self._extend(self.samplers[number])
+
+    def _extend(self, sampler: Sampler) -> None:
+        named = dict(sampler.attempts)
+        held = self.do(sampler.heartbeat(self.now()))
+        expected = set()
+        for record, attempt in named.items():
+            slot = self._slot(attempt.claim)
+            if slot.status == SlotStatus.LEASED and (slot.owner, slot.record) == (
+                sampler.name, record,
+            ):  # fmt: skip
+                slot.until = self.now() + LEASE_S
+                expected.add(record)
+        assert held == expected
+
+    @rule(seconds=st.sampled_from([0.4 * LEASE_S, 1.1 * LEASE_S]))
+    def time_passes(self, seconds: float) -> None:
+        self.now.seconds += seconds
+
+        async def pass_time() -> None:
+            def earlier(time: str) -> Any:
+                return {"$cond": [{"$eq": [time, None]}, None,
+                                  {"$subtract": [time, int(seconds * 1000)]}]}  # fmt: skip
+
+            slot = {"$mergeObjects": ["$$slot", {"lease_expires": earlier("$$slot.lease_expires")}]}
+            await self.database.tasks.update_many(
+                {}, [{"$set": {"slots": {"$map": {"input": "$slots", "as": "slot", "in": slot}}}}]
+            )
+            await self.database.tasks.update_many(
+                {"finalisation": {"$ne": None}},
+                [{"$set": {
+                    "finalisation.lease_expires": earlier("$finalisation.lease_expires")
+                }}],
+            )  # fmt: skip
+
+        self.do(pass_time())
+
+    @rule(number=st.integers(0, SAMPLERS - 1))
+    def kill(self, number: int) -> None:
+        self._kill(self.samplers[number])
+
+    @rule(number=st.integers(0, SAMPLERS - 1), writes=st.sampled_from([None, None, 0, 1, 2, 3]))
+    def reap(self, number: int, writes: int | None) -> None:
+        sampler = self.samplers[number]
+        with self._killed_after(sampler, writes) as killed:
+            self.do(sampler.ledger.reap())
+        for group in self.model.values():
+            expired = [
+                slot
+                for slot in group.slots
+                if slot.status == SlotStatus.LEASED and slot.until < self.now()
+            ]
+            if expired and not (killed[0] and self._still_leased(group, expired)):
+                self._take_away(sampler, group, expired, killed[0])
+
+    def _still_leased(self, group: GroupModel, expired: list[SlotModel]) -> bool:
+        """Whether a reaper that was killed had not come to this group."""
+        slots = self.do(self._stored())[group.id].slots
+        return any(
+            slot.status == SlotStatus.LEASED and slot.record == expired[0].record for slot in slots
+        )
+
+    def _take_away(
+        self, reaper: Sampler, group: GroupModel, expired: list[SlotModel], killed: bool
+    ) -> None:
+        for slot in expired:
+            assert slot.record is not None
+            status = self.records.get(slot.record)
+            if status is None:
+                slot.leave(SlotStatus.PENDING, attempt=slot.attempt + 1)
+            elif status == RecordStatus.SCORED:
+                slot.leave(SlotStatus.COMPLETED, score=self.scores[slot.record])
+            else:
+                spent = slot.failures + 1 >= MAX_ATTEMPTS
+                slot.leave(
+                    SlotStatus.FAILED if spent else SlotStatus.PENDING,
+                    failures=slot.failures + 1,
+                    attempt=slot.attempt + (not spent),
+                )
+                self.records[slot.record] = RecordStatus.FAILED
+                if status == RecordStatus.SAMPLING and killed:
+                    self.unclosed.add(slot.record)
+        if group.finished:
+            group.status, group.finaliser = TaskStatus.FINALISING, reaper.name
+            group.until = self.now()
+
+    # -- the end of a group
+
+    @precondition(lambda self: any(sampler.finishing for sampler in self.samplers))
+    @rule(choose=CHOICES, writes=st.sampled_from([None, 0, 1, 2, 3]))
+    def finalise(self, choose: Choice, writes: int | None) -> None:
+        """By whoever was given it, which may be long ago. It is killed after so many writes."""
+        sampler = choose([one for one in self.samplers if one.finishing])
+        task = sampler.finishing.pop()
+        group = self.model[task.id]
+        lost = group.status == TaskStatus.FINALISING and group.finaliser != sampler.name
+        refused = False
+        with self._killed_after(sampler, writes) as killed:
+            try:
+                self.do(sampler.finaliser.finalise(task))
+            except LeaseLost:
+                refused = True
+        if not killed[0]:
+            assert refused == lost
+            if not lost:
+                self._finalised(group)
+
+    def _finalised(self, group: GroupModel) -> None:
+        group.status, group.finaliser = TaskStatus.COMPLETED, None
+        for record in group.completed_records:
+            assert record is not None
+            self.records[record] = RecordStatus.READY
+        self.unclosed = {record for record in self.unclosed if task_of(record) != group.id}
+
+    @rule(number=st.integers(0, SAMPLERS - 1))
+    def take_over(self, number: int) -> None:
+        sampler = self.samplers[number]
+        task = self.do(sampler.ledger.claim_finalisation())
+        orphans = [
+            group
+            for group in self.model.values()
+            if group.status == TaskStatus.FINALISING and group.until <= self.now()
+        ]
+        assert (task and task.id) == (orphans[0].id if orphans else None)
+        if task is not None:
+            orphans[0].finaliser, orphans[0].until = sampler.name, self.now() + LEASE_S
+            sampler.finishing.append(task)
+
+    # -- what must hold
+
+    async def _stored(self) -> dict[str, Task]:
+        return {task["_id"]: Task.from_mongo(task) async for task in self.database.tasks.find()}
+
+    @invariant()
+    def the_database_is_as_the_model_says(self) -> None:
+        self.agrees = False
+
+        async def read() -> tuple[dict[str, Task], dict[str, str], list[str]]:
+            records = {r["_id"]: r["status"] async for r in self.database.records.find()}
+            return (
+                await self._stored(),
+                records,
+                [r["_id"] async for r in self.database.rows.find()],
+            )
+
+        tasks, records, rows = self.do(read())
+        made: set[str | None] = set()
+        for group in self.model.values():
+            task = tasks[group.id]
+            assert task.status == group.status
+            assert task.pending == sum(s.status == SlotStatus.PENDING for s in group.slots)
+            assert (task.finalisation and task.finalisation.owner) == group.finaliser
+            for slot, stored in zip(group.slots, task.slots, strict=True):
+                assert (stored.status, stored.owner) == (slot.status, slot.owner)
+                assert (stored.attempt, stored.failures) == (slot.attempt, slot.failures)
+                assert (stored.record, stored.score) == (slot.record, slot.score)
+                assert (stored.status == SlotStatus.FAILED) <= (stored.error is not None)
+            of_group = {row for row in rows if task_of(row) == group.id}
+            assert of_group <= group.completed_records
+            if group.status == TaskStatus.COMPLETED:
+                assert of_group == group.completed_records
+            elif group.status != TaskStatus.FINALISING:
+                assert not of_group
+            made |= of_group
+        assert set(rows) == made and len(rows) == len(made)
+        assert records.keys() == self.records.keys()
+        for record, status in self.records.items():
+            finalising = self.model[task_of(record)].status == TaskStatus.FINALISING
+            possible = {status}
+            if record in self.unclosed:
+                possible.add(RecordStatus.SAMPLING)
+            if finalising and status == RecordStatus.SCORED:
+                possible.add(RecordStatus.READY)
+            assert records[record] in possible
+        self.agrees = True
+
+    def teardown(self) -> None:
+        """All are killed at once; one sampler that starts then finishes whatever there is."""
+        if not self.agrees:
+            return  # the test has failed already
+        self.samplers = [self._sampler()]
+        self.time_passes(1.1 * LEASE_S)
+        rounds = 0
+        while not all(group.status == TaskStatus.COMPLETED for group in self.model.values()):
+            rounds += 1
+            assert rounds <= GROUPS * ATTEMPTS * MAX_ATTEMPTS, "there is work that nobody is given"
+            self.reap(0, None)
+            self.take_over(0)
+            self._work_off(self.samplers[0])
+            self.the_database_is_as_the_model_says()
+        ended = [slot for group in self.model.values() for slot in group.slots]
+        assert all(slot.status in TERMINAL_SLOTS for slot in ended)
+        assert RecordStatus.SAMPLING not in self.records.values()
+        assert RecordStatus.SCORED not in self.records.values()
+        ready = {r for r, status in self.records.items() if status == RecordStatus.READY}
+        assert ready == {slot.record for slot in ended if slot.status == SlotStatus.COMPLETED}
+
+    def _work_off(self, sampler: Sampler) -> None:
+        """Sample, score and finalise as far as there is work."""
+        self.claim(0, ATTEMPTS, UNBOUNDED, answered=True)
+        while sampler.attempts:
+            self.go_on(0, 1.0)
+        while sampler.finishing:
+            self.finalise(Choice(0), None)
+
+
+@pytest.mark.timeout(600)  # of a failure, the smallest example is looked for
+def test_the_ledger_is_as_its_model_says_whatever_happens_in_whatever_order(
+    mongod: EmbeddedMongod,
+) -> None:
+    with asyncio.Runner() as run:
+        database = run.run(connect(mongod.url, "ledger-machine"))
+        try:
+            run_state_machine_as_test(
+                lambda: LedgerMachine(run, database),
+                settings=settings(
+                    max_examples=20, stateful_step_count=50, deadline=None,
+                    suppress_health_check=[HealthCheck.too_slow],
+                ),
+            )  # fmt: skip
+        finally:
+            run.run(database.client.drop_database(database.name))
+            run.run(database.close())

@@ -1,0 +1,43 @@
+"""A service goes on announcing itself after the database was away."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from agentrl.databases import services
+from agentrl.databases.connection import connect
+from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.launcher import serve
+
+URL = "http://127.0.0.1:1"
+
+
+async def test_a_heartbeat_outlives_an_outage_of_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve, "HEARTBEAT_S", 0.05)
+    caplog.set_level(logging.WARNING, serve.__name__)
+    with EmbeddedMongod(tmp_path / "data", tmp_path / "mongod.log") as mongod:
+        url = mongod.url
+        database = await connect(url, "run", timeout_s=0.5)  # after that, an operation fails
+        await services.register(database, URL, "model", 8)
+        heartbeats = asyncio.create_task(serve._beat(database, URL))
+        try:
+            mongod.kill()
+            async with asyncio.timeout(20):
+                while not caplog.records:
+                    await asyncio.sleep(0.05)
+            assert mongod.start() == url
+            registered = await database.services.find_one({"_id": URL})
+            assert registered is not None
+            later = {"_id": URL, "heartbeat": {"$gt": registered["heartbeat"]}}
+            async with asyncio.timeout(20):
+                while await database.services.find_one(later) is None:
+                    await asyncio.sleep(0.05)
+            assert not heartbeats.done()
+        finally:
+            heartbeats.cancel()
+            await asyncio.gather(heartbeats, return_exceptions=True)
+            await database.close()
