@@ -85,11 +85,8 @@ def plan_stack(
     else:
         given = config.sampling.inference_urls is not None or deployment.machine_rank > 0
         services = 0 if given else deployment.num_services
-    if services and deployment.sglang_command is None and config.services != ServiceConfig():
-        raise ConfigError(
-            "flags that begin with --inf_ are for SGLang: set SGLANG_COMMAND to the command that "
-            "starts its server, or INFERENCE_URLS to services that run already"
-        )
+    if services and deployment.sglang_command is None:
+        _refuse_sglang_flags(config.services)
     return Stack(
         config=config,
         flags=tuple(flags),
@@ -101,6 +98,16 @@ def plan_stack(
         gpus=use_gpus,
         deployment=deployment,
     )
+
+
+def _refuse_sglang_flags(services: ServiceConfig) -> None:
+    """Raises `ConfigError` for what the local engine does not have."""
+    for flag in ("inf_tp_size", "inf_ep_size", "inf_mem_ratio"):
+        if getattr(services, flag) != getattr(ServiceConfig, flag):
+            raise ConfigError(
+                f"--{flag} {getattr(services, flag)}: only SGLang has it; set SGLANG_COMMAND to the"
+                " command that starts its server, or INFERENCE_URLS to services that run already"
+            )
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,9 @@ class GpuSharing:
                 for service, client in services
                 if service.memory == MemoryState.HELD and service.weight_version != FRESH_VERSION
             ]
-            return sum(await asyncio.gather(*asked))
+            released = sum(await asyncio.gather(*asked))
+        logger.info("%d services gave their GPU memory back for a step", released)
+        return released
 
     async def resume(self) -> None:
         """Have those that gave it back take it again; they stay paused until they are published to.
