@@ -10,6 +10,8 @@ import network as network_module
 import pytest
 from network import Host, Network
 
+pytestmark = pytest.mark.slow
+
 ANSWER = """
 import socket, sys
 with socket.create_server((sys.argv[1], 7000)) as server:
@@ -21,8 +23,6 @@ with socket.create_server((sys.argv[1], 7000)) as server:
 """
 ASK = """
 import socket, sys
-
-pytestmark = pytest.mark.slow
 with socket.create_connection((sys.argv[1], 7000), timeout=0.5) as connection:
     print(connection.recv(4).decode())
 """
