@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.configs import RewardConfig
-from agentrl.rollout.admission import admitted_groups
 from agentrl.rollout.rewarding import leave_one_out, mean, mean_std, reward_group
 
 
@@ -38,27 +37,3 @@ def test_filters_come_after_scaling() -> None:
 
 def test_a_group_whose_attempts_all_failed_has_no_rewards() -> None:
     assert reward_group([], RewardConfig()) == []
-
-
-@given(
-    st.integers(0, 4), st.integers(1, 64), st.integers(1, 16),
-    st.integers(0, 400), st.integers(0, 40),
-)  # fmt: skip
-def test_admission_fills_the_bound_and_overshoots_by_less_than_a_group(
-    max_staleness: int, rows_per_step: int, group_size: int, waiting: int, open_groups: int
-) -> None:
-    groups = admitted_groups(
-        max_staleness=max_staleness, rows_per_step=rows_per_step, group_size=group_size,
-        waiting=waiting, open_groups=open_groups,
-    )  # fmt: skip
-    bound = (max_staleness + 1) * rows_per_step
-    running = waiting + open_groups * group_size
-    assert groups == 0 or running + (groups - 1) * group_size < bound
-    assert running + groups * group_size >= bound
-
-
-def test_a_trainer_that_waits_for_rows_can_always_get_them() -> None:
-    # nothing runs and one row is missing for the step: a group may begin
-    assert admitted_groups(
-        max_staleness=0, rows_per_step=128, group_size=8, waiting=127, open_groups=0
-    )
