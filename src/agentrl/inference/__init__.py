@@ -7,6 +7,8 @@
     continuation   a request in pieces, made by several services
     pool           which service gets a request, and what happens when one fails
     weights        brings new weights to services
+    memory         has a service give its GPU memory back, and take it again
+    sglang_server  the real SGLang as a child process
     engine         a small server with the same API over a transformers model
 
 Nothing here knows databases, rollout or training.
