@@ -61,6 +61,7 @@ def test_what_a_node_needs_to_know_is_asked_for(environment: dict[str, str], mes
     assert result.returncode != 0 and f"{message}: the " in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_slurm_job_serves_samples_and_trains_a_run_to_its_end(
     mongod: EmbeddedMongod, tmp_path: Path

@@ -20,7 +20,7 @@ from agentrl.databases.mongod import EmbeddedMongod, free_port
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "assets" / "demo" / "model"
 TASKS = ROOT / "assets" / "demo" / "train.jsonl"
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @contextmanager
@@ -57,8 +57,10 @@ def test_with_all_urls_given_trainer_and_samplers_are_all_that_runs(
     }
     flags = [
         "--output_dir", str(tmp_path / "output"), "--per_device_train_batch_size", "8",
-        "--max_steps", "2", "--max_tokens", "384", "--max_new_tokens", "48",
+        "--max_steps", "6", "--max_tokens", "384", "--max_new_tokens", "48",
         "--drop_zero_advantage", "false",
+        # so that one sampler cannot do it all before the other has begun
+        "--max_concurrent_samples_per_process", "2",
     ]  # fmt: skip
     launch = ["-m", "agentrl.cli", "launch", "grpo", name, *flags]
     with ExitStack() as stack:
@@ -88,7 +90,7 @@ def test_with_all_urls_given_trainer_and_samplers_are_all_that_runs(
         printed, _ = samplers.communicate(timeout=60)
         assert samplers.returncode == 0, printed
     summary = json.loads((tmp_path / "output" / "summary.json").read_text())
-    assert summary["steps"] == 2 and summary["rows"]["trained"] == 16
+    assert summary["steps"] == 6 and summary["rows"]["trained"] == 48
     with MongoClient[dict[str, Any]](mongod.url) as client:
         owners = client[name]["records"].distinct("owner")
         client.drop_database(name)
