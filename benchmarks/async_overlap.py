@@ -32,16 +32,15 @@ from uuid import uuid4
 
 import uvloop
 from report import finish, parse_flags
-from scripted_services import ANSWER, DEMO_MODEL, Script, model_service, tool_server
+from scripted_services import DEMO_MODEL, Script, add_groups, model_service, tool_server
 
 from agentrl.databases import policies, runs, services
 from agentrl.databases.changes import Changes, inserted
 from agentrl.databases.connection import RunDatabase, connect
-from agentrl.databases.documents import RowStatus, Slot, Split, Task, place_of
+from agentrl.databases.documents import RowStatus
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.rows import RowLedger, count_rows, fetch_rows
 from agentrl.databases.runs import RunLease
-from agentrl.databases.tasks import TaskLedger, task_key
 from agentrl.inference.client import SGLangClient
 
 SCRIPT = Script(latency_s=0.15, turns=3, tool_median_s=0.5, tool_sigma=1.2)
@@ -91,24 +90,7 @@ def sampler(url: str, run: str, tools: str, flags: list[str], log: Path) -> Iter
 
 async def prepare(database: RunDatabase, model: str, groups: int) -> RunLease:
     """A run with so many groups, whose version 0 the service has."""
-    tasks = [
-        Task(
-            _id=task_key(Split.TRAIN, 0, f"line-{seq}"),
-            split=Split.TRAIN,
-            epoch=0,
-            seq=seq,
-            place=place_of(0, seq),
-            task_id=f"line-{seq}",
-            query="How many parts are in the bin that holds the bolts?",
-            answer=ANSWER,
-            answer_schema="answer",
-            scorer="exact_match",
-            pending=GROUP,
-            slots=[Slot(traj=traj) for traj in range(GROUP)],
-        )
-        for seq in range(groups)
-    ]
-    await TaskLedger(database, "feeder", 60, 1).add(tasks)
+    await add_groups(database, groups, GROUP)
     lease = RunLease(database, "trainer", "benchmark", lease_seconds=600)
     await lease.acquire(rows_per_step=ROWS)
     await services.register_urls(database, [model])
@@ -190,7 +172,7 @@ def expected() -> dict[str, Any]:
 
 def main() -> None:
     args = parse_flags(__doc__ or "")
-    rounds, steps = (1, 3) if args.quick else (3, 8)
+    rounds, steps = (1, 2) if args.quick else (3, 8)
     tail = expected()
     print(f"trajectories: {tail}", flush=True)
     sides: dict[str, list[Side]] = {"sync": [], "async": []}

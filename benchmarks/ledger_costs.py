@@ -12,13 +12,13 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from modelless_sampler import GROUP, fresh_run, make_record, make_turn, task_ledger
+from modelless_sampler import GROUP, OWNER, fresh_run, make_turn, task_ledger
 
 from agentrl.databases import runs, services
 from agentrl.databases.changes import Changes, updated
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, Record, RecordStatus, Split
-from agentrl.databases.records import RecordLedger
+from agentrl.databases.records import RecordLedger, new_record
 from agentrl.databases.rows import count_waiting
 from agentrl.databases.tasks import open_groups
 from agentrl.rollout.rows import build_row
@@ -79,7 +79,7 @@ async def _work_costs(database: RunDatabase, clock: ServerClock, groups: int) ->
         claims.extend(await tasks.claim(Split.TRAIN))
 
     costs: Costs = {"claim": {"command": round(await clock.microseconds(slots, claim), 1)}}
-    made = [make_record(claim) for claim in claims]
+    made = [new_record(claim, OWNER) for claim in claims]
     half = slots // 2  # written alone; the others in bulk
     lots = [made[first : first + MANY] for first in range(half, slots, MANY)]
 

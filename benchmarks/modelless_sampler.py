@@ -19,19 +19,19 @@ from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
     RecordStatus,
-    Slot,
     Split,
-    Task,
     VersionSpan,
-    place_of,
 )
-from agentrl.databases.records import RecordLedger
-from agentrl.databases.tasks import Claim, TaskLedger, task_key
+from agentrl.databases.feeder import make_tasks
+from agentrl.databases.records import RecordLedger, new_record
+from agentrl.databases.task_file import TaskLine
+from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.rollout.finalise import Finaliser
 
 GROUP, TURNS = 8, 4
 PROMPT, OUTPUT = 256, 128  # tokens that a turn adds: of the tools and headers, and of the model
 LEASE_S = 3.0
+OWNER = "sampler"
 MESSAGE, TEXT = "The bin holds: " + "bolt, " * 130, "I look into the next bin. " * 23
 
 
@@ -39,21 +39,11 @@ MESSAGE, TEXT = "The bin holds: " + "bolt, " * 130, "I look into the next bin. "
 async def fresh_run(url: str, groups: int) -> AsyncIterator[RunDatabase]:
     """A run's database with so many groups that nobody has begun."""
     database = await connect(url, f"ledger-{uuid4().hex[:12]}")
-    tasks = [
-        Task(
-            _id=task_key(Split.TRAIN, 0, f"line-{seq}"),
-            split=Split.TRAIN,
-            epoch=0,
-            seq=seq,
-            place=place_of(0, seq),
-            task_id=f"line-{seq}",
-            query="How many bolts are in the bin?",
-            answer="3",
-            pending=GROUP,
-            slots=[Slot(traj=traj) for traj in range(GROUP)],
-        )
+    lines = [
+        TaskLine(id=f"line-{seq}", query="How many bolts are in the bin?", answer="3")
         for seq in range(groups)
     ]
+    tasks = make_tasks(lines, Split.TRAIN, epoch=0, attempts=GROUP, order=range(groups))
     await task_ledger(database).add(tasks)
     try:
         yield database
@@ -63,22 +53,7 @@ async def fresh_run(url: str, groups: int) -> AsyncIterator[RunDatabase]:
 
 
 def task_ledger(database: RunDatabase, lease_seconds: float = LEASE_S) -> TaskLedger:
-    return TaskLedger(database, "sampler", lease_seconds, max_attempts=3)
-
-
-def make_record(claim: Claim) -> Record:
-    return Record(
-        _id=claim.record_id,
-        task=claim.task.id,
-        task_id=claim.task.task_id,
-        traj=claim.traj,
-        attempt=claim.attempt,
-        split=claim.task.split,
-        epoch=claim.task.epoch,
-        owner="sampler",
-        query=claim.task.query,
-        started_at=datetime.datetime.now(datetime.UTC),
-    )
+    return TaskLedger(database, OWNER, lease_seconds, max_attempts=3)
 
 
 def make_turn(record: str, turn: int) -> DispatchedSamplingTask:
@@ -132,7 +107,7 @@ class ModellessSampler:
         keeper.cancel()
 
     async def _begin(self, claims: list[Claim], asked: float) -> None:
-        records = [make_record(claim) for claim in claims]
+        records = [new_record(claim, OWNER) for claim in claims]
         await self.records.start(records, asked)
         for claim, record in zip(claims, records, strict=True):
             self.working[record.id] = asyncio.create_task(

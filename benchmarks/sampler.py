@@ -32,15 +32,14 @@ from uuid import uuid4
 
 import uvloop
 from report import finish, parse_flags
-from scripted_services import ANSWER, DEMO_MODEL, Script, model_service, tool_server
+from scripted_services import DEMO_MODEL, Script, add_groups, model_service, tool_server
 
 from agentrl.configs import parse_config
 from agentrl.databases import policies, runs, services
 from agentrl.databases.connection import RunDatabase, connect
-from agentrl.databases.documents import Slot, Split, Task, TaskStatus, place_of
+from agentrl.databases.documents import TaskStatus
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.runs import RunLease
-from agentrl.databases.tasks import TaskLedger, task_key
 from agentrl.rollout.worker import sample
 
 GROUP = 8  # attempts at a task; 2 where one record is made at a time
@@ -83,24 +82,7 @@ async def prepare(
 ) -> tuple[RunDatabase, RunLease]:
     """A run whose trainer has published, with so many groups of so many attempts to sample."""
     database = await connect(addresses.mongod, run)
-    tasks = [
-        Task(
-            _id=task_key(Split.TRAIN, 0, f"line-{seq}"),
-            split=Split.TRAIN,
-            epoch=0,
-            seq=seq,
-            place=place_of(0, seq),
-            task_id=f"line-{seq}",
-            query="How many parts are in the bin that holds the bolts?",
-            answer=ANSWER,
-            answer_schema="answer",
-            scorer="exact_match",
-            pending=group,
-            slots=[Slot(traj=traj) for traj in range(group)],
-        )
-        for seq in range(groups)
-    ]
-    await TaskLedger(database, "feeder", 60, 1).add(tasks)
+    await add_groups(database, groups, group)
     lease = RunLease(database, "trainer", "benchmark", lease_seconds=600)
     await lease.acquire(rows_per_step=groups * group)
     await policies.publish(database, 0, 0, "none")

@@ -1,4 +1,4 @@
-"""An inference service that follows a script and an MCP server whose tool takes as long as told.
+"""A scripted inference service, an MCP server whose tool takes as long as told, tasks for both.
 
 What `sampler.py` and `async_overlap.py` have samplers talk to, each as a process of its own. Every
 record has `turns` turns: calls of the tool `work(seconds)`, then an answer that is right in every
@@ -26,7 +26,12 @@ import orjson
 import uvloop
 from aiohttp import web
 
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Split
+from agentrl.databases.feeder import make_tasks
 from agentrl.databases.mongod import free_port
+from agentrl.databases.task_file import TaskLine
+from agentrl.databases.tasks import TaskLedger
 
 DEMO_MODEL = Path(__file__).parents[1] / "assets" / "demo" / "model"
 ANSWER = "1"
@@ -89,6 +94,22 @@ def _started(*arguments: str) -> Iterator[str]:
         process.terminate()
         process.wait()
         process.stdout.close()
+
+
+async def add_groups(database: RunDatabase, groups: int, attempts: int) -> None:
+    """Add tasks, with so many attempts each, that the script answers."""
+    lines = [
+        TaskLine(
+            id=f"line-{seq}",
+            query="How many parts are in the bin that holds the bolts?",
+            answer=ANSWER,
+            answer_schema="answer",
+            scorer="exact_match",
+        )
+        for seq in range(groups)
+    ]
+    tasks = make_tasks(lines, Split.TRAIN, epoch=0, attempts=attempts, order=range(groups))
+    await TaskLedger(database, "feeder", lease_seconds=60, max_attempts=1).add(tasks)
 
 
 async def _serve_model(script: Script) -> None:

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pymongo
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.errors import PyMongoError
 
 from agentrl.databases.changes import LONGEST_PAUSE_S, Changes, inserted, updated
 from agentrl.databases.connection import (
@@ -172,3 +174,16 @@ async def test_an_outage_is_waited_for_and_one_that_does_not_end_is_told(
     with pytest.raises(DatabaseUnreachable, match=r"answer for \d+ s, at the look for rows"):
         await patiently(lambda: lost.admin.command("ping"), "the look for rows", patience_s=0.5)
     await lost.close()
+
+
+async def test_a_process_that_stops_while_the_database_is_away_does_not_wait_for_it(
+    restartable: EmbeddedMongod,
+) -> None:
+    database = await connect(restartable.url, "test", timeout_s=300)
+    # Several sessions: the failure below costs one, the goodbye would end the others.
+    await asyncio.gather(*(database.tasks.find_one() for _ in range(8)))
+    restartable.kill()
+    with pymongo.timeout(1), pytest.raises(PyMongoError):
+        await database.tasks.find_one()  # the client notices
+    async with asyncio.timeout(LONG):
+        await database.close()

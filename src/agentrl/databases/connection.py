@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+import pymongo
 from pymongo import ASCENDING, AsyncMongoClient, IndexModel
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -32,6 +33,7 @@ Documents = AsyncCollection[dict[str, Any]]
 T = TypeVar("T")
 
 PATIENCE_S = 300.0  # an outage of the database that a run outlives
+_GOODBYE_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two tries while the database is away
 
 # The server is gone, is going, or came back without the cursors it had.
@@ -90,8 +92,13 @@ class RunDatabase:
         return self.database["runs"]
 
     async def close(self) -> None:
-        """Close the client and its sockets."""
-        await self.client.close()
+        """Close the client and its sockets.
+
+        PyMongo tells the server goodbye first. That is waited for a moment only: a process that
+        stops while the database is away must not wait for it.
+        """
+        with pymongo.timeout(_GOODBYE_S):
+            await self.client.close()
 
 
 _INDEXES: dict[str, list[IndexModel]] = {

@@ -25,6 +25,7 @@ from agentrl.databases.documents import (
 )
 from agentrl.databases.group_commit import GroupCommit, NotSent, Write
 from agentrl.databases.held_leases import HeldLeases
+from agentrl.databases.tasks import Claim
 from agentrl.databases.transitions import TransitionRefused, change_records, record_change
 
 # What a Record says from its start on.
@@ -152,6 +153,22 @@ class RecordLedger:
                 return await commit.write(writes, held)
             except NotSent:
                 continue  # a lease lapsed while the writes waited
+
+
+def new_record(claim: Claim, owner: str) -> Record:
+    """The Record of an attempt that begins now."""
+    return Record(
+        id=claim.record_id,
+        task=claim.task.id,
+        task_id=claim.task.task_id,
+        traj=claim.traj,
+        attempt=claim.attempt,
+        split=claim.task.split,
+        epoch=claim.task.epoch,
+        owner=owner,
+        query=claim.task.query,
+        started_at=datetime.now(UTC),
+    )
 
 
 def _insertions(documents: Sequence[Document]) -> list[Write]:

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from agentrl.configs import Config
 from agentrl.databases.changes import Changes
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, Run, Split
+from agentrl.databases.records import new_record
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
 from agentrl.databases.transitions import TransitionRefused
 from agentrl.inference.protocol import ServiceLoad
@@ -165,22 +165,7 @@ class SamplingScheduler:
 
     def _begin(self, claims: list[Claim], asked: float) -> None:
         """Store the Records of a claim, and start to work on them."""
-        started_at = datetime.now(UTC)
-        records = [
-            Record(
-                id=claim.record_id,
-                task=claim.task.id,
-                task_id=claim.task.task_id,
-                traj=claim.traj,
-                attempt=claim.attempt,
-                split=claim.task.split,
-                epoch=claim.task.epoch,
-                owner=self.owner,
-                query=claim.task.query,
-                started_at=started_at,
-            )
-            for claim in claims
-        ]
+        records = [new_record(claim, self.owner) for claim in claims]
         started = asyncio.create_task(self._records.start(records, asked))
         # An error is each attempt's; one that is handed back at once does not ask for it.
         started.add_done_callback(lambda task: task.cancelled() or task.exception())
