@@ -12,6 +12,7 @@ from agentrl.rollout.tool_calls.calls import Call, MalformedCall, ParsedTurn, To
 from agentrl.rollout.tool_calls.elements import read_elements
 from agentrl.rollout.tool_calls.typed_text import typed_call
 
+_NAME = re.compile(r"[^\s<>{}\"]++")
 # An end of a value that another key, or nothing, follows: other ends are its text.
 _ARGUMENT = re.compile(
     r"\s*<arg_key>([^<]++)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*+(?:<arg_key>|\Z))",
@@ -29,7 +30,7 @@ def parse_glm45(text: str, tools: Tools = ()) -> ParsedTurn:
 def _read_function(body: str, tools: Tools) -> Call:
     name_end = body.find("<arg_key>")
     name = (body if name_end < 0 else body[:name_end]).strip()
-    if not name or "\n" in name or "<" in name:
+    if not _NAME.fullmatch(name):
         return MalformedCall(
             f"the tool call does not begin with the tool's name, but with {quote(body.strip())}"
         )

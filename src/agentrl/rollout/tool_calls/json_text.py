@@ -32,9 +32,9 @@ def call_of_json(call: object, arguments_key: str = "arguments") -> Call:
 
 
 def read_arguments(name: str, text: str) -> Call:
-    """The call of tool `name` whose arguments are a JSON object; no text is no arguments."""
+    """The call of tool `name` whose arguments are a JSON object."""
     if not text.strip():
-        return make_call(name, {})
+        return MalformedCall("the tool call has no arguments, not even {}")
     try:
         arguments = orjson.loads(text)
     except orjson.JSONDecodeError as error:
