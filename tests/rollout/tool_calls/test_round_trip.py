@@ -9,7 +9,7 @@ from typing import Any
 import bson
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 from writers import MARKS, WRITERS, Calls, dumps, tools_for
@@ -19,6 +19,9 @@ from agentrl.rollout.tool_calls import PARSERS, ParsedCall, parsers_of_template,
 spec = find_spec("trl")  # found, not imported: its templates are all that is wanted
 assert spec is not None and spec.origin is not None, "trl is not installed"
 TEMPLATES = Path(spec.origin).parent / "chat_templates"
+
+FEW = settings(max_examples=40)  # of each; tests/fuzz goes through many more
+ONCE_EACH = [name for name in PARSERS if name != "qwen"]  # which is qwen25
 
 # Families' templates, with the most calls that they write in a turn.
 FAMILIES = {
@@ -65,6 +68,7 @@ CALLS = st.lists(
 
 @pytest.mark.parametrize(("parser", "write"), WRITERS, ids=[write.__name__ for _, write in WRITERS])
 @given(calls=CALLS)
+@FEW
 def test_calls_are_read_as_they_were_written(
     parser: str, write: Callable[[Calls], str], calls: list[ParsedCall]
 ) -> None:
@@ -116,6 +120,7 @@ def render(template: str, messages: list[dict[str, Any]], tools: list[dict[str, 
 
 @pytest.mark.parametrize("template", FAMILIES)
 @given(calls=CALLS)
+@FEW
 def test_calls_that_the_family_s_own_template_writes_are_read_back(
     template: str, calls: list[ParsedCall]
 ) -> None:
@@ -173,8 +178,9 @@ ANY_TEXT = mutated() | st.lists(st.sampled_from(MARKS) | st.text(max_size=8), ma
 )
 
 
-@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("parser", ONCE_EACH)
 @given(text=ANY_TEXT)
+@FEW
 def test_any_text_is_parsed_without_an_error_into_calls_that_mongodb_can_store(
     parser: str, text: str
 ) -> None:
@@ -202,12 +208,12 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("parser", ONCE_EACH)
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_a_long_hostile_text_is_parsed_before_the_test_s_time_is_over(
     parser: str, unit: str
 ) -> None:
-    body = unit * (200_000 // len(unit))
+    body = unit * (100_000 // len(unit))
     PARSERS[parser](body)
     for opening in ("<tool_call>", "<|tool_call_start|>[f(a=", '[TOOL_CALLS][{"name":"'):
         PARSERS[parser](opening + body + "</tool_call>")
