@@ -6,12 +6,17 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported: tests run beside each other's processes on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod
+
+# Machines are busy: how long an example takes says nothing about what is tested.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agentrl.configs import ConfigError, parse_config
+from agentrl.configs import TOOL_CALL_PARSERS, ConfigError, parse_config
+from agentrl.rollout.tool_calls import PARSERS
 
 
 def test_the_flags_of_an_existing_script_are_taken_as_they_are() -> None:
@@ -62,3 +63,7 @@ def test_a_wrong_flag_is_one_sentence_that_names_it(argv: list[str], message: st
         parse_config(argv)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_flag_knows_all_tool_call_parsers_and_no_other() -> None:
+    assert set(TOOL_CALL_PARSERS) == set(PARSERS)

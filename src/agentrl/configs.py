@@ -15,7 +15,10 @@ from transformers.hf_argparser import HfArgumentParser
 
 LOSSES = ("GRPO", "MINIRL", "CrossEntropy")
 ADVANTAGES = ("mean_std", "mean", "leave_one_out")
-TOOL_CALL_PARSERS = ("qwen25", "qwen")
+TOOL_CALL_PARSERS = (
+    "qwen25", "qwen", "qwen3_coder", "mistral", "llama3", "deepseekv3", "pythonic", "kimi_k2",
+    "glm45", "gpt-oss", "minicpm",
+)  # fmt: skip
 WEIGHT_UPDATES = ("disk", "distributed", "tensor")
 WEIGHT_UPDATE_PAUSES = ("retract", "in_place")
 TRACKERS = ("none", "tensorboard", "swanlab")
@@ -169,8 +172,10 @@ class AgentConfig:
     mcp_manager_url: str | None = _flag(None, "URL of the MCP server (streamable HTTP)")
     mcp_server_name: str | None = _flag(None, "name of the MCP server in logs and records")
     mcp_auth_token: str | None = _flag(None, "bearer token for the MCP server")
-    tool_call_parser: str = _flag(
-        "qwen25", f"how the model writes tool calls: {', '.join(TOOL_CALL_PARSERS)}"
+    tool_call_parser: str | None = _flag(
+        None,
+        f"how the model writes tool calls: {', '.join(TOOL_CALL_PARSERS)} (default: as its "
+        "chat template does, or qwen25 if that writes none)",
     )
     tool_timeout: float = _flag(60.0, "seconds that one tool call may take")
     agent_config_path: str | None = _flag(
@@ -389,7 +394,8 @@ def _validate(config: Config) -> None:
     """Refuse values that would fail later, or quietly mean something else."""
     _one_of("loss_calculator", config.loss.loss_calculator, LOSSES)
     _one_of("advantage", config.reward.advantage, ADVANTAGES)
-    _one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
+    if config.agent.tool_call_parser is not None:
+        _one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
     _one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
     _one_of("report_to", config.run.report_to, TRACKERS)
     _one_of("weight_update", config.services.weight_update, WEIGHT_UPDATES)

@@ -23,7 +23,7 @@ from agentrl.rollout.mcp.agent_config import load_agent_config
 from agentrl.rollout.mcp.scorers import MCPScorerFactory
 from agentrl.rollout.mcp.tools import ToolServer
 from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, SamplerResources, load_renderer
-from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser, tool_call_parser
+from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser, choose_parser
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class MCPSampler(AsyncSampler):
         """
         agent = config.agent
         renderer = load_renderer(config)
-        parse_calls = tool_call_parser(agent.tool_call_parser)
+        parse_calls = choose_parser(agent.tool_call_parser, renderer.render_text)
         scorers = MCPScorerFactory(load_agent_config(agent.agent_config_path))
         tools = None
         if agent.mcp_manager_url is not None:
@@ -93,7 +93,7 @@ class MCPSampler(AsyncSampler):
         self.begin_conversation(messages, tools.schemas if tools else None)
         while (reason := self.limit_reached()) is None:
             turn = await self.generate()
-            parsed = self.resources.parse_calls(turn.text)
+            parsed = self.resources.parse_calls(turn.text, tools.schemas if tools else ())
             reason = turn.stop_reason or self.limit_reached()
             if not parsed.calls and turn.stop_reason is None:
                 reason = StopReason.ANSWERED

@@ -1,0 +1,34 @@
+"""Tool calls in a model's text: parsing, for the ways in which model families write them.
+
+    registry.py                       the parsers by name; which of them a chat template fits
+    calls.py                          what a parser gives: content, calls, calls that cannot be made
+    elements.py json_text.py          what several families share: marked elements, JSON,
+    python_calls.py typed_text.py     Python calls, untyped text read by a tool's schema
+    qwen.py mistral.py ...            a file for each way of writing
+
+A parser is a function of the turn's text, special tokens included and the stop token left out, and
+of the tools' schemas. It never raises and takes time in proportion to the text: a call that cannot
+be read becomes a `MalformedCall` whose message is for the model to read. Whether a tool exists is
+not known here.
+"""
+
+from agentrl.rollout.tool_calls.calls import MalformedCall, ParsedCall, ParsedTurn, ToolCallParser
+from agentrl.rollout.tool_calls.registry import (
+    DEFAULT_PARSER,
+    PARSERS,
+    choose_parser,
+    parsers_of_template,
+    tool_call_parser,
+)
+
+__all__ = [
+    "DEFAULT_PARSER",
+    "PARSERS",
+    "MalformedCall",
+    "ParsedCall",
+    "ParsedTurn",
+    "ToolCallParser",
+    "choose_parser",
+    "parsers_of_template",
+    "tool_call_parser",
+]

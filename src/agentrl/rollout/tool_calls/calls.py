@@ -1,0 +1,101 @@
+"""What a parser gives: the content of a turn, its calls, and the calls that cannot be made."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+MAX_DEPTH = 32  # of nested arguments; BSON and most tools take no more than some 100
+_MAX_INT = 2**63 - 1  # what MongoDB stores and most tools read
+
+Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {...}}, as OpenAI writes it
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A call that can be made. `arguments` is a JSON object that MongoDB can store."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """A call that cannot be made. `error` tells the model why, in one sentence."""
+
+    error: str
+
+
+Call = ParsedCall | MalformedCall
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """A turn of the model: the text outside its calls, and its calls in order."""
+
+    content: str
+    calls: tuple[Call, ...] = ()
+
+
+class ToolCallParser(Protocol):
+    """Reads a turn's text. `tools` give types to arguments that the family writes without."""
+
+    def __call__(self, text: str, tools: Tools = ()) -> ParsedTurn: ...
+
+
+def make_call(name: object, arguments: object) -> Call:
+    """The call of tool `name`, if a tool can be given these arguments and MongoDB store them."""
+    if not isinstance(name, str) or not name:
+        return MalformedCall('the tool call has no "name"')
+    if not isinstance(arguments, dict):
+        return MalformedCall('the "arguments" of the tool call are not a JSON object')
+    if _is_broken(name):
+        return MalformedCall('the "name" of the tool call holds half a character')
+    fault = _unusable(arguments, MAX_DEPTH)
+    if fault is not None:
+        return MalformedCall(f'the "arguments" of the tool call hold {fault}')
+    return ParsedCall(name, arguments)
+
+
+def tool_names(tools: Tools) -> frozenset[str]:
+    """The names of the tools."""
+    functions = (tool.get("function") for tool in tools)
+    names = (function.get("name") for function in functions if isinstance(function, Mapping))
+    return frozenset(name for name in names if isinstance(name, str))
+
+
+def quote(text: str, limit: int = 40) -> str:
+    """The begin of a text in quotes, for a sentence about it."""
+    return repr(text if len(text) <= limit else f"{text[:limit]}...")
+
+
+def _unusable(value: object, depth: int) -> str | None:
+    """What in a JSON value no database or tool can be given, or None."""
+    if isinstance(value, str):
+        return "half a character" if _is_broken(value) else None
+    if isinstance(value, int):
+        return None if -_MAX_INT <= value <= _MAX_INT else "an integer of more than 64 bits"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else "a number that is too large"
+    if not isinstance(value, dict | list):
+        return None
+    if depth == 0:
+        return "too many levels of nesting"
+    if isinstance(value, dict):
+        if any("\0" in key for key in value):
+            return "a key with a NUL character"
+        if any(_is_broken(key) for key in value):
+            return "half a character"
+    items = value.values() if isinstance(value, dict) else value
+    return next((fault for item in items if (fault := _unusable(item, depth - 1))), None)
+
+
+def _is_broken(text: str) -> bool:
+    """Whether a text holds a lone surrogate, which UTF-8 cannot."""
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
