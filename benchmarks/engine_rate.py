@@ -12,33 +12,24 @@ Prompts are random and new in each round, so the engine's prefix cache is of no 
 Rounds of both sides are interleaved; the last line is a JSON object with the medians.
 """
 
-import argparse
 import asyncio
-import datetime
-import json
-import multiprocessing
-import os
-import platform
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-import transformers
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from engine_process import engine_process, random_model
+from report import finish, parse_flags
+from transformers import PreTrainedModel
 
 from agentrl.inference.client import SGLangClient
-from agentrl.inference.engine import EngineConfig, serve
+from agentrl.inference.engine import EngineConfig
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
 
 CONCURRENCY = 64
 VOCAB = 500
-RESULTS = Path(__file__).parent / "results" / "engine_rate.json"
 
 Load = list[tuple[list[int], int]]
 
@@ -53,36 +44,6 @@ def make_load(name: str, requests: int, seed: int) -> Load:
         )
         for _ in range(requests)
     ]
-
-
-def save_model(folder: Path) -> None:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        vocab_size=VOCAB,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=0,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-
-
-def run_engine(folder: Path, port: Connection) -> None:
-    """The engine's process: tells its URL, then serves until it is terminated."""
-
-    @asynccontextmanager
-    async def tell(url: str) -> AsyncIterator[None]:
-        port.send(url)
-        yield
-
-    serve(EngineConfig(folder, num_threads=1), tell)
 
 
 async def engine_rate(url: str, load: Load) -> float:
@@ -126,8 +87,9 @@ def generate_rate(model: PreTrainedModel, load: Load) -> float:
     return sum(length for _, length in load) / (time.perf_counter() - began)
 
 
-def measure(folder: Path, url: str, rounds: int, requests: int) -> dict[str, dict[str, object]]:
-    model = Qwen3ForCausalLM.from_pretrained(folder).eval()
+def measure(
+    model: PreTrainedModel, url: str, rounds: int, requests: int
+) -> dict[str, dict[str, object]]:
     for rate in (lambda x: asyncio.run(engine_rate(url, x)), lambda x: generate_rate(model, x)):
         rate(make_load("ragged", CONCURRENCY, seed=0))
     results: dict[str, dict[str, object]] = {}
@@ -148,41 +110,31 @@ def measure(folder: Path, url: str, rounds: int, requests: int) -> dict[str, dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, < 60 s")
-    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name} beside this")
-    args = parser.parse_args()
+    args = parse_flags(__doc__)
     rounds, requests = (3, 192) if args.quick else (7, 512)
     torch.set_num_threads(1)
-    spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder))
-        receive, send = spawn.Pipe(duplex=False)
-        engine = spawn.Process(target=run_engine, args=(Path(folder), send))
-        engine.start()
-        send.close()
-        try:
-            loads = measure(Path(folder), receive.recv(), rounds, requests)
-        finally:
-            engine.terminate()
-            engine.join()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = random_model(
+            folder,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            vocab_size=VOCAB,
+        )
+        with engine_process(EngineConfig(folder, num_threads=1)) as url:
+            loads = measure(model.eval(), url, rounds, requests)
     result = {
-        "benchmark": "engine_rate",
         "ratio": loads["ragged"]["ratio"],
         "loads": loads,
         "concurrency": CONCURRENCY,
         "rounds": rounds,
         "requests_per_round": requests,
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
     }
-    if args.save:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    finish("engine_rate", result, ("torch", "transformers"), save=args.save)
 
 
 if __name__ == "__main__":

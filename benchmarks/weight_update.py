@@ -13,27 +13,19 @@ running requests are computed again in it).
 The last line is a JSON object with the medians in seconds.
 """
 
-import argparse
 import asyncio
-import contextlib
-import datetime
-import json
-import multiprocessing
-import os
-import platform
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from engine_process import engine_process, random_model
+from report import finish, parse_flags
+from transformers import Qwen3ForCausalLM
 
 from agentrl.inference.client import SGLangClient
-from agentrl.inference.engine import EngineConfig, serve
+from agentrl.inference.engine import EngineConfig
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
 from agentrl.inference.weights.updates import PublishedWeights, UpdatePause, update_services
 from agentrl.inference.weights.ways import make_updater
@@ -43,56 +35,12 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 100, 200
 STEPS_BETWEEN = 15  # before and after an update, so that all of it is seen
 WAYS = ("disk", "distributed", "tensor")
 PAUSES: tuple[UpdatePause, ...] = ("retract", "in_place")
-RESULTS = Path(__file__).parent / "results" / "weight_update.json"
 
 
-def save_model(folder: Path) -> dict[str, torch.Tensor]:
-    """Write the model; returns its weights as a trainer has them."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        hidden_size=384,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=64,
-        vocab_size=8192,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=0,
-    )
-    model = Qwen3ForCausalLM(config)
-    model.save_pretrained(folder)
+def trained_weights(model: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
+    """The weights as a trainer has them: tied ones once."""
     tied = model.all_tied_weights_keys
     return {name: t for name, t in model.state_dict().items() if name not in tied}
-
-
-def run_engine(folder: Path, port: Connection) -> None:
-    """The engine's process: tells its URL, then serves until it is terminated."""
-
-    @asynccontextmanager
-    async def tell(url: str) -> AsyncIterator[None]:
-        port.send(url)
-        yield
-
-    serve(EngineConfig(folder, num_threads=1, max_running_requests=IN_FLIGHT), tell)
-
-
-@contextlib.contextmanager
-def engine(folder: Path) -> Iterator[str]:
-    """An engine in a process of its own; its URL."""
-    spawn = multiprocessing.get_context("spawn")
-    receive, send = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=run_engine, args=(folder, send))
-    process.start()
-    send.close()
-    try:
-        yield receive.recv()
-    finally:
-        process.terminate()
-        process.join()
 
 
 class Watch:
@@ -177,40 +125,32 @@ async def measure(
     }
 
 
-def cpu_model() -> str:
-    """What /proc/cpuinfo calls the processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, < 60 s")
-    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name} beside this")
-    args = parser.parse_args()
+    args = parse_flags(__doc__)
     rounds = 3 if args.quick else 10
-    with tempfile.TemporaryDirectory() as folder:
-        tensors = save_model(Path(folder))
-        with engine(Path(folder)) as url:
-            updates = asyncio.run(measure(url, Path(folder), tensors, rounds))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = random_model(
+            folder,
+            hidden_size=384,
+            intermediate_size=1024,
+            num_hidden_layers=6,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=64,
+            vocab_size=8192,
+        )
+        tensors = trained_weights(model)
+        config = EngineConfig(folder, num_threads=1, max_running_requests=IN_FLIGHT)
+        with engine_process(config) as url:
+            updates = asyncio.run(measure(url, folder, tensors, rounds))
     result = {
-        "benchmark": "weight_update",
         "updates": updates,
         "megabytes": round(sum(t.nbytes for t in tensors.values()) / 1e6),
         "in_flight": IN_FLIGHT,
         "rounds": rounds,
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{cpu_model()}, {os.cpu_count()} cores, {memory:.0f} GiB",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
     }
-    if args.save:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result))
+    finish("weight_update", result, ("torch",), save=args.save)
 
 
 if __name__ == "__main__":
