@@ -30,12 +30,14 @@ async def test_a_heartbeat_outlives_an_outage_of_the_database(
                 while not caplog.records:
                     await asyncio.sleep(0.05)
             assert mongod.start() == url
-            registered = await database.services.find_one({"_id": URL})
+            looking = await connect(url, "run")  # this one waits until the server is a primary
+            registered = await looking.services.find_one({"_id": URL})
             assert registered is not None
             later = {"_id": URL, "heartbeat": {"$gt": registered["heartbeat"]}}
             async with asyncio.timeout(20):
-                while await database.services.find_one(later) is None:
+                while await looking.services.find_one(later) is None:
                     await asyncio.sleep(0.05)
+            await looking.close()
             assert not heartbeats.done()
         finally:
             heartbeats.cancel()
