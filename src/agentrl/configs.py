@@ -19,6 +19,7 @@ TOOL_CALL_PARSERS = (
     "qwen25", "qwen", "qwen3_coder", "mistral", "llama3", "deepseekv3", "pythonic", "kimi_k2",
     "glm45", "gpt-oss", "minicpm",
 )  # fmt: skip
+NEW_CONTEXTS = ("disabled", "discard_all_tools", "discard_all")
 WEIGHT_UPDATES = ("disk", "distributed", "tensor")
 WEIGHT_UPDATE_PAUSES = ("retract", "in_place")
 TRACKERS = ("none", "tensorboard", "swanlab")
@@ -38,6 +39,7 @@ _LEAST: dict[str, float] = {
     "drain_seconds": 0, "max_turns": 1, "max_tokens": 2, "max_new_tokens": 1,
     "max_prompt_tokens": 1, "max_staleness": 0, "max_attempts": 1, "lease_seconds": 1,
     "record_timeout": 0.1, "request_timeout": 0.1, "startup_timeout": 0.1, "tool_timeout": 0.1,
+    "repetition_early_stop_times": 0, "min_turns": 0, "reserve_context_error_count": 0,
     "eval_steps": 0, "eval_attempts": 1,
     "epsilon": 0, "epsilon_higher": 0, "learning_rate": 0, "max_grad_norm": 0,
     "warmup_steps": 0, "max_steps": -1, "per_device_train_batch_size": 1,
@@ -185,6 +187,22 @@ class AgentConfig:
 
 
 @dataclass(frozen=True)
+class ContextConfig:
+    """What happens to a conversation that grows too long, or goes round in circles."""
+
+    new_context: str = _flag(
+        "disabled",
+        f"when a prompt reaches --max_prompt_tokens: {', '.join(NEW_CONTEXTS)}",
+    )
+    repetition_early_stop_times: int = _flag(
+        0, "end a trajectory after so many turns that repeat an earlier one (0: never)"
+    )
+    enable_repetition_compress: bool = _flag(
+        False, "take a repeated turn and its results out of the conversation"
+    )
+
+
+@dataclass(frozen=True)
 class RewardConfig:
     """From scores to advantages."""
 
@@ -194,6 +212,15 @@ class RewardConfig:
     minimal_advantage: float | None = _flag(
         None, "leave out records whose advantage is not greater than this"
     )
+    balance_sample: bool = _flag(False, "train as many wrong records of a group as right ones")
+    efficient_rewarding: bool = _flag(
+        False, "rank the right records of a group by how little they needed"
+    )
+    min_turns: int = _flag(0, "leave out right records with no more turns than this")
+    reserve_context_error_count: int | None = _flag(
+        None, "of a group's records that ended at a limit, train only so many (default: all)"
+    )
+    scorer_module: str | None = _flag(None, "Python file that registers scorers")
 
 
 @dataclass(frozen=True)
@@ -271,16 +298,6 @@ class ReservedConfig:
     cp_size: int = _flag(1, "context parallelism (only 1 in this version)")
     pp_size: int = _flag(1, "pipeline parallelism (only 1 in this version)")
     ep_size: int = _flag(1, "expert parallelism (only 1 in this version)")
-    new_context: str = _flag("disabled", "context rewriting (only disabled in this version)")
-    repetition_early_stop_times: int = _flag(
-        0, "stop on repetition (only 0, never, in this version)"
-    )
-    enable_repetition_compress: bool = _flag(
-        False, "compress repetition (only false in this version)"
-    )
-    balance_sample: bool = _flag(False, "balance right and wrong (only false in this version)")
-    efficient_rewarding: bool = _flag(False, "reward short answers (only false in this version)")
-    min_turns: int = _flag(0, "least turns of a rewarded record (only 0 in this version)")
     activation_offloading: bool = _flag(
         False, "activations to the CPU (only false in this version)"
     )
@@ -297,6 +314,7 @@ class Config:
     sampling: SamplingConfig
     services: ServiceConfig
     agent: AgentConfig
+    context: ContextConfig
     reward: RewardConfig
     loss: LossConfig
     optimizer: OptimizerConfig
@@ -396,6 +414,7 @@ def _validate(config: Config) -> None:
     _one_of("advantage", config.reward.advantage, ADVANTAGES)
     if config.agent.tool_call_parser is not None:
         _one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
+    _one_of("new_context", config.context.new_context, NEW_CONTEXTS)
     _one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
     _one_of("report_to", config.run.report_to, TRACKERS)
     _one_of("weight_update", config.services.weight_update, WEIGHT_UPDATES)

@@ -67,6 +67,17 @@ class StopReason(StrEnum):
     MAX_TOKENS = "max_tokens"  # the whole trajectory reached --max_tokens
     MAX_PROMPT_TOKENS = "max_prompt_tokens"
     MAX_NEW_TOKENS = "max_new_tokens"  # one turn was cut off
+    REPETITION = "repetition"  # --repetition_early_stop_times turns repeated earlier ones
+
+
+class TurnStatus(StrEnum):
+    """What became of a turn. The rewarding's advantage rules go by it."""
+
+    COMPLETED = "completed"
+    TOOL_FAILED = "toolfailed"  # a tool that it called failed
+    FORMAT_ERROR = "formaterror"  # a tool call that cannot be read
+    REPEAT_ERROR = "repeaterror"  # it repeats an earlier turn
+    TRUNCATED = "truncated"  # cut off by a limit
 
 
 class Document(BaseModel):
@@ -139,6 +150,8 @@ class Task(Document):
     answer: str | None = None
     scorer: str = "agentcpm"
     answer_schema: str | None = None
+    agent_name: str | None = None  # the agent that works on it (None: --agent_name)
+    messages: list[dict[str, Any]] | None = None  # a prompt given as a conversation
     fields: dict[str, Any] = Field(default_factory=dict)  # what else the line held
     pending: int  # slots nobody holds: what the claim query matches
     slots: list[Slot]
@@ -172,12 +185,17 @@ class Record(Document):
     split: Split
     epoch: int
     owner: str
+    agent_name: str | None = None
     status: RecordStatus = RecordStatus.SAMPLING
     query: str
     turns: list[str] = Field(default_factory=list)  # DispatchedSamplingTask ids, in order
     n_turns: int = 0
     n_tool_calls: int = 0
     n_tool_errors: int = 0
+    n_segments: int = 0
+    n_junctions: int = 0  # places where a turn was followed by more
+    n_drifts: int = 0  # junctions where the chat template rewrites what was sampled
+    turn_statuses: dict[str, int] = Field(default_factory=dict)  # how many turns of each
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     versions: VersionRange | None = None
     final_answer: str | None = None
@@ -217,6 +235,7 @@ class DispatchedSamplingTask(Document):
 
     record_id: str
     turn: int
+    status: TurnStatus = TurnStatus.COMPLETED
     segment: int
     parent: str | None = None  # the turn whose tokens this segment shares, where it begins
     shared_len: int = 0  # how many of that turn's prompt + output tokens it shares
