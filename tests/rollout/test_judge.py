@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentrl.rollout.mcp import judge as judge_module
+from agentrl.rollout import helping_models
 from agentrl.rollout.mcp.agent_config import AgentConfig, AgentModel
 from agentrl.rollout.mcp.judge import JudgeError, read_verdict
 from agentrl.rollout.mcp.scorers import MCPScorerFactory
@@ -40,7 +40,7 @@ class Endpoint:
 
 @pytest.fixture
 async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
-    monkeypatch.setattr(judge_module, "_RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(helping_models, "_RETRY_PAUSE_S", 0.01)
     endpoint = Endpoint()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", endpoint.answer)
@@ -89,7 +89,7 @@ async def test_when_no_model_gives_a_verdict_the_error_says_what_each_did(
     endpoint.replies = {"a": [401], "b": [500, "Hm!"]}  # a wrong key is not tried twice
     with pytest.raises(JudgeError) as caught:
         await judge(endpoint, "a", "b")
-    for part in ("500", "401", "a at http://127.0.0.1", "b gave no verdict but 'Hm!'"):
+    for part in ("500", "401", "a at http://127.0.0.1", "b gave a reply that will not do: 'Hm!'"):
         assert part in str(caught.value)
 
 

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import ClassVar, Self
 
+from agentrl.rollout.helping_models import HelpingModels
 from agentrl.rollout.mcp.agent_config import AgentConfig
 from agentrl.rollout.mcp.judge import Judge
 from agentrl.rollout.mcp.math_verifier import MathVerifier
@@ -39,12 +40,13 @@ class MCPScorerFactory:
     _built_in: ClassVar[frozenset[str]] = frozenset({"exact_match", "math", "agentcpm"})
 
     def __init__(self, agents: AgentConfig) -> None:
-        self._judge = Judge(agents.scorer_agent)
+        self._judging_models = HelpingModels(agents.scorer_agent)
+        self._judge = Judge(self._judging_models)
         self._math = MathVerifier()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._judge)
+        await self._stack.enter_async_context(self._judging_models)
         await self._stack.enter_async_context(self._math)
         return self
 
