@@ -20,6 +20,7 @@ from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, SamplerResources, load_renderer
 from agentrl.rollout.scheduler import SamplingScheduler
+from agentrl.rollout.scorers import Scorers
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 Script = Callable[[Claim], float]  # the score of an attempt; may raise
@@ -75,9 +76,9 @@ async def scheduler(
     evaluation: int | None = None,
     owner: str = "sampler",
 ) -> AsyncIterator[SamplingScheduler]:
-    async with ServicePool() as pool:
-        records = RecordLedger(database, config.sampling.lease_seconds)
-        resources = SamplerResources(config, pool, load_renderer(config), records)
+    records = RecordLedger(database, config.sampling.lease_seconds)
+    async with ServicePool() as pool, Scorers.of_run(config, records) as scorers:
+        resources = SamplerResources(config, pool, load_renderer(config), records, scorers)
         yield SamplingScheduler(database, config, resources, agent, owner, evaluation)
 
 

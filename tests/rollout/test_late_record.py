@@ -14,6 +14,7 @@ from agentrl.inference.pool import ServicePool
 from agentrl.rollout.attempt import Attempt
 from agentrl.rollout.finalise import Finaliser
 from agentrl.rollout.sampler import AsyncSampler, SamplerResources, load_renderer
+from agentrl.rollout.scorers import Scorers
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 
@@ -47,8 +48,8 @@ async def test_a_record_stored_after_its_slot_was_lost_is_closed_by_its_attempt(
         await database.records.insert_one(record.to_mongo())
 
     records = RecordLedger(database, 60)
-    async with ServicePool() as pool:
-        resources = SamplerResources(config, pool, load_renderer(config), records)
+    async with ServicePool() as pool, Scorers.of_run(config, records) as scorers:
+        resources = SamplerResources(config, pool, load_renderer(config), records, scorers)
         attempt = Attempt(
             claim=claim,
             sampler=Unasked(claim, record, resources),

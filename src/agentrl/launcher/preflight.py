@@ -15,7 +15,7 @@ from agentrl.configs import Config, ConfigError
 from agentrl.databases.task_file import DEFAULT_SCORER, TaskLine, read_tasks
 from agentrl.rollout.answers import KNOWN_SCHEMAS
 from agentrl.rollout.mcp.agent_config import load_agent_config
-from agentrl.rollout.mcp.scorers import MCPScorerFactory
+from agentrl.rollout.scorers import known_scorers
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
@@ -81,7 +81,7 @@ def check_task_file(file: str, agent_config: str | None) -> list[TaskLine]:
 
     Raises `TaskFileError`, `AgentConfigError`, or `ConfigError` for what scoring needs.
     """
-    tasks = read_tasks(Path(file), MCPScorerFactory.known(), KNOWN_SCHEMAS)
+    tasks = read_tasks(Path(file), known_scorers(), KNOWN_SCHEMAS)
     unanswered = [task.id for task in tasks if task.answer is None]
     if unanswered:
         shown = ", ".join(unanswered[:5]) + (", ..." if len(unanswered) > 5 else "")

@@ -1,7 +1,8 @@
 """What a sampler is: the base class that agents subclass, and what all samplers of a process share.
 
 An `AsyncSampler` drives one attempt at one task: `run()` holds the conversation, turn by turn, and
-`evaluate_record()` scores it. Claims, leases and retries are the scheduler's (`scheduler.py`).
+`evaluate_record()` scores it, by its task's scorer unless a subclass does otherwise. Claims, leases
+and retries are the scheduler's (`scheduler.py`).
 """
 
 import logging
@@ -28,6 +29,7 @@ from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
 from agentrl.rollout.chat import ChatRenderer, Conversation, Message, ToolSchema
 from agentrl.rollout.context import TokenContext, TurnTokens
+from agentrl.rollout.scorers import Scorers
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class SamplerResources:
     pool: ServicePool
     renderer: ChatRenderer
     records: RecordLedger
+    scorers: Scorers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,8 @@ class GeneratedTurn:
 class AsyncSampler(ABC):
     """One attempt at one task.
 
-    A subclass implements `run()` and `evaluate_record()`, and extends `open_resources()` if its
-    samplers share more than model and database. `self.record` is the Record as it stands at any
+    A subclass implements `run()`, and extends `open_resources()` if its samplers share more than
+    model, database and scorers. `self.record` is the Record as it stands at any
     time, so that a failure keeps what was done.
     """
 
@@ -84,21 +87,24 @@ class AsyncSampler(ABC):
     ) -> AsyncIterator[SamplerResources]:
         """Open what all samplers of a process share, beside the pool and the database.
 
-        Raises `ConfigError` if the model folder lacks what turns need.
+        Raises `ConfigError` if the model folder lacks what turns need, `AgentConfigError` if
+        `--agent_config_path` cannot be used.
         """
-        yield SamplerResources(config, pool, load_renderer(config), records)
+        renderer = load_renderer(config)
+        async with Scorers.of_run(config, records) as scorers:
+            yield SamplerResources(config, pool, renderer, records, scorers)
 
     @abstractmethod
     async def run(self) -> Record:
         """Hold the conversation. Returns the Record with turns, counts, stop reason and answer."""
 
-    @abstractmethod
     async def evaluate_record(self, record: Record) -> Record:
-        """Score a finished Record: returns it with `score` and `scores`.
+        """Score a finished Record: returns it with `score` and `scores`, by its task's scorer.
 
         An exception leaves the Record failed and the slot to be tried again; a score is never made
         up for it.
         """
+        return await self.resources.scorers.score(self.claim.task, record)
 
     def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None

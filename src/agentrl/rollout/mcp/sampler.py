@@ -19,10 +19,9 @@ from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.answers import extract_answer
 from agentrl.rollout.chat import Message
-from agentrl.rollout.mcp.agent_config import load_agent_config
-from agentrl.rollout.mcp.scorers import MCPScorerFactory
 from agentrl.rollout.mcp.tools import ToolServer
 from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, SamplerResources, load_renderer
+from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser, choose_parser
 
 
@@ -32,7 +31,6 @@ class MCPResources(SamplerResources):
 
     tools: ToolServer | None
     parse_calls: ToolCallParser
-    scorers: MCPScorerFactory
 
 
 class MCPSampler(AsyncSampler):
@@ -60,7 +58,7 @@ class MCPSampler(AsyncSampler):
         agent = config.agent
         renderer = load_renderer(config)
         parse_calls = choose_parser(agent.tool_call_parser, renderer.render_text)
-        scorers = MCPScorerFactory(load_agent_config(agent.agent_config_path))
+        scorers = Scorers.of_run(config, records)
         tools = None
         if agent.mcp_manager_url is not None:
             tools = ToolServer(
@@ -105,21 +103,6 @@ class MCPSampler(AsyncSampler):
             messages = await self._use_tools(turn, parsed.calls, messages)
         self.record.stop_reason = reason
         return self.record
-
-    async def evaluate_record(self, record: Record) -> Record:
-        """Score the Record by its task's scorer; no answer in the asked form scores 0."""
-        task = self.claim.task
-        score = 0.0
-        if record.final_answer is not None:
-            score = await self.resources.scorers.score(
-                task.scorer,
-                question=task.query,
-                model_answer=record.final_answer,
-                ground_truth=task.answer,
-            )
-        return record.model_copy(
-            update={"score": score, "scores": {**record.scores, task.scorer: score}}
-        )
 
     async def _use_tools(
         self,

@@ -2,23 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import pytest
+from scoring import make_record, make_task
 
-from agentrl.rollout.mcp.agent_config import AgentConfig
-from agentrl.rollout.mcp.math_verifier import MathVerifier
 from agentrl.rollout.mcp.scorers import MCPScorerFactory
+from agentrl.rollout.scorers import Scorers, known_scorers
+from agentrl.rollout.scorers.math_verifier import MathVerifier
 
 
-@pytest.fixture
-async def scorers() -> AsyncIterator[MCPScorerFactory]:
-    async with MCPScorerFactory(AgentConfig()) as factory:
-        yield factory
-
-
-async def score(scorers: MCPScorerFactory, name: str, answer: str, truth: str | None) -> float:
-    return await scorers.score(name, question="?", model_answer=answer, ground_truth=truth)
+async def score(scorers: Scorers, name: str, answer: str, truth: str | None) -> float | None:
+    record = await scorers.score(make_task(name, answer=truth), make_record(answer))
+    return record.score
 
 
 @pytest.mark.parametrize(
@@ -26,12 +21,12 @@ async def score(scorers: MCPScorerFactory, name: str, answer: str, truth: str | 
     [("Paris", "paris ", 1.0), ("a  b\n", "A b", 1.0), ("42.", "42", 0.0), ("", "42", 0.0)],
 )
 async def test_exact_match_ignores_case_and_white_space(
-    scorers: MCPScorerFactory, answer: str, truth: str, expected: float
+    scorers: Scorers, answer: str, truth: str, expected: float
 ) -> None:
     assert await score(scorers, "exact_match", answer, truth) == expected
 
 
-async def test_math_compares_values_and_not_texts(scorers: MCPScorerFactory) -> None:
+async def test_math_compares_values_and_not_texts(scorers: Scorers) -> None:
     cases = [
         ("0.5", r"\frac{1}{2}", 1.0),
         (r"2\sqrt{3}", r"\sqrt{12}", 1.0),
@@ -50,7 +45,7 @@ async def test_math_compares_values_and_not_texts(scorers: MCPScorerFactory) -> 
         assert await score(scorers, "math", answer, truth) == expected, (answer, truth)
 
 
-async def test_a_ground_truth_that_is_no_mathematics_is_an_error(scorers: MCPScorerFactory) -> None:
+async def test_a_ground_truth_that_is_no_mathematics_is_an_error(scorers: Scorers) -> None:
     with pytest.raises(ValueError, match="is no mathematics"):
         await score(scorers, "math", "4", "")
 
@@ -81,25 +76,25 @@ async def test_a_math_process_that_dies_costs_one_score() -> None:
 
 
 async def test_many_math_scores_at_once_each_get_their_own_result(
-    scorers: MCPScorerFactory,
+    scorers: Scorers,
 ) -> None:
     results = await asyncio.gather(*(score(scorers, "math", str(i % 3), "1") for i in range(12)))
     assert results == [float(i % 3 == 1) for i in range(12)]
 
 
 async def test_a_registered_scorer_is_called_by_its_parameter_names(
-    scorers: MCPScorerFactory,
+    scorers: Scorers,
 ) -> None:
     async def length(ground_truth: str, model_answer: str) -> float:
         return float(len(model_answer) - len(ground_truth))
 
     MCPScorerFactory.register_scorer("length", length)
-    assert "length" in MCPScorerFactory.known()
+    assert "length" in known_scorers()
     assert await score(scorers, "length", "abc", "a") == 2.0
 
 
 async def test_a_scorer_that_raises_or_returns_no_number_is_an_error_and_never_a_score(
-    scorers: MCPScorerFactory,
+    scorers: Scorers,
 ) -> None:
     async def broken(model_answer: str, ground_truth: str) -> float:
         raise LookupError("the grader is gone")
@@ -130,11 +125,11 @@ def test_a_function_that_cannot_be_a_scorer_is_refused() -> None:
         MCPScorerFactory.register_scorer("math", other)
 
 
-async def test_an_unknown_scorer_is_refused_with_the_known_names(scorers: MCPScorerFactory) -> None:
+async def test_an_unknown_scorer_is_refused_with_the_known_names(scorers: Scorers) -> None:
     with pytest.raises(ValueError, match=r"unknown scorer 'bleu'; known: agentcpm, .*math"):
         await score(scorers, "bleu", "a", "b")
 
 
-async def test_a_task_without_an_answer_is_an_error_of_the_task(scorers: MCPScorerFactory) -> None:
+async def test_a_task_without_an_answer_is_an_error_of_the_task(scorers: Scorers) -> None:
     with pytest.raises(ValueError, match="no `answer`"):
         await score(scorers, "exact_match", "a", None)
