@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SamplerResources:
-    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`."""
+    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`.
+
+    Samplers that share more extend it (`AsyncSampler.extend_resources`).
+    """
 
     config: Config
     pool: ServicePool
@@ -68,9 +71,9 @@ class GeneratedTurn:
 class AsyncSampler(ABC):
     """One attempt at one task.
 
-    A subclass implements `run()`, and extends `open_resources()` if its samplers share more than
-    model, database and scorers. `self.record` is the Record as it stands at any
-    time, so that a failure keeps what was done.
+    A subclass implements `run()`, and `extend_resources()` if its samplers share more than model,
+    database and scorers. `self.record` is the Record as it stands at any time, so that a failure
+    keeps what was done.
     """
 
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
@@ -85,14 +88,23 @@ class AsyncSampler(ABC):
     async def open_resources(
         cls, config: Config, pool: ServicePool, records: RecordLedger
     ) -> AsyncIterator[SamplerResources]:
-        """Open what all samplers of a process share, beside the pool and the database.
+        """Open what samplers of this class share, beside the pool and the database.
 
-        Raises `ConfigError` if the model folder lacks what turns need, `AgentConfigError` if
-        `--agent_config_path` cannot be used.
+        A process with agents of several kinds opens `AsyncSampler`'s own and extends them for each
+        kind. Raises `ConfigError` if the model folder lacks what turns need, `AgentConfigError` if
+        `--agent_config_path` cannot be used, and what `extend_resources` raises.
         """
         renderer = load_renderer(config)
         async with Scorers.of_run(config, records) as scorers:
-            yield SamplerResources(config, pool, renderer, records, scorers)
+            shared = SamplerResources(config, pool, renderer, records, scorers)
+            async with cls.extend_resources(shared) as resources:
+                yield resources
+
+    @classmethod
+    @asynccontextmanager
+    async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[SamplerResources]:
+        """Open what samplers of this class share beside `shared`, once for a process."""
+        yield shared
 
     @abstractmethod
     async def run(self) -> Record:
@@ -105,6 +117,20 @@ class AsyncSampler(ABC):
         up for it.
         """
         return await self.resources.scorers.score(self.claim.task, record)
+
+    def opening_messages(self) -> list[Message]:
+        """What the task's conversation begins with: its own messages, or its query.
+
+        `--system_prompt` comes first, unless the task's messages have a system message.
+        """
+        task = self.claim.task
+        messages: list[Message] = list(task.messages or [])
+        if not messages:
+            messages = [{"role": "user", "content": task.query}]
+        system = self.resources.config.agent.system_prompt
+        if system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        return messages
 
     def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
