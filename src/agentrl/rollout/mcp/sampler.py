@@ -11,30 +11,24 @@ import time
 from collections.abc import Sequence
 
 from agentrl.databases.documents import Record, StopReason, ToolCall
-from agentrl.databases.tasks import Claim
 from agentrl.rollout.answers import extract_answer
 from agentrl.rollout.chat import Message
 from agentrl.rollout.mcp.resources import ToolSampler
-from agentrl.rollout.sampler import GeneratedTurn, SamplerResources
+from agentrl.rollout.sampler import GeneratedTurn
 from agentrl.rollout.tool_calls import MalformedCall, ParsedCall
 
 
 class MCPSampler(ToolSampler):
     """One attempt at one task with the tools of an MCP server."""
 
-    def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
-        super().__init__(claim, record, resources)
-        tools = self.resources.tools
-        self._session = tools.session(claim.task.task_id, record.id) if tools else None
-
-    async def run(self) -> Record:
+    async def converse(self) -> Record:
         """Hold the conversation until the model answers or a limit is reached."""
         messages = self.opening_messages()
-        tools = self.resources.tools
-        self.begin_conversation(messages, tools.schemas if tools else None)
+        schemas = self.resources.tools.schemas
+        self.begin_conversation(messages, schemas)
         while (reason := self.limit_reached()) is None:
             turn = await self.generate()
-            parsed = self.resources.parse_calls(turn.text, tools.schemas if tools else ())
+            parsed = self.resources.parse_calls(turn.text, schemas)
             reason = turn.stop_reason or self.limit_reached()
             if not parsed.calls and turn.stop_reason is None:
                 reason = StopReason.ANSWERED
@@ -77,16 +71,14 @@ class MCPSampler(ToolSampler):
     async def _call(self, call: ParsedCall | MalformedCall) -> ToolCall:
         if isinstance(call, MalformedCall):
             return ToolCall(name="", arguments={}, result=f"Error: {call.error}.", is_error=True)
-        if self._session is None:
-            error = "Error: there are no tools."
-            return ToolCall(name=call.name, arguments=call.arguments, result=error, is_error=True)
-        answer = await self._session.call(call.name, call.arguments)
+        answer = await self.tools.call(call.name, call.arguments)
         return ToolCall(
             name=call.name,
             arguments=call.arguments,
             result=answer.text,
             is_error=answer.is_error,
             latency_s=answer.latency_s,
+            kept=answer.kept,
         )
 
 
