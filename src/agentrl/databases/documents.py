@@ -216,6 +216,7 @@ class ToolCall(Part):
     result: str | None = None
     is_error: bool = False
     latency_s: float = 0.0
+    kept: str | None = None  # the ToolResult with what the model did not read: `result` is cut
 
 
 class VersionSpan(Part):

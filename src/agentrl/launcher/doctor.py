@@ -21,7 +21,8 @@ from agentrl.databases.mongod import MongodError, find_mongod
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.mcp.tools import ToolServer, ToolServerUnreachable
+from agentrl.rollout.mcp.tools import ToolServerUnreachable
+from agentrl.rollout.mcp.tools.server import ToolServer
 from agentrl.rollout.tool_calls import parsers_of_template
 
 PATIENCE_S = 10.0

@@ -9,7 +9,7 @@ model wrote wrongly, and a tool that fails, are answered with the error, for the
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.configs import Config
@@ -19,7 +19,7 @@ from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.answers import extract_answer
 from agentrl.rollout.chat import Message
-from agentrl.rollout.mcp.tools import ToolServer
+from agentrl.rollout.mcp.tools import ToolBox, ToolSession, open_tools
 from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, SamplerResources, load_renderer
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser, choose_parser
@@ -27,9 +27,9 @@ from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser
 
 @dataclass(frozen=True)
 class MCPResources(SamplerResources):
-    """What all MCP samplers of a process share. `tools` is None for an agent without tools."""
+    """What all MCP samplers of a process share."""
 
-    tools: ToolServer | None
+    tools: ToolBox
     parse_calls: ToolCallParser
 
 
@@ -41,9 +41,7 @@ class MCPSampler(AsyncSampler):
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
         assert isinstance(resources, MCPResources), "an MCPSampler needs MCPSampler's resources"
         super().__init__(claim, record, resources)
-        self._session = (
-            resources.tools.session(claim.task.task_id, record.id) if resources.tools else None
-        )
+        self._tools: ToolSession = resources.tools.session(claim.task, record.id)
 
     @classmethod
     @asynccontextmanager
@@ -58,20 +56,10 @@ class MCPSampler(AsyncSampler):
         agent = config.agent
         renderer = load_renderer(config)
         parse_calls = choose_parser(agent.tool_call_parser, renderer.render_text)
-        scorers = Scorers.of_run(config, records)
-        tools = None
-        if agent.mcp_manager_url is not None:
-            tools = ToolServer(
-                agent.mcp_manager_url,
-                token=agent.mcp_auth_token,
-                name=agent.mcp_server_name,
-                call_timeout_s=agent.tool_timeout,
-                startup_timeout_s=config.sampling.startup_timeout,
-            )
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(scorers)
-            if tools is not None:
-                await stack.enter_async_context(tools)
+        async with (
+            Scorers.of_run(config, records) as scorers,
+            open_tools(agent, config.sampling.startup_timeout, records) as tools,
+        ):
             yield MCPResources(
                 config=config,
                 pool=pool,
@@ -84,14 +72,18 @@ class MCPSampler(AsyncSampler):
 
     async def run(self) -> Record:
         """Hold the conversation until the model answers or a limit is reached."""
+        async with self._tools:
+            return await self._converse()
+
+    async def _converse(self) -> Record:
         system = self.resources.config.agent.system_prompt
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": self.record.query})
-        tools = self.resources.tools
-        self.begin_conversation(messages, tools.schemas if tools else None)
+        schemas = self.resources.tools.schemas
+        self.begin_conversation(messages, schemas)
         while (reason := self.limit_reached()) is None:
             turn = await self.generate()
-            parsed = self.resources.parse_calls(turn.text, tools.schemas if tools else ())
+            parsed = self.resources.parse_calls(turn.text, schemas)
             reason = turn.stop_reason or self.limit_reached()
             if not parsed.calls and turn.stop_reason is None:
                 reason = StopReason.ANSWERED
@@ -134,16 +126,14 @@ class MCPSampler(AsyncSampler):
     async def _call(self, call: ParsedCall | MalformedCall) -> ToolCall:
         if isinstance(call, MalformedCall):
             return ToolCall(name="", arguments={}, result=f"Error: {call.error}.", is_error=True)
-        if self._session is None:
-            error = "Error: there are no tools."
-            return ToolCall(name=call.name, arguments=call.arguments, result=error, is_error=True)
-        answer = await self._session.call(call.name, call.arguments)
+        answer = await self._tools.call(call.name, call.arguments)
         return ToolCall(
             name=call.name,
             arguments=call.arguments,
             result=answer.text,
             is_error=answer.is_error,
             latency_s=answer.latency_s,
+            kept=answer.kept,
         )
 
 

@@ -29,7 +29,8 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from agentrl.rollout.mcp.connection import ConnectFailed, Connection, session_is_gone
+from agentrl.rollout.mcp.tools.connection import ConnectFailed, Connection, session_is_gone
+from agentrl.rollout.mcp.tools.results import ToolAnswer
 
 log = logging.getLogger(__name__)
 
@@ -50,27 +51,6 @@ _CALL_FAILURES = (
 
 class ToolServerUnreachable(ConnectionError):
     """The MCP server does not answer, or refuses us. The message is one sentence for the user."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolAnswer:
-    """What a call gave: the text that the model reads."""
-
-    text: str
-    is_error: bool
-    latency_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSession:
-    """The tools as one record uses them."""
-
-    server: "ToolServer"
-    meta: Mapping[str, str]
-
-    async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
-        """Call a tool. Never raises for anything that tool or server do."""
-        return await self.server.call(name, arguments, self.meta)
 
 
 @dataclass
@@ -122,10 +102,6 @@ class ToolServer:
     @property
     def _label(self) -> str:
         return f"{self.name} at {self.url}" if self.name else f"at {self.url}"
-
-    def session(self, task_id: str, record_id: str) -> ToolSession:
-        """The tools for one record. `task_id`: the task line's own id."""
-        return ToolSession(self, {TASK_ID_KEY: task_id, RECORD_ID_KEY: record_id})
 
     async def call(
         self, name: str, arguments: dict[str, Any], meta: Mapping[str, str]
