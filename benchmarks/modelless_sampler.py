@@ -107,7 +107,7 @@ class ModellessSampler:
         keeper.cancel()
 
     async def _begin(self, claims: list[Claim], asked: float) -> None:
-        records = [new_record(claim, OWNER) for claim in claims]
+        records = [new_record(claim, OWNER, "mcp") for claim in claims]
         await self.records.start(records, asked)
         for claim, record in zip(claims, records, strict=True):
             self.working[record.id] = asyncio.create_task(

@@ -18,6 +18,7 @@ from agentrl.databases.runs import RunLease
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.inference.pool import ServicePool
+from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, SamplerResources, load_renderer
 from agentrl.rollout.scheduler import SamplingScheduler
 from agentrl.rollout.scorers import Scorers
@@ -79,7 +80,8 @@ async def scheduler(
     records = RecordLedger(database, config.sampling.lease_seconds)
     async with ServicePool() as pool, Scorers.of_run(config, records) as scorers:
         resources = SamplerResources(config, pool, load_renderer(config), records, scorers)
-        yield SamplingScheduler(database, config, resources, agent, owner, evaluation)
+        async with Agents(resources, agent) as agents:
+            yield SamplingScheduler(database, config, agents, owner, evaluation)
 
 
 async def add(

@@ -30,7 +30,8 @@ from agentrl.databases.transitions import TransitionRefused, change_records, rec
 
 # What a Record says from its start on.
 _FIXED = frozenset(
-    {"id", "task", "task_id", "traj", "attempt", "split", "epoch", "owner", "query", "started_at"}
+    {"id", "task", "task_id", "traj", "attempt", "split", "epoch", "owner", "agent_name", "query",
+     "started_at"}
 )
 
 
@@ -155,8 +156,8 @@ class RecordLedger:
                 continue  # a lease lapsed while the writes waited
 
 
-def new_record(claim: Claim, owner: str) -> Record:
-    """The Record of an attempt that begins now."""
+def new_record(claim: Claim, owner: str, default_agent: str) -> Record:
+    """The Record of an attempt that begins now. `default_agent`: of a task that names none."""
     return Record(
         id=claim.record_id,
         task=claim.task.id,
@@ -166,6 +167,7 @@ def new_record(claim: Claim, owner: str) -> Record:
         split=claim.task.split,
         epoch=claim.task.epoch,
         owner=owner,
+        agent_name=claim.task.agent_name or default_agent,
         query=claim.task.query,
         started_at=datetime.now(UTC),
     )

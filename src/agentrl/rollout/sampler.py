@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SamplerResources:
-    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`."""
+    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`.
+
+    Samplers that share more extend it (`AsyncSampler.extend_resources`).
+    """
 
     config: Config
     pool: ServicePool
@@ -46,14 +49,13 @@ class SamplerResources:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedTurn:
-    """A turn of the model, before anything was made of it.
+class ModelAnswer:
+    """What the model said to a prompt, before it is a turn of the record.
 
-    `text` has no stop token. `stop_reason` is set if the turn was cut off and the record has to
-    end; otherwise the model ended the turn itself.
+    `text` has no stop token. `stop_reason` is set if it was cut off and the record has to end;
+    otherwise the model ended the turn itself.
     """
 
-    tokens: TurnTokens
     output_ids: tuple[int, ...]
     output_logprobs: tuple[float, ...]
     versions: list[VersionSpan]
@@ -65,12 +67,19 @@ class GeneratedTurn:
     latency_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratedTurn(ModelAnswer):
+    """A turn of the model, before anything was made of it."""
+
+    tokens: TurnTokens
+
+
 class AsyncSampler(ABC):
     """One attempt at one task.
 
-    A subclass implements `run()`, and extends `open_resources()` if its samplers share more than
-    model, database and scorers. `self.record` is the Record as it stands at any
-    time, so that a failure keeps what was done.
+    A subclass implements `run()`, and `extend_resources()` if its samplers share more than model,
+    database and scorers. `self.record` is the Record as it stands at any time, so that a failure
+    keeps what was done.
     """
 
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
@@ -79,20 +88,30 @@ class AsyncSampler(ABC):
         self.resources = resources
         self.context = TokenContext()
         self._conversation: Conversation | None = None
+        self._n_asked = 0
 
     @classmethod
     @asynccontextmanager
     async def open_resources(
         cls, config: Config, pool: ServicePool, records: RecordLedger
     ) -> AsyncIterator[SamplerResources]:
-        """Open what all samplers of a process share, beside the pool and the database.
+        """Open what samplers of this class share, beside the pool and the database.
 
-        Raises `ConfigError` if the model folder lacks what turns need, `AgentConfigError` if
-        `--agent_config_path` cannot be used.
+        A process with agents of several kinds opens `AsyncSampler`'s own and extends them for each
+        kind. Raises `ConfigError` if the model folder lacks what turns need, `AgentConfigError` if
+        `--agent_config_path` cannot be used, and what `extend_resources` raises.
         """
         renderer = load_renderer(config)
         async with Scorers.of_run(config, records) as scorers:
-            yield SamplerResources(config, pool, renderer, records, scorers)
+            shared = SamplerResources(config, pool, renderer, records, scorers)
+            async with cls.extend_resources(shared) as resources:
+                yield resources
+
+    @classmethod
+    @asynccontextmanager
+    async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[SamplerResources]:
+        """Open what samplers of this class share beside `shared`, once for a process."""
+        yield shared
 
     @abstractmethod
     async def run(self) -> Record:
@@ -105,6 +124,20 @@ class AsyncSampler(ABC):
         up for it.
         """
         return await self.resources.scorers.score(self.claim.task, record)
+
+    def opening_messages(self) -> list[Message]:
+        """What the task's conversation begins with: its own messages, or its query.
+
+        `--system_prompt` comes first, unless the task's messages have a system message.
+        """
+        task = self.claim.task
+        messages: list[Message] = list(task.messages or [])
+        if not messages:
+            messages = [{"role": "user", "content": task.query}]
+        system = self.resources.config.agent.system_prompt
+        if system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        return messages
 
     def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
@@ -136,50 +169,50 @@ class AsyncSampler(ABC):
         return None
 
     async def generate(self) -> GeneratedTurn:
-        """Generate a turn from the tokens so far and append it to them.
+        """Generate a turn from the tokens so far and append it to them. Raises as `ask` does."""
+        left = self.resources.config.sampling.max_tokens - self.context.n_tokens
+        return self.add_turn(await self.ask(self.context.ids, left))
 
-        Nothing that follows the end of a turn is in it. Raises InferenceError where no service
-        answers, and RuntimeError for an answer that is not a turn.
+    async def ask(
+        self, prompt_ids: Sequence[int], left: int, max_new_tokens: int | None = None
+    ) -> ModelAnswer:
+        """Generate from a prompt. Nothing of the record changes, so that calls may run at once.
+
+        `left`: tokens that the record may still get. `max_new_tokens`: a limit of the caller's,
+        beside `--max_new_tokens`. Nothing that follows the end of a turn is in the answer. Raises
+        InferenceError where no service answers, and RuntimeError for an answer that is not a turn.
         """
-        limits = self.resources.config.sampling
-        left = limits.max_tokens - self.context.n_tokens
+        of_turn = self.resources.config.sampling.max_new_tokens
+        if max_new_tokens is not None:
+            of_turn = min(of_turn, max_new_tokens)
         params = SamplingParams(
             **cast(dict[str, Any], self.resources.config.sampling_params),
-            max_new_tokens=min(limits.max_new_tokens, left),
+            max_new_tokens=min(of_turn, left),
             stop_token_ids=self.resources.renderer.stop_token_ids,
         )
-        request = GenerateRequest(
-            f"{self.record.id}-{self.context.n_turns}", tuple(self.context.ids), params
-        )
+        request = GenerateRequest(f"{self.record.id}-{self._n_asked}", tuple(prompt_ids), params)
+        self._n_asked += 1
         answer = await self.resources.pool.generate(request, record_id=self.record.id)
         generation = answer.generation
         if not generation.output_ids:
             raise RuntimeError(
-                f"{answer.service} ended turn {self.context.n_turns} of {self.record.id} without a "
-                f"token ({generation.finish_reason})"
+                f"{answer.service} ended a turn of {self.record.id} without a token "
+                f"({generation.finish_reason})"
             )
         if not set(params.stop_token_ids).isdisjoint(generation.output_ids[:-1]):
             raise RuntimeError(
-                f"{answer.service} went on generating after the end of turn "
-                f"{self.context.n_turns} of {self.record.id}"
+                f"{answer.service} went on generating after the end of a turn of {self.record.id}"
             )
         stop_reason = None
         if generation.finish_reason == "length":
-            cut_by_turn = limits.max_new_tokens <= left
-            stop_reason = StopReason.MAX_NEW_TOKENS if cut_by_turn else StopReason.MAX_TOKENS
-        versions = [
-            VersionSpan(version=span.version, start=span.start, end=span.end)
-            for span in generation.versions
-        ]
-        tokens = self.context.add_turn(generation.output_ids, generation.output_logprobs, versions)
-        self.record.n_turns = self.context.n_turns
-        self.record.tokens = self.context.counts
-        self.record.versions = self.context.versions
-        return GeneratedTurn(
-            tokens=tokens,
+            stop_reason = StopReason.MAX_NEW_TOKENS if of_turn <= left else StopReason.MAX_TOKENS
+        return ModelAnswer(
             output_ids=generation.output_ids,
             output_logprobs=generation.output_logprobs,
-            versions=versions,
+            versions=[
+                VersionSpan(version=span.version, start=span.start, end=span.end)
+                for span in generation.versions
+            ],
             text=self.resources.renderer.read_turn(generation.output_ids)[0],
             finish_reason=generation.finish_reason,
             stop_reason=stop_reason,
@@ -187,6 +220,15 @@ class AsyncSampler(ABC):
             cached_tokens=generation.cached_tokens,
             latency_s=generation.latency_s,
         )
+
+    def add_turn(self, answer: ModelAnswer) -> GeneratedTurn:
+        """Append an answer to the tokens that it was asked with, as a turn of the record."""
+        tokens = self.context.add_turn(answer.output_ids, answer.output_logprobs, answer.versions)
+        self.record.n_turns = self.context.n_turns
+        self.record.tokens = self.context.counts
+        self.record.versions = self.context.versions
+        answered = {field.name: getattr(answer, field.name) for field in fields(ModelAnswer)}
+        return GeneratedTurn(**answered, tokens=tokens)
 
     async def write_turn(
         self,

@@ -8,77 +8,22 @@ model wrote wrongly, and a tool that fails, are answered with the error, for the
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from agentrl.configs import Config
 from agentrl.databases.documents import Record, StopReason, ToolCall
-from agentrl.databases.records import RecordLedger
-from agentrl.databases.tasks import Claim
-from agentrl.inference.pool import ServicePool
 from agentrl.rollout.answers import extract_answer
 from agentrl.rollout.chat import Message
-from agentrl.rollout.mcp.tools import ToolBox, ToolSession, open_tools
-from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, SamplerResources, load_renderer
-from agentrl.rollout.scorers import Scorers
-from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser, choose_parser
+from agentrl.rollout.mcp.resources import ToolSampler
+from agentrl.rollout.sampler import GeneratedTurn
+from agentrl.rollout.tool_calls import MalformedCall, ParsedCall
 
 
-@dataclass(frozen=True)
-class MCPResources(SamplerResources):
-    """What all MCP samplers of a process share."""
-
-    tools: ToolBox
-    parse_calls: ToolCallParser
-
-
-class MCPSampler(AsyncSampler):
+class MCPSampler(ToolSampler):
     """One attempt at one task with the tools of an MCP server."""
 
-    resources: MCPResources
-
-    def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
-        assert isinstance(resources, MCPResources), "an MCPSampler needs MCPSampler's resources"
-        super().__init__(claim, record, resources)
-        self._tools: ToolSession = resources.tools.session(claim.task, record.id)
-
-    @classmethod
-    @asynccontextmanager
-    async def open_resources(
-        cls, config: Config, pool: ServicePool, records: RecordLedger
-    ) -> AsyncIterator[MCPResources]:
-        """Open tokenizer, tools and scorers.
-
-        Raises `ConfigError` or `AgentConfigError` for a flag or file that cannot be used, and
-        `ToolServerUnreachable` if the MCP server does not answer within `--startup_timeout`.
-        """
-        agent = config.agent
-        renderer = load_renderer(config)
-        parse_calls = choose_parser(agent.tool_call_parser, renderer.render_text)
-        async with (
-            Scorers.of_run(config, records) as scorers,
-            open_tools(agent, config.sampling.startup_timeout, records) as tools,
-        ):
-            yield MCPResources(
-                config=config,
-                pool=pool,
-                renderer=renderer,
-                records=records,
-                tools=tools,
-                parse_calls=parse_calls,
-                scorers=scorers,
-            )
-
-    async def run(self) -> Record:
+    async def converse(self) -> Record:
         """Hold the conversation until the model answers or a limit is reached."""
-        async with self._tools:
-            return await self._converse()
-
-    async def _converse(self) -> Record:
-        system = self.resources.config.agent.system_prompt
-        messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": self.record.query})
+        messages = self.opening_messages()
         schemas = self.resources.tools.schemas
         self.begin_conversation(messages, schemas)
         while (reason := self.limit_reached()) is None:
@@ -126,7 +71,7 @@ class MCPSampler(AsyncSampler):
     async def _call(self, call: ParsedCall | MalformedCall) -> ToolCall:
         if isinstance(call, MalformedCall):
             return ToolCall(name="", arguments={}, result=f"Error: {call.error}.", is_error=True)
-        answer = await self._tools.call(call.name, call.arguments)
+        answer = await self.tools.call(call.name, call.arguments)
         return ToolCall(
             name=call.name,
             arguments=call.arguments,
