@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.databases.documents import ToolCall
-from agentrl.rollout.mcp.repetition import LOOP_TIMES, LOOP_TOKENS, call_key, loops, repeats
+from agentrl.rollout.repetition import LOOP_TIMES, LOOP_TOKENS, call_key, loops, repeats
 
 
-def call(name: str = "find", result: str | None = "B7", **arguments: Any) -> ToolCall:
-    return ToolCall(name=name, arguments=arguments, result=result)
+def call(name: str = "find", result: str = "B7", **arguments: Any) -> bytes:
+    return call_key(name, arguments, result)
 
 
-def test_a_call_that_was_made_before_with_the_same_result_is_a_repetition() -> None:
-    earlier = {call_key(call(item="chain", deep={"a": 1, "b": 2})), call_key(call("add"))}
+def test_a_turn_whose_calls_were_made_before_with_the_same_results_is_a_repetition() -> None:
+    earlier = {call(item="chain", deep={"a": 1, "b": 2}), call("add")}
     assert repeats([call(deep={"b": 2, "a": 1}, item="chain")], earlier)
     assert repeats([call("add"), call(item="chain", deep={"a": 1, "b": 2})], earlier)
 
@@ -31,8 +30,8 @@ def test_a_call_that_was_made_before_with_the_same_result_is_a_repetition() -> N
         [call(item="chain"), call(item="rope")],  # one of them is new
     ],
 )
-def test_a_turn_that_finds_out_something_new_is_no_repetition(calls: list[ToolCall]) -> None:
-    assert not repeats(calls, {call_key(call(item="chain"))})
+def test_a_turn_that_finds_out_something_new_is_no_repetition(calls: list[bytes]) -> None:
+    assert not repeats(calls, {call(item="chain")})
 
 
 @given(

@@ -7,30 +7,29 @@ with its error for a result.
 
 A turn *loops* if it ends in the same stretch of tokens over and over, as models do that are lost.
 
-What follows from either is `strategies.py`'s.
+What follows from either is the samplers' business.
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import orjson
-
-from agentrl.databases.documents import ToolCall
 
 LOOP_TIMES = 8  # so often must a stretch stand at the end of a turn
 LOOP_TOKENS = 128  # and all of them together be so long: a row of dashes is no loop
 _LOOP_WINDOW = 4096  # tokens at the end of a turn that are looked at
 
 
-def call_key(call: ToolCall) -> bytes:
+def call_key(name: str, arguments: Mapping[str, Any], result: str) -> bytes:
     """What a call asked and what it got, in 16 bytes. The order of arguments does not matter."""
-    content = orjson.dumps([call.name, call.arguments, call.result], option=orjson.OPT_SORT_KEYS)
+    content = orjson.dumps([name, arguments, result], option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def repeats(calls: Sequence[ToolCall], earlier: Collection[bytes]) -> bool:
-    """Whether every call of a turn is among `earlier`, the keys of the calls before it."""
-    return bool(calls) and all(call_key(call) in earlier for call in calls)
+def repeats(keys: Sequence[bytes], earlier: Collection[bytes]) -> bool:
+    """Whether every call of a turn was made before. `keys`: of its calls, `earlier`: of others."""
+    return bool(keys) and all(key in earlier for key in keys)
 
 
 def loops(ids: Sequence[int]) -> bool:
