@@ -200,7 +200,14 @@ class ContextConfig:
         0, "end a trajectory after so many turns that repeat an earlier one (0: never)"
     )
     enable_repetition_compress: bool = _flag(
-        False, "take a repeated turn and its results out of the conversation"
+        False, "take a turn that repeats an earlier one out of the conversation, with its results"
+    )
+    browse_tools: str = _flag(
+        "*", "tools whose long results browse_agent reads: names or patterns, comma separated"
+    )
+    browse_min_chars: int = _flag(8000, "characters from which on a tool result is long")
+    browse_max_chars: int = _flag(
+        200_000, "characters of a tool result that browse_agent is given: the rest is cut off"
     )
 
 

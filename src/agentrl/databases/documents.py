@@ -217,6 +217,7 @@ class ToolCall(Part):
     is_error: bool = False
     latency_s: float = 0.0
     kept: str | None = None  # the ToolResult with what the model did not read: `result` is cut
+    summarised_by: str | None = None  # the browse agent's model that wrote `result`
 
 
 class VersionSpan(Part):
@@ -240,6 +241,7 @@ class DispatchedSamplingTask(Document):
     segment: int
     parent: str | None = None  # the turn whose tokens this segment shares, where it begins
     shared_len: int = 0  # how many of that turn's prompt + output tokens it shares
+    rewrite: str | None = None  # why the agent rewrote the conversation before this turn
     service: str
     messages: list[dict[str, Any]]  # what was added since the last turn, for people to read
     prompt_delta_ids: bytes  # int32

@@ -21,6 +21,7 @@ from agentrl.databases.documents import (
     Record,
     StopReason,
     ToolCall,
+    TurnStatus,
     VersionSpan,
 )
 from agentrl.databases.records import RecordLedger
@@ -29,7 +30,9 @@ from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
 from agentrl.rollout.chat import ChatRenderer, Conversation, Message, ToolSchema
 from agentrl.rollout.context import TokenContext, TurnTokens
+from agentrl.rollout.repetition import loops
 from agentrl.rollout.scorers import Scorers
+from agentrl.rollout.turn_status import turn_status
 
 log = logging.getLogger(__name__)
 
@@ -237,16 +240,33 @@ class AsyncSampler(ABC):
         tool_calls: Sequence[ToolCall] = (),
         format_error: str | None = None,
         tools_latency_s: float = 0.0,
-    ) -> None:
-        """Store a turn whose tools have answered. `messages`: what was added before it."""
+        *,
+        repeated: bool = False,
+        rewrite: str | None = None,
+    ) -> TurnStatus:
+        """Store a turn whose tools have answered. Returns its status.
+
+        `messages`: what was added before it. `format_error`: what was wrong with its calls.
+        `repeated`: it asks nothing new. `rewrite`: why the conversation was rewritten before it.
+        """
         branch = turn.tokens.branch
+        ended = turn.finish_reason != "length"
+        status = turn_status(
+            cut_off=not ended,
+            looped=loops(turn.output_ids[:-1] if ended else turn.output_ids),
+            malformed=format_error is not None,
+            repeated=repeated,
+            failed=any(call.is_error for call in tool_calls),
+        )
         document = DispatchedSamplingTask(
             id=turn_id(self.record.id, turn.tokens.turn),
             record_id=self.record.id,
             turn=turn.tokens.turn,
+            status=status,
             segment=turn.tokens.segment,
             parent=turn_id(self.record.id, branch.turn) if branch else None,
             shared_len=branch.shared_len if branch else 0,
+            rewrite=rewrite,
             service=turn.service,
             messages=list(messages),
             prompt_delta_ids=pack_ints(turn.tokens.prompt_delta),
@@ -265,6 +285,9 @@ class AsyncSampler(ABC):
         )
         await self.resources.records.add_turn(document)
         self.record.turns.append(document.id)
+        counts = self.record.turn_statuses
+        counts[status] = counts.get(status, 0) + 1
+        return status
 
 
 def turn_id(record_id: str, turn: int) -> str:
