@@ -64,9 +64,9 @@ class MCPSampler(ToolSampler):
             format_error="; ".join(faults) or None,
             tools_latency_s=time.monotonic() - began,
         )
-        results = [call.result or "" for call in made]
+        results: list[Message] = [{"role": "tool", "content": call.result or ""} for call in made]
         self.continue_conversation(turn, results)
-        return [{"role": "tool", "content": result} for result in results]
+        return results
 
     async def _call(self, call: ParsedCall | MalformedCall) -> ToolCall:
         if isinstance(call, MalformedCall):
