@@ -1,10 +1,7 @@
-"""A record's limits and tokens, for agents that decide themselves what the model is asked next."""
-
-from collections.abc import Sequence
+"""A record's limits, for agents that decide themselves what the model is asked next."""
 
 from agentrl.configs import SamplingConfig
 from agentrl.databases.documents import StopReason
-from agentrl.rollout.context import TokenContext
 
 
 class LimitReached(Exception):
@@ -31,18 +28,3 @@ def room_left(limits: SamplingConfig, n_turns: int, n_tokens: int, prompt_len: i
     if prompt_len > (limits.max_prompt_tokens or limits.max_tokens):
         raise LimitReached(StopReason.MAX_PROMPT_TOKENS)
     return limits.max_tokens - n_tokens
-
-
-def follow(context: TokenContext, prompt_ids: Sequence[int]) -> None:
-    """Make `prompt_ids` the tokens that the next turn continues.
-
-    They extend the current segment if they begin with its tokens, and else begin a new one.
-    """
-    if not context.segments:
-        context.begin_segment(prompt_ids)
-        return
-    held = len(context.ids)
-    if list(prompt_ids[:held]) != context.ids:
-        context.begin_segment(prompt_ids)
-    elif len(prompt_ids) > held:
-        context.observe(list(prompt_ids[held:]))

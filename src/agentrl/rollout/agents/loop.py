@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from agentrl.databases.documents import Record, StopReason, VersionSpan
 from agentrl.databases.tasks import Claim
-from agentrl.rollout.agents.limits import LimitReached, follow, room_left
+from agentrl.rollout.agents.limits import LimitReached, room_left
 from agentrl.rollout.agents.loop_given import (
     ServerManager,
     TokenOutput,
@@ -107,7 +107,7 @@ class LoopSampler(AsyncSampler):
         self.record.stop_reason = last.stop_reason or StopReason.ANSWERED
         if last.stop_reason is None:
             self.record.final_answer = extract_answer(last.text, self.claim.task.answer_schema)
-        self._reward = _read(output, "reward_score", default=None)
+        self._reward = _reward_score(output)
         return self.record
 
     async def evaluate_record(self, record: Record) -> Record:
@@ -152,15 +152,14 @@ class LoopSampler(AsyncSampler):
             output_ids=ids,
             output_logprobs=answer.output_logprobs[begin:end],
             versions=_clip(answer.versions, begin, end),
-            text=self.resources.renderer.read_turn(ids)[0],
+            text=self.resources.renderer.split_turn(ids)[0],
         )
 
     async def _store(self, answers: Sequence[tuple[Sequence[int], ModelAnswer]]) -> None:
         """Make turns of prompts and what the model answered to them."""
         turns: list[GeneratedTurn] = []
         for prompt_ids, answer in answers:
-            follow(self.context, prompt_ids)
-            turns.append(self.add_turn(answer))
+            turns.append(self.add_answer(prompt_ids, answer, None))
         for number, turn in enumerate(turns):
             await self.write_turn(turn, [] if number else self.opening_messages())
 
@@ -178,11 +177,16 @@ def _clip(spans: Sequence[VersionSpan], begin: int, end: int) -> list[VersionSpa
     ]
 
 
-def _read(output: object, name: str, **default: Any) -> Any:
+def _read(output: object, name: str) -> Any:
     """A field of what a loop returned: an object, or a mapping."""
     try:
         return output[name] if isinstance(output, Mapping) else getattr(output, name)
     except (KeyError, AttributeError):
-        if "default" in default:
-            return default["default"]
-        raise ValueError(f"the agent loop returned no {name}: {output!r:.200}") from None
+        raise ValueError(f"the agent loop returned no {name}, but {str(output)[:200]!r}") from None
+
+
+def _reward_score(output: object) -> float | None:
+    """The score that the loop gave itself, if it did."""
+    given = output if isinstance(output, Mapping) else vars(output)
+    score = given.get("reward_score")
+    return None if score is None else float(score)

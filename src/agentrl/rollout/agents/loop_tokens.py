@@ -64,17 +64,17 @@ def generated_spans(
     for place, marked in enumerate(response_mask, len(prompt_ids)):
         if not marked:
             continue
-        number = made_by[place]
-        if number is None:
+        maker = made_by[place]
+        if maker is None:
             raise ValueError(
                 f"response_mask marks token {place - len(prompt_ids)} of the response "
                 f"(id {whole[place]}), which no call of server_manager.generate made after the "
                 "tokens before it: return the ids that it gave, not ids of their text"
             )
         last = spans[-1] if spans else None
-        if last is not None and last.end == place and last.call == number:
-            spans[-1] = GeneratedSpan(number, last.offset, last.start, place + 1)
+        if last is not None and last.end == place and last.call == maker:
+            spans[-1] = GeneratedSpan(maker, last.offset, last.start, place + 1)
         else:
-            offset = place - len(calls[number].prompt_ids)
-            spans.append(GeneratedSpan(number, offset, place, place + 1))
+            offset = place - len(calls[maker].prompt_ids)
+            spans.append(GeneratedSpan(maker, offset, place, place + 1))
     return spans
