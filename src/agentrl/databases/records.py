@@ -30,8 +30,19 @@ from agentrl.databases.transitions import TransitionRefused, change_records, rec
 
 # What a Record says from its start on.
 _FIXED = frozenset(
-    {"id", "task", "task_id", "traj", "attempt", "split", "epoch", "owner", "agent_name", "query",
-     "started_at"}
+    {
+        "id",
+        "task",
+        "task_id",
+        "traj",
+        "attempt",
+        "split",
+        "epoch",
+        "owner",
+        "agent_name",
+        "query",
+        "started_at",
+    }
 )
 
 

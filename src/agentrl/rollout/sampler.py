@@ -19,6 +19,7 @@ from agentrl.databases.arrays import pack_floats, pack_ints
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
+    Rewrite,
     StopReason,
     ToolCall,
     TurnStatus,
@@ -28,8 +29,15 @@ from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
-from agentrl.rollout.chat import ChatRenderer, Conversation, Message, ToolSchema
-from agentrl.rollout.context import TokenContext, TurnTokens
+from agentrl.rollout.chat import (
+    ChatRenderer,
+    Continuation,
+    Conversation,
+    Entry,
+    Message,
+    ToolSchema,
+)
+from agentrl.rollout.context import Junction, TokenContext, TurnTokens
 from agentrl.rollout.repetition import loops
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.turn_status import turn_status
@@ -75,6 +83,11 @@ class GeneratedTurn(ModelAnswer):
     """A turn of the model, before anything was made of it."""
 
     tokens: TurnTokens
+
+
+def entry_of(turn: GeneratedTurn) -> Entry:
+    """The turn as an entry of a conversation."""
+    return Entry({"role": "assistant", "content": turn.text}, turn.output_ids)
 
 
 class AsyncSampler(ABC):
@@ -144,21 +157,57 @@ class AsyncSampler(ABC):
 
     def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
-    ) -> None:
-        """Begin a segment with these messages."""
+    ) -> Junction | None:
+        """Begin a segment with these messages. Returns what changed, None before the first turn."""
         self._conversation = Conversation(self.resources.renderer, messages, tools)
-        self.context.begin_segment(self._conversation.prompt_ids)
-        self.record.tokens = self.context.counts
+        junction = self.context.begin_segment(self._conversation.prompt_ids)
+        self._count_junctions()
+        return junction
 
-    def continue_conversation(self, turn: GeneratedTurn, results: Sequence[str]) -> None:
-        """Append what the tools answered, in a new segment if the tokens cannot be extended."""
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The conversation's messages in order; those that the model generated have their ids."""
         assert self._conversation is not None, "the conversation has not begun"
-        continuation = self._conversation.extend(turn.output_ids, results)
+        return self._conversation.entries
+
+    def continue_conversation(self, turn: GeneratedTurn, added: Sequence[Message]) -> Junction:
+        """Append a generated turn and what follows it: messages of tools or of a user.
+
+        It goes on in a new segment where the chat template does not extend what was sampled.
+        """
+        assert self._conversation is not None, "the conversation has not begun"
+        continuation = self._conversation.extend(turn.output_ids, added)
+        return self._go_on(continuation)
+
+    def rewrite_conversation(self, entries: Sequence[Entry]) -> Junction:
+        """Go on in a new segment from other entries: some of `self.entries`, and new ones.
+
+        Generated turns among them keep the ids that the model generated. May follow a turn, or
+        `continue_conversation`, whose messages are then among `self.entries`. A turn that was not
+        continued is kept by giving its `entry_of`.
+        """
+        assert self._conversation is not None, "the conversation has not begun"
+        return self._go_on(self._conversation.rewrite(entries))
+
+    def _go_on(self, continuation: Continuation) -> Junction:
         if continuation.extends:
-            self.context.observe(continuation.ids)
+            junction = self.context.observe(
+                continuation.ids, continuation.n_separator, continuation.restyled
+            )
         else:
-            self.context.begin_segment(continuation.ids)
+            begun = self.context.begin_segment(
+                continuation.ids, continuation.drift, continuation.n_rewritten
+            )
+            assert begun is not None, "a turn came before"
+            junction = begun
+        self._count_junctions()
+        return junction
+
+    def _count_junctions(self) -> None:
         self.record.tokens = self.context.counts
+        self.record.n_segments = len(self.context.segments)
+        self.record.n_junctions = self.context.n_junctions
+        self.record.n_drifts = self.context.n_drifts
 
     def limit_reached(self) -> StopReason | None:
         """Why no further turn may be generated, or None."""
@@ -216,7 +265,7 @@ class AsyncSampler(ABC):
                 VersionSpan(version=span.version, start=span.start, end=span.end)
                 for span in generation.versions
             ],
-            text=self.resources.renderer.read_turn(generation.output_ids)[0],
+            text=self.resources.renderer.split_turn(generation.output_ids)[0],
             finish_reason=generation.finish_reason,
             stop_reason=stop_reason,
             service=answer.service,
@@ -242,12 +291,12 @@ class AsyncSampler(ABC):
         tools_latency_s: float = 0.0,
         *,
         repeated: bool = False,
-        rewrite: str | None = None,
+        rewrite: Rewrite | None = None,
     ) -> TurnStatus:
         """Store a turn whose tools have answered. Returns its status.
 
         `messages`: what was added before it. `format_error`: what was wrong with its calls.
-        `repeated`: it asks nothing new. `rewrite`: why the conversation was rewritten before it.
+        `repeated`: it asks nothing new. `rewrite`: how the conversation was rewritten before it.
         """
         branch = turn.tokens.branch
         ended = turn.finish_reason != "length"
