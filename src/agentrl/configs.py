@@ -39,6 +39,7 @@ _LEAST: dict[str, float] = {
     "drain_seconds": 0, "max_turns": 1, "max_tokens": 2, "max_new_tokens": 1,
     "max_prompt_tokens": 1, "max_staleness": 0, "max_attempts": 1, "lease_seconds": 1,
     "record_timeout": 0.1, "request_timeout": 0.1, "startup_timeout": 0.1, "tool_timeout": 0.1,
+    "mcp_sessions": 1, "max_tool_result_chars": 1,
     "repetition_early_stop_times": -1, "browse_min_chars": 0, "browse_max_chars": 1,
     "min_turns": 0, "reserve_context_error_count": 0,
     "eval_steps": 0, "eval_attempts": 1,
@@ -174,15 +175,32 @@ class AgentConfig:
 
     agent_name: str = _flag("mcp", "agent of the tasks that name none: mcp, single_turn, math, ...")
     agent_module: str | None = _flag(None, "Python file that registers agents")
-    mcp_manager_url: str | None = _flag(None, "URL of the MCP server (streamable HTTP)")
-    mcp_server_name: str | None = _flag(None, "name of the MCP server in logs and records")
-    mcp_auth_token: str | None = _flag(None, "bearer token for the MCP server")
+    mcp_manager_url: str | None = _flag(
+        None,
+        "tool servers: the URL of an MCP server, or of an aggregator if it ends in /mcpapi; "
+        "several with commas between (NAME=URL names one); or a config file with `mcpServers`",
+    )
+    mcp_server_name: str | None = _flag(
+        None,
+        "comma separated names of the servers to use, of several (default: all); the name of a "
+        "server given alone",
+    )
+    mcp_auth_token: str | None = _flag(None, "bearer token for servers given by URL")
+    mcp_allow_tools: str | None = _flag(
+        None,
+        "comma separated patterns of the tools to offer, as tool or server.tool (default: all)",
+    )
+    mcp_block_tools: str | None = _flag(None, "comma separated patterns of tools not to offer")
+    mcp_sessions: int = _flag(1, "sessions with each tool server that all trajectories share")
     tool_call_parser: str | None = _flag(
         None,
         f"how the model writes tool calls: {', '.join(TOOL_CALL_PARSERS)} (default: as its "
         "chat template does, or qwen25 if that writes none)",
     )
     tool_timeout: float = _flag(60.0, "seconds that one tool call may take")
+    max_tool_result_chars: int = _flag(
+        100_000, "characters of a tool's result that the model reads; the database keeps the whole"
+    )
     agent_config_path: str | None = _flag(
         None, "YAML file with the models of browse and scorer agents"
     )

@@ -229,6 +229,26 @@ class ToolCall(Part):
     summarised_by: str | None = None  # the browse agent's model that wrote `result`
 
 
+class ResultFile(Part):
+    """A part of a tool's result that is not text. `kind`: image, audio or resource."""
+
+    kind: str
+    mime_type: str
+    uri: str | None = None  # of a resource
+    data: bytes
+
+
+class ToolResult(Document):
+    """What a tool answered, whole, where the model did not read all of it."""
+
+    record_id: str
+    tool: str
+    text: str
+    files: list[ResultFile] = Field(default_factory=list)
+    omitted: list[str] = Field(default_factory=list)  # what even this document has no room for
+    created_at: datetime
+
+
 class VersionSpan(Part):
     """Output tokens `start` to `end` (half open) were made by policy `version`."""
 
