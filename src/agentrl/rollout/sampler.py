@@ -273,6 +273,26 @@ class AsyncSampler(ABC):
             latency_s=generation.latency_s,
         )
 
+    def add_answer(
+        self, prompt_ids: Sequence[int], answer: ModelAnswer, continuation: Continuation | None
+    ) -> GeneratedTurn:
+        """Make a turn of the answer to a prompt that may be anything, not only the tokens so far.
+
+        `continuation`: how a conversation came to the prompt, if one did.
+        """
+        if continuation is None:
+            self.context.go_on(prompt_ids)
+        else:
+            self.context.go_on(
+                prompt_ids,
+                n_separator=continuation.n_separator,
+                restyled=continuation.restyled,
+                drift=continuation.drift,
+                n_rewritten=continuation.n_rewritten,
+            )
+        self._count_junctions()
+        return self.add_turn(answer)
+
     def add_turn(self, answer: ModelAnswer) -> GeneratedTurn:
         """Append an answer to the tokens that it was asked with, as a turn of the record."""
         tokens = self.context.add_turn(answer.output_ids, answer.output_logprobs, answer.versions)
