@@ -40,7 +40,8 @@ _LEAST: dict[str, float] = {
     "max_prompt_tokens": 1, "max_staleness": 0, "max_attempts": 1, "lease_seconds": 1,
     "record_timeout": 0.1, "request_timeout": 0.1, "startup_timeout": 0.1, "tool_timeout": 0.1,
     "mcp_sessions": 1, "max_tool_result_chars": 1,
-    "repetition_early_stop_times": 0, "min_turns": 0, "reserve_context_error_count": 0,
+    "repetition_early_stop_times": -1, "browse_min_chars": 0, "browse_max_chars": 1,
+    "min_turns": 0, "reserve_context_error_count": 0,
     "eval_steps": 0, "eval_attempts": 1,
     "epsilon": 0, "epsilon_higher": 0, "learning_rate": 0, "max_grad_norm": 0,
     "warmup_steps": 0, "max_steps": -1, "per_device_train_batch_size": 1,
@@ -215,7 +216,7 @@ class ContextConfig:
         f"when a prompt reaches --max_prompt_tokens: {', '.join(NEW_CONTEXTS)}",
     )
     repetition_early_stop_times: int = _flag(
-        0, "end a trajectory after so many turns that repeat an earlier one (0: never)"
+        0, "end a trajectory after so many turns that repeat earlier ones (0 or -1: never)"
     )
     enable_repetition_compress: bool = _flag(
         False, "take a turn that repeats an earlier one out of the conversation, with its results"
@@ -442,6 +443,14 @@ def _validate(config: Config) -> None:
     if config.agent.tool_call_parser is not None:
         _one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
     _one_of("new_context", config.context.new_context, NEW_CONTEXTS)
+    longest = config.sampling.max_prompt_tokens
+    if config.context.new_context != "disabled" and not (
+        longest is not None and longest < config.sampling.max_tokens
+    ):
+        raise ConfigError(
+            f"--new_context {config.context.new_context}: needs --max_prompt_tokens, below "
+            f"--max_tokens ({config.sampling.max_tokens}), which ends a record"
+        )
     _one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
     _one_of("report_to", config.run.report_to, TRACKERS)
     _one_of("weight_update", config.services.weight_update, WEIGHT_UPDATES)

@@ -81,6 +81,15 @@ class TurnStatus(StrEnum):
     TRUNCATED = "truncated"  # cut off by a limit
 
 
+class Rewrite(StrEnum):
+    """How an agent rewrote its conversation before a turn, which begins a segment."""
+
+    DISCARD_ALL_TOOLS = "discard_all_tools"  # earlier results made room
+    SUMMARY = "summary"  # the last turn was put aside, to ask for a summary
+    DISCARD_ALL = "discard_all"  # begun again with the summary
+    REPETITION = "repetition"  # the last turn was taken out, because it repeated others
+
+
 class Document(BaseModel):
     """A MongoDB document. `id` is its `_id`; unknown fields are an error on our side."""
 
@@ -287,7 +296,7 @@ class DispatchedSamplingTask(Document):
     segment: int
     parent: str | None = None  # the turn whose tokens this segment shares, where it begins
     shared_len: int = 0  # how many of that turn's prompt + output tokens it shares
-    rewrite: str | None = None  # why the agent rewrote the conversation before this turn
+    rewrite: Rewrite | None = None  # of the conversation before this turn
     service: str
     messages: list[dict[str, Any]]  # what was added since the last turn, for people to read
     prompt_delta_ids: bytes  # int32

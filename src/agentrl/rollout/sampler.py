@@ -19,6 +19,7 @@ from agentrl.databases.arrays import pack_floats, pack_ints
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
+    Rewrite,
     StopReason,
     ToolCall,
     TurnStatus,
@@ -310,12 +311,12 @@ class AsyncSampler(ABC):
         tools_latency_s: float = 0.0,
         *,
         repeated: bool = False,
-        rewrite: str | None = None,
+        rewrite: Rewrite | None = None,
     ) -> TurnStatus:
         """Store a turn whose tools have answered. Returns its status.
 
         `messages`: what was added before it. `format_error`: what was wrong with its calls.
-        `repeated`: it asks nothing new. `rewrite`: why the conversation was rewritten before it.
+        `repeated`: it asks nothing new. `rewrite`: how the conversation was rewritten before it.
         """
         branch = turn.tokens.branch
         ended = turn.finish_reason != "length"

@@ -22,14 +22,14 @@ from agentrl.rollout.chat import Entry, Message
 
 DISCARDED = "[This result was removed to make room. Call the tool again if you need it.]"
 SUMMARY_REQUEST = """\
-[Not from the tool: the conversation has become too long. In this turn call no tool. Write down all \
-that you need to go on: what the task is, what you have done and found out (facts, names, numbers, \
-addresses, exactly), what did not work, and what is left to do. All that was said after the task \
-will be removed and only this text kept.]"""
-_SUMMARY_INTRODUCTION = "Your notes on what you have done so far:"
-_TAKEN_OUT = """\
-[Not from the tool: your next turn was taken out of the conversation, because it only repeated calls \
-that you had made before, with the same results. Do something else, or answer with what you know.]"""
+[Not from the tool: the conversation has become too long. In this turn call no tool. Write down all
+that you need to go on: what you have done and found out (facts, names, numbers, addresses, exactly
+as they are), what did not work, and what is left to do. Everything after the task will be removed,
+and only this text kept.]"""
+TAKEN_OUT = """\
+[Not from the tool: your next turn was taken out of the conversation. It only repeated calls that
+you had made before, with the same results. Do something else, or answer with what you know.]"""
+_NOTES = "Your notes on what you have done so far:"
 
 
 def last_turn(entries: Sequence[Entry]) -> int:
@@ -65,7 +65,7 @@ def restart(head: Sequence[Message], summary: str, entries: Sequence[Entry]) -> 
     The last turn and its results stay as they are: nobody should pay for the call twice.
     """
     question = head[-1]
-    content = f"{question['content']}\n\n{_SUMMARY_INTRODUCTION}\n{summary}"
+    content = f"{question['content']}\n\n{_NOTES}\n{summary}"
     return [
         *map(Entry, head[:-1]),
         Entry({**question, "content": content}),
@@ -73,13 +73,12 @@ def restart(head: Sequence[Message], summary: str, entries: Sequence[Entry]) -> 
     ]
 
 
-def take_out_last_turn(entries: Sequence[Entry]) -> list[Entry] | None:
-    """The conversation without its last turn, and a note under the last result that is left.
+def take_out_last_turn(entries: Sequence[Entry]) -> list[Entry]:
+    """The conversation without its last turn, and a note under the last result before it.
 
-    None if no result is left.
+    There is such a result, because the turn repeats an earlier one.
     """
-    earlier = entries[: last_turn(entries)]
-    return _tell(earlier, _TAKEN_OUT) if earlier[-1].message["role"] == "tool" else None
+    return _tell(entries[: last_turn(entries)], TAKEN_OUT)
 
 
 def _tell(entries: Sequence[Entry], text: str) -> list[Entry]:
