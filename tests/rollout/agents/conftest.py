@@ -30,5 +30,3 @@ async def stage(
     stage = Stage(database, demo_renderer, hostile_server.url)
     async with stage.service.running():
         yield stage
-
-

@@ -1,6 +1,7 @@
 """Agents that are functions: what they are given works, and their tokens are exact."""
 
 import asyncio
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ async def assert_trained_as_sampled(stage: Stage, record: Record) -> None:
     """Every answer of the service is in the row, once, with its logprobs; nothing else is."""
     row = build_row(record, await stage.turns(record), 1.0, 1.0, 0)
     ids, mask = unpack_ints(row.input_ids), unpack_mask(row.loss_mask)
-    assert sorted(ids[mask == 1].tolist()) == sorted(sum(stage.service.outputs, []))
+    assert sorted(ids[mask == 1].tolist()) == sorted(chain(*stage.service.outputs))
     assert unpack_floats(row.logprobs)[mask == 1] == pytest.approx(-ids[mask == 1] / 1000)
 
 
@@ -52,8 +53,10 @@ async def test_a_function_uses_tools_and_answers_as_the_built_in_agent_does(stag
 
     prompts = stage.service.prompts
     assert prompts[:2] == prompts[2:]
-    same = {"n_turns", "n_tool_calls", "n_tool_errors", "n_segments", "n_junctions", "n_drifts",
-            "turn_statuses", "tokens", "versions", "final_answer", "stop_reason", "score", "scores"}  # fmt: skip
+    same = {
+        "n_turns", "n_tool_calls", "n_tool_errors", "n_segments", "n_junctions", "n_drifts",
+        "turn_statuses", "tokens", "versions", "final_answer", "stop_reason", "score", "scores",
+    }  # fmt: skip
     assert mine.model_dump(include=same) == built_in.model_dump(include=same)
     assert (mine.score, mine.n_turns, mine.n_tool_calls, mine.n_segments) == (1.0, 2, 1, 1)
     assert mine.agent_name == "mine"
@@ -99,7 +102,10 @@ async def test_other_messages_begin_a_segment_that_keeps_what_the_model_wrote(
     reply = stage.service.outputs[0]
     assert third[: len(first) + len(reply)] == first + reply == second[: len(first) + len(reply)]
     assert turns[2].shared_len >= len(first) + len(reply)
-    assert stage.service.outputs[1] == ids_after(third, "(removed)", stage)[: len(stage.service.outputs[1])]
+    assert (
+        stage.service.outputs[1]
+        == ids_after(third, "(removed)", stage)[: len(stage.service.outputs[1])]
+    )
     assert paths_of(record, turns)[-1] == third + stage.service.outputs[2]
     await assert_trained_as_sampled(stage, record)
 

@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrl.databases.documents import StopReason, ToolCall
+from agentrl.databases.documents import Rewrite, StopReason, ToolCall
 from agentrl.rollout.agents.limits import room_left
 from agentrl.rollout.chat import Continuation, Conversation, Entry, Message, ToolSchema
 from agentrl.rollout.mcp.resources import ToolSampler
 from agentrl.rollout.sampler import GeneratedTurn, turn_id
-from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ParsedTurn
+from agentrl.rollout.tool_calls import Call, ParsedTurn
+from agentrl.rollout.turn_status import format_error
 
 _FOLLOWING = frozenset({"tool", "user"})  # roles of messages that may follow a reply
 
@@ -30,7 +31,7 @@ class OpenTurn:
     generated: GeneratedTurn
     added: list[Message]  # what its prompt had new
     format_error: str | None
-    rewrite: str | None
+    rewrite: Rewrite | None
     calls: list[ToolCall] = field(default_factory=list)
     tools_latency_s: float = 0.0
     generated_at: float = field(default_factory=time.monotonic)
@@ -53,7 +54,7 @@ class Reply:
     message: Message
     text: str
     content: str
-    tool_calls: tuple[ParsedCall | MalformedCall, ...]
+    tool_calls: tuple[Call, ...]
     stop_reason: StopReason | None
     turn: OpenTurn = field(repr=False)
 
@@ -126,13 +127,13 @@ class ChatModel:
             answer = await sampler.ask(prompt.ids, left, max_new_tokens)
         finally:
             self._n_running -= 1
-        rewrite = "agent" if thread is None and context.n_turns else None
+        rewrite = Rewrite.AGENT if thread is None and context.n_turns else None
         generated = sampler.add_answer(prompt.ids, answer, prompt.continuation)
         parsed = ParsedTurn(generated.text)
         if schemas and generated.stop_reason is None:
             parsed = sampler.resources.parse_calls(generated.text, schemas)
-        faults = [call.error for call in parsed.calls if isinstance(call, MalformedCall)]
-        turn = OpenTurn(generated, prompt.added, "; ".join(faults) or None, rewrite)
+        fault = format_error(parsed.calls, schemas)
+        turn = OpenTurn(generated, prompt.added, fault, rewrite)
         message: Message = {"role": "assistant", "content": generated.text}
         ids = [*prompt.ids, *generated.output_ids]
         self._threads.append(_Thread(prompt.conversation, schemas, [*messages, message], ids, turn))
