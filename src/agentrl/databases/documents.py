@@ -87,6 +87,7 @@ class Rewrite(StrEnum):
     SUMMARY = "summary"  # the last turn was put aside, to ask for a summary
     DISCARD_ALL = "discard_all"  # begun again with the summary
     REPETITION = "repetition"  # the last turn was taken out, because it repeated others
+    AGENT = "agent"  # a user's agent went on from other messages
 
 
 class Document(BaseModel):

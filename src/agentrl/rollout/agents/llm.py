@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrl.databases.documents import StopReason, ToolCall
+from agentrl.databases.documents import Rewrite, StopReason, ToolCall
 from agentrl.rollout.agents.limits import room_left
 from agentrl.rollout.chat import Continuation, Conversation, Entry, Message, ToolSchema
 from agentrl.rollout.mcp.resources import ToolSampler
@@ -30,7 +30,7 @@ class OpenTurn:
     generated: GeneratedTurn
     added: list[Message]  # what its prompt had new
     format_error: str | None
-    rewrite: str | None
+    rewrite: Rewrite | None
     calls: list[ToolCall] = field(default_factory=list)
     tools_latency_s: float = 0.0
     generated_at: float = field(default_factory=time.monotonic)
@@ -126,7 +126,7 @@ class ChatModel:
             answer = await sampler.ask(prompt.ids, left, max_new_tokens)
         finally:
             self._n_running -= 1
-        rewrite = "agent" if thread is None and context.n_turns else None
+        rewrite = Rewrite.AGENT if thread is None and context.n_turns else None
         generated = sampler.add_answer(prompt.ids, answer, prompt.continuation)
         parsed = ParsedTurn(generated.text)
         if schemas and generated.stop_reason is None:
