@@ -61,7 +61,8 @@ def run(
 ) -> Outcome:
     """Run `argv` with `program` in the file `room.PROGRAM`, until all that it started is gone.
 
-    `owner`: a file descriptor; when its other end closes, the call ends. Raises CallFailed.
+    `owner`: a file descriptor; when anything comes from there, or it closes, the call is stopped.
+    Raises CallFailed.
     """
     with ExitStack() as stack:
         printed, print_to = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -130,7 +131,7 @@ class _Watch:
         ended = os.pidfd_open(self._init)  # which ends after the last process of the namespace
         poll.register(ended, select.POLLIN)
         poll.register(self._printed, select.POLLIN)
-        poll.register(self._owner, 0)  # only that it is closed
+        poll.register(self._owner, select.POLLIN)
         look_at = time.monotonic()
         try:
             while True:
@@ -142,7 +143,7 @@ class _Watch:
                 now = time.monotonic()
                 if self._owner in events:
                     poll.unregister(self._owner)
-                    self._stop("its session ended")
+                    self._stop("its caller went away")
                 elif now > deadline:
                     self._stop(f"it ran longer than {self._limits.call_seconds:g} s")
                 elif self._kept.total > _FLOOD * self._kept.limit:
@@ -259,9 +260,7 @@ def _init(
         os._exit(0)
 
 
-def _program(
-    argv: list[str], limits: Limits, system_call_filter: bytes, print_to: int
-) -> NoReturn:
+def _program(argv: list[str], limits: Limits, system_call_filter: bytes, print_to: int) -> NoReturn:
     """Give up all that a program is not to have, and become it."""
     try:
         os.setsid()
@@ -269,7 +268,10 @@ def _program(
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(print_to, 1)
         os.dup2(print_to, 2)
-        os.closerange(3, OPEN_FILES + 64)
+        os.closerange(3, OPEN_FILES)
+        # Whoever runs out of memory, the kernel is to take it from programs first.
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
         os.chdir(room.WORK)
         os.umask(0o022)
         os.nice(_NICE)
@@ -290,7 +292,6 @@ def _rlimits(limits: Limits) -> dict[int, int]:
         resource.RLIMIT_NPROC: limits.processes + _OWN_PROCESSES,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_FSIZE: limits.disk_mib << 20,
-        resource.RLIMIT_CPU: int(limits.call_seconds) * limits.processes + 1,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_MEMLOCK: 0,

@@ -7,7 +7,8 @@ and output. The first line says what the session is like, each further one is a 
     {"argv": ["python3", "/run/program"], "program": "print(1)"}                -> the Outcome
                                                                   or, to both:  {"error": "..."}
 
-When its input ends, so do the session, its processes and its files.
+A call is stopped by an empty line. When its input ends, so do the session, its processes and its
+files.
 """
 
 import json
@@ -88,7 +89,8 @@ def _lines(descriptor: int) -> Iterator[dict[str, Any]]:
         buffer += block
         while b"\n" in buffer:
             line, buffer = buffer.split(b"\n", 1)
-            yield json.loads(line)
+            if line:
+                yield json.loads(line)
 
 
 def _say(answer: dict[str, Any]) -> None:

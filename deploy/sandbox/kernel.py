@@ -134,7 +134,7 @@ def set_dumpable(dumpable: bool) -> None:
 
 
 def give_up_privileges() -> None:
-    """No capability can be had by any program that is executed from here on, whatever its file says.
+    """Programs executed from here on get no capability, whatever their files say.
 
     What this process holds goes when it executes one, as it is not user 0 of its namespace.
     """

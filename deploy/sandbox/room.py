@@ -115,4 +115,3 @@ def _settings(root: Path) -> None:
             else:
                 target.touch()
             kernel.mount(path, str(target), flags=kernel.MS_BIND)
-
