@@ -17,6 +17,7 @@ from limits import Limits
 from session import Result, Session, SessionGone, SessionRefused
 
 _LOOKS_PER_IDLE_TIME = 10
+_REMEMBERED = 10  # idle times for which it is known why a session has no sandbox any more
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Sandboxes:
     def _place(self, session_id: str) -> Sandbox:
         place = self._places.get(session_id)
         if place is None:
-            raise SessionGone("this session is not known here: open another one")
+            raise SessionGone("this session has no sandbox any more: open another session")
         return place
 
     async def _make(self, place: Sandbox, limits: Limits, files: Mapping[str, str]) -> None:
@@ -142,6 +143,5 @@ class Sandboxes:
                     why = f"the sandbox was closed after {self._idle_s:g} s without a call"
                     await self._lose(place, f"{why}, and its files are gone with it")
                     place.last_used = time.monotonic()
-                else:
-                    # Nobody has asked for it in another such time.
+                elif place.last_used < before - _REMEMBERED * self._idle_s:
                     self._places.pop(session_id, None)

@@ -13,6 +13,7 @@ from limits import PROGRAM_BYTES, Limits
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _GRACE_S = 15.0  # beyond a call's limit; a keeper that is silent for longer is killed
+_CLOSING_S = 5.0  # which a keeper has to end by itself
 _LINE_BYTES = 16 << 20  # of an answer: JSON of bytes that are no text is six times as long
 
 
@@ -78,9 +79,14 @@ class Session:
 
     async def close(self) -> None:
         """End the session with all its processes and files."""
-        if self._keeper.returncode is None:
-            self._keeper.kill()  # the kernel ends what is in its namespaces, and then those
-        await self._keeper.wait()
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        try:
+            async with asyncio.timeout(_CLOSING_S):
+                await self._keeper.wait()
+        except TimeoutError:
+            self._keeper.kill()
+            await self._keeper.wait()
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._keeper.stdin is not None
