@@ -1,22 +1,29 @@
 """The sandbox server: what a session is given, keeps, and loses when it ends."""
 
 import asyncio
+import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import psutil
 import pytest
 from mcp import MCPError
-from sandbox_server import SERVER, Server, running_server
+from sandbox_server import FOLDER, SERVER, Server, running_server
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running_server("--call_seconds", "20", "--memory_mib", "256", "--disk_mib", "16") as server:
+    with running_server(
+        "--call_seconds", "20", "--memory_mib", "256", "--disk_mib", "16"
+    ) as server:
         yield server
 
 
@@ -140,8 +147,30 @@ async def test_sandboxes_are_bounded_in_number_and_closed_when_idle() -> None:
             assert await second.shell("echo well") == "well\n"
 
 
+def test_a_sandbox_needs_no_privilege() -> None:
+    """As the compose file has it: another user than root, without any capability."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
+        Path(folder).chmod(0o755)
+        user = ["--reuid=1234", "--regid=1234", "--clear-groups"] if os.geteuid() == 0 else []
+        python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
+        assert python is not None, "the sandbox needs a python3 below /usr"
+        requests = [
+            {"limits": {}, "read_only": [], "files": {"a": "b"}},
+            {"argv": ["bash", "/run/program"], "program": "cat a; id -u"},
+        ]
+        keeper = subprocess.run(
+            ["setpriv", *user, "--no-new-privs", "--bounding-set=-all", python, "-B",
+             f"{folder}/keeper.py"],
+            input="".join(json.dumps(request) + "\n" for request in requests),
+            capture_output=True, text=True, cwd="/",
+        )  # fmt: skip
+    ready, outcome = map(json.loads, keeper.stdout.splitlines())
+    assert (ready, outcome["output"], outcome["stopped"]) == ({}, ["b1000\n", ""], None)
+
+
 def test_a_machine_that_allows_no_sandbox_is_told_what_to_allow() -> None:
-    no_more = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\""
+    no_more = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
     started = subprocess.run(
         ["unshare", "--user", "--map-current-user", "--keep-caps", "sh", "-c", no_more, "sh",
          sys.executable, str(SERVER), "--port", "1"],
