@@ -33,7 +33,6 @@ _SET_UP_S = 10.0
 _TICK_S = 0.05  # between two looks at the memory
 _NICE = 10  # the server answers while programs compute
 _OWN_PROCESSES = 3  # the keeper, its parent and init count among those of the user in the namespace
-_OWN_ADDRESS_SPACE_MIB = 16
 _FLOOD = 256  # a program that prints this many times what is kept of it is stopped
 
 
@@ -109,12 +108,7 @@ class _Watch:
     """The keeper's look at a running call."""
 
     def __init__(
-        self,
-        limits: Limits,
-        printed: int,
-        processes: int,
-        init: int,
-        owner: int,
+        self, limits: Limits, printed: int, processes: int, init: int, owner: int
     ) -> None:
         self._limits = limits
         self._printed = printed
@@ -288,7 +282,7 @@ def _program(argv: list[str], limits: Limits, system_call_filter: bytes, print_t
 
 def _rlimits(limits: Limits) -> dict[int, int]:
     return {
-        resource.RLIMIT_AS: (limits.memory_mib + _OWN_ADDRESS_SPACE_MIB) << 20,
+        resource.RLIMIT_AS: limits.memory_mib << 20,
         resource.RLIMIT_NPROC: limits.processes + _OWN_PROCESSES,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_FSIZE: limits.disk_mib << 20,

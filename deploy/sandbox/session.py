@@ -129,7 +129,7 @@ def _as_result(outcome: dict[str, Any]) -> Result:
     if outcome["stopped"]:
         note = f"[stopped: {outcome['stopped']}]"
     elif outcome["status"] is None:
-        note = "[killed: the machine ran out of memory]"
+        note = "[killed, perhaps because the machine ran out of memory]"
     elif outcome["status"]:
         note = f"[exit status {outcome['status']}]"
     else:

@@ -155,17 +155,22 @@ def test_a_sandbox_needs_no_privilege() -> None:
         user = ["--reuid=1234", "--regid=1234", "--clear-groups"] if os.geteuid() == 0 else []
         python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
         assert python is not None, "the sandbox needs a python3 below /usr"
-        requests = [
-            {"limits": {}, "read_only": [], "files": {"a": "b"}},
-            {"argv": ["bash", "/run/program"], "program": "cat a; id -u"},
-        ]
-        keeper = subprocess.run(
+        keeper = subprocess.Popen(
             ["setpriv", *user, "--no-new-privs", "--bounding-set=-all", python, "-B",
              f"{folder}/keeper.py"],
-            input="".join(json.dumps(request) + "\n" for request in requests),
-            capture_output=True, text=True, cwd="/",
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
         )  # fmt: skip
-    ready, outcome = map(json.loads, keeper.stdout.splitlines())
+        assert keeper.stdin is not None and keeper.stdout is not None
+        answers = []
+        for request in (
+            {"limits": {}, "read_only": [], "files": {"a": "b"}},
+            {"argv": ["bash", "/run/program"], "program": "cat a; id -u"},
+        ):
+            keeper.stdin.write(json.dumps(request) + "\n")
+            keeper.stdin.flush()
+            answers.append(json.loads(keeper.stdout.readline()))
+        keeper.communicate()
+    ready, outcome = answers
     assert (ready, outcome["output"], outcome["stopped"]) == ({}, ["b1000\n", ""], None)
 
 
