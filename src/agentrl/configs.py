@@ -169,8 +169,10 @@ class ServiceConfig:
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Tools and the models that help."""
+    """Agents, their tools and the models that help."""
 
+    agent_name: str = _flag("mcp", "agent of the tasks that name none: mcp, single_turn, math, ...")
+    agent_module: str | None = _flag(None, "Python file that registers agents")
     mcp_manager_url: str | None = _flag(None, "URL of the MCP server (streamable HTTP)")
     mcp_server_name: str | None = _flag(None, "name of the MCP server in logs and records")
     mcp_auth_token: str | None = _flag(None, "bearer token for the MCP server")

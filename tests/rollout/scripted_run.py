@@ -18,8 +18,10 @@ from agentrl.databases.runs import RunLease
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.inference.pool import ServicePool
+from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, SamplerResources, load_renderer
 from agentrl.rollout.scheduler import SamplingScheduler
+from agentrl.rollout.scorers import Scorers
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 Script = Callable[[Claim], float]  # the score of an attempt; may raise
@@ -75,10 +77,11 @@ async def scheduler(
     evaluation: int | None = None,
     owner: str = "sampler",
 ) -> AsyncIterator[SamplingScheduler]:
-    async with ServicePool() as pool:
-        records = RecordLedger(database, config.sampling.lease_seconds)
-        resources = SamplerResources(config, pool, load_renderer(config), records)
-        yield SamplingScheduler(database, config, resources, agent, owner, evaluation)
+    records = RecordLedger(database, config.sampling.lease_seconds)
+    async with ServicePool() as pool, Scorers.of_run(config, records) as scorers:
+        resources = SamplerResources(config, pool, load_renderer(config), records, scorers)
+        async with Agents(resources, agent) as agents:
+            yield SamplingScheduler(database, config, agents, owner, evaluation)
 
 
 async def add(

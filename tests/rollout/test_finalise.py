@@ -22,9 +22,12 @@ from agentrl.databases.documents import (
     VersionSpan,
     place_of,
 )
+from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import LeaseLost, TaskLedger
 from agentrl.rollout.finalise import Finaliser
+from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.rollout.scorers import Scorers
 
 SCORES = (1.0, 0.0, 0.0)
 
@@ -67,9 +70,12 @@ async def scored_group(database: RunDatabase, split: Split = Split.TRAIN) -> Tas
 
 
 def finaliser(database: RunDatabase, owner: str, **reward: bool) -> Finaliser:
+    records = RecordLedger(database, lease_seconds=60)
     return Finaliser(
         TaskLedger(database, owner, lease_seconds=60, max_attempts=1),
-        RecordLedger(database, lease_seconds=60),
+        GroupScores(database, owner, lease_seconds=60),
+        records,
+        Scorers(AgentConfig(), records),
         RewardConfig(**reward),
         temperature=1.0,
     )

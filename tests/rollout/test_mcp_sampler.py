@@ -36,7 +36,8 @@ from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import RequestRejected
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.mcp.sampler import MCPResources, MCPSampler
+from agentrl.rollout.mcp.resources import MCPResources
+from agentrl.rollout.mcp.sampler import MCPSampler
 from agentrl.rollout.mcp.tools import ToolServerUnreachable
 from agentrl.rollout.rows import build_row
 from agentrl.rollout.sampler import AsyncSampler, SamplerResources

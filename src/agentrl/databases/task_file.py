@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.databases.scorer_notation import parse_scorer, write_scorer
+
 DEFAULT_SCORER = "agentcpm"
 _OWN_FIELDS = ("id", "query", "answer", "scorer", "answer_schema")
 _SHOWN_ERRORS = 20
@@ -93,9 +95,10 @@ def _parse(
     query = fields.get("query")
     if not isinstance(query, str) or not query.strip():
         raise ValueError("has no `query` (a text that is not empty)")
-    scorer = fields.get("scorer", DEFAULT_SCORER)
-    if known_scorers is not None and scorer not in known_scorers:
-        raise ValueError(f"unknown scorer {scorer!r}; known: {', '.join(sorted(known_scorers))}")
+    scorer = write_scorer(fields.get("scorer", DEFAULT_SCORER))
+    for name in parse_scorer(scorer):
+        if known_scorers is not None and name not in known_scorers:
+            raise ValueError(f"unknown scorer {name!r}; known: {', '.join(sorted(known_scorers))}")
     schema = fields.get("answer_schema")
     if schema is not None and known_schemas is not None and schema not in known_schemas:
         raise ValueError(

@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     model = check_model(config.model.model_name_or_path)
     if not config.data.eval_file:
         raise ConfigError("no tasks to evaluate on: set EVAL_FILE or --eval_file to a JSONL file")
-    tasks = check_task_file(config.data.eval_file, config.agent.agent_config_path)
+    tasks = check_task_file(config.data.eval_file, config)
     folder = config.output / "eval"
     check_output(LOGS, 0)
     check_output(folder, 2 * sum(file.stat().st_size for file in model.glob("*.safetensors")))

@@ -1,7 +1,8 @@
 """What a sampler is: the base class that agents subclass, and what all samplers of a process share.
 
 An `AsyncSampler` drives one attempt at one task: `run()` holds the conversation, turn by turn, and
-`evaluate_record()` scores it. Claims, leases and retries are the scheduler's (`scheduler.py`).
+`evaluate_record()` scores it, by its task's scorer unless a subclass does otherwise. Claims, leases
+and retries are the scheduler's (`scheduler.py`).
 """
 
 import logging
@@ -28,18 +29,23 @@ from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
 from agentrl.rollout.chat import ChatRenderer, Conversation, Message, ToolSchema
 from agentrl.rollout.context import TokenContext, TurnTokens
+from agentrl.rollout.scorers import Scorers
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SamplerResources:
-    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`."""
+    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`.
+
+    Samplers that share more extend it (`AsyncSampler.extend_resources`).
+    """
 
     config: Config
     pool: ServicePool
     renderer: ChatRenderer
     records: RecordLedger
+    scorers: Scorers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +71,9 @@ class GeneratedTurn:
 class AsyncSampler(ABC):
     """One attempt at one task.
 
-    A subclass implements `run()` and `evaluate_record()`, and extends `open_resources()` if its
-    samplers share more than model and database. `self.record` is the Record as it stands at any
-    time, so that a failure keeps what was done.
+    A subclass implements `run()`, and `extend_resources()` if its samplers share more than model,
+    database and scorers. `self.record` is the Record as it stands at any time, so that a failure
+    keeps what was done.
     """
 
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
@@ -82,23 +88,49 @@ class AsyncSampler(ABC):
     async def open_resources(
         cls, config: Config, pool: ServicePool, records: RecordLedger
     ) -> AsyncIterator[SamplerResources]:
-        """Open what all samplers of a process share, beside the pool and the database.
+        """Open what samplers of this class share, beside the pool and the database.
 
-        Raises `ConfigError` if the model folder lacks what turns need.
+        A process with agents of several kinds opens `AsyncSampler`'s own and extends them for each
+        kind. Raises `ConfigError` if the model folder lacks what turns need, `AgentConfigError` if
+        `--agent_config_path` cannot be used, and what `extend_resources` raises.
         """
-        yield SamplerResources(config, pool, load_renderer(config), records)
+        renderer = load_renderer(config)
+        async with Scorers.of_run(config, records) as scorers:
+            shared = SamplerResources(config, pool, renderer, records, scorers)
+            async with cls.extend_resources(shared) as resources:
+                yield resources
+
+    @classmethod
+    @asynccontextmanager
+    async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[SamplerResources]:
+        """Open what samplers of this class share beside `shared`, once for a process."""
+        yield shared
 
     @abstractmethod
     async def run(self) -> Record:
         """Hold the conversation. Returns the Record with turns, counts, stop reason and answer."""
 
-    @abstractmethod
     async def evaluate_record(self, record: Record) -> Record:
-        """Score a finished Record: returns it with `score` and `scores`.
+        """Score a finished Record: returns it with `score` and `scores`, by its task's scorer.
 
         An exception leaves the Record failed and the slot to be tried again; a score is never made
         up for it.
         """
+        return await self.resources.scorers.score(self.claim.task, record)
+
+    def opening_messages(self) -> list[Message]:
+        """What the task's conversation begins with: its own messages, or its query.
+
+        `--system_prompt` comes first, unless the task's messages have a system message.
+        """
+        task = self.claim.task
+        messages: list[Message] = list(task.messages or [])
+        if not messages:
+            messages = [{"role": "user", "content": task.query}]
+        system = self.resources.config.agent.system_prompt
+        if system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        return messages
 
     def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None

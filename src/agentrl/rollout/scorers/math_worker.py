@@ -11,7 +11,7 @@ import sys
 
 from math_verify import parse, verify
 
-from agentrl.rollout.mcp.math_verifier import STEP_TIMEOUT_S
+from agentrl.rollout.scorers.math_verifier import STEP_TIMEOUT_S
 
 MEMORY_BYTES = 4 * 2**30  # 9**9**9 written out would take all there is
 _ENVIRONMENTS = ("$", "\\boxed", "\\(", "\\[", "\\begin")

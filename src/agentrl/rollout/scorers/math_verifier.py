@@ -15,7 +15,7 @@ from typing import Self
 STEP_TIMEOUT_S = 5  # of reading an expression, and of comparing two
 # Three bounded steps, and what the library does outside its bounds.
 _TIMEOUT_S = 4.0 * STEP_TIMEOUT_S
-_WORKER = ("-m", "agentrl.rollout.mcp.math_worker")
+_WORKER = ("-m", "agentrl.rollout.scorers.math_worker")
 
 
 class MathVerifier:

@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from scoring import make_record, make_task
 
-from agentrl.rollout.mcp import judge as judge_module
+from agentrl.databases.records import RecordLedger
+from agentrl.rollout import helping_models
 from agentrl.rollout.mcp.agent_config import AgentConfig, AgentModel
-from agentrl.rollout.mcp.judge import JudgeError, read_verdict
-from agentrl.rollout.mcp.scorers import MCPScorerFactory
+from agentrl.rollout.scorers import Scorers
+from agentrl.rollout.scorers.judge import JudgeError, read_verdict
 
 
 @dataclass
 class Endpoint:
     """Answers `/v1/chat/completions` with what `replies` holds for a model, in order."""
 
+    records: RecordLedger
     url: str = ""
     replies: dict[str, list[str | int]] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -39,9 +42,11 @@ class Endpoint:
 
 
 @pytest.fixture
-async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
-    monkeypatch.setattr(judge_module, "_RETRY_PAUSE_S", 0.01)
-    endpoint = Endpoint()
+async def endpoint(
+    monkeypatch: pytest.MonkeyPatch, records: RecordLedger
+) -> AsyncIterator[Endpoint]:
+    monkeypatch.setattr(helping_models, "_RETRY_PAUSE_S", 0.01)
+    endpoint = Endpoint(records)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", endpoint.answer)
     runner = web.AppRunner(app)
@@ -57,10 +62,11 @@ async def judge(endpoint: Endpoint, *names: str, answer: str = "Paris, of course
     models = tuple(
         AgentModel(model=name, base_url=endpoint.url, api_key="key", retries=1) for name in names
     )
-    async with MCPScorerFactory(AgentConfig(scorer_agent=models)) as scorers:
-        return await scorers.score(
-            "agentcpm", question="Capital of France?", model_answer=answer, ground_truth="Paris"
-        )
+    task = make_task("agentcpm", query="Capital of France?", answer="Paris")
+    async with Scorers(AgentConfig(scorer_agent=models), endpoint.records) as scorers:
+        score = (await scorers.score(task, make_record(answer))).score
+    assert score is not None
+    return score
 
 
 async def test_the_judge_is_asked_with_question_reference_and_response(endpoint: Endpoint) -> None:
@@ -89,7 +95,7 @@ async def test_when_no_model_gives_a_verdict_the_error_says_what_each_did(
     endpoint.replies = {"a": [401], "b": [500, "Hm!"]}  # a wrong key is not tried twice
     with pytest.raises(JudgeError) as caught:
         await judge(endpoint, "a", "b")
-    for part in ("500", "401", "a at http://127.0.0.1", "b gave no verdict but 'Hm!'"):
+    for part in ("500", "401", "a at http://127.0.0.1", "b gave a reply that will not do: 'Hm!'"):
         assert part in str(caught.value)
 
 

@@ -1,0 +1,26 @@
+"""What the scorers' tests share."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.records import RecordLedger
+from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.rollout.scorers import Scorers
+
+sys.path.insert(0, str(Path(__file__).parent))  # `scoring`
+
+
+@pytest.fixture
+def records(database: RunDatabase) -> RecordLedger:
+    return RecordLedger(database, lease_seconds=60)
+
+
+@pytest.fixture
+async def scorers(records: RecordLedger) -> AsyncIterator[Scorers]:
+    """Scorers without models that help."""
+    async with Scorers(AgentConfig(), records) as opened:
+        yield opened
