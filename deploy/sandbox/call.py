@@ -107,9 +107,7 @@ def _status(ours: socket.socket) -> int | None:
 class _Watch:
     """The keeper's look at a running call."""
 
-    def __init__(
-        self, limits: Limits, printed: int, processes: int, init: int, owner: int
-    ) -> None:
+    def __init__(self, limits: Limits, printed: int, processes: int, init: int, owner: int) -> None:
         self._limits = limits
         self._printed = printed
         self._processes = processes
