@@ -93,9 +93,9 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with path.open("rb") as opened, pyarrow.parquet.ParquetFile(opened) as table:
             number = 0
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+            for batch in table.iter_batches(batch_size=_BATCH_ROWS):
                 for fields in batch.to_pylist():
                     number += 1
                     yield Row(number, fields)
