@@ -205,7 +205,7 @@ class Scoring(Part):
     explanations: dict[str, str]
     advantage: float | None
     until: datetime  # when it was replaced
-    trained: bool  # whether its row was trained, or leased for training, with that advantage
+    row_stayed: bool  # its row was trained, leased or evicted by then, and has that advantage still
 
 
 class Record(Document):

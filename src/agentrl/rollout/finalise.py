@@ -80,12 +80,9 @@ class Finaliser:
         return [with_group_scores(task.scorer, record, said) for record in records]
 
     async def _ask_scorers(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
-        """Ask the group's scorers, and keep the finalisation ours meanwhile.
-
-        One that fails scores none of the group: trying again is what its own retries are for, and
-        `agentrl rescore`. Raises `LeaseLost`, also when told to stop.
-        """
-        scoring = asyncio.create_task(self.scorers.score_group(task, records))
+        """Ask the group's scorers, and keep the finalisation ours meanwhile. Raises `LeaseLost`,
+        also when told to stop."""
+        scoring = asyncio.create_task(self._group_scores(task, records))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             while not scoring.done():
@@ -103,6 +100,20 @@ class Finaliser:
         finally:
             scoring.cancel()
             stopping.cancel()
+
+    async def _group_scores(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
+        """What the group's scorers say. If one fails, the group has no scores and is trained by
+        nobody: to try again is what a scorer's own retries are for, and `agentrl rescore`."""
+        try:
+            return await self.scorers.score_group(task, records)
+        except Exception as error:  # whatever a scorer raises is that group's
+            log.warning("the group %s cannot be scored", task.id, exc_info=error)
+            failure = f"failed: {type(error).__name__}: {error}"
+            return [
+                GroupScore(record=record.id, scorer=name, score=None, explanation=failure)
+                for record in records
+                for name in self.scorers.of_group(task.scorer)
+            ]
 
 
 def settle_group(
