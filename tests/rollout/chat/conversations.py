@@ -5,18 +5,20 @@ program (`tests/fuzz/chat_families.py`) and the properties (`test_families.py`) 
 """
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
-from agentrl.rollout.chat import Continuation, Conversation, Message, TemplateRefusal
-from agentrl.rollout.tool_calls import ParsedCall
-
 from families import Family, Said, renderer_of, tokenizer_of
+from writers import dumps
+
+from agentrl.rollout.chat import Continuation, Conversation, Message
+from agentrl.rollout.tool_calls import ParsedCall
 
 WORDS = ("one", "two three", "12", "x", "日本", "🙂", "e\u0301", "ß", "{}", "()", "'", "a\\b", '"')
 SPACES = (" ", "\n", "\n\n", "  \n ", "\t", "\r\n", "\u00a0")
+GUARDS = ("\ufdd0", "\ufdd1")
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -105,7 +107,7 @@ def make_talk(source: random.Random, family: Family, hostile: Sequence[str] = ()
         added: list[Message] = [
             {"role": "tool", "content": make_text(source, hostile=hostile)} for _ in calls
         ]
-        if not calls or source.random() < 0.15 and family.name not in ("mistral",):
+        if not calls or (source.random() < 0.15 and family.name not in ("mistral",)):
             added.append({"role": "user", "content": make_text(source, hostile=hostile)})
         exchanges.append(Exchange(said, tuple(added)))
     return Talk(tuple(begin), tuple(exchanges))
@@ -156,3 +158,53 @@ def whole(family: Family, messages: Sequence[Message]) -> list[int] | None:
     except Exception:
         return None
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def hostile_text(family: Family) -> tuple[str, ...]:
+    """What text from outside must never become: control tokens, whole and in parts, and guards."""
+    return (*family.special, *GUARDS, "<|im", "_end|>")
+
+
+def fault_of(family: Family, talk: Talk, held: Held) -> str | None:
+    """What is wrong with a conversation that was held, or None.
+
+    Its tokens must be those of the template applied to the whole of it; text from outside must
+    stand in it as it is, and its control tokens must be those of a twin of harmless words.
+    """
+    outside = [*talk.begin, *(message for each in talk.exchanges for message in each.added)]
+    marked = (*family.special, *GUARDS)
+    if any(mark in message["content"] for message in outside for mark in marked):
+        twin = hold(family, _harmless_twin(talk))
+        if _control_tokens(family, held.ids) != _control_tokens(family, twin.ids):
+            return "text from outside became control tokens"
+        text = tokenizer_of(family.name).decode(held.ids)
+        for message in talk.exchanges[-1].added:
+            content = message["content"].translate(dict.fromkeys(map(ord, GUARDS))).strip()
+            if content not in text and dumps(content)[1:-1] not in text:
+                return f"{content!r} does not stand in it"
+        return None
+    if held.ids != whole(family, held.conversation.messages):
+        return "its tokens are not those of the template on its own messages"
+    if family.structured and held.ids != whole(family, held.messages):
+        return "its tokens are not those of the template on the structured messages"
+    if any(continuation.restyled for continuation in held.continuations):
+        return "a turn as the model writes it is not as the template writes it"
+    if held.drifts and family.exact == "all":
+        return "it drifts"
+    return None
+
+
+def _harmless_twin(talk: Talk) -> Talk:
+    """The conversation with other words from outside; different ones, as templates compare them."""
+    number = count()
+
+    def twin(messages: Sequence[Message]) -> tuple[Message, ...]:
+        return tuple({**message, "content": f"x{next(number)}"} for message in messages)
+
+    begin = twin(talk.begin)
+    return Talk(begin, tuple(Exchange(each.said, twin(each.added)) for each in talk.exchanges))
+
+
+def _control_tokens(family: Family, ids: Sequence[int]) -> list[int]:
+    special = renderer_of(family.name).codec.special_ids
+    return [token for token in ids if token in special]

@@ -14,14 +14,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import writers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.rollout.chat import ChatRenderer, Message
 from agentrl.rollout.tool_calls import ParsedCall
-
-import writers
 
 _TRL = find_spec("trl")
 assert _TRL is not None and _TRL.origin is not None
@@ -111,8 +110,11 @@ class Family:
     """A model family.
 
     special: control tokens; tags: added tokens that are no control tokens. thoughts: whether its
-    turns hold thoughts; opened: the prompt begins them; calls: how many a turn may hold; mixed: whether content may stand beside
-    calls. drifts: whether the template is known to rewrite what was sampled, ever.
+    turns hold thoughts; opened: the prompt begins them; calls: how many a turn may hold; mixed:
+    whether content may stand beside calls. structured: the template writes thoughts and calls
+    that it is given in fields.
+    exact: after what a turn a conversation is always extended: "all", "tools" (results of tools,
+    not a user's words), "tools without system" (and no system message), or "none".
     """
 
     name: str
@@ -126,11 +128,11 @@ class Family:
     opened: bool = False
     calls: int = 3
     mixed: bool = True
-    tools: bool = True
     spaces: str = "bytes"  # bytes | gemma | metaspace
     json_arguments: bool = False
     thought_in: str = "reasoning_content"
-    exact: bool = True
+    structured: bool = True
+    exact: str = "all"
 
     def __str__(self) -> str:
         return self.name
@@ -203,35 +205,38 @@ def _own(name: str) -> Path:
 
 
 _NO_THINK = {"enable_thinking": False}
+_EOS = "<｜end▁of▁sentence｜>"
+_CODER = chatml(writers.qwen3_coder, gap="\n\n")
 FAMILIES = (
     Family("qwen2.5", _trl("qwen2_5"), _IM, chatml(writers.qwen)),
-    Family("qwen3", _trl("qwen3"), _IM, chatml(writers.qwen), tags=_THINK, thoughts=True),
+    Family("qwen3", _trl("qwen3"), _IM, chatml(writers.qwen), tags=_THINK, thoughts=True,
+           exact="tools"),
     Family("qwen3-nothink", _trl("qwen3"), _IM, chatml(writers.qwen), tags=_THINK,
-           options=_NO_THINK),
+           options=_NO_THINK, exact="none"),
     Family("qwen3-2507", _trl("qwen3_instruct_2507"), _IM, chatml(writers.qwen)),
-    Family("qwen3-coder", _own("qwen3_coder"), _IM, chatml(writers.qwen3_coder, gap="\n\n")),
-    Family("qwen3.5", _trl("qwen3_5_think"), _IM, chatml(writers.qwen3_coder, gap="\n\n"),
-           tags=_THINK, thoughts=True, opened=True),
-    Family("qwen3.5-nothink", _trl("qwen3_5_nothink"), _IM,
-           chatml(writers.qwen3_coder, gap="\n\n"), tags=_THINK, options=_NO_THINK),
-    Family("qwen3.6", _trl("qwen3_6"), _IM, chatml(writers.qwen3_coder, gap="\n\n"),
-           tags=_THINK, thoughts=True, opened=True),
+    Family("qwen3-coder", _own("qwen3_coder"), _IM, _CODER),
+    Family("qwen3.5", _trl("qwen3_5_think"), _IM, _CODER, tags=_THINK, thoughts=True,
+           opened=True, exact="tools"),
+    Family("qwen3.5-nothink", _trl("qwen3_5_nothink"), _IM, _CODER, tags=_THINK,
+           options=_NO_THINK, exact="tools"),
+    Family("qwen3.6", _trl("qwen3_6"), _IM, _CODER, tags=_THINK, thoughts=True, opened=True,
+           exact="tools"),
     Family("llama3.1", _trl("llama3_1"), _LLAMA, write_llama, tags=(), stops=("<|eot_id|>",),
            calls=1, mixed=False),
     Family("llama3.2", _trl("llama3_2"), _LLAMA, write_llama, tags=(), stops=("<|eot_id|>",),
            calls=1, mixed=False),
     Family("mistral", _own("mistral"), _MISTRAL, write_mistral, tags=(), stops=("</s>",),
-           mixed=False, spaces="metaspace"),
-    Family("deepseekv3", _trl("deepseekv3"), ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
-           write_deepseek, tags=(*_DEEPSEEK_TAGS, "<think>", "</think>"),
-           stops=("<｜end▁of▁sentence｜>",), thoughts=True, opened=True, json_arguments=True, tools=False),
+           mixed=False, spaces="metaspace", exact="tools without system"),
+    Family("deepseekv3", _trl("deepseekv3"), ("<｜begin▁of▁sentence｜>", _EOS), write_deepseek,
+           tags=(*_DEEPSEEK_TAGS, "<think>", "</think>"), stops=(_EOS,), thoughts=True,
+           opened=True, json_arguments=True, structured=False, exact="tools"),
     Family("glm4.5", _trl("glm4moe"), _GLM, write_glm, tags=_GLM_TAGS, stops=("<|user|>",),
-           thoughts=True),
+           thoughts=True, exact="tools"),
     Family("kimi-k2", _own("kimi_k2"), _KIMI, write_kimi, tags=_KIMI_TAGS),
     Family("gpt-oss", _trl("gptoss"), _HARMONY, write_gpt_oss, tags=(), stops=("<|return|>",),
-           thoughts=True, calls=1, mixed=False, thought_in="thinking"),
+           thoughts=True, calls=1, mixed=False, thought_in="thinking", exact="tools"),
     Family("gemma3", _trl("gemma3"), _GEMMA, plain, tags=(), stops=("<end_of_turn>",),
-           spaces="gemma", tools=False),
+           spaces="gemma", structured=False),
     Family("minicpm", _own("minicpm"), _MINICPM, write_minicpm, tags=(), thoughts=True),
 )  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -268,7 +273,9 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     if family.spaces == "gemma":
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")  # its merges do not join lines
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(
+            " ", "merged_with_previous"
+        )  # its merges do not join lines
     if family.spaces != "bytes":
         tokenizer = _without_special_bytes(tokenizer, len(family.special))
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in family.tags])

@@ -169,9 +169,7 @@ class Conversation:
         if best.drift is not None:
             log.debug("%s; the conversation goes on in a new segment", best.drift)
             ids, n_rewritten = self._begin(items, best.text)
-            return Continuation(
-                ids, extends=False, drift=best.drift, n_rewritten=n_rewritten
-            )
+            return Continuation(ids, extends=False, drift=best.drift, n_rewritten=n_rewritten)
         turn.written = best.written
         self._items, self._rendered = items, best.text
         ids = tuple(self._renderer.codec.encode(best.delta, after=turn.stop, start=False))
