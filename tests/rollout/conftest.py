@@ -4,16 +4,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from agentrl.databases.connection import RunDatabase
 from agentrl.rollout.chat import ChatRenderer
 
 DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo" / "model"
 sys.path.insert(0, str(Path(__file__).parent))  # `scripted_run`, which processes import too
+
+from scripted_service import ScriptedService, Talk, scripted_service, talk_with  # noqa: E402
 
 HOSTILE_SERVER = Path(__file__).with_name("hostile_mcp_server.py")
 
@@ -83,3 +86,15 @@ def own_server() -> Iterator[HostileServer]:
     server = HostileServer()
     yield server
     server.stop()
+
+
+@pytest.fixture
+async def service(demo_renderer: ChatRenderer) -> AsyncIterator[ScriptedService]:
+    async with scripted_service(demo_renderer) as service:
+        yield service
+
+
+@pytest.fixture
+def talk(hostile_server: HostileServer, service: ScriptedService, database: RunDatabase) -> Talk:
+    """Samplers whose model speaks a script and whose tools are the hostile server's."""
+    return talk_with(service, hostile_server.url, database)

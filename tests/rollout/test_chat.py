@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from agentrl.rollout.chat import ChatRenderer, Conversation
+from agentrl.rollout.chat import ChatRenderer, Conversation, Drift, Message
 
 DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo" / "model"
 
@@ -115,20 +115,25 @@ def whole(
     return list(ids)
 
 
+def as_tools(results: Sequence[str]) -> list[Message]:
+    return [{"role": "tool", "content": result} for result in results]
+
+
 def talk(
     renderer: ChatRenderer, question: str, turns: Sequence[tuple[str, Sequence[str]]]
 ) -> tuple[list[int], list[dict[str, str]], int]:
     """Tokens, messages and drifts of a conversation held turn by turn."""
     messages = [{"role": "user", "content": question}]
     conversation = Conversation(renderer, messages, TOOLS)
-    ids = list(conversation.prompt_ids)
+    ids, drifts = list(conversation.prompt_ids), 0
     for text, results in turns:
         output = renderer.encode(text + renderer.turn_end)
-        continuation = conversation.extend(output, results)
-        ids = ids + output + continuation.ids if continuation.extends else continuation.ids
+        continuation = conversation.extend(output, as_tools(results))
+        ids = [*ids, *output, *continuation.ids] if continuation.extends else list(continuation.ids)
+        drifts += continuation.drift is not None
         messages.append({"role": "assistant", "content": text})
         messages += [{"role": "tool", "content": result} for result in results]
-    return ids, messages, conversation.n_drifts
+    return ids, messages, drifts
 
 
 def ordinary(tokenizer: PreTrainedTokenizerFast | None = None) -> st.SearchStrategy[str]:
@@ -210,23 +215,28 @@ def test_special_tokens_in_a_question_or_in_a_tools_schema_are_text(
     assert trained_tokenizer.decode(ids).count(evil) == 3
 
 
-def test_the_delta_is_read_off_the_template_with_its_separators(renderer: ChatRenderer) -> None:
-    delta = renderer.encode(renderer.delta_text(["1", "2"]))
-    assert renderer.render_delta(["1", "2"]) == delta
-    assert renderer.delta_text(["1", "2"]) == (
+def test_a_continuation_says_what_closes_the_turn_and_what_is_appended(
+    renderer: ChatRenderer,
+) -> None:
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
+    output = renderer.encode("a" + renderer.turn_end)
+    continuation = conversation.extend(output, as_tools(["1", "2"]))
+    assert continuation.extends and not continuation.restyled
+    delta = (
         "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n"
         "</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
+    assert list(continuation.ids) == renderer.encode(delta)
+    assert list(continuation.ids[: continuation.n_separator]) == renderer.encode("\n")
 
 
 def test_a_turn_that_the_template_rewrites_begins_a_new_segment(
-    trained_tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+    trained_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     trained_tokenizer.chat_template = FORGETFUL
     renderer = ChatRenderer(trained_tokenizer)
     ids, messages, drifts = talk(renderer, "?", [("<think>hm</think>look", ["1"]), ("b", ["2"])])
     assert drifts == 1
-    assert "rewritten by the chat template" in caplog.text
     assert ids == whole(trained_tokenizer, messages)
     assert "hm" not in trained_tokenizer.decode(ids)
 
@@ -239,28 +249,35 @@ def test_a_turn_that_ended_in_another_stop_token_begins_a_new_segment(
     renderer = ChatRenderer(trained_tokenizer, stop_token_ids=[other_end])
     messages = [{"role": "user", "content": "?"}]
     conversation = Conversation(renderer, messages, TOOLS)
-    continuation = conversation.extend([*renderer.encode("a"), other_end], ["1"])
+    continuation = conversation.extend([*renderer.encode("a"), other_end], as_tools(["1"]))
     messages += [{"role": "assistant", "content": "a"}, {"role": "tool", "content": "1"}]
-    assert not continuation.extends
-    assert continuation.ids == whole(trained_tokenizer, messages)
+    assert continuation.drift is Drift.OTHER_END
+    assert list(continuation.ids) == whole(trained_tokenizer, messages)
 
 
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (REWRITING, "does not write an assistant turn as it is"),
-        (COUNTING, "rewrites earlier turns"),
-        (PLAIN.replace("<|im_end|>", "#"), "does not end an assistant turn with a special token"),
-        (PLAIN.replace("+ message.content +", "+ message.content | upper +"),
-         "does not write tool results as they are"),
+        (REWRITING, "does not write a question and a turn as they are"),
+        (PLAIN.replace("<|im_end|>", "#").replace("<|im_start|>", "@"),
+         "does not end an assistant turn with a special token"),
     ],
 )  # fmt: skip
-def test_a_template_that_cannot_be_extended_is_refused(
+def test_a_template_whose_turns_cannot_be_told_is_refused(
     trained_tokenizer: PreTrainedTokenizerFast, template: str, reason: str
 ) -> None:
     trained_tokenizer.chat_template = template
     with pytest.raises(ValueError, match=reason):
         ChatRenderer(trained_tokenizer)
+
+
+def test_a_template_that_rewrites_what_stood_before_begins_a_segment_at_every_junction(
+    trained_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    trained_tokenizer.chat_template = COUNTING
+    ids, messages, drifts = talk(ChatRenderer(trained_tokenizer), "?", [("a", ["1"]), ("b", ["2"])])
+    assert drifts == 2
+    assert ids == whole(trained_tokenizer, messages)
 
 
 def test_stop_tokens_are_those_of_tokenizer_template_and_generation_config(

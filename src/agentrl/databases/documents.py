@@ -81,6 +81,16 @@ class TurnStatus(StrEnum):
     TRUNCATED = "truncated"  # cut off by a limit
 
 
+class Rewrite(StrEnum):
+    """How an agent rewrote its conversation before a turn, which begins a segment."""
+
+    DISCARD_ALL_TOOLS = "discard_all_tools"  # earlier results made room
+    SUMMARY = "summary"  # the last turn was put aside, to ask for a summary
+    DISCARD_ALL = "discard_all"  # begun again with the summary
+    REPETITION = "repetition"  # the last turn was taken out, because it repeated others
+    AGENT = "agent"  # a user's agent went on from other messages
+
+
 class Document(BaseModel):
     """A MongoDB document. `id` is its `_id`; unknown fields are an error on our side."""
 
@@ -242,6 +252,28 @@ class ToolCall(Part):
     result: str | None = None
     is_error: bool = False
     latency_s: float = 0.0
+    kept: str | None = None  # the ToolResult with what the model did not read: `result` is cut
+    summarised_by: str | None = None  # the browse agent's model that wrote `result`
+
+
+class ResultFile(Part):
+    """A part of a tool's result that is not text. `kind`: image, audio or resource."""
+
+    kind: str
+    mime_type: str
+    uri: str | None = None  # of a resource
+    data: bytes
+
+
+class ToolResult(Document):
+    """What a tool answered, whole, where the model did not read all of it."""
+
+    record_id: str
+    tool: str
+    text: str
+    files: list[ResultFile] = Field(default_factory=list)
+    omitted: list[str] = Field(default_factory=list)  # what even this document has no room for
+    created_at: datetime
 
 
 class VersionSpan(Part):
@@ -265,6 +297,7 @@ class DispatchedSamplingTask(Document):
     segment: int
     parent: str | None = None  # the turn whose tokens this segment shares, where it begins
     shared_len: int = 0  # how many of that turn's prompt + output tokens it shares
+    rewrite: Rewrite | None = None  # of the conversation before this turn
     service: str
     messages: list[dict[str, Any]]  # what was added since the last turn, for people to read
     prompt_delta_ids: bytes  # int32

@@ -23,6 +23,7 @@ from agentrl.databases.documents import (
     RecordStatus,
     SlotStatus,
     Task,
+    ToolResult,
 )
 from agentrl.databases.group_commit import GroupCommit, NotSent, Write
 from agentrl.databases.held_leases import HeldLeases
@@ -71,6 +72,7 @@ class RecordLedger:
         self._database = database
         self._records = GroupCommit(database.records)
         self._turns = GroupCommit(database.turns)
+        self._tool_results = GroupCommit(database.tool_results)
         self._rows = GroupCommit(database.rows)
 
     async def start(self, records: Sequence[Record], claimed_at: float) -> None:
@@ -82,6 +84,10 @@ class RecordLedger:
     async def add_turn(self, turn: DispatchedSamplingTask) -> None:
         """Store a turn. It stays if the Record fails later."""
         await self._write_held([turn.record_id], self._turns, _insertions([turn]))
+
+    async def add_tool_result(self, result: ToolResult) -> None:
+        """Store a tool's result whole. It stays if the Record fails later."""
+        await self._write_held([result.record_id], self._tool_results, _insertions([result]))
 
     async def finish(self, record: Record) -> None:
         """Store a Record as it ended: scored, or failed with its error.

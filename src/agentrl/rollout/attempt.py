@@ -36,8 +36,9 @@ class _HandedBack(Exception):
 class Attempt:
     """An attempt in progress.
 
-    `make_sampler`: may take a while, where its agent is the first of its kind. `started`: the write of its Record, shared by a whole claim. `opens`: its end may let something
-    be claimed: the group is finalised, or the slot is free again.
+    `make_sampler`: may take a while, where the agent is the first of its kind. `started`: the write
+    of its Record, shared by a whole claim. `opens`: its end may let something be claimed: the group
+    is finalised, or the slot is free again.
     """
 
     claim: Claim

@@ -1,5 +1,9 @@
 """The tokens of a record: what was asked and what was generated, in the order of the turns.
 
+    TokenContext   initial prompt, generated ids verbatim, deltas, in segments; of each token:
+                   whether the model made it, with which logprob, by which policy version
+    Junction       what changed between a generated turn and the next prompt
+
 A record is made of segments. A segment begins with a rendered prompt and grows by appending only:
 the ids that the model generated, verbatim, then the ids that the chat template adds for tool
 results and the next header. Where appending does not hold, the conversation is rendered anew and a
@@ -48,6 +52,10 @@ class Segment:
         self.logprobs.extend([0.0] * len(ids))
         self.versions.extend([-1] * len(ids))
 
+    def _cut(self, length: int) -> None:
+        del self.ids[length:], self.generated[length:]
+        del self.logprobs[length:], self.versions[length:]
+
     def _append_generated(
         self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
     ) -> None:
@@ -55,6 +63,33 @@ class Segment:
         self.generated.extend(b"\1" * len(ids))
         self.logprobs.extend(logprobs)
         self.versions.extend(versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Junction:
+    """What happened to the tokens between generated turn `turn` and the next prompt.
+
+    The next prompt is the first `kept` tokens of the turn's segment (its prompts and outputs up to
+    and with the turn), then `separator`, then `appended`. `dropped` of the segment's tokens are not
+    in it: none where the tokens are extended.
+
+    separator: ids that the chat template adds to close the turn, which the model did not generate
+    extends: whether the next prompt is in the same segment
+    drift: why the chat template does not extend what was sampled; None if it does, or where the
+        conversation was rewritten on purpose
+    restyled: the template would write the turn in other characters; it stays as it was generated
+    n_rewritten: generated turns whose ids the new prompt does not hold as they were sampled
+    """
+
+    turn: int
+    kept: int
+    dropped: int
+    separator: tuple[int, ...]
+    appended: tuple[int, ...]
+    extends: bool
+    drift: str | None = None
+    restyled: bool = False
+    n_rewritten: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +114,12 @@ class TokenContext:
         self.segments: list[Segment] = []
         self.n_turns = 0
         self.n_generated = 0
+        self.n_junctions = 0
+        self.n_drifts = 0
         self.versions: VersionRange | None = None  # oldest and newest of the generated tokens
         self._n_tokens = 0
         self._delta: list[int] = []
+        self._pending: Junction | None = None  # the one that `_delta` comes from
 
     @property
     def ids(self) -> list[int]:
@@ -103,24 +141,96 @@ class TokenContext:
         observed = self._n_tokens - prompt - self.n_generated
         return TokenCounts(prompt=prompt, generated=self.n_generated, observed=observed)
 
-    def begin_segment(self, prompt_ids: Sequence[int]) -> None:
-        """Begin a segment with a whole rendered prompt."""
+    def begin_segment(
+        self, prompt_ids: Sequence[int], drift: str | None = None, n_rewritten: int = 0
+    ) -> Junction | None:
+        """Begin a segment with a whole rendered prompt.
+
+        `drift`, `n_rewritten`: see `Junction`. Returns what changed since the last turn, or None
+        before the first turn.
+        """
         if not prompt_ids:
             raise ValueError("a segment cannot begin with an empty prompt")
+        junction = None
+        self._withdraw_delta()
+        if self.n_turns:
+            last = self.segments[-1].ids
+            kept = _common_prefix(last, prompt_ids)
+            junction = Junction(
+                turn=self.n_turns - 1,
+                kept=kept,
+                dropped=len(last) - kept,
+                separator=(),
+                appended=tuple(prompt_ids[kept:]),
+                extends=False,
+                drift=drift,
+                n_rewritten=n_rewritten,
+            )
+            self.n_junctions += 1
+            self.n_drifts += drift is not None
+        self._pending = junction
         branch = self._find_branch(prompt_ids)
         segment = Segment(branch)
         segment._append_given(prompt_ids)
         self.segments.append(segment)
         self._delta = list(prompt_ids)
         self._n_tokens += len(prompt_ids) - (branch.shared_len if branch else 0)
+        return junction
 
-    def observe(self, delta_ids: Sequence[int]) -> None:
-        """Append what the template adds after a turn: tool results and the next header."""
-        if not self.segments[-1].turn_ends or self._delta:
+    def observe(
+        self, delta_ids: Sequence[int], n_separator: int = 0, restyled: bool = False
+    ) -> Junction:
+        """Append what the template adds after a turn: tool results and the next header.
+
+        The first `n_separator` ids close the turn. `restyled`: see `Junction`.
+        """
+        segment = self.segments[-1]
+        if not segment.turn_ends or self._delta:
             raise ValueError("a delta follows a generated turn")
-        self.segments[-1]._append_given(delta_ids)
+        junction = Junction(
+            turn=self.n_turns - 1,
+            kept=len(segment.ids),
+            dropped=0,
+            separator=tuple(delta_ids[:n_separator]),
+            appended=tuple(delta_ids[n_separator:]),
+            extends=True,
+            restyled=restyled,
+        )
+        self.n_junctions += 1
+        self._pending = junction
+        segment._append_given(delta_ids)
         self._delta = list(delta_ids)
         self._n_tokens += len(delta_ids)
+        return junction
+
+    def go_on(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        n_separator: int = 0,
+        restyled: bool = False,
+        drift: str | None = None,
+        n_rewritten: int = 0,
+    ) -> Junction | None:
+        """Make `prompt_ids` what the next turn continues, whatever they are.
+
+        They extend the current segment if they begin with all of its tokens, and begin a new one
+        otherwise. Returns what changed since the last turn, or None if there is none or nothing
+        did. See `observe` and `begin_segment` for the rest.
+        """
+        if not self.segments or not self.segments[-1].turn_ends or self._delta:
+            return self.begin_segment(prompt_ids, drift, n_rewritten)
+        held = len(self.ids)
+        if list(prompt_ids[:held]) != self.ids:
+            return self.begin_segment(prompt_ids, drift, n_rewritten)
+        if len(prompt_ids) == held:
+            return None
+        return self.observe(prompt_ids[held:], n_separator, restyled)
+
+    def n_new(self, prompt_ids: Sequence[int]) -> int:
+        """How many tokens a prompt would add to those of the record."""
+        branch = self._find_branch(prompt_ids)
+        return len(prompt_ids) - (branch.shared_len if branch else 0)
 
     def add_turn(
         self, output_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[VersionSpan]
@@ -155,6 +265,24 @@ class TokenContext:
         self.n_generated += len(output_ids)
         self._n_tokens += len(output_ids)
         return tokens
+
+    def _withdraw_delta(self) -> None:
+        """Take back what was appended since the last turn, as no turn was generated from it."""
+        if not self._delta:
+            return
+        segment = self.segments[-1]
+        if segment.turn_ends:
+            segment._cut(segment.turn_ends[-1][1])
+            self._n_tokens -= len(self._delta)
+        else:
+            self.segments.pop()
+            self._n_tokens -= len(segment.ids) - (
+                segment.branch.shared_len if segment.branch else 0
+            )
+        self._delta = []
+        if self._pending is not None:
+            self.n_junctions -= 1
+            self.n_drifts -= self._pending.drift is not None
 
     def _find_branch(self, prompt_ids: Sequence[int]) -> Branch | None:
         """The longest prefix of `prompt_ids` among the turns of earlier segments."""

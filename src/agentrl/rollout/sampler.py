@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -19,17 +19,28 @@ from agentrl.databases.arrays import pack_floats, pack_ints
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
+    Rewrite,
     StopReason,
     ToolCall,
+    TurnStatus,
     VersionSpan,
 )
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
-from agentrl.rollout.chat import ChatRenderer, Conversation, Message, ToolSchema
-from agentrl.rollout.context import TokenContext, TurnTokens
+from agentrl.rollout.chat import (
+    ChatRenderer,
+    Continuation,
+    Conversation,
+    Entry,
+    Message,
+    ToolSchema,
+)
+from agentrl.rollout.context import Junction, TokenContext, TurnTokens
+from agentrl.rollout.repetition import loops
 from agentrl.rollout.scorers import Scorers
+from agentrl.rollout.turn_status import turn_status
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +60,13 @@ class SamplerResources:
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedTurn:
-    """A turn of the model, before anything was made of it.
+class ModelAnswer:
+    """What the model said to a prompt, before it is a turn of the record.
 
-    `text` has no stop token. `stop_reason` is set if the turn was cut off and the record has to
-    end; otherwise the model ended the turn itself.
+    `text` has no stop token. `stop_reason` is set if it was cut off and the record has to end;
+    otherwise the model ended the turn itself.
     """
 
-    tokens: TurnTokens
     output_ids: tuple[int, ...]
     output_logprobs: tuple[float, ...]
     versions: list[VersionSpan]
@@ -66,6 +76,18 @@ class GeneratedTurn:
     service: str
     cached_tokens: int
     latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTurn(ModelAnswer):
+    """A turn of the model, before anything was made of it."""
+
+    tokens: TurnTokens
+
+
+def entry_of(turn: GeneratedTurn) -> Entry:
+    """The turn as an entry of a conversation."""
+    return Entry({"role": "assistant", "content": turn.text}, turn.output_ids)
 
 
 class AsyncSampler(ABC):
@@ -82,6 +104,7 @@ class AsyncSampler(ABC):
         self.resources = resources
         self.context = TokenContext()
         self._conversation: Conversation | None = None
+        self._n_asked = 0
 
     @classmethod
     @asynccontextmanager
@@ -134,21 +157,57 @@ class AsyncSampler(ABC):
 
     def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
-    ) -> None:
-        """Begin a segment with these messages."""
+    ) -> Junction | None:
+        """Begin a segment with these messages. Returns what changed, None before the first turn."""
         self._conversation = Conversation(self.resources.renderer, messages, tools)
-        self.context.begin_segment(self._conversation.prompt_ids)
-        self.record.tokens = self.context.counts
+        junction = self.context.begin_segment(self._conversation.prompt_ids)
+        self._count_junctions()
+        return junction
 
-    def continue_conversation(self, turn: GeneratedTurn, results: Sequence[str]) -> None:
-        """Append what the tools answered, in a new segment if the tokens cannot be extended."""
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The conversation's messages in order; those that the model generated have their ids."""
         assert self._conversation is not None, "the conversation has not begun"
-        continuation = self._conversation.extend(turn.output_ids, results)
+        return self._conversation.entries
+
+    def continue_conversation(self, turn: GeneratedTurn, added: Sequence[Message]) -> Junction:
+        """Append a generated turn and what follows it: messages of tools or of a user.
+
+        It goes on in a new segment where the chat template does not extend what was sampled.
+        """
+        assert self._conversation is not None, "the conversation has not begun"
+        continuation = self._conversation.extend(turn.output_ids, added)
+        return self._go_on(continuation)
+
+    def rewrite_conversation(self, entries: Sequence[Entry]) -> Junction:
+        """Go on in a new segment from other entries: some of `self.entries`, and new ones.
+
+        Generated turns among them keep the ids that the model generated. May follow a turn, or
+        `continue_conversation`, whose messages are then among `self.entries`. A turn that was not
+        continued is kept by giving its `entry_of`.
+        """
+        assert self._conversation is not None, "the conversation has not begun"
+        return self._go_on(self._conversation.rewrite(entries))
+
+    def _go_on(self, continuation: Continuation) -> Junction:
         if continuation.extends:
-            self.context.observe(continuation.ids)
+            junction = self.context.observe(
+                continuation.ids, continuation.n_separator, continuation.restyled
+            )
         else:
-            self.context.begin_segment(continuation.ids)
+            begun = self.context.begin_segment(
+                continuation.ids, continuation.drift, continuation.n_rewritten
+            )
+            assert begun is not None, "a turn came before"
+            junction = begun
+        self._count_junctions()
+        return junction
+
+    def _count_junctions(self) -> None:
         self.record.tokens = self.context.counts
+        self.record.n_segments = len(self.context.segments)
+        self.record.n_junctions = self.context.n_junctions
+        self.record.n_drifts = self.context.n_drifts
 
     def limit_reached(self) -> StopReason | None:
         """Why no further turn may be generated, or None."""
@@ -162,57 +221,86 @@ class AsyncSampler(ABC):
         return None
 
     async def generate(self) -> GeneratedTurn:
-        """Generate a turn from the tokens so far and append it to them.
+        """Generate a turn from the tokens so far and append it to them. Raises as `ask` does."""
+        left = self.resources.config.sampling.max_tokens - self.context.n_tokens
+        return self.add_turn(await self.ask(self.context.ids, left))
 
-        Nothing that follows the end of a turn is in it. Raises InferenceError where no service
-        answers, and RuntimeError for an answer that is not a turn.
+    async def ask(
+        self, prompt_ids: Sequence[int], left: int, max_new_tokens: int | None = None
+    ) -> ModelAnswer:
+        """Generate from a prompt. Nothing of the record changes, so that calls may run at once.
+
+        `left`: tokens that the record may still get. `max_new_tokens`: a limit of the caller's,
+        beside `--max_new_tokens`. Nothing that follows the end of a turn is in the answer. Raises
+        InferenceError where no service answers, and RuntimeError for an answer that is not a turn.
         """
-        limits = self.resources.config.sampling
-        left = limits.max_tokens - self.context.n_tokens
+        of_turn = self.resources.config.sampling.max_new_tokens
+        if max_new_tokens is not None:
+            of_turn = min(of_turn, max_new_tokens)
         params = SamplingParams(
             **cast(dict[str, Any], self.resources.config.sampling_params),
-            max_new_tokens=min(limits.max_new_tokens, left),
+            max_new_tokens=min(of_turn, left),
             stop_token_ids=self.resources.renderer.stop_token_ids,
         )
-        request = GenerateRequest(
-            f"{self.record.id}-{self.context.n_turns}", tuple(self.context.ids), params
-        )
+        request = GenerateRequest(f"{self.record.id}-{self._n_asked}", tuple(prompt_ids), params)
+        self._n_asked += 1
         answer = await self.resources.pool.generate(request, record_id=self.record.id)
         generation = answer.generation
         if not generation.output_ids:
             raise RuntimeError(
-                f"{answer.service} ended turn {self.context.n_turns} of {self.record.id} without a "
-                f"token ({generation.finish_reason})"
+                f"{answer.service} ended a turn of {self.record.id} without a token "
+                f"({generation.finish_reason})"
             )
         if not set(params.stop_token_ids).isdisjoint(generation.output_ids[:-1]):
             raise RuntimeError(
-                f"{answer.service} went on generating after the end of turn "
-                f"{self.context.n_turns} of {self.record.id}"
+                f"{answer.service} went on generating after the end of a turn of {self.record.id}"
             )
         stop_reason = None
         if generation.finish_reason == "length":
-            cut_by_turn = limits.max_new_tokens <= left
-            stop_reason = StopReason.MAX_NEW_TOKENS if cut_by_turn else StopReason.MAX_TOKENS
-        versions = [
-            VersionSpan(version=span.version, start=span.start, end=span.end)
-            for span in generation.versions
-        ]
-        tokens = self.context.add_turn(generation.output_ids, generation.output_logprobs, versions)
-        self.record.n_turns = self.context.n_turns
-        self.record.tokens = self.context.counts
-        self.record.versions = self.context.versions
-        return GeneratedTurn(
-            tokens=tokens,
+            stop_reason = StopReason.MAX_NEW_TOKENS if of_turn <= left else StopReason.MAX_TOKENS
+        return ModelAnswer(
             output_ids=generation.output_ids,
             output_logprobs=generation.output_logprobs,
-            versions=versions,
-            text=self.resources.renderer.read_turn(generation.output_ids)[0],
+            versions=[
+                VersionSpan(version=span.version, start=span.start, end=span.end)
+                for span in generation.versions
+            ],
+            text=self.resources.renderer.split_turn(generation.output_ids)[0],
             finish_reason=generation.finish_reason,
             stop_reason=stop_reason,
             service=answer.service,
             cached_tokens=generation.cached_tokens,
             latency_s=generation.latency_s,
         )
+
+    def add_answer(
+        self, prompt_ids: Sequence[int], answer: ModelAnswer, continuation: Continuation | None
+    ) -> GeneratedTurn:
+        """Make a turn of the answer to a prompt that may be anything, not only the tokens so far.
+
+        `continuation`: how a conversation came to the prompt, if one did.
+        """
+        if continuation is None:
+            self.context.go_on(prompt_ids)
+        else:
+            self.context.go_on(
+                prompt_ids,
+                n_separator=continuation.n_separator,
+                restyled=continuation.restyled,
+                drift=continuation.drift,
+                n_rewritten=continuation.n_rewritten,
+            )
+        self._count_junctions()
+        return self.add_turn(answer)
+
+    def add_turn(self, answer: ModelAnswer) -> GeneratedTurn:
+        """Append an answer to the tokens that it was asked with, as a turn of the record."""
+        tokens = self.context.add_turn(answer.output_ids, answer.output_logprobs, answer.versions)
+        self.record.n_turns = self.context.n_turns
+        self.record.tokens = self.context.counts
+        self.record.versions = self.context.versions
+        answered = {field.name: getattr(answer, field.name) for field in fields(ModelAnswer)}
+        return GeneratedTurn(**answered, tokens=tokens)
 
     async def write_turn(
         self,
@@ -221,16 +309,33 @@ class AsyncSampler(ABC):
         tool_calls: Sequence[ToolCall] = (),
         format_error: str | None = None,
         tools_latency_s: float = 0.0,
-    ) -> None:
-        """Store a turn whose tools have answered. `messages`: what was added before it."""
+        *,
+        repeated: bool = False,
+        rewrite: Rewrite | None = None,
+    ) -> TurnStatus:
+        """Store a turn whose tools have answered. Returns its status.
+
+        `messages`: what was added before it. `format_error`: what was wrong with its calls.
+        `repeated`: it asks nothing new. `rewrite`: how the conversation was rewritten before it.
+        """
         branch = turn.tokens.branch
+        ended = turn.finish_reason != "length"
+        status = turn_status(
+            cut_off=not ended,
+            looped=loops(turn.output_ids[:-1] if ended else turn.output_ids),
+            malformed=format_error is not None,
+            repeated=repeated,
+            failed=any(call.is_error for call in tool_calls),
+        )
         document = DispatchedSamplingTask(
             id=turn_id(self.record.id, turn.tokens.turn),
             record_id=self.record.id,
             turn=turn.tokens.turn,
+            status=status,
             segment=turn.tokens.segment,
             parent=turn_id(self.record.id, branch.turn) if branch else None,
             shared_len=branch.shared_len if branch else 0,
+            rewrite=rewrite,
             service=turn.service,
             messages=list(messages),
             prompt_delta_ids=pack_ints(turn.tokens.prompt_delta),
@@ -249,6 +354,9 @@ class AsyncSampler(ABC):
         )
         await self.resources.records.add_turn(document)
         self.record.turns.append(document.id)
+        counts = self.record.turn_statuses
+        counts[status] = counts.get(status, 0) + 1
+        return status
 
 
 def turn_id(record_id: str, turn: int) -> str:

@@ -2,7 +2,8 @@
 
 from agentrl.databases.documents import Record, StopReason
 from agentrl.rollout.answers import extract_answer
-from agentrl.rollout.sampler import AsyncSampler, Message
+from agentrl.rollout.chat import Message
+from agentrl.rollout.sampler import AsyncSampler
 
 
 class SingleTurnSampler(AsyncSampler):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from endpoint import ChatEndpoint
 from scoring import make_record, make_task, make_turn
 
 from agentrl.databases.connection import RunDatabase

@@ -30,7 +30,7 @@ class Agents:
         self._opened: dict[type[AsyncSampler], asyncio.Future[SamplerResources]] = {}
         self._holders: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
-        self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
         try:
@@ -63,7 +63,8 @@ class Agents:
 
     async def failed(self) -> NoReturn:
         """Wait until an agent cannot be started, and raise the reason."""
-        return await asyncio.shield(self._failure)
+        await asyncio.shield(self._failure)
+        raise AssertionError("an agent's failure is an exception")
 
     async def _resources(self, kind: type[AsyncSampler]) -> SamplerResources:
         owner = next(base for base in kind.__mro__ if "extend_resources" in vars(base))

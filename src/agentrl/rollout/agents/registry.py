@@ -21,11 +21,9 @@ from agentrl.rollout.user_module import load_user_module
 
 GROUP = "agentrl.agents"
 
-AgentFunction = Callable[[Any, Any, Any], Awaitable[str | None]]
-"""`async fn(task, llm, tools) -> answer`, see `function.py`."""
-
-Agent = type[AsyncSampler] | AgentFunction | type[Any]
-"""A sampler class, a function, or a class with `run(sampling_params, **fields)`, see `loop.py`."""
+Agent = type[AsyncSampler] | Callable[..., Awaitable[str | None]] | type[Any]
+"""A sampler class, `async fn(task, llm, tools) -> answer` (`function.py`), or a class with
+`run(sampling_params, **fields)` (`loop.py`)."""
 
 _MCP = "agentrl.rollout.mcp.sampler:MCPSampler"
 _SINGLE_TURN = "agentrl.rollout.single_turn:SingleTurnSampler"

@@ -4,7 +4,7 @@ The task's scorer compares the answers; `math` does it by value. A task that is 
 is asked in its own words, and one with an `answer_schema` answers in its own form.
 """
 
-from agentrl.rollout.sampler import Message
+from agentrl.rollout.chat import Message
 from agentrl.rollout.single_turn import SingleTurnSampler
 
 INSTRUCTION = r"Reason step by step, and put your final answer in \boxed{}."

@@ -1,0 +1,201 @@
+"""What a chat template can express, found out by rendering probes. No model family is named here.
+
+    does it write tools?  a tool's results?  a thought, between which marks?
+    with which tokens do its turns end?
+
+A template without tools gets them in the Hermes way, which the default parser reads: schemas in the
+system message, calls in `<tool_call>`, results in a user's message in `<tool_response>`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+
+from agentrl.rollout.chat.guard import GuardedCodec
+from agentrl.rollout.chat.turns import Message, ThoughtMarks
+
+Tools = Sequence[Mapping[str, Any]]
+# Messages, tools, and whether the header of the next turn is wanted; raises what templates raise.
+Apply = Callable[..., str]
+
+_QUESTION = "probe-question"
+_TURN = "probe-turn"
+_THOUGHT = "probe-thought"
+_RESULT = "probe-result"
+_NAME = "probe_tool"
+_CALL_ID = "call00001"  # nine letters and digits: Mistral's templates insist
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "A text."}},
+            "required": ["text"],
+        },
+    },
+}
+_REFUSALS = (TemplateError, TypeError, KeyError, ValueError)
+
+_TOOLS_HEAD = (
+    "# Tools\n\nYou may call one or more functions. Their signatures stand within <tools></tools>:"
+    "\n<tools>\n"
+)
+_TOOLS_FOOT = (
+    "\n</tools>\n\nFor each call, write a JSON object with the function's name and arguments "
+    "within <tool_call></tool_call>:\n"
+    '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a template can express.
+
+    `turn_ends`: tokens that end a turn, as text and id; the one before tool results comes first.
+    """
+
+    writes_tools: bool
+    writes_results: bool
+    thought_marks: ThoughtMarks
+    turn_ends: tuple[tuple[str, int], ...]
+
+    def adapt_tools(self, tools: Tools | None) -> Tools | None:
+        """The tools for the template."""
+        return tools if self.writes_tools else None
+
+    def adapt_messages(self, messages: Sequence[Message], tools: Tools | None) -> list[Message]:
+        """The messages as the template can take them."""
+        adapted = list(messages)
+        if tools and not self.writes_tools:
+            schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+            text = _TOOLS_HEAD + schemas + _TOOLS_FOOT
+            if adapted and adapted[0]["role"] == "system":
+                first = f"{adapted[0]['content']}\n\n{text}"
+                adapted[0] = {**adapted[0], "content": first}
+            else:
+                adapted.insert(0, {"role": "system", "content": text})
+        return adapted if self.writes_results else _results_as_user(adapted)
+
+
+def _results_as_user(messages: Sequence[Message]) -> list[Message]:
+    """Tool results and what a user says after them, as one message of the user."""
+    adapted: list[Message] = []
+    for message in messages:
+        given = message
+        if message["role"] == "tool":
+            body = f"<tool_response>\n{message['content']}\n</tool_response>"
+            given = {"role": "user", "content": body}
+        if adapted and adapted[-1]["role"] == given["role"] == "user":
+            joined = f"{adapted[-1]['content']}\n{given['content']}"
+            adapted[-1] = {"role": "user", "content": joined}
+        else:
+            adapted.append(given)
+    return adapted
+
+
+def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
+    """What a template can express.
+
+    Raises ValueError if it does not write questions and turns, or a turn has no end token.
+    """
+    user = {"role": "user", "content": _QUESTION}
+    answer = {"role": "assistant", "content": _TURN}
+    result = {"role": "tool", "content": _RESULT, "name": _NAME, "tool_call_id": _CALL_ID}
+    calls: list[Message] = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {
+                    "id": _CALL_ID,
+                    "type": "function",
+                    "function": {"name": _NAME, "arguments": arguments},
+                }
+            ],
+        }
+        for arguments in ({"text": _TURN}, json.dumps({"text": _TURN}))
+    ]
+    whole = _try(apply, [user, answer], None, False)
+    if _QUESTION not in whole or _TURN not in whole:
+        raise ValueError("the chat template does not write a question and a turn as they are")
+    with_tools = _try(apply, [user], [_TOOL])
+    turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
+    marks = _thought_marks(apply, codec, user)
+    follow_ups = [(turn, result) for turn in turns] + [(answer, user)]
+    ends = [
+        end
+        for turn, added in follow_ups
+        for end in _turn_ends(
+            codec, _try(apply, [user, turn], None, False), _try(apply, [user, turn, added])
+        )
+        if end[0] != marks.close  # it ends a thought, so that more of the turn may follow
+    ]
+    if not ends:
+        raise ValueError(
+            "the chat template does not end an assistant turn with a special token, but with "
+            f"{whole.partition(_TURN)[2][:20]!r}"
+        )
+    return Dialect(
+        writes_tools=_NAME in with_tools,
+        writes_results=bool(turns),
+        thought_marks=marks,
+        turn_ends=tuple(dict.fromkeys(ends)),
+    )
+
+
+def _turn_ends(codec: GuardedCodec, closed: str, followed: str) -> list[tuple[str, int]]:
+    """The token that ends the probe's turn.
+
+    `closed`: the conversation up to the turn; `followed`: with more after it. The end is the last
+    special token that both have; if they have none, each may end it in its own way: some models
+    end a turn by beginning the next one.
+    """
+    rests = [text.partition(_TURN)[2] for text in (closed, followed)]
+    shared = rests[0][: _shared_length(*rests)]
+    if ends := codec.specials(shared):
+        return [ends[-1]]
+    ways = [rest[len(shared) :] for rest in rests]
+    return [
+        found[0]
+        for way in ways
+        if (found := codec.specials(way)) and way.lstrip().startswith(found[0][0])
+    ]
+
+
+def _shared_length(first: str, second: str) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    differs = (index for index, (one, other) in pairs if one != other)
+    return next(differs, min(len(first), len(second)))
+
+
+def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> ThoughtMarks:
+    """What the template writes around a thought; `<think>` where it does not write one."""
+    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+    text = _try(apply, [user, {"role": "assistant", "content": _TURN, **fields}], None, False)
+    header = _try(apply, [user], None)
+    before, found, after = text.partition(_THOUGHT)
+    open_mark = before[len(header) :].strip() if before.startswith(header) else ""
+    close_mark = after.partition(_TURN)[0].strip()
+    specials = codec.specials(close_mark)
+    if specials and close_mark.startswith(specials[0][0]):
+        close_mark = specials[0][0]  # what follows is the header of what is said
+    if found and close_mark.startswith("</"):
+        return ThoughtMarks(open_mark or f"<{close_mark[2:]}", close_mark)
+    if found and open_mark and close_mark:
+        return ThoughtMarks(open_mark, close_mark)
+    return ThoughtMarks("<think>", "</think>")
+
+
+def _try(
+    apply: Apply, messages: Sequence[Message], tools: Tools | None = None, header: bool = True
+) -> str:
+    """The rendered text; empty if the template refuses."""
+    try:
+        return apply(messages, tools, header)
+    except _REFUSALS:
+        return ""

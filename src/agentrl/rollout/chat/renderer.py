@@ -1,0 +1,180 @@
+"""A tokenizer with its chat template, for many conversations at once.
+
+What the template can express is found out by probing it when it is loaded (`dialect.py`); how a
+conversation grows turn by turn is in `conversation.py`.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+
+from agentrl.rollout.chat.dialect import Dialect, probe_dialect
+from agentrl.rollout.chat.guard import GuardedCodec
+from agentrl.rollout.chat.turns import Message, TurnReading, read_turn
+from agentrl.rollout.tool_calls import DEFAULT_PARSER, parsers_of_template, tool_call_parser
+
+log = logging.getLogger(__name__)
+
+ToolSchema = Mapping[str, Any]  # {"type": "function", "function": {...}}, as OpenAI writes it
+
+_CACHED_PROMPTS = 512
+
+
+class TemplateRefusal(ValueError):
+    """The chat template cannot write these messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered prompt: its guarded text, its tokens, and messages and tools as guarded."""
+
+    text: str
+    ids: tuple[int, ...]
+    messages: tuple[Message, ...]
+    tools: list[dict[str, Any]] | None
+
+
+class ChatRenderer:
+    """A tokenizer with its chat template.
+
+    Raises ValueError if no turn of the model can be told from what follows it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        stop_token_ids: Sequence[int] = (),
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`stop_token_ids`: tokens that end a turn, beside the tokenizer's and the template's.
+
+        `template_options`: further variables of the template, such as `enable_thinking`.
+        """
+        if not tokenizer.chat_template:
+            raise ValueError("the tokenizer has no chat template")
+        self._tokenizer = tokenizer
+        self._options = dict(template_options or {})
+        self.codec = GuardedCodec(tokenizer.backend_tokenizer.to_str())
+        self._prompts = lru_cache(maxsize=_CACHED_PROMPTS)(self._render_prompt)
+        self.parsers = parsers_of_template(self._apply)
+        self.parse_calls = tool_call_parser(next(iter(self.parsers), DEFAULT_PARSER))
+        self.dialect: Dialect = probe_dialect(self._apply, self.codec)
+        self.turn_end, self.turn_end_id = self.dialect.turn_ends[0]
+        self.stop_token_ids = tuple(
+            sorted(
+                {
+                    *(token_id for _, token_id in self.dialect.turn_ends),
+                    *stop_token_ids,
+                    *_ids(tokenizer.eos_token_id),
+                }
+            )
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path, template_options: Mapping[str, Any] | None = None) -> Self:
+        """The renderer of a model folder. Raises ValueError naming the folder and what it lacks."""
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(f"model folder {folder} holds no usable tokenizer: {error}") from None
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise ValueError(f"model folder {folder} has no fast tokenizer (tokenizer.json)")
+        if not tokenizer.chat_template:
+            raise ValueError(
+                f"model folder {folder} has no chat template: put a chat_template.jinja into it"
+            )
+        stop_token_ids: tuple[int, ...] = ()
+        if (Path(folder) / "generation_config.json").exists():
+            stop_token_ids = _ids(GenerationConfig.from_pretrained(str(folder)).eos_token_id)
+        try:
+            return cls(tokenizer, stop_token_ids, template_options)
+        except ValueError as error:
+            raise ValueError(f"model folder {folder} cannot be used for turns: {error}") from None
+
+    def render_prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
+    ) -> list[int]:
+        """The tokens of a conversation that an assistant turn is to continue."""
+        return list(self.prompt(messages, tools).ids)
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> Prompt:
+        """A rendered prompt; the attempts at one task share it."""
+        return self._prompts(orjson.dumps(list(messages)), orjson.dumps(list(tools or ())))
+
+    def render_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
+        """The template applied to guarded messages, up to the next assistant header.
+
+        Raises `TemplateRefusal` if it does not take them.
+        """
+        try:
+            return self._apply(
+                self.dialect.adapt_messages(messages, tools), self.dialect.adapt_tools(tools)
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise TemplateRefusal(f"the chat template refuses the messages: {error}") from None
+
+    def read_turn(self, text: str, prompted: str = "") -> TurnReading:
+        """What a turn's text says. `prompted`: what the prompt wrote of the turn already."""
+        return read_turn(text, prompted, self.dialect.thought_marks, self.parse_calls)
+
+    def split_turn(self, output_ids: Sequence[int]) -> tuple[str, int | None]:
+        """A generated turn as text without its stop token, and that token if it has one."""
+        stop = output_ids[-1] if output_ids[-1] in self.stop_token_ids else None
+        return self.codec.decode(output_ids if stop is None else output_ids[:-1]), stop
+
+    def call_id(self, name: str, index: int) -> str:
+        """The id of the conversation's call number `index`, for templates that want one."""
+        return f"call{index:05}"
+
+    def guard_message(self, message: Message) -> Message:
+        """The message with what must not become a control token guarded."""
+        role = message["role"]
+        if role == "assistant":
+            return message
+        special_only = role != "tool"
+        content = self.codec.guard_values(message["content"], special_only=special_only)
+        return {**message, "content": content}
+
+    def guard_tool_text(self, text: str) -> str:
+        """Text from a tool, with every string that is an added token guarded."""
+        return self.codec.guard_tool_text(text)
+
+    def encode(self, guarded: str) -> list[int]:
+        """The tokens of guarded text at the begin of a sequence."""
+        return self.codec.encode(guarded)
+
+    def _apply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        text = self._tokenizer.apply_chat_template(
+            list(messages),
+            tools=None if tools is None else [dict(tool) for tool in tools],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **self._options,
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _render_prompt(self, messages_json: bytes, tools_json: bytes) -> Prompt:
+        guarded = tuple(map(self.guard_message, orjson.loads(messages_json)))
+        tools = self.codec.guard_values(orjson.loads(tools_json)) or None
+        text = self.render_text(guarded, tools)
+        return Prompt(text, tuple(self.encode(text)), guarded, tools)
+
+
+def _ids(token_ids: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Token ids as configuration files write them: none, one or several."""
+    if token_ids is None:
+        return ()
+    return (token_ids,) if isinstance(token_ids, int) else tuple(token_ids)
