@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.rollout.agents import known_agents, load_agents
 from agentrl.rollout.answers import KNOWN_SCHEMAS
 from agentrl.rollout.mcp.agent_config import load_agent_config
 from agentrl.rollout.scorers import known_scorers
@@ -72,19 +73,20 @@ def _has_chat_template(folder: Path) -> bool:
 def check_tasks(config: Config) -> None:
     """Both task files can be read, and every line of them is a task."""
     if not config.data.train_file and config.sampling.enable_sampling:
-        raise ConfigError("no tasks to train on: set TRAIN_FILE or --train_file to a JSONL file")
+        raise ConfigError("no tasks to train on: set TRAIN_FILE or --train_file to a task file")
     for file in (config.data.train_file, config.data.eval_file):
         if file:
             check_task_file(file, config)
 
 
 def check_task_file(file: str, config: Config) -> list[TaskLine]:
-    """The tasks of a file, which can be scored with the scorers and the agent config of the flags.
+    """The tasks of a file, which the agents, scorers and agent config of the flags can work on.
 
     Raises `TaskFileError`, `AgentConfigError`, or `ConfigError` for what scoring needs.
     """
     load_scorers(config)
-    tasks = read_tasks(Path(file), known_scorers(), KNOWN_SCHEMAS)
+    load_agents(config)
+    tasks = read_tasks(Path(file), known_scorers(), KNOWN_SCHEMAS, known_agents())
     used = {scorer: parse_scorer(scorer) for scorer in {task.scorer for task in tasks}}
     needing = {s for s, names in used.items() if any(find_scorer(n).needs_answer for n in names)}
     unanswered = [task.id for task in tasks if task.answer is None and task.scorer in needing]
