@@ -1,7 +1,7 @@
 """The models that help the agent, as `--agent_config_path` lists them (YAML).
 
-`scorer_agent` judges answers (`scorers.py`). `browse_agent` reads pages for tools; in this version
-it is only checked, nothing uses it. Each is a list of models that are tried in order.
+`scorer_agent` judges answers (`rollout/scorers`), `browse_agent` reads long results of tools
+(`browse.py`). Each is a list of models that are tried in order (`rollout/helping_models.py`).
 """
 
 import os
