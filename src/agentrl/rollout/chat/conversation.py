@@ -11,9 +11,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 
 from agentrl.rollout.chat.renderer import ChatRenderer, TemplateRefusal, ToolSchema
-from agentrl.rollout.chat.turns import Message, TurnForm, TurnReading, as_message
+from agentrl.rollout.chat.turns import Message, TurnForm, TurnReading, as_message, written_ids
 
 _HEADER_LENGTH = 200  # characters; the header of a turn is shorter
 
@@ -60,14 +61,14 @@ class Continuation:
 class _Turn:
     """A generated turn in a conversation.
 
-    `header`: the end of the prompt before it; `written`: the template's text for it. `form`: how
-    the template is given it.
+    headers: ends of the prompt before it, with and without what opens a thought; written: the
+    template's text for it; form: how the template is given it.
     """
 
     output_ids: tuple[int, ...]
     stop: int | None
     reading: TurnReading
-    header: str
+    headers: tuple[str, ...]
     written: str
     form: TurnForm = TurnForm.TEXT
 
@@ -79,6 +80,34 @@ class _Item:
     entry: Entry
     guarded: Message
     turn: _Turn | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What the template makes of a turn in one form.
+
+    text: the whole conversation; written: the turn in it; delta: what follows the turn. is_exact:
+    the template writes the turn as it was generated.
+    """
+
+    form: TurnForm
+    text: str
+    written: str = ""
+    delta: str = ""
+    drift: Drift | None = None
+    is_exact: bool = False
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool, bool]:
+        """The lesser, the better. As text a turn loses the least where it drifts anyway."""
+        as_text = self.form in (TurnForm.TEXT, TurnForm.REOPENED)
+        drifts = self.drift is not None
+        return (
+            drifts,
+            self.drift is Drift.ADDED_UNWRITTEN,
+            not self.is_exact,
+            as_text != drifts,
+        )
 
 
 class Conversation:
@@ -118,31 +147,35 @@ class Conversation:
         """
         turn = self._read(tuple(output_ids))
         items = [*self._items, _item_of(turn), *map(self._given, added)]
+        best: _Attempt | None = None
         refusal: TemplateRefusal | None = None
-        drifted: tuple[Drift, TurnForm] | None = None
         for form in TurnForm:
-            turn.form = form
             if as_message(turn.reading, form, turn.reading.call_names) is None:
                 continue
+            turn.form = form
             try:
-                text = self._render(items)
+                attempt = self._attempt(items, turn, len(added))
             except TemplateRefusal as error:
                 refusal = refusal or error
                 continue
-            found = self._delta(text, turn, items[len(self._items) + 1 :])
-            if not isinstance(found, Drift):
-                restyled = turn.written != turn.reading.text
-                self._items, self._rendered = items, text
-                return self._append(found, turn, restyled)
-            if drifted is None or drifted[0] is Drift.ADDED_UNWRITTEN:
-                drifted = found, form
-        if drifted is None:
+            if best is None or attempt.rank < best.rank:
+                best = attempt
+            if best.is_exact:
+                break
+        if best is None:
             assert refusal is not None, "a turn can be put as text at least"
             raise refusal
-        reason, turn.form = drifted
-        log.debug("%s; the conversation goes on in a new segment", reason)
-        ids, n_rewritten = self._begin(items)
-        return Continuation(ids, extends=False, drift=reason, n_rewritten=n_rewritten)
+        turn.form = best.form
+        if best.drift is not None:
+            log.debug("%s; the conversation goes on in a new segment", best.drift)
+            ids, n_rewritten = self._begin(items, best.text)
+            return Continuation(ids, extends=False, drift=best.drift, n_rewritten=n_rewritten)
+        turn.written = best.written
+        self._items, self._rendered = items, best.text
+        ids = tuple(self._renderer.codec.encode(best.delta, after=turn.stop, start=False))
+        return Continuation(
+            ids, True, self._separator_length(ids), restyled=best.written != turn.reading.text
+        )
 
     def rewrite(self, entries: Sequence[Entry]) -> Continuation:
         """Go on from other entries: some of `entries` as they are, and new ones.
@@ -153,17 +186,20 @@ class Conversation:
         """
         known = {id(item.entry): item for item in self._items}
         items = [known.get(id(entry)) or self._new(entry) for entry in entries]
-        ids, n_rewritten = self._begin(items)
+        ids, n_rewritten = self._begin(items, self._render(items))
         return Continuation(ids, extends=False, n_rewritten=n_rewritten)
 
     def _read(self, output_ids: tuple[int, ...]) -> _Turn:
         renderer = self._renderer
         text, stop = renderer.split_turn(output_ids)
         tail = self._rendered[-_HEADER_LENGTH:]
-        header = tail[renderer.codec.last_added_at(tail) :]
         mark = renderer.dialect.thought_marks.open
         prompted = tail[tail.rindex(mark) :] if tail.rstrip().endswith(mark) else ""
-        return _Turn(output_ids, stop, renderer.read_turn(text, prompted), header, text)
+        reading = renderer.read_turn(text, prompted, self._tools)
+        return _Turn(output_ids, stop, reading, renderer.codec.headers(tail), text)
+
+    def _read_text(self, written: str, turn: _Turn) -> TurnReading:
+        return self._renderer.read_turn(written, turn.reading.prompted, self._tools)
 
     def _new(self, entry: Entry) -> _Item:
         if entry.output_ids:
@@ -176,44 +212,45 @@ class Conversation:
     def _render(self, items: Sequence[_Item]) -> str:
         return self._renderer.render_text(_as_messages(self._renderer, items), self._tools)
 
-    def _delta(self, text: str, turn: _Turn, added: Sequence[_Item]) -> str | Drift:
-        """What the template writes after the turn, if it leaves what stands before it alone."""
+    def _attempt(self, items: Sequence[_Item], turn: _Turn, n_added: int) -> _Attempt:
+        """The turn put in its form: what the template makes of it."""
+        text = self._render(items)
+        body = turn.reading.text
+        found = self._written(text, turn)
+        if isinstance(found, Drift):
+            keeps = self._find(turn, text, 0) is not None
+            return _Attempt(turn.form, text, drift=found, is_exact=keeps)
+        written, delta = found
+        drift = None
+        if written != body and not self._read_text(written, turn).says_the_same(turn.reading):
+            drift = Drift.TURN_REWRITTEN
+        elif not all(_shows(delta, item.guarded) for item in items[len(items) - n_added :]):
+            drift = Drift.ADDED_UNWRITTEN
+        return _Attempt(turn.form, text, written, delta, drift, is_exact=written == body)
+
+    def _written(self, text: str, turn: _Turn) -> tuple[str, str] | Drift:
+        """How the template writes the turn after the prompt, and what it writes after the turn."""
         if not text.startswith(self._rendered):
             return Drift.EARLIER_REWRITTEN
         rest = text[len(self._rendered) :]
-        body = turn.reading.text
         if turn.stop is None:
-            if not rest.startswith(body):
-                return Drift.TURN_REWRITTEN
-            delta = rest[len(body) :]
-        else:
-            written, ended, delta = rest.partition(self._renderer.codec.token(turn.stop))
-            if not ended:
-                return Drift.OTHER_END
-            if written != body:
-                again = self._renderer.read_turn(written, turn.reading.prompted)
-                if not again.says_the_same(turn.reading):
-                    return Drift.TURN_REWRITTEN
-            turn.written = written
-        if not all(_shows(delta, item.guarded) for item in added):
-            return Drift.ADDED_UNWRITTEN
-        return delta
+            body = turn.reading.text
+            return (body, rest[len(body) :]) if rest.startswith(body) else Drift.TURN_REWRITTEN
+        written, ended, delta = rest.partition(self._renderer.codec.token(turn.stop))
+        return (written, delta) if ended else Drift.OTHER_END
 
-    def _append(self, delta: str, turn: _Turn, restyled: bool) -> Continuation:
-        codec = self._renderer.codec
-        ids = codec.encode(delta, after=turn.stop, start=False)
-        stops = self._renderer.stop_token_ids
-        opens = (i for i, t in enumerate(ids) if t in codec.added_ids and t not in stops)
-        n_separator = next(opens, len(ids))
-        return Continuation(tuple(ids), True, n_separator, restyled)
+    def _separator_length(self, ids: Sequence[int]) -> int:
+        """How many of the ids after a turn stand before the first token that opens something."""
+        stops, added = self._renderer.stop_token_ids, self._renderer.codec.added_ids
+        opens = (i for i, token in enumerate(ids) if token in added and token not in stops)
+        return next(opens, len(ids))
 
-    def _begin(self, items: list[_Item]) -> tuple[tuple[int, ...], int]:
+    def _begin(self, items: list[_Item], text: str) -> tuple[tuple[int, ...], int]:
         """A whole prompt, with the ids of generated turns where the template writes their text.
 
         Returns its ids, and of how many generated turns it does not hold the ids.
         """
         codec = self._renderer.codec
-        text = self._render(items)
         ids: list[int] = []
         n_rewritten = 0
         position, after = 0, None
@@ -239,14 +276,12 @@ class Conversation:
         """
         ways = [("", turn.output_ids)]
         if turn.stop is not None:
-            ways = [
-                (self._renderer.codec.token(turn.stop), turn.output_ids),
-                ("", turn.output_ids[:-1]),
-            ]
-        for end, ids in ways:
-            found = text.find(turn.header + turn.written + end, position)
+            stop = self._renderer.codec.token(turn.stop)
+            ways = [(stop, turn.output_ids), ("", turn.output_ids[:-1])]
+        for (end, ids), header in product(ways, turn.headers):
+            found = text.find(header + turn.written + end, position)
             if found >= 0 and ids:
-                start = found + len(turn.header)
+                start = found + len(header)
                 return start, start + len(turn.written + end), ids
         return None
 
@@ -266,7 +301,7 @@ def _as_messages(
     for item in items:
         if item.turn is not None:
             reading = item.turn.reading
-            call_ids = [
+            call_ids = written_ids(reading) or [
                 renderer.call_id(name, n_calls + index)
                 for index, name in enumerate(reading.call_names)
             ]

@@ -56,12 +56,14 @@ _TOOLS_FOOT = (
 class Dialect:
     """What a template can express.
 
-    `turn_ends`: tokens that end a turn, as text and id; the one before tool results comes first.
+    named_by_id: calls are written with their ids only, which then hold the names.
+    turn_ends: tokens that end a turn, as text and id; the one before tool results comes first.
     """
 
     writes_tools: bool
     writes_results: bool
     thought_marks: ThoughtMarks
+    named_by_id: bool
     turn_ends: tuple[tuple[str, int], ...]
 
     def adapt_tools(self, tools: Tools | None) -> Tools | None:
@@ -123,6 +125,7 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
     whole = _try(apply, [user, answer], None, False)
     if _QUESTION not in whole or _TURN not in whole:
         raise ValueError("the chat template does not write a question and a turn as they are")
+    called = [_try(apply, [user, call], None, False) for call in calls]
     with_tools = _try(apply, [user], [_TOOL])
     turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
     marks = _thought_marks(apply, codec, user)
@@ -144,6 +147,7 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
         writes_tools=_NAME in with_tools,
         writes_results=bool(turns),
         thought_marks=marks,
+        named_by_id=bool(turns) and any(_CALL_ID in text and _NAME not in text for text in called),
         turn_ends=tuple(dict.fromkeys(ends)),
     )
 
@@ -159,12 +163,8 @@ def _turn_ends(codec: GuardedCodec, closed: str, followed: str) -> list[tuple[st
     shared = rests[0][: _shared_length(*rests)]
     if ends := codec.specials(shared):
         return [ends[-1]]
-    ways = [rest[len(shared) :] for rest in rests]
-    return [
-        found[0]
-        for way in ways
-        if (found := codec.specials(way)) and way.lstrip().startswith(found[0][0])
-    ]
+    ways = (codec.special_at(rest, len(shared)) for rest in rests)
+    return [way for way in ways if way is not None]
 
 
 def _shared_length(first: str, second: str) -> int:

@@ -98,10 +98,24 @@ class GuardedCodec:
         """The special tokens that stand in unguarded text, with their ids."""
         return [(token, self._ids[token]) for token in self._special.findall(text)]
 
-    def last_added_at(self, guarded: str) -> int:
-        """Where the last added token of guarded text begins; 0 if there is none."""
+    def special_at(self, text: str, position: int) -> tuple[str, int] | None:
+        """The special token that stands at `position` or around it, space before it aside."""
+        for found in self._special.finditer(text):
+            if found.end() > position:
+                blank = not text[position : found.start()].strip()
+                return (found[0], self._ids[found[0]]) if blank else None
+        return None
+
+    def headers(self, guarded: str) -> tuple[str, ...]:
+        """The end of a prompt, from its last special token on; whole, and without later tokens.
+
+        The header of a turn in a conversation may lack what the prompt adds to open a thought.
+        """
         bare = _GUARDED.sub(lambda match: " " * len(match[0]), guarded)
-        return max((match.start() for match in self._added.finditer(bare)), default=0)
+        start = max((match.start() for match in self._special.finditer(bare)), default=0)
+        later = self._added.search(bare, start + 1)
+        whole = guarded[start:]
+        return (whole, guarded[start : later.start()]) if later else (whole,)
 
 
 def unguarded(text: str) -> str:

@@ -120,9 +120,12 @@ class ChatRenderer:
         except (TemplateError, TypeError, KeyError) as error:
             raise TemplateRefusal(f"the chat template refuses the messages: {error}") from None
 
-    def read_turn(self, text: str, prompted: str = "") -> TurnReading:
+    def read_turn(
+        self, text: str, prompted: str, tools: Sequence[ToolSchema] | None
+    ) -> TurnReading:
         """What a turn's text says. `prompted`: what the prompt wrote of the turn already."""
-        return read_turn(text, prompted, self.dialect.thought_marks, self.parse_calls)
+        marks = self.dialect.thought_marks
+        return read_turn(text, prompted, marks, self.parse_calls, tools or ())
 
     def split_turn(self, output_ids: Sequence[int]) -> tuple[str, int | None]:
         """A generated turn as text without its stop token, and that token if it has one."""
@@ -130,8 +133,8 @@ class ChatRenderer:
         return self.codec.decode(output_ids if stop is None else output_ids[:-1]), stop
 
     def call_id(self, name: str, index: int) -> str:
-        """The id of the conversation's call number `index`, for templates that want one."""
-        return f"call{index:05}"
+        """The id of the conversation's call number `index`, where the model wrote none."""
+        return f"functions.{name}:{index}" if self.dialect.named_by_id else f"call{index:05}"
 
     def guard_message(self, message: Message) -> Message:
         """The message with what must not become a control token guarded."""
@@ -145,6 +148,10 @@ class ChatRenderer:
     def guard_tool_text(self, text: str) -> str:
         """Text from a tool, with every string that is an added token guarded."""
         return self.codec.guard_tool_text(text)
+
+    def encode_inside(self, guarded: str) -> list[int]:
+        """The tokens of guarded text that stands within a sequence."""
+        return self.codec.encode(guarded, start=False)
 
     def encode(self, guarded: str) -> list[int]:
         """The tokens of guarded text at the begin of a sequence."""

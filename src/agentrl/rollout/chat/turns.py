@@ -6,6 +6,7 @@ forms. Which of them the template writes as it was generated is found out by `co
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -54,7 +55,11 @@ class TurnReading:
 
 
 def read_turn(
-    text: str, prompted: str, marks: ThoughtMarks, parse_calls: ToolCallParser
+    text: str,
+    prompted: str,
+    marks: ThoughtMarks,
+    parse_calls: ToolCallParser,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> TurnReading:
     """What a turn says. `prompted`: see `TurnReading`."""
     start = 0
@@ -62,9 +67,9 @@ def read_turn(
     if stripped.startswith(marks.open):
         start = len(text) - len(stripped) + len(marks.open)
     close = text.find(marks.close, start)
-    has_thought = close >= 0 and (start > 0 or bool(prompted) or close >= 0)
+    has_thought = close >= 0
     lead_end = close + len(marks.close) if has_thought else 0
-    parsed = parse_calls(text[lead_end:])
+    parsed = parse_calls(text[lead_end:], tools)
     return TurnReading(
         text=text,
         prompted=prompted,
@@ -73,6 +78,23 @@ def read_turn(
         content=parsed.content.strip(),
         calls=tuple(parsed.calls),
     )
+
+
+# Kimi K2's and Mistral's: ids that the model itself gives its calls.
+_WRITTEN_IDS = (
+    re.compile(r"<\|tool_call_begin\|>\s*([^\s<|]+:\d+)\s*<\|tool_call_argument_begin\|>"),
+    re.compile(r'[{,]\s*"id":\s*"([A-Za-z0-9]{9})"\s*}'),
+    re.compile(r"\[CALL_ID\]\s*([A-Za-z0-9]{9})"),
+)
+
+
+def written_ids(turn: TurnReading) -> list[str] | None:
+    """The ids of a turn's calls if the model wrote one for each."""
+    for pattern in _WRITTEN_IDS:
+        found = pattern.findall(turn.text, len(turn.lead))
+        if found and len(found) == len(turn.calls):
+            return found
+    return None
 
 
 class TurnForm(Enum):
@@ -102,7 +124,7 @@ def as_message(turn: TurnReading, form: TurnForm, call_ids: Sequence[str]) -> Me
         if not turn.lead:
             return None
         rest = turn.text[len(turn.lead) :]
-        before = rest[: max(rest.find(turn.content), 0)] if turn.content else ""
+        before = rest[: len(rest) - len(rest.lstrip())]
         message["content"] = turn.prompted + turn.lead + before + turn.content
     elif turn.thought:
         # Templates know it by different names.

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 from jinja2 import TemplateError
@@ -37,7 +38,8 @@ PARSERS: Mapping[str, ToolCallParser] = {
 DEFAULT_PARSER = "qwen25"  # of a model whose chat template writes no calls
 
 _PROBE_QUESTION = "probe-question"
-_PROBE_ID = "call00001"  # nine letters and digits: Mistral's templates insist
+# Nine letters and digits: Mistral's templates insist. Kimi's name a call by its id alone.
+_PROBE_IDS = ("call00001", "functions.probe_tool:0")
 _PROBE_CALL = ParsedCall("probe_tool", {"text": "a probe", "count": 7})
 _PROBE_TOOL = {
     "type": "function",
@@ -93,14 +95,15 @@ def parsers_of_template(render: Render) -> tuple[str, ...]:
     None of them if the template does not write calls. Most templates take arguments as an object,
     some as JSON text.
     """
-    for arguments in (_PROBE_CALL.arguments, '{"text": "a probe", "count": 7}'):
+    forms = (_PROBE_CALL.arguments, '{"text": "a probe", "count": 7}')
+    for call_id, arguments in product(_PROBE_IDS, forms):
         call = {"name": _PROBE_CALL.name, "arguments": arguments}
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": _PROBE_QUESTION},
             {
                 "role": "assistant",
                 "content": "",
-                "tool_calls": [{"type": "function", "id": _PROBE_ID, "function": call}],
+                "tool_calls": [{"type": "function", "id": call_id, "function": call}],
             },
         ]
         try:
