@@ -27,6 +27,7 @@ from agentrl.rollout.mcp.tools.calls import (
     ToolServerUnreachable,
 )
 from agentrl.rollout.mcp.tools.catalogue import Offer
+from agentrl.rollout.mcp.tools.connection import ConnectFailed
 from agentrl.rollout.mcp.tools.specs import ServerSpec
 from agentrl.rollout.mcp.tools.transports import SOCKET_LIMITS, refusal
 
@@ -69,10 +70,7 @@ class Aggregator:
 
     async def __aenter__(self) -> Self:
         try:
-            names = await self._names()
-            self.servers = tuple(
-                [AggregatedServer(self, name, await self._offers(name)) for name in names]
-            )
+            self.servers = await self._reach()
         except BaseException:
             await self._http.aclose()
             raise
@@ -113,23 +111,32 @@ class Aggregator:
             ) from None
         return read_answer(body, failed=response.is_error)
 
-    async def _names(self) -> list[str]:
-        """The servers, as soon as the aggregator answers."""
+    async def _reach(self) -> tuple[AggregatedServer, ...]:
+        """The servers and their tools, as soon as the aggregator answers."""
         began = time.monotonic()
         while True:
             try:
-                listed = await self._get("/servers", "servers")
-                break
-            except ToolServerUnreachable:
-                if time.monotonic() - began > self._startup_timeout_s:
-                    raise
+                return tuple(
+                    [
+                        AggregatedServer(self, name, await self._offers(name))
+                        for name in await self._names()
+                    ]
+                )
+            except ConnectFailed as failure:
+                waited = time.monotonic() - began
+                if failure.refused or waited > self._startup_timeout_s:
+                    raise ToolServerUnreachable(
+                        f"the aggregator {self._spec.label} could not be used, tried for "
+                        f"{waited:.1f} s: {failure}"
+                    ) from None
             await asyncio.sleep(_RETRY_PAUSE_S)
-        names = [
-            item.get("name", item.get("id")) if isinstance(item, dict) else item for item in listed
+
+    async def _names(self) -> list[str]:
+        listed = await self._get("/servers", "servers")
+        return [
+            str(item.get("name", item.get("id")) if isinstance(item, dict) else item)
+            for item in listed
         ]
-        if not all(isinstance(name, str) for name in names):
-            raise ToolServerUnreachable(f"the aggregator {self._spec.label} names no servers")
-        return [str(name) for name in names]
 
     async def _offers(self, server: str) -> tuple[Offer, ...]:
         tools = await self._get(f"/server/{quote(server, safe='')}/tools", "tools")
@@ -146,25 +153,22 @@ class Aggregator:
         )
 
     async def _get(self, path: str, key: str) -> list[Any]:
-        """A list that the aggregator has, under `key` or bare."""
-        where = f"the aggregator {self._spec.label}"
+        """A list that the aggregator has, under `key` or bare. Raises `ConnectFailed`."""
         try:
             response = await self._http.get(self._spec.url + path, timeout=_LISTING_TIMEOUT_S)
-            response.raise_for_status()
-            body = response.json()
-        except httpx2.HTTPStatusError as error:
-            status = error.response.status_code
-            reason = refusal(status) if status in (401, 403) else f"HTTP {status}"
-            raise ToolServerUnreachable(f"{where} answered {path} with {reason}") from None
         except httpx2.RequestError as error:
-            raise ToolServerUnreachable(
-                f"{where} could not be reached: {str(error) or type(error).__name__}"
-            ) from None
+            raise ConnectFailed.of(error) from None
+        if response.is_error:
+            status = response.status_code
+            known = refusal(status) if status in (401, 403) else f"HTTP {status} to GET {path}"
+            raise ConnectFailed(known, refused=status < 500)
+        try:
+            body = response.json()
         except ValueError:
-            raise ToolServerUnreachable(f"{where} answered {path} with no JSON") from None
+            body = None
         found = body.get(key) if isinstance(body, dict) else body
         if not isinstance(found, list):
-            raise ToolServerUnreachable(f"{where} answered {path} without a list `{key}`")
+            raise ConnectFailed(f"no list `{key}` in the answer to GET {path}", refused=True)
         return found
 
 

@@ -104,7 +104,8 @@ class MCPServer:
             except SDK_FAILURES as error:
                 failed = ConnectFailed.of(error)
             waited = time.monotonic() - began
-            if failed.refused or waited > self._startup_timeout_s:
+            process = self.spec.transport is Transport.STDIO  # it would only fail again
+            if process or failed.refused or waited > self._startup_timeout_s:
                 raise ToolServerUnreachable(
                     f"the tool server {self.spec.label} could not be used, tried for "
                     f"{waited:.1f} s: {failed}"
