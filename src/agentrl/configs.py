@@ -91,8 +91,8 @@ class ModelConfig:
 class DataConfig:
     """Tasks."""
 
-    train_file: str | None = _flag(None, "JSONL file of training tasks")
-    eval_file: str | None = _flag(None, "JSONL file of held-out tasks")
+    train_file: str | None = _flag(None, "training tasks: JSONL, JSON or Parquet")
+    eval_file: str | None = _flag(None, "held-out tasks: JSONL, JSON or Parquet")
     num_train_epochs: float = _flag(
         3.0, "passes over the training tasks, if --max_steps is not set"
     )

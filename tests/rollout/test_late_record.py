@@ -7,12 +7,14 @@ from agentrl.configs import parse_config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, RecordStatus, Split
 from agentrl.databases.feeder import make_tasks
+from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.rollout.attempt import Attempt
 from agentrl.rollout.finalise import Finaliser
 from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.scorers import Scorers
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 
@@ -47,7 +49,14 @@ async def test_a_record_stored_after_its_slot_was_lost_is_closed_by_its_attempt(
         started=asyncio.create_task(start()),
         ledger=ledger,
         records=records,
-        finaliser=Finaliser(records, ledger, config.reward, config.temperature),
+        finaliser=Finaliser(
+            ledger,
+            GroupScores(database, "late", lease_seconds=60),
+            records,
+            Scorers.of_run(config, records),
+            config.reward,
+            config.temperature,
+        ),
         config=config.sampling,
     )
     attempt.lose()

@@ -9,9 +9,10 @@ less the more of them a process works on. Slots and leases are in `tasks.py`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from pymongo import InsertOne
+from pymongo import InsertOne, UpdateOne
 
 from agentrl.databases.connection import RunDatabase, patiently
 from agentrl.databases.documents import (
@@ -45,6 +46,18 @@ _FIXED = frozenset(
         "started_at",
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What becomes of a Record when its group is finalised.
+
+    `advantage` is None for one that was not scored; `left_out` says why one is abandoned.
+    """
+
+    status: RecordStatus
+    advantage: float | None
+    left_out: str | None
 
 
 class RecordLedger:
@@ -130,21 +143,37 @@ class RecordLedger:
         """Store training rows; those that are there already stay as they are."""
         await self._rows.write(_insertions(rows))
 
-    async def settle(self, outcomes: Mapping[str, tuple[RecordStatus, float]]) -> None:
-        """The group is finalised: what became of its Records, and the advantage of each.
+    async def add_scores(self, records: Sequence[Record]) -> None:
+        """Store what scorers of the whole group added to its Records, which stay scored."""
+        await self._records.write(
+            [
+                UpdateOne(
+                    {"_id": record.id, "status": RecordStatus.SCORED},
+                    {"$set": record.model_dump(include={"score", "scores", "explanations"})},
+                )
+                for record in records
+            ]
+        )
+
+    async def settle(self, settlements: Mapping[str, Settlement]) -> None:
+        """The group is finalised: what became of its Records.
 
         Those that are settled already stay as they are: an owner that died half way has done it.
         """
-        changes = [
-            record_change(record, status, {"advantage": advantage})
-            for record, (status, advantage) in outcomes.items()
-        ]
+        if not settlements:
+            return
+        changes = []
+        for record, settlement in settlements.items():
+            fields = asdict(settlement)
+            status = fields.pop("status")
+            scored = [RecordStatus.SCORED]
+            changes.append(record_change(record, status, fields, expected=scored))
         if await self._records.write(changes):
             return
-        states = await self._states(list(outcomes))
-        for record, (status, _) in outcomes.items():
+        states = await self._states(list(settlements))
+        for record, settlement in settlements.items():
             if states.get(record) not in (RecordStatus.READY, RecordStatus.ABANDONED):
-                raise TransitionRefused(f"record {record}", states.get(record), status)
+                raise TransitionRefused(f"record {record}", states.get(record), settlement.status)
 
     async def _states(self, records: Sequence[str]) -> dict[str, str]:
         """The states of Records. A change matches nothing also where an answer was lost in an

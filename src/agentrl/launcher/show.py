@@ -133,6 +133,12 @@ def print_record(console: Console, record: Record, turns: Sequence[DispatchedSam
                 (advantage, "dim"),
             )
         )  # fmt: skip
+    if len(record.scores) > 1 or record.explanations:
+        for scorer, score in record.scores.items():
+            explanation = record.explanations.get(scorer, "")
+            console.print(Text.assemble(f"  {scorer} {score}", (f"  {explanation}", "dim")))
+    if record.left_out:
+        console.print(Text(f"  not trained: {record.left_out}", "dim"))
 
 
 def print_poison_tasks(console: Console, tasks: Sequence[PoisonTask]) -> None:

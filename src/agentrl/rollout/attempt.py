@@ -92,7 +92,6 @@ class Attempt:
             self.opens = True
             retry = self.config.resample_error_records
             return await self.ledger.fail(self.claim, message, retry=retry)
-        assert record.score is not None, f"{record.id} was evaluated and has no score"
         await self.records.finish(record.model_copy(update={"status": RecordStatus.SCORED}))
         return await self.ledger.complete(self.claim, record.score)
 

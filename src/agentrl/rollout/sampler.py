@@ -248,12 +248,13 @@ class AsyncSampler(ABC):
         generation = answer.generation
         if not generation.output_ids:
             raise RuntimeError(
-                f"{answer.service} ended a turn of {self.record.id} without a token "
-                f"({generation.finish_reason})"
+                f"{answer.service} ended turn {self.context.n_turns} of {self.record.id} without a "
+                f"token ({generation.finish_reason})"
             )
         if not set(params.stop_token_ids).isdisjoint(generation.output_ids[:-1]):
             raise RuntimeError(
-                f"{answer.service} went on generating after the end of a turn of {self.record.id}"
+                f"{answer.service} went on generating after the end of turn "
+                f"{self.context.n_turns} of {self.record.id}"
             )
         stop_reason = None
         if generation.finish_reason == "length":

@@ -15,10 +15,10 @@ from typing import Any
 from agentrl.configs import Config
 from agentrl.databases.changes import Changes
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Run, Split
+from agentrl.databases.documents import Run, Split, Task
+from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import new_record
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
-from agentrl.databases.transitions import TransitionRefused
 from agentrl.inference.protocol import ServiceLoad
 from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.attempt import Attempt
@@ -45,6 +45,7 @@ class SamplingScheduler:
     owner: str
     evaluation: int | None = None
     _attempts: dict[str, tuple[Attempt, asyncio.Task[None]]] = field(default_factory=dict)
+    _finalising: set[asyncio.Task[None]] = field(default_factory=set)  # groups left by others
     _wake: asyncio.Event = field(default_factory=asyncio.Event)  # something to claim, or to end
     _hurry: asyncio.Event = field(default_factory=asyncio.Event)  # told to stop once more
     _stopping: bool = False
@@ -62,7 +63,12 @@ class SamplingScheduler:
         self._records = self.agents.shared.records
         self._pool = self.agents.shared.pool
         self._finaliser = Finaliser(
-            self._ledger, self._records, self.config.reward, self.config.temperature
+            self._ledger,
+            GroupScores(self.database, self.owner, sampling.lease_seconds),
+            self._records,
+            self.agents.shared.scorers,
+            self.config.reward,
+            self.config.temperature,
         )
         self._observer = Observer(
             self.database,
@@ -209,9 +215,10 @@ class SamplingScheduler:
 
     async def _hand_back(self, reason: str) -> None:
         """Hand back what is in progress, and wait until that is stored."""
+        self._finaliser.stop()
         for attempt, _ in self._attempts.values():
             attempt.hand_back(reason)
-        await asyncio.gather(*self._tasks(), return_exceptions=True)
+        await asyncio.gather(*self._tasks(), *self._finalising, return_exceptions=True)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for _, task in self._attempts.values()]
@@ -256,12 +263,21 @@ class SamplingScheduler:
             if reaped.returned or reaped.failed:
                 log.warning("reaped %d slots, gave up %d", reaped.returned, reaped.failed)
             while (task := await self._ledger.claim_finalisation()) is not None:
-                try:
-                    await self._finaliser.finalise(task)
-                except LeaseLost:
-                    continue
-                except TransitionRefused as refused:
-                    # One group must not end every sampler that comes to it: the others go on.
-                    log.error("%s cannot be finalised: %s", task.id, refused)
+                # Beside the heartbeats: a scorer of the whole group may take longer than a lease.
+                finalising = asyncio.create_task(self._finalise(task), name=f"group {task.id}")
+                self._finalising.add(finalising)
+                finalising.add_done_callback(self._finalising.discard)
             self._looked = False
             self._wake.set()
+
+    async def _finalise(self, task: Task) -> None:
+        """Finish a group that its owner left. An error must not end every sampler that comes to
+        it: the others go on."""
+        try:
+            await self._finaliser.finalise(task)
+        except LeaseLost as lost:
+            log.warning("%s", lost)
+        except Exception:
+            log.exception("%s cannot be finalised", task.id)
+        self._looked = False
+        self._wake.set()

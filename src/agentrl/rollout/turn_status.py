@@ -1,6 +1,21 @@
-"""What became of a turn: one status, by what is worst about it. A pure function."""
+"""What became of a turn: one status, by what is worst about it. Pure functions."""
+
+from collections.abc import Sequence
 
 from agentrl.databases.documents import TurnStatus
+from agentrl.rollout.tool_calls import Call, MalformedCall, tool_names
+from agentrl.rollout.tool_calls.calls import Tools
+
+
+def format_error(calls: Sequence[Call], tools: Tools) -> str | None:
+    """What is wrong with a turn's calls, as they are written or in the tools' names; or None."""
+    known = tool_names(tools) if calls else frozenset()
+    faults = [
+        call.error if isinstance(call, MalformedCall) else f"there is no tool {call.name[:80]}"
+        for call in calls
+        if isinstance(call, MalformedCall) or call.name not in known
+    ]
+    return "; ".join(faults) or None
 
 
 def turn_status(

@@ -51,11 +51,10 @@ class FunctionSampler(ToolSampler):
             await llm.finish()
         if answer is not None and not isinstance(answer, str):
             raise ValueError(f"the agent returned {answer!r:.200}, not a text or None")
-        if not self.record.n_turns:
+        if llm.last is None:
             raise ValueError("the agent did not ask the model, so there is nothing to train")
-        self.record.stop_reason = StopReason.ANSWERED
+        # What was cut off may still be an answer: that is for the agent to say.
+        self.record.stop_reason = llm.last.generated.stop_reason or StopReason.ANSWERED
         if answer is not None:
             self.record.final_answer = extract_answer(answer, self.claim.task.answer_schema)
-        elif llm.last is not None and llm.last.generated.stop_reason is not None:
-            self.record.stop_reason = llm.last.generated.stop_reason
         return self.record

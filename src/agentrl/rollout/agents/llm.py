@@ -18,7 +18,8 @@ from agentrl.rollout.agents.limits import room_left
 from agentrl.rollout.chat import Continuation, Conversation, Entry, Message, ToolSchema
 from agentrl.rollout.mcp.resources import ToolSampler
 from agentrl.rollout.sampler import GeneratedTurn, turn_id
-from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ParsedTurn
+from agentrl.rollout.tool_calls import Call, ParsedTurn
+from agentrl.rollout.turn_status import format_error
 
 _FOLLOWING = frozenset({"tool", "user"})  # roles of messages that may follow a reply
 
@@ -53,7 +54,7 @@ class Reply:
     message: Message
     text: str
     content: str
-    tool_calls: tuple[ParsedCall | MalformedCall, ...]
+    tool_calls: tuple[Call, ...]
     stop_reason: StopReason | None
     turn: OpenTurn = field(repr=False)
 
@@ -131,8 +132,8 @@ class ChatModel:
         parsed = ParsedTurn(generated.text)
         if schemas and generated.stop_reason is None:
             parsed = sampler.resources.parse_calls(generated.text, schemas)
-        faults = [call.error for call in parsed.calls if isinstance(call, MalformedCall)]
-        turn = OpenTurn(generated, prompt.added, "; ".join(faults) or None, rewrite)
+        fault = format_error(parsed.calls, schemas)
+        turn = OpenTurn(generated, prompt.added, fault, rewrite)
         message: Message = {"role": "assistant", "content": generated.text}
         ids = [*prompt.ids, *generated.output_ids]
         self._threads.append(_Thread(prompt.conversation, schemas, [*messages, message], ids, turn))

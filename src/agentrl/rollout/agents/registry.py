@@ -108,12 +108,8 @@ def _as_sampler(name: str, agent: object) -> type[AsyncSampler]:
     if isinstance(agent, type) and inspect.iscoroutinefunction(run):
         from agentrl.rollout.agents.loop import LoopSampler
 
-        _check_call(
-            f"agent {name!r}: {agent.__name__}.run must take (sampling_params, **fields)",
-            run,
-            None,
-            {},
-        )
+        rule = f"agent {name!r}: {agent.__name__}.run must take (sampling_params, **fields)"
+        _check_call(rule, run, None, {}, partial=True)
         return LoopSampler.of(agent)
     raise ValueError(
         f"agent {name!r} is {agent!r}, and must be an AsyncSampler subclass, an async function "
@@ -121,8 +117,11 @@ def _as_sampler(name: str, agent: object) -> type[AsyncSampler]:
     )
 
 
-def _check_call(rule: str, function: Callable[..., Any], *arguments: object) -> None:
+def _check_call(
+    rule: str, function: Callable[..., Any], *arguments: object, partial: bool = False
+) -> None:
+    signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(*arguments)
+        (signature.bind_partial if partial else signature.bind)(*arguments)
     except TypeError as error:
         raise ValueError(f"{rule}: {error}") from None

@@ -9,7 +9,6 @@ from agentrl.rollout.agents.llm import ChatModel, OpenTurn, Reply
 from agentrl.rollout.chat import Message, ToolSchema
 from agentrl.rollout.mcp.resources import ToolSampler
 from agentrl.rollout.mcp.tools import ToolAnswer
-from agentrl.rollout.tool_calls import MalformedCall, ParsedCall
 
 
 class AgentTools:
@@ -29,10 +28,10 @@ class AgentTools:
 
         A call that cannot be made, and a tool that fails, are answered with what was wrong.
         """
-        made = await asyncio.gather(*map(self._make, reply.tool_calls))
+        made = await asyncio.gather(*map(self._sampler.make_call, reply.tool_calls))
         for call in made:
-            self._keep(call, reply.turn)
-        return [{"role": "tool", "content": call.result or ""} for call in made]
+            self._keep(call.document, reply.turn)
+        return [{"role": "tool", "content": call.document.result or ""} for call in made]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         """Call a tool. Never raises for anything that tool or server do.
@@ -40,28 +39,19 @@ class AgentTools:
         The call is kept with the latest reply, if there is one.
         """
         answer = await self._sampler.tools.call(name, dict(arguments))
-        self._keep(_document(name, dict(arguments), answer), self._llm.last)
+        call = ToolCall(
+            name=name,
+            arguments=dict(arguments),
+            result=answer.text,
+            is_error=answer.is_error,
+            latency_s=answer.latency_s,
+            kept=answer.kept,
+        )
+        self._keep(call, self._llm.last)
         return answer
-
-    async def _make(self, call: ParsedCall | MalformedCall) -> ToolCall:
-        if isinstance(call, MalformedCall):
-            return ToolCall(name="", arguments={}, result=f"Error: {call.error}.", is_error=True)
-        answer = await self._sampler.tools.call(call.name, call.arguments)
-        return _document(call.name, call.arguments, answer)
 
     def _keep(self, call: ToolCall, turn: OpenTurn | None) -> None:
         self._sampler.record.n_tool_calls += 1
         self._sampler.record.n_tool_errors += call.is_error
         if turn is not None:
             turn.add_call(call)
-
-
-def _document(name: str, arguments: dict[str, Any], answer: ToolAnswer) -> ToolCall:
-    return ToolCall(
-        name=name,
-        arguments=arguments,
-        result=answer.text,
-        is_error=answer.is_error,
-        latency_s=answer.latency_s,
-        kept=answer.kept,
-    )

@@ -30,7 +30,8 @@ from agentrl.rollout.mcp.strategies import (
 )
 from agentrl.rollout.repetition import repeats
 from agentrl.rollout.sampler import GeneratedTurn, SamplerResources
-from agentrl.rollout.tool_calls import Call, MalformedCall, ParsedCall, tool_names
+from agentrl.rollout.tool_calls import Call, ParsedCall
+from agentrl.rollout.turn_status import format_error
 
 
 class MCPSampler(ToolSampler):
@@ -166,13 +167,7 @@ class MCPSampler(ToolSampler):
 
     def _fault(self, calls: Sequence[Call]) -> str | None:
         """What is wrong with a turn's calls, or None."""
-        known = tool_names(self.resources.tools.schemas) if calls else ()
-        faults = [
-            call.error if isinstance(call, MalformedCall) else f"there is no tool {call.name[:80]}"
-            for call in calls
-            if isinstance(call, MalformedCall) or call.name not in known
-        ]
-        return "; ".join(faults) or None
+        return format_error(calls, self.resources.tools.schemas)
 
     @property
     def _longest_prompt(self) -> int:

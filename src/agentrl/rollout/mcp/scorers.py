@@ -1,7 +1,8 @@
 """`MCPScorerFactory.register_scorer`, the name under which scorers are registered since the first
 version. Scorers themselves are in `rollout/scorers`."""
 
-from agentrl.rollout.scorers.registry import ScorerFunction, register_scorer
+from agentrl.rollout.scorers.functions import ScorerFunction
+from agentrl.rollout.scorers.registry import register_scorer
 
 
 class MCPScorerFactory:
@@ -9,5 +10,6 @@ class MCPScorerFactory:
 
     @staticmethod
     def register_scorer(name: str, function: ScorerFunction) -> None:
-        """Make `async fn(model_answer: str, ground_truth: str) -> float` the scorer `name`."""
+        """Make `async fn(model_answer: str, ground_truth: str) -> float` the scorer `name`, or any
+        other function that `rollout/scorers/functions.py` allows."""
         register_scorer(name, function)

@@ -1,54 +1,60 @@
-"""The scorers of a process, opened: from a finished Record to its score.
-
-    exact_match   the same text, but for case and white space
-    math          the same mathematical value (math-verify), in a process of its own
-    agentcpm      a judging model says that they agree (`judge.py`)
+"""The scorers of a process, opened: from finished Records to their scores.
 
 A scorer that raises leaves its error on the Record; no score is made up in its place.
 """
 
-import math
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 from agentrl.configs import Config
-from agentrl.databases.documents import Record, Task
+from agentrl.databases.documents import GroupScore, Record, Task
 from agentrl.databases.records import RecordLedger
+from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.rollout.helping_models import HelpingModels
 from agentrl.rollout.mcp.agent_config import AgentConfig, load_agent_config
+from agentrl.rollout.scorers.functions import Messages, Scorer, ScorerFunction, conversation
 from agentrl.rollout.scorers.judge import Judge
 from agentrl.rollout.scorers.math_verifier import MathVerifier
-from agentrl.rollout.scorers.registry import known_scorers, registered
-
-
-def exact_match(model_answer: str, ground_truth: str) -> float:
-    """1.0 if both are the same text, but for case and white space."""
-    return float(_normalised(model_answer) == _normalised(ground_truth))
-
-
-def _normalised(text: str) -> str:
-    return " ".join(text.split()).casefold()
+from agentrl.rollout.scorers.registry import find_scorer, load_scorers
+from agentrl.rollout.scorers.results import with_scores
+from agentrl.rollout.scorers.reward_service import RewardService
+from agentrl.rollout.scorers.ruler import Ruler
 
 
 class Scorers:
-    """All scorers of a process. Entered once: it owns the judge's connections, math's process."""
+    """All scorers of a process. Entered once: it owns what the built-in ones ask.
+
+    `records`: where conversations are read, for scorers that look at them.
+    """
 
     def __init__(self, agents: AgentConfig, records: RecordLedger) -> None:
         self._records = records
-        self._judging_models = HelpingModels(agents.scorer_agent)
-        self._judge = Judge(self._judging_models)
+        self._judging = HelpingModels(agents.scorer_agent)
+        self._ranking = HelpingModels(agents.ranking_models)
         self._math = MathVerifier()
+        self._service = RewardService(agents.http_scorer)
+        self._bound: dict[str, ScorerFunction] = {
+            "math": self._math.score,
+            "agentcpm": Judge(self._judging).score,
+            "http": self._service.score,
+            "ruler": Ruler(self._ranking).score_group,
+        }
         self._stack = AsyncExitStack()
 
     @classmethod
     def of_run(cls, config: Config, records: RecordLedger) -> Self:
-        """The scorers that a run's flags ask for, to be entered. Raises `AgentConfigError`."""
+        """The scorers that a run's flags ask for, to be entered.
+
+        Raises `AgentConfigError` for `--agent_config_path`, `ConfigError` for `--scorer_module`.
+        """
+        load_scorers(config)
         return cls(load_agent_config(config.agent.agent_config_path), records)
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._judging_models)
-        await self._stack.enter_async_context(self._math)
+        for part in (self._judging, self._ranking, self._math, self._service):
+            await self._stack.enter_async_context(part)
         return self
 
     async def __aexit__(
@@ -59,33 +65,56 @@ class Scorers:
     ) -> None:
         await self._stack.aclose()
 
-    async def score(self, task: Task, record: Record) -> Record:
-        """The Record with `score` and `scores` by its task's scorer; no answer in the asked form
-        scores 0. Raises what the scorer raises, and ValueError for an unknown scorer, a task
-        without `answer`, or a score that is not a finite number."""
-        score = 0.0
-        if record.final_answer is not None:
-            score = await self._score(task, record.final_answer)
-        return record.model_copy(
-            update={"score": score, "scores": {**record.scores, task.scorer: score}}
-        )
+    def of_group(self, scorer: str) -> list[str]:
+        """Which scorers of a task's `scorer` look at the whole group."""
+        return [name for name in parse_scorer(scorer) if find_scorer(name).of_group]
 
-    async def _score(self, task: Task, model_answer: str) -> float:
-        name, ground_truth = task.scorer, task.answer
-        if name not in known_scorers():
-            raise ValueError(
-                f"unknown scorer {name!r}; known: {', '.join(sorted(known_scorers()))}"
-            )
-        if ground_truth is None:
-            raise ValueError(f"the task has no `answer`, which scorer {name!r} compares with")
-        if name == "agentcpm":
-            score = await self._judge.score(task.query, model_answer, ground_truth)
-        elif name == "math":
-            score = await self._math.score(model_answer, ground_truth)
-        elif name == "exact_match":
-            score = exact_match(model_answer, ground_truth)
-        else:
-            score = await registered(name)(model_answer=model_answer, ground_truth=ground_truth)
-        if not isinstance(score, int | float) or not math.isfinite(score):
-            raise ValueError(f"scorer {name!r} returned {score!r}, which is not a finite number")
-        return float(score)
+    async def score(self, task: Task, record: Record) -> Record:
+        """The Record with `score`, `scores` and `explanations` by its task's scorer.
+
+        `score` is None if a scorer did not score it, or looks at the whole group, which is not
+        there yet. Raises what a scorer raises, and ValueError for an unknown scorer, a task without
+        the `answer` that it needs, or a result that is no score.
+        """
+        alone = [self._find(name) for name in parse_scorer(task.scorer)]
+        alone = [scorer for scorer in alone if not scorer.of_group]
+        messages: Messages = []
+        if any(scorer.needs_messages for scorer in alone):
+            (messages,) = await self._conversations([record])
+        scores = {scorer.name: await scorer.score(task, record, messages) for scorer in alone}
+        return with_scores(task.scorer, record, scores)
+
+    async def score_group(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
+        """What the task's scorers of whole groups say of its Records.
+
+        Records that another scorer of the task did not score take no part. Raises as `score` does.
+        """
+        wanted = self.of_group(task.scorer)
+        others = parse_scorer(task.scorer).keys() - wanted
+        group = [
+            record
+            for record in records
+            if all(record.scores.get(name) is not None for name in others)
+        ]
+        said: list[GroupScore] = []
+        for name in wanted if group else []:
+            scorer = self._find(name)
+            messages = await self._conversations(group) if scorer.needs_messages else []
+            results = await scorer.score_group(task, group, messages)
+            said += [
+                GroupScore(
+                    record=record.id, scorer=name, score=result.value,
+                    explanation=result.explanation,
+                )
+                for record, result in zip(group, results, strict=True)
+            ]  # fmt: skip
+        return said
+
+    def _find(self, name: str) -> Scorer:
+        found = find_scorer(name)
+        bound = self._bound.get(name)
+        return found if bound is None else Scorer(name, bound, found.takes)
+
+    async def _conversations(self, records: Sequence[Record]) -> list[Messages]:
+        turns = await self._records.turns([record.id for record in records])
+        return [conversation(turns[record.id]) for record in records]
