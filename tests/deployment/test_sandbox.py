@@ -14,7 +14,13 @@ import httpx2
 import psutil
 import pytest
 from mcp import MCPError
-from sandbox_server import FOLDER, SERVER, Server, running_server
+from sandbox_server import FOLDER, SERVER, TOKEN, Server, running_server
+
+from agentrl.configs import AgentConfig
+from agentrl.databases.documents import Split
+from agentrl.databases.feeder import make_tasks
+from agentrl.databases.task_file import TaskLine
+from agentrl.rollout.mcp.tools import open_tools
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +99,29 @@ async def test_nothing_is_left_of_a_session_that_has_ended(server: Server) -> No
         assert of_session
     _, alive = psutil.wait_procs(of_session, timeout=10)
     assert alive == []
+
+
+async def test_each_record_of_a_run_works_in_a_sandbox_as_its_task_wants_it(
+    server: Server,
+) -> None:
+    wanted = {"create_kwargs": {"files": {"a.txt": "of this task\n"}}}
+    lines = [
+        TaskLine(id="one", query="?", fields={"tools_kwargs": {"python": wanted}}),
+        TaskLine(id="other", query="?"),
+    ]
+    one, other = make_tasks(lines, Split.TRAIN, 0, 1, range(2))
+    flags = AgentConfig(mcp_manager_url=server.url, mcp_auth_token=TOKEN)
+    before = server.descendants()
+    async with open_tools(flags, 10, None) as tools:
+        names = [schema["function"]["name"] for schema in tools.schemas]
+        assert sorted(names) == ["python", "shell"]
+        async with tools.session(one, "r1") as first, tools.session(other, "r2") as second:
+            assert (await first.call("shell", {"command": "cat *"})).text == "of this task\n"
+            answer = await second.call("python", {"code": "import os; print(os.listdir())"})
+            assert (answer.text, answer.is_error) == ("[]\n", False)
+            of_records = [process for process in server.descendants() if process not in before]
+    _, alive = await asyncio.to_thread(psutil.wait_procs, of_records, 10)
+    assert of_records and alive == []
 
 
 async def test_calls_of_a_session_take_turns(server: Server) -> None:

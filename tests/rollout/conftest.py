@@ -16,7 +16,7 @@ from agentrl.rollout.chat import ChatRenderer
 DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo" / "model"
 sys.path.insert(0, str(Path(__file__).parent))  # `scripted_run`, which processes import too
 
-from scripted_service import ScriptedService, Talk, scripted_service, talk_with  # noqa: E402
+from scripted_service import ScriptedService, Talk, serving, talk_with  # noqa: E402
 
 HOSTILE_SERVER = Path(__file__).with_name("hostile_mcp_server.py")
 
@@ -92,7 +92,7 @@ def own_server() -> Iterator[HostileServer]:
 
 @pytest.fixture
 async def service(demo_renderer: ChatRenderer) -> AsyncIterator[ScriptedService]:
-    async with scripted_service(demo_renderer) as service:
+    async with serving(ScriptedService(demo_renderer)) as service:
         yield service
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from chat_endpoint import ChatEndpoint, chat_endpoint
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.records import RecordLedger
@@ -12,9 +13,7 @@ from agentrl.rollout import helping_models
 from agentrl.rollout.mcp.agent_config import AgentConfig
 from agentrl.rollout.scorers import Scorers
 
-sys.path.insert(0, str(Path(__file__).parent))  # `scoring`, `endpoint`
-
-from endpoint import ChatEndpoint, serving
+sys.path.insert(0, str(Path(__file__).parent))  # `scoring`
 
 
 @pytest.fixture
@@ -30,11 +29,8 @@ async def scorers(records: RecordLedger) -> AsyncIterator[Scorers]:
 
 
 @pytest.fixture
-async def endpoint(
-    monkeypatch: pytest.MonkeyPatch, records: RecordLedger
-) -> AsyncIterator[ChatEndpoint]:
+async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChatEndpoint]:
+    """Models that help, with scripted replies."""
     monkeypatch.setattr(helping_models, "_RETRY_PAUSE_S", 0.01)
-    endpoint = ChatEndpoint(records)
-    async with serving("/v1/chat/completions", endpoint.answer) as url:
-        endpoint.url = url.removesuffix("/chat/completions")
+    async with chat_endpoint() as endpoint:
         yield endpoint

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from endpoint import serving
 from scoring import make_record, make_task, make_turn
+from serving import serving
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, StopReason

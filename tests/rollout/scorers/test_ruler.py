@@ -1,16 +1,17 @@
 """A model ranks the attempts of a group, behind a real OpenAI-compatible HTTP server."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from endpoint import ChatEndpoint
+from chat_endpoint import ChatEndpoint
 from scoring import make_record, make_task, make_turn
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import GroupScore, Record
-from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.databases.records import RecordLedger
+from agentrl.rollout.mcp.agent_config import AgentConfig, AgentModel
 from agentrl.rollout.scorers import Score, Scorers
 from agentrl.rollout.scorers.ruler import SHOWN_CHARACTERS, RulerError, material, scores_reader
 
@@ -24,10 +25,22 @@ async def attempts(database: RunDatabase, *outputs: str) -> list[Record]:
     return records
 
 
-async def rank(endpoint: ChatEndpoint, records: Sequence[Record], *models: str) -> list[GroupScore]:
-    config = AgentConfig(ruler_agent=endpoint.models(*models or ("a",)))
-    async with Scorers(config, endpoint.records) as scorers:
-        return await scorers.score_group(make_task("ruler", answer=None), records)
+Rank = Callable[..., Awaitable[list[GroupScore]]]
+
+
+@pytest.fixture
+def rank(endpoint: ChatEndpoint, records: RecordLedger) -> Rank:
+    """What models of these names make of a group."""
+
+    async def ask(group: Sequence[Record], *names: str) -> list[GroupScore]:
+        models = tuple(
+            AgentModel(model=name, base_url=endpoint.url, api_key="key", retries=1)
+            for name in names or ("a",)
+        )
+        async with Scorers(AgentConfig(ruler_agent=models), records) as scorers:
+            return await scorers.score_group(make_task("ruler", answer=None), group)
+
+    return ask
 
 
 def reply(*scores: float, first: str = "Some thoughts {about} it. ") -> str:
@@ -39,11 +52,11 @@ def reply(*scores: float, first: str = "Some thoughts {about} it. ") -> str:
 
 
 async def test_scores_are_matched_by_id_and_explanations_kept(
-    endpoint: ChatEndpoint, database: RunDatabase
+    endpoint: ChatEndpoint, database: RunDatabase, rank: Rank
 ) -> None:
     records = await attempts(database, "B7", "It is in B7", "no idea")
     endpoint.replies = {"a": [reply(0.9, 0.5, 0.1)]}
-    said = {of.record: of for of in await rank(endpoint, records)}
+    said = {of.record: of for of in await rank(records)}
     (request,) = endpoint.requests
     shown = json.loads(request["messages"][-1]["content"])
     assert shown["all attempts begin with"] == [{"role": "user", "content": "Which bin?"}]
@@ -56,40 +69,39 @@ async def test_scores_are_matched_by_id_and_explanations_kept(
 
 
 async def test_attempts_that_are_the_same_are_shown_once_and_score_the_same(
-    endpoint: ChatEndpoint, database: RunDatabase
+    endpoint: ChatEndpoint, database: RunDatabase, rank: Rank
 ) -> None:
     records = await attempts(database, "B7", "C1", "B7")
     endpoint.replies = {"a": [reply(0.8, 0.2)]}
-    first, other, second = await rank(endpoint, records)
+    first, other, second = await rank(records)
     assert first.score == second.score != other.score
 
 
 async def test_a_reply_that_misses_an_attempt_is_asked_for_again_and_then_the_next_model(
-    endpoint: ChatEndpoint, database: RunDatabase
+    endpoint: ChatEndpoint, database: RunDatabase, rank: Rank
 ) -> None:
     records = await attempts(database, "B7", "C1")
     endpoint.replies = {"a": [reply(0.5), "no JSON"], "b": [reply(1, 0)]}
-    said = await rank(endpoint, records, "a", "b")
+    said = await rank(records, "a", "b")
     assert sorted(of.score for of in said if of.score is not None) == [0.0, 1.0]
     assert [request["model"] for request in endpoint.requests] == ["a", "a", "b"]
 
 
 async def test_a_group_that_no_model_ranks_is_an_error_that_says_what_each_did(
-    endpoint: ChatEndpoint, database: RunDatabase
+    endpoint: ChatEndpoint, database: RunDatabase, rank: Rank, scorers: Scorers
 ) -> None:
     records = await attempts(database, "B7", "C1")
     endpoint.replies = {"a": [401]}
     with pytest.raises(RulerError, match="no model ranked the group: a at http"):
-        await rank(endpoint, records)
-    async with Scorers(AgentConfig(), endpoint.records) as scorers:
-        with pytest.raises(RulerError, match="list some under ruler_agent or scorer_agent"):
-            await scorers.score_group(make_task("ruler"), records)
+        await rank(records)
+    with pytest.raises(RulerError, match="list some under ruler_agent or scorer_agent"):
+        await scorers.score_group(make_task("ruler"), records)
 
 
 async def test_an_attempt_alone_has_nothing_to_be_compared_with(
-    endpoint: ChatEndpoint, database: RunDatabase
+    endpoint: ChatEndpoint, database: RunDatabase, rank: Rank
 ) -> None:
-    (said,) = await rank(endpoint, await attempts(database, "B7"))
+    (said,) = await rank(await attempts(database, "B7"))
     assert (said.score, said.explanation) == (None, "nothing to compare with")
     assert endpoint.requests == []
 

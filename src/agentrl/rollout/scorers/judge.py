@@ -22,7 +22,7 @@ class JudgeError(RuntimeError):
 
 
 class Judge:
-    """Asks `models`, those of `scorer_agent`, which are entered and closed by their owner."""
+    """Asks the models of `scorer_agent`, which their owner enters and closes."""
 
     def __init__(self, models: HelpingModels) -> None:
         self._models = models
