@@ -61,7 +61,8 @@ class ToolBox:
         max_result_chars: int,
         records: RecordLedger | None,
     ) -> None:
-        self.servers = {server.name: server for server in servers}
+        offered = {offer.server for offer in tools.tools.values()}
+        self.servers = {server.name: server for server in servers if server.name in offered}
         self.catalogue = tools
         self.schemas = tools.schemas
         self.max_result_chars = max_result_chars
