@@ -16,6 +16,7 @@ from agentrl.databases.task_file import DEFAULT_SCORER, TaskLine, read_tasks
 from agentrl.rollout.answers import KNOWN_SCHEMAS
 from agentrl.rollout.mcp.agent_config import load_agent_config
 from agentrl.rollout.mcp.scorers import MCPScorerFactory
+from agentrl.rollout.mcp.tool_servers import read_servers
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
@@ -74,6 +75,11 @@ def check_tasks(config: Config) -> None:
     for file in (config.data.train_file, config.data.eval_file):
         if file:
             check_task_file(file, config.agent.agent_config_path)
+
+
+def check_tools(config: Config) -> None:
+    """The flags name tool servers as they can be; whether these answer is not asked."""
+    read_servers(config.agent)
 
 
 def check_task_file(file: str, agent_config: str | None) -> list[TaskLine]:

@@ -13,7 +13,7 @@ from mcp.client.sse import sse_client
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from agentrl.rollout.mcp.tools.specs import ServerSpec, Transport
+from agentrl.rollout.mcp.tool_servers import ServerSpec, Transport
 
 # JSON-RPC codes of our own, see `_FaultIsolation`.
 WIRE_FAULT, REFUSED, SESSION_GONE = -32050, -32051, -32052
