@@ -178,7 +178,7 @@ async def _tools(agent: AgentConfig) -> str:
     for server in servers.values():
         names = [name for name, offer in tools.tools.items() if offer.server == server.name]
         kind = ", a session for each record" if server.per_record else ""
-        found.append(f"{', '.join(names) or 'none'} (of {server.name}{kind})")
+        found.append(f"{', '.join(names) or 'none'} (of {server.label}{kind})")
     renamed = "; tools of the same name have their server's in front" if tools.renamed else ""
     return f"{len(tools.tools)} tools: {'; '.join(found)}{renamed}"
 

@@ -17,6 +17,7 @@ from agentrl.databases.task_file import TaskLine, read_tasks
 from agentrl.rollout.agents import find_agent, known_agents, load_agents, may_score_itself
 from agentrl.rollout.answers import KNOWN_SCHEMAS
 from agentrl.rollout.mcp.agent_config import load_agent_config
+from agentrl.rollout.mcp.tool_servers import read_servers
 from agentrl.rollout.scorers import known_scorers
 from agentrl.rollout.scorers.registry import find_scorer, load_scorers, missing_for
 
@@ -77,6 +78,11 @@ def check_tasks(config: Config) -> None:
     for file in (config.data.train_file, config.data.eval_file):
         if file:
             check_task_file(file, config)
+
+
+def check_tools(config: Config) -> None:
+    """The flags name tool servers as they can be; whether these answer is not asked."""
+    read_servers(config.agent)
 
 
 def check_task_file(file: str, config: Config) -> list[TaskLine]:
