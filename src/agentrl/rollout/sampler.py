@@ -239,7 +239,7 @@ class AsyncSampler(ABC):
         tools_latency_s: float = 0.0,
     ) -> None:
         """Store a turn whose tools have answered. `messages`: what was added before it."""
-        branch = turn.tokens.branch
+        branch, junction = turn.tokens.branch, turn.tokens.junction
         document = DispatchedSamplingTask(
             id=turn_id(self.record.id, turn.tokens.turn),
             record_id=self.record.id,
@@ -249,6 +249,7 @@ class AsyncSampler(ABC):
             shared_len=branch.shared_len if branch else 0,
             service=turn.service,
             messages=list(messages),
+            drift=junction.drift if junction else None,
             prompt_delta_ids=pack_ints(turn.tokens.prompt_delta),
             prompt_len=turn.tokens.prompt_len,
             output_ids=pack_ints(turn.output_ids),
