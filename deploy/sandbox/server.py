@@ -25,6 +25,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import METHOD_NOT_FOUND, CallToolResult, TextContent
 from pydantic import Field
+from room import OWN_FOLDERS
 from sandboxes import Sandboxes
 from session import Session, SessionGone, SessionRefused
 
@@ -131,6 +132,16 @@ async def serve(
         await uvicorn.Server(config).serve()
 
 
+def _folder(path: str) -> str:
+    if not os.path.isabs(path) or not os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{path} is no absolute path of a folder")
+    if path.split("/")[1] in OWN_FOLDERS:
+        raise argparse.ArgumentTypeError(
+            f"{path}: a sandbox has a /{path.split('/')[1]} of its own"
+        )
+    return path
+
+
 def main() -> None:
     """Read the flags and serve."""
     parser = argparse.ArgumentParser(
@@ -148,7 +159,7 @@ def main() -> None:
         help="without a call, after which one is closed",
     )
     parser.add_argument(
-        "--read_only", nargs="*", default=[], metavar="FOLDER",
+        "--read_only", nargs="*", default=[], metavar="FOLDER", type=_folder,
         help="folders of this machine to show beside its system folders",
     )  # fmt: skip
     for field in fields(Limits):
