@@ -125,7 +125,7 @@ async def serve(
         sys.exit(f"deploy/sandbox/server.py: {problem}")
     async with Sandboxes(limits, read_only, max_sessions, idle_s) as sandboxes:
         app = build_server(sandboxes).streamable_http_app(
-            host=host, json_response=True, session_idle_timeout=idle_s, max_sessions=None
+            host=host, json_response=True, session_idle_timeout=idle_s
         )
         gate = Gate(app, sandboxes, os.environ.get(TOKEN_VARIABLE))
         config = uvicorn.Config(gate, host=host, port=port, log_level="warning")
@@ -135,10 +135,9 @@ async def serve(
 def _folder(path: str) -> str:
     if not os.path.isabs(path) or not os.path.isdir(path):
         raise argparse.ArgumentTypeError(f"{path} is no absolute path of a folder")
-    if path.split("/")[1] in OWN_FOLDERS:
-        raise argparse.ArgumentTypeError(
-            f"{path}: a sandbox has a /{path.split('/')[1]} of its own"
-        )
+    top = path.split("/")[1]
+    if top in OWN_FOLDERS:
+        raise argparse.ArgumentTypeError(f"{path}: a sandbox has a /{top} of its own")
     return path
 
 

@@ -94,19 +94,17 @@ class Session:
         assert self._keeper.stdin is not None
         line = b""
         try:
-            async with asyncio.timeout(self._limits.call_seconds + _GRACE_S):
-                while self._unread:
-                    await self._answer()
-                    self._unread -= 1
-                self._keeper.stdin.write(json.dumps(request).encode() + b"\n")
-                self._unread += 1
-                try:
-                    await self._keeper.stdin.drain()
-                    line = await self._answer()
-                except asyncio.CancelledError:
-                    self._keeper.stdin.write(b"\n")  # stops the call
-                    raise
+            while self._unread:
+                await self._answer()
                 self._unread -= 1
+            self._keeper.stdin.write(json.dumps(request).encode() + b"\n")
+            self._unread += 1
+            await self._keeper.stdin.drain()
+            line = await self._answer()
+            self._unread -= 1
+        except asyncio.CancelledError:
+            self._keeper.stdin.write(b"\n")  # stops the call, if it is at work
+            raise
         except (ConnectionError, TimeoutError):
             pass  # told below
         if not line.endswith(b"\n"):
@@ -118,9 +116,10 @@ class Session:
         return answer
 
     async def _answer(self) -> bytes:
-        """The keeper's next line; empty when there will be none."""
+        """The keeper's next line; empty when there will be none. Raises TimeoutError."""
         assert self._keeper.stdout is not None
-        return await self._keeper.stdout.readline()
+        async with asyncio.timeout(self._limits.call_seconds + _GRACE_S):
+            return await self._keeper.stdout.readline()
 
 
 def _as_result(outcome: dict[str, Any]) -> Result:
