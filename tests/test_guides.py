@@ -54,7 +54,7 @@ def run_guide(guide: Path, folder: Path) -> str:
 @pytest.mark.timeout(320)
 def test_the_guide_to_own_tasks_leads_to_a_trained_run(tmp_path: Path) -> None:
     printed = run_guide(ROOT / "docs" / "your-own-tasks.md", tmp_path)
-    assert re.search(r"1 tools at http://127\.0\.0\.1:\d+/mcp: shelf", printed)
+    assert re.search(r"1 tools: shelf \(of http://127\.0\.0\.1:\d+/mcp\)", printed)
     assert "multi-turn training is exact" in printed
     assert "library: 2 steps" in printed
     assert "Where is" in printed  # the trajectory that `agentrl show` prints

@@ -97,13 +97,15 @@ async def add(
     await ledger.add(make_tasks(lines, split, epoch, attempts, range(n)))
 
 
-async def begin_run(database: RunDatabase, rows_per_step: int = 1000) -> RunLease:
+async def begin_run(
+    database: RunDatabase, rows_per_step: int = 1000, service: str = "http://127.0.0.1:1"
+) -> RunLease:
     """What a trainer does first: the run is its own, and a service has its weights."""
     lease = RunLease(database, "trainer", "here", lease_seconds=60)
     await lease.acquire(rows_per_step)
     await lease.progress(step=0, max_steps=9, version=0, status=runs.TRAINING)
-    await services.register_urls(database, ["http://127.0.0.1:1"])
-    await services.acknowledge(database, "http://127.0.0.1:1", 0)
+    await services.register_urls(database, [service])
+    await services.acknowledge(database, service, 0)
     return lease
 
 

@@ -185,7 +185,7 @@ async def test_what_a_service_generates_after_the_end_of_a_turn_fails_the_record
     talk: Talk, database: RunDatabase
 ) -> None:
     async with talk(f"<answer>42</answer>{END}more{END}") as (sampler, _):
-        with pytest.raises(RuntimeError, match="after the end of a turn of train-0-line-1-t0-a0"):
+        with pytest.raises(RuntimeError, match="after the end of turn 0 of train-0-line-1-t0-a0"):
             await sampler.run()
     assert await stored_turns(database, sampler.record) == []
 

@@ -22,8 +22,8 @@ from agentrl.databases.mongod import MongodError, find_mongod
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.chat.exactness import check_exactness
 from agentrl.rollout.mcp.tools import ToolServerUnreachable, open_tools
-from agentrl.rollout.tool_calls import parsers_of_template
 
 PATIENCE_S = 10.0
 
@@ -156,15 +156,18 @@ async def _model(folder: Path) -> str:
         renderer = ChatRenderer.load(folder)
     except ValueError as error:
         raise NotInOrder(str(error)) from None
-    parsers = " or ".join(parsers_of_template(renderer.render_text))
+    exactness = check_exactness(renderer)
+    if exactness.inexact is not None:
+        raise NotInOrder(exactness.sentence())
+    parsers = " or ".join(renderer.parsers)
     calls = (
         f"its tool calls are read by the parser {parsers}"
         if parsers
         else "the template writes no tool calls: choose a --tool_call_parser"
     )
     return (
-        f"tokenizer and chat template found; a turn ends with {renderer.turn_end!r}, and "
-        f"conversations grow by appending tokens: multi-turn training is exact; {calls}"
+        f"tokenizer and chat template found; a turn ends with {renderer.turn_end!r}; {calls}; "
+        f"{exactness.sentence()}"
     )
 
 
@@ -178,7 +181,7 @@ async def _tools(agent: AgentConfig) -> str:
     for server in servers.values():
         names = [name for name, offer in tools.tools.items() if offer.server == server.name]
         kind = ", a session for each record" if server.per_record else ""
-        found.append(f"{', '.join(names) or 'none'} (of {server.name}{kind})")
+        found.append(f"{', '.join(names) or 'none'} (of {server.label}{kind})")
     renamed = "; tools of the same name have their server's in front" if tools.renamed else ""
     return f"{len(tools.tools)} tools: {'; '.join(found)}{renamed}"
 

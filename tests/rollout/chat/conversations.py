@@ -7,7 +7,6 @@ program (`tests/fuzz/chat_families.py`) and the properties (`test_families.py`) 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from families import Family, Said, renderer_of, tokenizer_of
@@ -195,11 +194,14 @@ def fault_of(family: Family, talk: Talk, held: Held) -> str | None:
 
 
 def _harmless_twin(talk: Talk) -> Talk:
-    """The conversation with other words from outside; different ones, as templates compare them."""
-    number = count()
+    """The conversation with other words from outside; templates compare them: the same stay so."""
+    words: dict[str, str] = {}
 
     def twin(messages: Sequence[Message]) -> tuple[Message, ...]:
-        return tuple({**message, "content": f"x{next(number)}"} for message in messages)
+        return tuple(
+            {**message, "content": words.setdefault(message["content"], f"x{len(words)}")}
+            for message in messages
+        )
 
     begin = twin(talk.begin)
     return Talk(begin, tuple(Exchange(each.said, twin(each.added)) for each in talk.exchanges))

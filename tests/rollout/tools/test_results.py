@@ -74,6 +74,8 @@ def test_parts_are_read_in_order_and_what_is_no_text_becomes_a_file_with_a_note(
         (["seven"], {"result": "seven"}, "seven"),
         (["1", "2"], {"result": [1, 2]}, "1\n2"),
         (["a", "b"], {"result": ["a", "b"]}, "a\nb"),
+        (["[DIR] a"], {"content": "[DIR] a"}, "[DIR] a"),
+        (["a"], {"content": [{"type": "text", "text": "a"}]}, "a"),
         (["2 rows"], {"rows": [1, 2]}, '2 rows\n{"rows":[1,2]}'),
         (["the result"], {"result": None}, 'the result\n{"result":null}'),
     ],

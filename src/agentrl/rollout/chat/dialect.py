@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from agentrl.rollout.chat.guard import GuardedCodec
-from agentrl.rollout.chat.turns import Message, ThoughtMarks
+from agentrl.rollout.chat.turns import THOUGHT_FIELDS, Message, ThoughtMarks
 
 Tools = Sequence[Mapping[str, Any]]
 # Messages, tools, and whether the header of the next turn is wanted; raises what templates raise.
@@ -62,6 +62,7 @@ class Dialect:
 
     writes_tools: bool
     writes_results: bool
+    writes_thoughts: bool
     thought_marks: ThoughtMarks
     named_by_id: bool
     turn_ends: tuple[tuple[str, int], ...]
@@ -146,6 +147,7 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
     return Dialect(
         writes_tools=_NAME in with_tools,
         writes_results=bool(turns),
+        writes_thoughts=_writes_thoughts(apply, user, marks),
         thought_marks=marks,
         named_by_id=bool(turns) and any(_CALL_ID in text and _NAME not in text for text in called),
         turn_ends=tuple(dict.fromkeys(ends)),
@@ -175,7 +177,7 @@ def _shared_length(first: str, second: str) -> int:
 
 def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> ThoughtMarks:
     """What the template writes around a thought; `<think>` where it does not write one."""
-    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+    fields = dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)
     text = _try(apply, [user, {"role": "assistant", "content": _TURN, **fields}], None, False)
     header = _try(apply, [user], None)
     before, found, after = text.partition(_THOUGHT)
@@ -189,6 +191,13 @@ def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> ThoughtM
     if found and open_mark and close_mark:
         return ThoughtMarks(open_mark, close_mark)
     return ThoughtMarks("<think>", "</think>")
+
+
+def _writes_thoughts(apply: Apply, user: Message, marks: ThoughtMarks) -> bool:
+    """Whether the template writes a thought that it is given, or begins one in the prompt."""
+    turn = {"role": "assistant", "content": _TURN, **dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)}
+    shown = _THOUGHT in _try(apply, [user, turn], None, False)
+    return shown or _try(apply, [user]).rstrip().endswith(marks.open)
 
 
 def _try(

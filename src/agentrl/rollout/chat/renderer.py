@@ -108,14 +108,21 @@ class ChatRenderer:
         """A rendered prompt; the attempts at one task share it."""
         return self._prompts(orjson.dumps(list(messages)), orjson.dumps(list(tools or ())))
 
-    def render_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
+    def render_text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The template applied to guarded messages, up to the next assistant header.
 
         Raises `TemplateRefusal` if it does not take them.
         """
         try:
             return self._apply(
-                self.dialect.adapt_messages(messages, tools), self.dialect.adapt_tools(tools)
+                self.dialect.adapt_messages(messages, tools),
+                self.dialect.adapt_tools(tools),
+                add_generation_prompt,
             )
         except (TemplateError, TypeError, KeyError) as error:
             raise TemplateRefusal(f"the chat template refuses the messages: {error}") from None

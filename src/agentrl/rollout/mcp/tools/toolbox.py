@@ -15,6 +15,13 @@ from typing import Any, Self
 from agentrl.configs import AgentConfig
 from agentrl.databases.documents import ResultFile, Task
 from agentrl.databases.records import RecordLedger
+from agentrl.rollout.mcp.tool_servers import (
+    ServerSpec,
+    Transport,
+    read_servers,
+    refuse_unknown_servers,
+    wanted_servers,
+)
 from agentrl.rollout.mcp.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.rollout.mcp.tools.calls import (
     CREATE_KWARGS_KEY,
@@ -34,13 +41,6 @@ from agentrl.rollout.mcp.tools.results import (
 )
 from agentrl.rollout.mcp.tools.sandboxes import create_kwargs
 from agentrl.rollout.mcp.tools.server import MCPServer
-from agentrl.rollout.mcp.tools.specs import (
-    ServerSpec,
-    Transport,
-    read_servers,
-    refuse_unknown_servers,
-    wanted_servers,
-)
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ class ToolBox:
         max_result_chars: int,
         records: RecordLedger | None,
     ) -> None:
-        self.servers = {server.name: server for server in servers}
+        offered = {offer.server for offer in tools.tools.values()}
+        self.servers = {server.name: server for server in servers if server.name in offered}
         self.catalogue = tools
         self.schemas = tools.schemas
         self.max_result_chars = max_result_chars

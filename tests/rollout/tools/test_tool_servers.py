@@ -8,7 +8,7 @@ import pytest
 from tool_session import config_file
 
 from agentrl.configs import AgentConfig, ConfigError
-from agentrl.rollout.mcp.tools.specs import ServerSpec, Transport, read_servers
+from agentrl.rollout.mcp.tool_servers import ServerSpec, Transport, read_servers
 
 
 def specs(url: str | Path | None, **flags: Any) -> tuple[ServerSpec, ...]:
