@@ -85,9 +85,14 @@ async def scheduler(
 
 
 async def add(
-    database: RunDatabase, n: int, split: Split = Split.TRAIN, epoch: int = 0, attempts: int = 2
+    database: RunDatabase,
+    n: int,
+    split: Split = Split.TRAIN,
+    epoch: int = 0,
+    attempts: int = 2,
+    scorer: str = "exact_match",
 ) -> None:
-    lines = [TaskLine(id=f"{split}{i}", query=f"q{i}", scorer="exact_match") for i in range(n)]
+    lines = [TaskLine(id=f"{split}{i}", query=f"q{i}", scorer=scorer) for i in range(n)]
     ledger = TaskLedger(database, "feeder", lease_seconds=9, max_attempts=1)
     await ledger.add(make_tasks(lines, split, epoch, attempts, range(n)))
 

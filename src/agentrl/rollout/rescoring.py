@@ -13,8 +13,7 @@ from agentrl.configs import RewardConfig
 from agentrl.databases.documents import GroupScore, Record, Split, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescored, Rescoring, RowOutcome
-from agentrl.rollout.finalise import settle_group
-from agentrl.rollout.rows import build_row
+from agentrl.rollout.finalise import make_rows, settle_group
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import with_group_scores
 
@@ -96,19 +95,15 @@ class Rescorer:
         """What the group makes of its Records now. An evaluation makes nothing of them."""
         if task.split != Split.TRAIN:
             return [Rescored(record, None, None, None) for record in records]
-        settlements, trained = settle_group(task, records, self.reward)
-        turns = await self.records.turns([record.id for record in trained]) if trained else {}
-        rescored = []
-        for record in records:
-            settled = settlements[record.id]
-            row = None
-            if record.id in turns:
-                row = build_row(
-                    record,
-                    turns[record.id],
-                    settled.advantage or 0.0,
-                    self.temperature,
-                    task.place,
-                )
-            rescored.append(Rescored(record, settled.advantage, settled.left_out, row))
-        return rescored
+        settlements = settle_group(task, records, self.reward)
+        made = await make_rows(task, records, settlements, self.records, self.temperature)
+        rows = {row.id: row for row in made}
+        return [
+            Rescored(
+                record,
+                settlements[record.id].advantage,
+                settlements[record.id].left_out,
+                rows.get(record.id),
+            )
+            for record in records
+        ]
