@@ -107,9 +107,7 @@ def _status(ours: socket.socket) -> int | None:
 class _Watch:
     """The keeper's look at a running call."""
 
-    def __init__(
-        self, limits: Limits, printed: int, processes: int, init: int, owner: int
-    ) -> None:
+    def __init__(self, limits: Limits, printed: int, processes: int, init: int, owner: int) -> None:
         self._limits = limits
         self._printed = printed
         self._processes = processes
@@ -205,9 +203,9 @@ class _Kept:
 
     def add(self, block: bytes) -> None:
         self.total += len(block)
-        room_left = self.limit // 2 - len(self._first)
-        self._first += block[:room_left]
-        self._last = (self._last + block[room_left:])[-(self.limit - self.limit // 2) :]
+        space = self.limit // 2 - len(self._first)
+        self._first += block[:space]
+        self._last = (self._last + block[space:])[-(self.limit - self.limit // 2) :]
 
     def parts(self) -> tuple[bytes, bytes]:
         return bytes(self._first), bytes(self._last)

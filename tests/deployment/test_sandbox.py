@@ -14,7 +14,13 @@ import httpx2
 import psutil
 import pytest
 from mcp import MCPError
-from sandbox_server import FOLDER, SERVER, Server, running_server
+from sandbox_server import FOLDER, SERVER, TOKEN, Server, running_server
+
+from agentrl.configs import AgentConfig
+from agentrl.databases.documents import Split
+from agentrl.databases.feeder import make_tasks
+from agentrl.databases.task_file import TaskLine
+from agentrl.rollout.mcp.tools import open_tools
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +101,29 @@ async def test_nothing_is_left_of_a_session_that_has_ended(server: Server) -> No
     assert alive == []
 
 
+async def test_each_record_of_a_run_works_in_a_sandbox_as_its_task_wants_it(
+    server: Server,
+) -> None:
+    wanted = {"create_kwargs": {"files": {"a.txt": "of this task\n"}}}
+    lines = [
+        TaskLine(id="one", query="?", fields={"tools_kwargs": {"python": wanted}}),
+        TaskLine(id="other", query="?"),
+    ]
+    one, other = make_tasks(lines, Split.TRAIN, 0, 1, range(2))
+    flags = AgentConfig(mcp_manager_url=server.url, mcp_auth_token=TOKEN)
+    before = server.descendants()
+    async with open_tools(flags, 10, None) as tools:
+        names = [schema["function"]["name"] for schema in tools.schemas]
+        assert sorted(names) == ["python", "shell"]
+        async with tools.session(one, "r1") as first, tools.session(other, "r2") as second:
+            assert (await first.call("shell", {"command": "cat *"})).text == "of this task\n"
+            answer = await second.call("python", {"code": "import os; print(os.listdir())"})
+            assert (answer.text, answer.is_error) == ("[]\n", False)
+            of_records = [process for process in server.descendants() if process not in before]
+    _, alive = await asyncio.to_thread(psutil.wait_procs, of_records, 10)
+    assert of_records and alive == []
+
+
 async def test_calls_of_a_session_take_turns(server: Server) -> None:
     add = "n=$(cat n 2>/dev/null || echo 0); sleep 0.05; echo $((n + 1)) > n"
     async with server.session() as sandbox:
@@ -145,6 +174,16 @@ async def test_sandboxes_are_bounded_in_number_and_closed_when_idle() -> None:
             answer = await first.call("shell", command="ls")
             assert answer.is_error and "closed after 0.5 s without a call" in answer.text
             assert await second.shell("echo well") == "well\n"
+
+
+async def test_further_folders_are_shown_to_be_read() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        Path(folder, "data").write_text("x\n")
+        with running_server("--read_only", folder) as server:
+            async with server.session() as sandbox:
+                assert await sandbox.shell(f"cat {folder}/data") == "x\n"
+                assert "Read-only file system" in await sandbox.shell(f"touch {folder}/mine")
 
 
 def test_a_sandbox_needs_no_privilege() -> None:

@@ -84,7 +84,8 @@ async def add_group(
         record = Record(
             id=f"{name}-t{traj}-a0", task=name, task_id=name, traj=traj, attempt=0, split=split,
             epoch=epoch, owner="s", status=RecordStatus.READY, query="?", n_turns=2 + traj % 2,
-            n_tool_calls=1, tokens=TokenCounts(generated=30), score=score,
+            n_tool_calls=1, n_segments=2, n_junctions=3, n_drifts=1,
+            tokens=TokenCounts(generated=30), score=score,
             versions=VersionRange(min=version, max=version), stop_reason=StopReason.ANSWERED,
             finished_at=datetime.now(UTC) - timedelta(seconds=traj),
         )  # fmt: skip
@@ -126,6 +127,7 @@ async def test_the_summary_counts_what_the_database_and_the_metrics_hold(
         "rows": {"trained": 2, "waiting": 2, "evicted": 1},
         "max_staleness": 2,
         "tokens": {"sampled": 9 * 30, "trained": 200},
+        "conversations": {"records": 9, "segments": 18, "junctions": 27, "drifts": 9},
     }
     points = [(point.step, point.records, point.success) for point in report.curve]
     assert points == [(0, 4, 0.25), (1, 4, 0.75)]

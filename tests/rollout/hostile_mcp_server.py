@@ -56,14 +56,14 @@ def build_server(port: int, token: str | None) -> MCPServer:
         meta = {**(ctx.request_context.meta or {})}
         return json.dumps({key: meta[key] for key in sorted(meta) if key.startswith("agentrl/")})
 
-    n_counted = 0
+    n_tallied = 0
 
     @server.tool(structured_output=False)
-    async def count() -> str:
+    async def tally() -> str:
         """How often it was called."""
-        nonlocal n_counted
-        n_counted += 1
-        return str(n_counted)
+        nonlocal n_tallied
+        n_tallied += 1
+        return str(n_tallied)
 
     @server.tool(structured_output=False)
     async def hang(seconds: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -20,6 +20,8 @@ from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.mcp.resources import MCPResources
 from agentrl.rollout.mcp.sampler import MCPSampler
 from agentrl.rollout.sampler import SamplerResources
+
+Service = TypeVar("Service", bound="ScriptedService")
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo"
 END = "<|im_end|>"
@@ -38,10 +40,18 @@ class ScriptedService:
     requests: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
 
+    def next_line(self, request_id: str) -> str:
+        """What the model says to a request: the Record's id and a number are its id."""
+        return self.script.pop(0)
+
+    def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> list[float]:
+        """Those that it says it sampled with: each tells which token it is of."""
+        return [-token / 1000 for token in ids]
+
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
-        ids = self.renderer.encode(self.script.pop(0))
+        ids = self.renderer.encode(self.next_line(body["rid"]))
         limit = body["sampling_params"]["max_new_tokens"]
         if len(ids) > limit:
             ids, reason = ids[:limit], {"type": "length", "length": limit}
@@ -55,7 +65,10 @@ class ScriptedService:
             "cached_tokens": 0,
             "weight_version": "2",
             "weight_versions": [{"version": "2", "start": 0, "end": len(ids)}],
-            "output_token_logprobs": [[-token / 1000, token, None] for token in ids],
+            "output_token_logprobs": [
+                [logprob, token, None]
+                for logprob, token in zip(self.logprobs(body["input_ids"], ids), ids, strict=True)
+            ],
             "input_token_logprobs": [],
             "e2e_latency": 0.0,
         }
@@ -64,9 +77,8 @@ class ScriptedService:
 
 
 @asynccontextmanager
-async def scripted_service(renderer: ChatRenderer) -> AsyncIterator[ScriptedService]:
-    """A service that waits for its script."""
-    service = ScriptedService(renderer)
+async def serving(service: Service) -> AsyncIterator[Service]:
+    """The service, answering at its `url`."""
     app = web.Application()
     app.router.add_post("/generate", service.generate)
     runner = web.AppRunner(app)

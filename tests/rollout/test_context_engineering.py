@@ -215,7 +215,7 @@ async def test_turns_that_repeat_others_are_marked_and_end_the_record(
     talk: Talk, service: ScriptedService, database: RunDatabase
 ) -> None:
     same, other = ask("echo", '{"text": "a"}'), ask("echo", '{"text": "b"}')
-    changing = ask("count")  # the same call, another result
+    changing = ask("tally")  # the same call, another result
     script = (same, changing, changing, other, f"Again: {same}", same + "never said")
     async with talk(*script, flags=["--repetition_early_stop_times", "2"]) as (sampler, _):
         service.script[-1] = same

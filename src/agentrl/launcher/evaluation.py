@@ -13,13 +13,13 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import SlotStatus, Split
 from agentrl.launcher.run_folder import write_whole
 from agentrl.launcher.statistics import (
-    SUCCESS_SCORE,
     Estimate,
     TaskOutcome,
     bootstrap,
     pass_curve,
     powers_of_two,
 )
+from agentrl.rollout.rewarding import SUCCESS_SCORE
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ async def read_attempts(database: RunDatabase, epoch: int) -> list[Attempts]:
     }
     attempts = []
     async for task in database.tasks.find({"split": Split.EVAL, "epoch": epoch}, {"slots": 1}):
-        completed = [slot for slot in task["slots"] if slot["status"] == SlotStatus.COMPLETED]
+        scored = [slot for slot in task["slots"] if slot["score"] is not None]
         attempts.append(
             Attempts(
-                scores=[slot["score"] for slot in completed],
-                turns=[turns[slot["record"]] for slot in completed],
+                scores=[slot["score"] for slot in scored],
+                turns=[turns[slot["record"]] for slot in scored],
                 failed=sum(slot["status"] == SlotStatus.FAILED for slot in task["slots"]),
             )
         )

@@ -8,7 +8,7 @@ kept on the Task, so that whoever takes over from an owner that died half way wr
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.configs import RewardConfig
@@ -16,7 +16,7 @@ from agentrl.databases.documents import DBRecordData, GroupScore, Record, Record
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger, Settlement
 from agentrl.databases.tasks import LeaseLost, TaskLedger
-from agentrl.rollout.rewarding import Reward, reward_group
+from agentrl.rollout.rewarding import reward_group
 from agentrl.rollout.rows import build_row
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import with_group_scores
@@ -55,18 +55,8 @@ class Finaliser:
             scores = {record.id: record.score for record in records}
         rows: list[DBRecordData] = []
         if task.split == Split.TRAIN:
-            settlements, trained = settle_group(task, records, self.reward)
-            turns = await self.records.turns([record.id for record in trained]) if trained else {}
-            rows = [
-                build_row(
-                    record,
-                    turns[record.id],
-                    settlements[record.id].advantage or 0.0,
-                    self.temperature,
-                    task.place,
-                )
-                for record in trained
-            ]
+            settlements = settle_group(task, records, self.reward)
+            rows = await make_rows(task, records, settlements, self.records, self.temperature)
             await self.records.add_rows(rows)
             await self.records.settle(settlements)
         await self.ledger.finalised(task, scores)
@@ -80,12 +70,9 @@ class Finaliser:
         return [with_group_scores(task.scorer, record, said) for record in records]
 
     async def _ask_scorers(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
-        """Ask the group's scorers, and keep the finalisation ours meanwhile.
-
-        One that fails scores none of the group: trying again is what its own retries are for, and
-        `agentrl rescore`. Raises `LeaseLost`, also when told to stop.
-        """
-        scoring = asyncio.create_task(self.scorers.score_group(task, records))
+        """Ask the group's scorers, and keep the finalisation ours meanwhile. Raises `LeaseLost`,
+        also when told to stop."""
+        scoring = asyncio.create_task(self._group_scores(task, records))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             while not scoring.done():
@@ -104,20 +91,50 @@ class Finaliser:
             scoring.cancel()
             stopping.cancel()
 
+    async def _group_scores(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
+        """What the group's scorers say. If one fails, the group has no scores and is trained by
+        nobody: to try again is what a scorer's own retries are for, and `agentrl rescore`."""
+        try:
+            return await self.scorers.score_group(task, records)
+        except Exception as error:  # whatever a scorer raises is that group's
+            log.warning("the group %s cannot be scored", task.id, exc_info=error)
+            failure = f"failed: {type(error).__name__}: {error}"
+            return [
+                GroupScore(record=record.id, scorer=name, score=None, explanation=failure)
+                for record in records
+                for name in self.scorers.of_group(task.scorer)
+            ]
+
 
 def settle_group(
     task: Task, records: Sequence[Record], config: RewardConfig
-) -> tuple[dict[str, Settlement], list[Record]]:
-    """What becomes of each Record of a group, by id, and those of them that are trained."""
+) -> dict[str, Settlement]:
+    """What becomes of each Record of a group, by id."""
     group = [record for record in records if record.score is not None]
-    rewards = dict(zip([r.id for r in group], reward_group(task.id, group, config), strict=True))
-    settlements = {record.id: _settlement(rewards.get(record.id)) for record in records}
-    trained = [r for r in group if settlements[r.id].status == RecordStatus.READY]
-    return settlements, trained
+    rewards = reward_group(task.id, group, config)
+    settlements = {
+        record.id: Settlement(RecordStatus.ABANDONED, None, NOT_SCORED) for record in records
+    }
+    for record, reward in zip(group, rewards, strict=True):
+        status = RecordStatus.READY if reward.left_out is None else RecordStatus.ABANDONED
+        settlements[record.id] = Settlement(status, reward.advantage, reward.left_out)
+    return settlements
 
 
-def _settlement(reward: Reward | None) -> Settlement:
-    if reward is None:
-        return Settlement(RecordStatus.ABANDONED, None, NOT_SCORED)
-    status = RecordStatus.READY if reward.left_out is None else RecordStatus.ABANDONED
-    return Settlement(status, reward.advantage, reward.left_out)
+async def make_rows(
+    task: Task,
+    records: Sequence[Record],
+    settlements: Mapping[str, Settlement],
+    ledger: RecordLedger,
+    temperature: float,
+) -> list[DBRecordData]:
+    """The rows of those of a group's Records that are trained. Their turns are read from
+    `ledger`."""
+    trained = [r for r in records if settlements[r.id].status == RecordStatus.READY]
+    turns = await ledger.turns([record.id for record in trained]) if trained else {}
+    rows = []
+    for record in trained:
+        advantage = settlements[record.id].advantage
+        assert advantage is not None, f"{record.id} is to be trained without an advantage"
+        rows.append(build_row(record, turns[record.id], advantage, temperature, task.place))
+    return rows

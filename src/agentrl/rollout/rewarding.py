@@ -20,7 +20,7 @@ from agentrl.databases.documents import Record, StopReason, TurnStatus
 
 ZERO = 1e-6  # an advantage below this carries no gradient
 STD_FLOOR = 1e-4  # keeps a group of equal scores finite
-RIGHT_SCORE = 0.5  # a Record with at least this score is right, where a scorer grades
+SUCCESS_SCORE = 0.5  # a Record with at least this score is right, where a scorer grades
 EFFICIENCY_SPREAD = 0.2  # between the right Records of most and fewest turns, in advantage
 LIMITS = frozenset(
     {
@@ -69,7 +69,7 @@ def efficiency(scores: Sequence[float], turns: Sequence[int]) -> list[float]:
     so is B of wrong Records and of a single right one. It is added after the estimator, so that a
     group that is all right is moved by s / 2 at most, and not by a whole standard deviation.
     """
-    right = [index for index, score in enumerate(scores) if score >= RIGHT_SCORE]
+    right = [index for index, score in enumerate(scores) if score >= SUCCESS_SCORE]
     added = [0.0 for _ in scores]
     for index in right if len(right) > 1 else []:
         fewer = sum(turns[other] < turns[index] for other in right)
@@ -188,7 +188,7 @@ def _score_of(record: Record) -> float:
 
 
 def _is_right(record: Record) -> bool:
-    return _score_of(record) >= RIGHT_SCORE
+    return _score_of(record) >= SUCCESS_SCORE
 
 
 def _has_gradient(record: Record, advantage: float) -> bool:

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from chat_endpoint import ChatEndpoint, chat_endpoint
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.records import RecordLedger
+from agentrl.rollout import helping_models
 from agentrl.rollout.mcp.agent_config import AgentConfig
 from agentrl.rollout.scorers import Scorers
 
@@ -24,3 +26,11 @@ async def scorers(records: RecordLedger) -> AsyncIterator[Scorers]:
     """Scorers without models that help."""
     async with Scorers(AgentConfig(), records) as opened:
         yield opened
+
+
+@pytest.fixture
+async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChatEndpoint]:
+    """Models that help, with scripted replies."""
+    monkeypatch.setattr(helping_models, "_RETRY_PAUSE_S", 0.01)
+    async with chat_endpoint() as endpoint:
+        yield endpoint

@@ -1,26 +1,18 @@
 """The LLM judge, against a real OpenAI-compatible HTTP server."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
-from chat_endpoint import ChatEndpoint, chat_endpoint
+from chat_endpoint import ChatEndpoint
 from scoring import make_record, make_task
 
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout import helping_models
 from agentrl.rollout.mcp.agent_config import AgentConfig, AgentModel
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.judge import JudgeError, read_verdict
 
 Ask = Callable[..., Awaitable[float]]
-
-
-@pytest.fixture
-async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChatEndpoint]:
-    monkeypatch.setattr(helping_models, "_RETRY_PAUSE_S", 0.01)
-    async with chat_endpoint() as endpoint:
-        yield endpoint
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ class OpenTurn:
     """A turn of the record that is not stored yet: its tools may still answer."""
 
     generated: GeneratedTurn
-    added: list[Message]  # what its prompt had new
+    added: list[Message]  # to what was said before, for people to read
     format_error: str | None
     rewrite: Rewrite | None
     calls: list[ToolCall] = field(default_factory=list)
@@ -178,7 +178,14 @@ class ChatModel:
         ids = list(conversation.prompt_ids)
         if given < len(entries):
             ids = list(conversation.rewrite(entries).ids)
-        return _Prompt(conversation, ids, messages)
+        return _Prompt(conversation, ids, self._unsaid(entries))
+
+    def _unsaid(self, entries: Sequence[Entry]) -> list[Message]:
+        """The messages that stand in no conversation of the record yet."""
+        said = [message for thread in self._threads for message in thread.messages]
+        return [
+            entry.message for entry in entries if not entry.output_ids and entry.message not in said
+        ]
 
     def _generated(self, message: Message) -> tuple[int, ...]:
         """The ids of a message that is a reply as it was given."""

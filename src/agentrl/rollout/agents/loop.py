@@ -93,7 +93,7 @@ class LoopSampler(AsyncSampler):
         )
         fields = run_fields(self.loop, self.claim.task, self.opening_messages())
         try:
-            output = await loop.run(sampling_params=dict(config.sampling_params), **fields)
+            output = await loop.run(dict(config.sampling_params), **fields)
             returned = self._returned(output)
         except LimitReached as limit:
             self.record.stop_reason = limit.stop_reason

@@ -9,6 +9,7 @@ Loops take what they need of it by name. What they do with it is `loop.py`'s bus
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -122,9 +123,8 @@ def run_fields(loop: type[Any], task: Task, messages: Sequence[Message]) -> dict
         "answer": task.answer,
         "raw_prompt": list(messages),
     }
-    given = {"self": None, "sampling_params": None, **fields}
-    taken = _taken(loop.run, given, f"{loop.__name__}.run of task {task.task_id}")
-    return {name: value for name, value in taken.items() if name in fields}
+    run = partial(loop.run, None, {})  # without itself and the sampling parameters
+    return _taken(run, fields, f"{loop.__name__}.run of task {task.task_id}")
 
 
 def _settings(config: Config) -> Settings:

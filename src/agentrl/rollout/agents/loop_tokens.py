@@ -7,6 +7,7 @@ and answered with these: logprob and policy version of such a token are known, a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 
@@ -53,13 +54,10 @@ def generated_spans(
         raise ValueError("response_mask marks no token, so there is nothing to train")
     whole = [*prompt_ids, *response_ids]
     made_by: list[int | None] = [None] * len(whole)
-    for number, call in enumerate(calls):
-        start = len(call.prompt_ids)
-        if whole[:start] == list(call.prompt_ids):
-            for place, token in enumerate(call.output_ids, start):
-                if place == len(whole) or whole[place] != token:
-                    break
-                made_by[place] = number
+    matches = [(_n_matching(whole, call), number) for number, call in enumerate(calls)]
+    for length, number in sorted(matches):  # of several that fit, the one that made the most
+        start = len(calls[number].prompt_ids)
+        made_by[start : start + length] = [number] * length
     spans: list[GeneratedSpan] = []
     for place, marked in enumerate(response_mask, len(prompt_ids)):
         if not marked:
@@ -78,3 +76,12 @@ def generated_spans(
             offset = place - len(calls[maker].prompt_ids)
             spans.append(GeneratedSpan(maker, offset, place, place + 1))
     return spans
+
+
+def _n_matching(whole: Sequence[int], call: Call) -> int:
+    """How many of a call's output tokens stand where it made them."""
+    start = len(call.prompt_ids)
+    if list(whole[:start]) != list(call.prompt_ids):
+        return 0
+    pairs = zip(whole[start:], call.output_ids, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

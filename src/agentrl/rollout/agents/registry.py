@@ -25,6 +25,8 @@ Agent = type[AsyncSampler] | Callable[..., Awaitable[str | None]] | type[Any]
 """A sampler class, `async fn(task, llm, tools) -> answer` (`function.py`), or a class with
 `run(sampling_params, **fields)` (`loop.py`)."""
 
+NEED_TOOLS = frozenset({"mcp", "tool_agent"})  # those that are of little use without
+
 _MCP = "agentrl.rollout.mcp.sampler:MCPSampler"
 _SINGLE_TURN = "agentrl.rollout.single_turn:SingleTurnSampler"
 _BUILT_IN = {
@@ -93,6 +95,11 @@ def find_agent(name: str) -> type[AsyncSampler]:
     return _samplers[name]
 
 
+def may_score_itself(agent: type[AsyncSampler]) -> bool:
+    """Whether an agent has its own way to score a Record, beside the task's scorer."""
+    return agent.evaluate_record is not AsyncSampler.evaluate_record
+
+
 def _as_sampler(name: str, agent: object) -> type[AsyncSampler]:
     """The sampler class that runs `agent`. Raises ValueError if that is no agent."""
     if isinstance(agent, type) and issubclass(agent, AsyncSampler):
@@ -108,12 +115,8 @@ def _as_sampler(name: str, agent: object) -> type[AsyncSampler]:
     if isinstance(agent, type) and inspect.iscoroutinefunction(run):
         from agentrl.rollout.agents.loop import LoopSampler
 
-        _check_call(
-            f"agent {name!r}: {agent.__name__}.run must take (sampling_params, **fields)",
-            run,
-            None,
-            {},
-        )
+        rule = f"agent {name!r}: {agent.__name__}.run must take (sampling_params, **fields)"
+        _check_call(rule, run, None, {}, partial=True)
         return LoopSampler.of(agent)
     raise ValueError(
         f"agent {name!r} is {agent!r}, and must be an AsyncSampler subclass, an async function "
@@ -121,8 +124,11 @@ def _as_sampler(name: str, agent: object) -> type[AsyncSampler]:
     )
 
 
-def _check_call(rule: str, function: Callable[..., Any], *arguments: object) -> None:
+def _check_call(
+    rule: str, function: Callable[..., Any], *arguments: object, partial: bool = False
+) -> None:
+    signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(*arguments)
+        (signature.bind_partial if partial else signature.bind)(*arguments)
     except TypeError as error:
         raise ValueError(f"{rule}: {error}") from None

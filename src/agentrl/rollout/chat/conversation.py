@@ -140,6 +140,20 @@ class Conversation:
         """The conversation as the template is given it, without guards on text from outside."""
         return _as_messages(self._renderer, self._items, guarded=False)
 
+    @property
+    def prompt_text(self) -> str:
+        """The template's text for the next prompt, guarded."""
+        return self._rendered
+
+    def whole_ids(self) -> list[int]:
+        """The next prompt, rendered and encoded as a whole: nothing that was generated is kept."""
+        return self._renderer.encode(self._render(self._items))
+
+    def render_closed(self, message: Message) -> str:
+        """The template's text for the conversation with this turn, which nothing follows."""
+        messages = [*_as_messages(self._renderer, self._items), message]
+        return self._renderer.render_text(messages, self._tools, add_generation_prompt=False)
+
     def extend(self, output_ids: Sequence[int], added: Sequence[Message]) -> Continuation:
         """Add a generated turn and the messages that follow it: results of tools, or a user's.
 

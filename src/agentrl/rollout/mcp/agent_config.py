@@ -1,8 +1,8 @@
 """The models and services that help the agent, as `--agent_config_path` lists them (YAML).
 
 `scorer_agent` judges answers, `ruler_agent` ranks attempts, `http_scorer` is a reward service
-(`rollout/scorers`). `browse_agent` reads pages for tools; in this version
-it is only checked, nothing uses it. Each is a list of models that are tried in order.
+(`rollout/scorers`). `browse_agent` reads long results of tools (`browse.py`). Each list of models
+is tried in order (`rollout/helping_models.py`).
 """
 
 import os

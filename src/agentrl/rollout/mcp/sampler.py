@@ -132,7 +132,8 @@ class MCPSampler(ToolSampler):
         if reason is not None:
             return reason
         turn = await self.generate()
-        reading = self.resources.renderer.read_turn(turn.text)
+        schemas = self.resources.tools.schemas
+        reading = self.resources.renderer.read_turn(turn.text, "", schemas)
         fault = None
         if reading.calls or not reading.content:
             fault = "a call in the place of the summary" if reading.calls else "an empty summary"

@@ -42,7 +42,7 @@ class RulerError(RuntimeError):
 
 
 class Ruler:
-    """Asks `models`, those of `ruler_agent`, which are entered and closed by their owner."""
+    """Asks the models of `ruler_agent`, which their owner enters and closes."""
 
     def __init__(self, models: HelpingModels) -> None:
         self._models = models

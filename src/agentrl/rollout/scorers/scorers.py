@@ -3,7 +3,6 @@
 A scorer that raises leaves its error on the Record; no score is made up in its place.
 """
 
-import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -22,8 +21,6 @@ from agentrl.rollout.scorers.registry import find_scorer, load_scorers
 from agentrl.rollout.scorers.results import with_scores
 from agentrl.rollout.scorers.reward_service import RewardService
 from agentrl.rollout.scorers.ruler import Ruler
-
-log = logging.getLogger(__name__)
 
 
 class Scorers:
@@ -90,8 +87,7 @@ class Scorers:
     async def score_group(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
         """What the task's scorers of whole groups say of its Records.
 
-        Records that another scorer of the task did not score take no part. A scorer that fails
-        scores none of them, and its error is the explanation.
+        Records that another scorer of the task did not score take no part. Raises as `score` does.
         """
         wanted = self.of_group(task.scorer)
         others = parse_scorer(task.scorer).keys() - wanted
@@ -103,17 +99,8 @@ class Scorers:
         said: list[GroupScore] = []
         for name in wanted if group else []:
             scorer = self._find(name)
-            try:
-                messages = await self._conversations(group) if scorer.needs_messages else []
-                results = await scorer.score_group(task, group, messages)
-            except Exception as error:  # whatever a scorer raises is that group's
-                log.warning("scorer %s failed on %s", name, task.id, exc_info=error)
-                failure = f"failed: {type(error).__name__}: {error}"
-                said += [
-                    GroupScore(record=record.id, scorer=name, score=None, explanation=failure)
-                    for record in group
-                ]
-                continue
+            messages = await self._conversations(group) if scorer.needs_messages else []
+            results = await scorer.score_group(task, group, messages)
             said += [
                 GroupScore(
                     record=record.id, scorer=name, score=result.value,

@@ -19,6 +19,7 @@ import orjson
 from mcp_types import CallToolResult, TextContent
 from pydantic import ValidationError
 
+from agentrl.rollout.mcp.tool_servers import ServerSpec
 from agentrl.rollout.mcp.tools.calls import (
     RECORD_ID_KEY,
     TASK_ID_KEY,
@@ -27,7 +28,8 @@ from agentrl.rollout.mcp.tools.calls import (
     ToolServerUnreachable,
 )
 from agentrl.rollout.mcp.tools.catalogue import Offer
-from agentrl.rollout.mcp.tools.specs import ServerSpec
+from agentrl.rollout.mcp.tools.connection import ConnectFailed
+from agentrl.rollout.mcp.tools.results import json_text
 from agentrl.rollout.mcp.tools.transports import SOCKET_LIMITS, refusal
 
 _RETRY_PAUSE_S = 0.25
@@ -45,6 +47,11 @@ class AggregatedServer:
         self.name = name
         self.offers = offers
         self._aggregator = aggregator
+
+    @property
+    def label(self) -> str:
+        """The server for people."""
+        return f"{self.name} behind {self._aggregator.label}"
 
     async def call(self, call: Call) -> CallToolResult:
         """Call a tool. Raises `CallFailed`."""
@@ -69,10 +76,7 @@ class Aggregator:
 
     async def __aenter__(self) -> Self:
         try:
-            names = await self._names()
-            self.servers = tuple(
-                [AggregatedServer(self, name, await self._offers(name)) for name in names]
-            )
+            self.servers = await self._reach()
         except BaseException:
             await self._http.aclose()
             raise
@@ -85,6 +89,11 @@ class Aggregator:
         traceback: TracebackType | None,
     ) -> None:
         await self._http.aclose()
+
+    @property
+    def label(self) -> str:
+        """The aggregator for people."""
+        return self._spec.label
 
     async def call(self, server: str, call: Call) -> CallToolResult:
         """Call a tool of a server. Raises `CallFailed`."""
@@ -113,23 +122,32 @@ class Aggregator:
             ) from None
         return read_answer(body, failed=response.is_error)
 
-    async def _names(self) -> list[str]:
-        """The servers, as soon as the aggregator answers."""
+    async def _reach(self) -> tuple[AggregatedServer, ...]:
+        """The servers and their tools, as soon as the aggregator answers."""
         began = time.monotonic()
         while True:
             try:
-                listed = await self._get("/servers", "servers")
-                break
-            except ToolServerUnreachable:
-                if time.monotonic() - began > self._startup_timeout_s:
-                    raise
+                return tuple(
+                    [
+                        AggregatedServer(self, name, await self._offers(name))
+                        for name in await self._names()
+                    ]
+                )
+            except ConnectFailed as failure:
+                waited = time.monotonic() - began
+                if failure.refused or waited > self._startup_timeout_s:
+                    raise ToolServerUnreachable(
+                        f"the aggregator {self._spec.label} could not be used, tried for "
+                        f"{waited:.1f} s: {failure}"
+                    ) from None
             await asyncio.sleep(_RETRY_PAUSE_S)
-        names = [
-            item.get("name", item.get("id")) if isinstance(item, dict) else item for item in listed
+
+    async def _names(self) -> list[str]:
+        listed = await self._get("/servers", "servers")
+        return [
+            str(item.get("name", item.get("id")) if isinstance(item, dict) else item)
+            for item in listed
         ]
-        if not all(isinstance(name, str) for name in names):
-            raise ToolServerUnreachable(f"the aggregator {self._spec.label} names no servers")
-        return [str(name) for name in names]
 
     async def _offers(self, server: str) -> tuple[Offer, ...]:
         tools = await self._get(f"/server/{quote(server, safe='')}/tools", "tools")
@@ -146,25 +164,22 @@ class Aggregator:
         )
 
     async def _get(self, path: str, key: str) -> list[Any]:
-        """A list that the aggregator has, under `key` or bare."""
-        where = f"the aggregator {self._spec.label}"
+        """A list that the aggregator has, under `key` or bare. Raises `ConnectFailed`."""
         try:
             response = await self._http.get(self._spec.url + path, timeout=_LISTING_TIMEOUT_S)
-            response.raise_for_status()
-            body = response.json()
-        except httpx2.HTTPStatusError as error:
-            status = error.response.status_code
-            reason = refusal(status) if status in (401, 403) else f"HTTP {status}"
-            raise ToolServerUnreachable(f"{where} answered {path} with {reason}") from None
         except httpx2.RequestError as error:
-            raise ToolServerUnreachable(
-                f"{where} could not be reached: {str(error) or type(error).__name__}"
-            ) from None
+            raise ConnectFailed.of(error) from None
+        if response.is_error:
+            status = response.status_code
+            known = refusal(status) if status in (401, 403) else f"HTTP {status} to GET {path}"
+            raise ConnectFailed(known, refused=status < 500)
+        try:
+            body = response.json()
         except ValueError:
-            raise ToolServerUnreachable(f"{where} answered {path} with no JSON") from None
+            body = None
         found = body.get(key) if isinstance(body, dict) else body
         if not isinstance(found, list):
-            raise ToolServerUnreachable(f"{where} answered {path} without a list `{key}`")
+            raise ConnectFailed(f"no list `{key}` in the answer to GET {path}", refused=True)
         return found
 
 
@@ -195,5 +210,5 @@ def read_answer(body: Any, failed: bool = False) -> CallToolResult:
             pass  # a list of the tool's own
     elif isinstance(content, dict) and set(content) == {"result"}:
         content = content["result"]
-    text = content if isinstance(content, str) else orjson.dumps(content).decode()
+    text = content if isinstance(content, str) else json_text(content)
     return CallToolResult(content=[TextContent(text=text)], is_error=failed)

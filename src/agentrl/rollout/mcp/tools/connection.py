@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import httpx2
 from mcp import Client, MCPError
-from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
+from mcp_types import CONNECTION_CLOSED
 
-from agentrl.rollout.mcp.tools.transports import REFUSED, Wires, refusal
+from agentrl.rollout.mcp.tools.transports import REFUSED, SESSION_GONE, Wires, refusal
 
 log = logging.getLogger(__name__)
 
@@ -22,22 +22,22 @@ _GOODBYE_S = 10.0  # a process is given 4 s to end before it is killed
 class ConnectFailed(Exception):
     """A connection was not made. `refused`: waiting longer would not help."""
 
-    refused = False
+    def __init__(self, message: str, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
+        """What the SDK or the system said, in words."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        failure = cls(error.message if isinstance(error, MCPError) else str(error) or repr(error))
+        if isinstance(error, MCPError):
+            return cls(error.message, refused=error.code == REFUSED)
         if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code in (401, 403):
-            failure = cls(refusal(error.response.status_code))
-            failure.refused = True
-        elif isinstance(error, FileNotFoundError | PermissionError):
-            failure = cls(f"it cannot be started: {error.strerror}")
-            failure.refused = True
-        elif isinstance(error, MCPError):
-            failure.refused = error.code == REFUSED
-        return failure
+            return cls(refusal(error.response.status_code), refused=True)
+        if isinstance(error, FileNotFoundError | PermissionError):
+            return cls(f"it cannot be started: {error.strerror}", refused=True)
+        return cls(str(error) or repr(error))
 
 
 class Connection:
@@ -67,6 +67,8 @@ class Connection:
         await asyncio.wait({connection._task})
         if connection._task.cancelled():
             raise ConnectFailed(f"no answer within {timeout_s:g} s")
+        if connection._ending.is_set():
+            raise ConnectFailed("it ended before it answered")
         error = connection._task.exception()
         raise ConnectFailed.of(error or RuntimeError("closed at once")) from None
 
@@ -108,8 +110,7 @@ class Connection:
 
 def session_is_gone(error: MCPError) -> bool:
     """Whether the server no longer knows the session, and so has not seen the call either."""
-    # What the SDK's transport makes of an HTTP 404 for a session id.
-    return error.code == INVALID_REQUEST and error.message == "Session terminated"
+    return error.code == SESSION_GONE
 
 
 def connection_is_lost(error: Exception) -> bool:

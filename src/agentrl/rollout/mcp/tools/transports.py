@@ -13,9 +13,10 @@ from mcp.client.sse import sse_client
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from agentrl.rollout.mcp.tools.specs import ServerSpec, Transport
+from agentrl.rollout.mcp.tool_servers import ServerSpec, Transport
 
-WIRE_FAULT, REFUSED = -32050, -32051  # JSON-RPC codes of our own, see `_FaultIsolation`
+# JSON-RPC codes of our own, see `_FaultIsolation`.
+WIRE_FAULT, REFUSED, SESSION_GONE = -32050, -32051, -32052
 
 # A call holds its connection while the tool works, and the samplers bound their own concurrency.
 # Idle connections are dropped before the 5 s after which uvicorn closes them.
@@ -105,10 +106,11 @@ class _Borrowed(httpx2.AsyncBaseTransport):
 
 
 class _FaultIsolation(httpx2.AsyncBaseTransport):
-    """Answers a request whose connection fails with a JSON-RPC error.
+    """Answers a request that fails below MCP with a JSON-RPC error of ours.
 
-    The SDK's transport lets such an exception end the whole session, and with it the calls of all
-    other records; an error answer ends only the call that it belongs to.
+    The SDK's transport lets a connection that fails end the whole session, and with it the calls of
+    all other records; an error answer ends only the call that it belongs to. And of an HTTP status
+    it passes on only what each server writes beside it, in a way of its own.
     """
 
     def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
@@ -120,11 +122,24 @@ class _FaultIsolation(httpx2.AsyncBaseTransport):
             if response.status_code in (401, 403):
                 await response.aclose()
                 return _json_rpc_error(request, REFUSED, refusal(response.status_code))
+            if "mcp-session-id" in request.headers and await _forgot_session(response):
+                await response.aclose()
+                return _json_rpc_error(request, SESSION_GONE, "the session is gone")
             if response.headers.get("content-type", "").lower().startswith("application/json"):
                 await response.aread()  # here, so that a connection lost half way is caught too
             return response
         except httpx2.RequestError as error:
             return _json_rpc_error(request, WIRE_FAULT, str(error) or type(error).__name__)
+
+
+async def _forgot_session(response: httpx2.Response) -> bool:
+    """Whether the server answers that it does not know the request's session.
+
+    The protocol has 404 for that. Servers made after the TypeScript SDK's examples answer 400.
+    """
+    if response.status_code == 400:
+        return b"session" in (await response.aread()).lower()
+    return response.status_code == 404
 
 
 def refusal(status: int) -> str:
