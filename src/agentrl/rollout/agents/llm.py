@@ -90,6 +90,7 @@ class ChatModel:
         self._ids_of: dict[str, tuple[int, ...]] = {}  # of a reply, by its text
         self._n_running = 0
         self._open: list[OpenTurn] = []
+        self._finished = False
 
     def task_messages(self) -> list[Message]:
         """What the task's conversation begins with: its messages or its query, and before them
@@ -127,6 +128,8 @@ class ChatModel:
             answer = await sampler.ask(prompt.ids, left, max_new_tokens)
         finally:
             self._n_running -= 1
+        if self._finished:
+            raise RuntimeError("the agent has answered before this reply came, which is lost")
         rewrite = Rewrite.AGENT if thread is None and context.n_turns else None
         generated = sampler.add_answer(prompt.ids, answer, prompt.continuation)
         parsed = ParsedTurn(generated.text)
@@ -145,7 +148,8 @@ class ChatModel:
         )
 
     async def finish(self) -> None:
-        """Store the turns that are still open."""
+        """The agent has ended: store the turns that are still open, and take no more."""
+        self._finished = True
         await self._store(list(self._open))
         record = self._sampler.record
         record.turns = [turn_id(record.id, turn) for turn in range(record.n_turns)]
