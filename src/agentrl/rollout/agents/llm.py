@@ -72,7 +72,7 @@ class _Thread:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What the model is asked, and how that follows from a thread, if it does."""
+    """What the model is asked, and how that follows from what it said, if it does."""
 
     conversation: Conversation
     ids: list[int]
@@ -178,11 +178,13 @@ class ChatModel:
     def _begin(self, messages: list[Message], tools: tuple[ToolSchema, ...]) -> _Prompt:
         entries = [Entry(message, self._generated(message)) for message in messages]
         given = next((i for i, entry in enumerate(entries) if entry.output_ids), len(entries))
-        conversation = Conversation(self._sampler.resources.renderer, messages[:given], tools)
-        ids = list(conversation.prompt_ids)
-        if given < len(entries):
-            ids = list(conversation.rewrite(entries).ids)
-        return _Prompt(conversation, ids, self._unsaid(entries))
+        begun = messages[:given] or messages
+        conversation = Conversation(self._sampler.resources.renderer, begun, tools)
+        unsaid = self._unsaid(entries)
+        if given == len(entries):
+            return _Prompt(conversation, list(conversation.prompt_ids), unsaid)
+        continuation = conversation.rewrite(entries)
+        return _Prompt(conversation, list(continuation.ids), unsaid, continuation)
 
     def _unsaid(self, entries: Sequence[Entry]) -> list[Message]:
         """The messages that stand in no conversation of the record yet."""
