@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.configs import RewardConfig
+from agentrl.databases.connection import DatabaseUnreachable
 from agentrl.databases.documents import GroupScore, Record, Split, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescored, Rescoring, RowOutcome
@@ -46,27 +47,29 @@ class Rescorer:
         """Score these groups by `scorer`, some at once. A group that cannot be scored stays as it
         is; the others go on."""
         report = RescoringReport()
-        slots = asyncio.Semaphore(_GROUPS_AT_ONCE)
+        room = asyncio.Semaphore(_GROUPS_AT_ONCE)
 
-        async def one(task_id: str) -> None:
-            async with slots:
-                task = await self.ledger.completed(task_id)
-                if task is None:
-                    report.in_progress += 1
-                    return
-                try:
-                    await self._rescore_group(task, scorer, report)
-                except Exception as error:  # whatever a scorer raises is that group's
-                    report.failures[task_id] = f"{type(error).__name__}: {error}"
+        async def one(task: str) -> None:
+            async with room:
+                await self._rescore_group(task, scorer, report)
 
-        async with asyncio.TaskGroup() as groups:
-            for task_id in tasks:
-                groups.create_task(one(task_id))
+        await asyncio.gather(*map(one, tasks))
         return report
 
-    async def _rescore_group(self, task: Task, scorer: str, report: RescoringReport) -> None:
-        records, said = await self._score(task, scorer)
-        for rescored in await self._rewarded(task, records):
+    async def _rescore_group(self, task_id: str, scorer: str, report: RescoringReport) -> None:
+        task = await self.ledger.completed(task_id)
+        if task is None:
+            report.in_progress += 1
+            return
+        try:
+            records, said = await self._score(task, scorer)
+            group = await self._rewarded(task, records)
+        except DatabaseUnreachable:
+            raise
+        except Exception as error:  # whatever a scorer raises is that group's
+            report.failures[task_id] = f"{type(error).__name__}: {error}"
+            return
+        for rescored in group:
             outcome = RowOutcome.NONE
             if task.split == Split.TRAIN:
                 outcome = await self.ledger.store_row(rescored)
