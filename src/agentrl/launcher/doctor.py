@@ -4,6 +4,7 @@ Each check answers with a sentence. What is not given is not checked; what fails
 """
 
 import asyncio
+import json
 import platform
 import shutil
 from argparse import ArgumentParser, Namespace
@@ -49,6 +50,9 @@ def main(argv: Sequence[str]) -> int:
     """Run all checks; exit status 1 if one fails."""
     parser = ArgumentParser("agentrl doctor", description="Check what a run needs.")
     parser.add_argument("--model", type=Path, help="model folder")
+    parser.add_argument(
+        "--chat_template_kwargs", default="{}", help="variables of its chat template, as JSON"
+    )
     parser.add_argument("--db_connection_string", help="MongoDB URL")
     for flag in _TOOL_FLAGS:
         help = AgentConfig.__dataclass_fields__[flag].metadata["help"]
@@ -85,7 +89,9 @@ def checks_for(arguments: Namespace) -> list[Check]:
     url = arguments.db_connection_string
     checks.append(Check("mongodb", partial(_mongodb, url) if url else _embedded_mongod))
     if arguments.model:
-        checks.append(Check("model", partial(_model, arguments.model)))
+        checks.append(
+            Check("model", partial(_model, arguments.model, arguments.chat_template_kwargs))
+        )
     if arguments.mcp_manager_url:
         agent = AgentConfig(**{flag: getattr(arguments, flag) for flag in _TOOL_FLAGS})
         checks.append(Check("tools", partial(_tools, agent)))
@@ -151,9 +157,9 @@ async def _mongodb(url: str) -> str:
     return f"MongoDB {info['version']}, {kind}, takes writes"
 
 
-async def _model(folder: Path) -> str:
+async def _model(folder: Path, template_options: str) -> str:
     try:
-        renderer = ChatRenderer.load(folder)
+        renderer = ChatRenderer.load(folder, json.loads(template_options))
     except ValueError as error:
         raise NotInOrder(str(error)) from None
     exactness = check_exactness(renderer)

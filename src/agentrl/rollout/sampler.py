@@ -372,6 +372,8 @@ def load_renderer(config: Config) -> ChatRenderer:
     if folder is None or not Path(folder).is_dir():
         raise ConfigError(f"--model_name_or_path {folder}: there is no such folder")
     try:
-        return ChatRenderer.load(folder)
+        return ChatRenderer.load(
+            folder, config.chat_template_options, config.agent.tool_call_parser
+        )
     except ValueError as error:
         raise ConfigError(f"--model_name_or_path: {error}") from None

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import renderer_of
+from families import renderer_of, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -429,3 +429,23 @@ def test_a_conversation_that_the_template_does_not_take_is_refused_with_its_reas
     renderer = renderer_of("mistral")
     with pytest.raises(TemplateRefusal, match="roles must alternate"):
         Conversation(renderer, [{"role": "user", "content": "a"}] * 2, None)
+
+
+def test_a_template_that_would_lose_the_guards_is_refused(
+    trained_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    trained_tokenizer.chat_template = PLAIN.replace(
+        "+ message.content +", "+ (message.content | tojson(ensure_ascii=True)) +"
+    )
+    with pytest.raises(ValueError, match="tools could write control tokens"):
+        ChatRenderer(trained_tokenizer)
+
+
+def test_variables_of_the_template_come_with_the_model_folder(tmp_path: Path) -> None:
+    tokenizer_of("qwen3").save_pretrained(tmp_path)
+    question = [{"role": "user", "content": "?"}]
+    thinking = ChatRenderer.load(tmp_path).render_prompt(question)
+    renderer = ChatRenderer.load(tmp_path, {"enable_thinking": False})
+    prompt = renderer.render_prompt(question)
+    assert prompt[: len(thinking)] == thinking
+    assert renderer.codec.decode(prompt[len(thinking) :]) == "<think>\n\n</think>\n\n"

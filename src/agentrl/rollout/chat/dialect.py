@@ -130,6 +130,8 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
     with_tools = _try(apply, [user], [_TOOL])
     turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
     marks = _thought_marks(apply, codec, user)
+    if codec.special_texts:
+        _check_guards(apply, codec, [user, *turns[:1]])
     follow_ups = [(turn, result) for turn in turns] + [(answer, user)]
     ends = [
         end
@@ -191,6 +193,18 @@ def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> ThoughtM
     if found and open_mark and close_mark:
         return ThoughtMarks(open_mark, close_mark)
     return ThoughtMarks("<think>", "</think>")
+
+
+def _check_guards(apply: Apply, codec: GuardedCodec, before: Sequence[Message]) -> None:
+    """Text that is guarded must be so still when the template has written it."""
+    evil = codec.guard_tool_text(codec.special_texts[-1])
+    result = {"role": "tool", "content": f"{_RESULT} {evil}", "tool_call_id": _CALL_ID}
+    text = _try(apply, [*before, result])
+    if _RESULT in text and evil not in text:
+        raise ValueError(
+            "the chat template changes characters of tool results (it may write them as ASCII), so "
+            "that tools could write control tokens"
+        )
 
 
 def _writes_thoughts(apply: Apply, user: Message, marks: ThoughtMarks) -> bool:

@@ -29,6 +29,7 @@ from agentrl.rollout.mcp.tools.calls import (
 )
 from agentrl.rollout.mcp.tools.catalogue import Offer
 from agentrl.rollout.mcp.tools.connection import ConnectFailed
+from agentrl.rollout.mcp.tools.results import json_text
 from agentrl.rollout.mcp.tools.transports import SOCKET_LIMITS, refusal
 
 _RETRY_PAUSE_S = 0.25
@@ -209,5 +210,5 @@ def read_answer(body: Any, failed: bool = False) -> CallToolResult:
             pass  # a list of the tool's own
     elif isinstance(content, dict) and set(content) == {"result"}:
         content = content["result"]
-    text = content if isinstance(content, str) else orjson.dumps(content).decode()
+    text = content if isinstance(content, str) else json_text(content)
     return CallToolResult(content=[TextContent(text=text)], is_error=failed)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
 from mcp_types import (
     AudioContent,
     BlobResourceContents,
@@ -76,11 +75,19 @@ def read_result(result: CallToolResult) -> Reading:
             texts.append(_note_of(file))
     content = result.structured_content
     if content is not None and not _says(result.content, content):
-        texts.append(orjson.dumps(content).decode())
+        texts.append(json_text(content))
     text = "\n".join(texts)
     if result.is_error and not text:
         text = "The tool failed and gave no reason."
-    return Reading(_storable(text), bool(result.is_error), tuple(files))
+    return Reading(storable(text), bool(result.is_error), tuple(files))
+
+
+def json_text(value: Any) -> str:
+    """Any JSON value as text: numbers of any size, and what UTF-8 cannot hold."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        return "[JSON that is nested too deeply to be read]"
 
 
 def shorten(text: str, limit: int) -> str:
@@ -111,7 +118,7 @@ def kept_result(
         id=key,
         record_id=record_id,
         tool=tool,
-        text=_storable(text),
+        text=storable(text),
         files=kept,
         omitted=omitted,
         created_at=datetime.now(UTC),
@@ -132,7 +139,7 @@ def _says(parts: Sequence[ContentBlock], content: Any) -> bool:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -168,6 +175,6 @@ def _describe(file: ResultFile) -> str:
     return f"{name} ({file.mime_type}, {len(file.data)} bytes)"
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """The text without what UTF-8 cannot hold."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -38,6 +38,7 @@ from agentrl.rollout.mcp.tools.results import (
     kept_result,
     read_result,
     shorten,
+    storable,
 )
 from agentrl.rollout.mcp.tools.sandboxes import create_kwargs
 from agentrl.rollout.mcp.tools.server import MCPServer
@@ -150,7 +151,7 @@ class ToolSession:
         try:
             return read_result(await self._callees[offer.server].call(call))
         except CallFailed as failure:
-            return Reading(str(failure), is_error=True)
+            return Reading(storable(str(failure)), is_error=True)
 
 
 @asynccontextmanager
