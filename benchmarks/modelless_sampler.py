@@ -23,10 +23,13 @@ from agentrl.databases.documents import (
     VersionSpan,
 )
 from agentrl.databases.feeder import make_tasks
+from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger, new_record
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.rollout.finalise import Finaliser
+from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.rollout.scorers import Scorers
 
 GROUP, TURNS = 8, 4
 PROMPT, OUTPUT = 256, 128  # tokens that a turn adds: of the tools and headers, and of the model
@@ -86,7 +89,14 @@ class ModellessSampler:
     def __post_init__(self) -> None:
         self.tasks = task_ledger(self.database)
         self.records = RecordLedger(self.database, LEASE_S)
-        self.finaliser = Finaliser(self.tasks, self.records, RewardConfig(), temperature=1.0)
+        self.finaliser = Finaliser(
+            self.tasks,
+            GroupScores(self.database, OWNER, LEASE_S),
+            self.records,
+            Scorers(AgentConfig(), self.records),
+            RewardConfig(),
+            temperature=1.0,
+        )
         self.working: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -107,7 +117,7 @@ class ModellessSampler:
         keeper.cancel()
 
     async def _begin(self, claims: list[Claim], asked: float) -> None:
-        records = [new_record(claim, OWNER) for claim in claims]
+        records = [new_record(claim, OWNER, "mcp") for claim in claims]
         await self.records.start(records, asked)
         for claim, record in zip(claims, records, strict=True):
             self.working[record.id] = asyncio.create_task(

@@ -44,6 +44,7 @@ VERBS = {
     "sample": Verb("sample trajectories for a run", "agentrl.rollout.worker"),
     "serve": Verb("answer token prompts over HTTP", "agentrl.launcher.serve"),
     "eval": Verb("evaluate a run's checkpoint on held-out tasks", "agentrl.launcher.evaluate"),
+    "rescore": Verb("score a run's stored trajectories anew", "agentrl.launcher.rescore"),
     "export": Verb("write a checkpoint as a Hugging Face folder", "agentrl.training.export"),
     "show": Verb("print a trajectory", "agentrl.launcher.show"),
     "doctor": Verb("check this machine, a model and the services", "agentrl.launcher.doctor"),

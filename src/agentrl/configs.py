@@ -39,7 +39,9 @@ _LEAST: dict[str, float] = {
     "drain_seconds": 0, "max_turns": 1, "max_tokens": 2, "max_new_tokens": 1,
     "max_prompt_tokens": 1, "max_staleness": 0, "max_attempts": 1, "lease_seconds": 1,
     "record_timeout": 0.1, "request_timeout": 0.1, "startup_timeout": 0.1, "tool_timeout": 0.1,
-    "repetition_early_stop_times": 0, "min_turns": 0, "reserve_context_error_count": 0,
+    "mcp_sessions": 1, "max_tool_result_chars": 1,
+    "repetition_early_stop_times": -1, "browse_min_chars": 0, "browse_max_chars": 1,
+    "min_turns": 0, "reserve_context_error_count": 0,
     "eval_steps": 0, "eval_attempts": 1,
     "epsilon": 0, "epsilon_higher": 0, "learning_rate": 0, "max_grad_norm": 0,
     "warmup_steps": 0, "max_steps": -1, "per_device_train_batch_size": 1,
@@ -92,8 +94,8 @@ class ModelConfig:
 class DataConfig:
     """Tasks."""
 
-    train_file: str | None = _flag(None, "JSONL file of training tasks")
-    eval_file: str | None = _flag(None, "JSONL file of held-out tasks")
+    train_file: str | None = _flag(None, "training tasks: JSONL, JSON or Parquet")
+    eval_file: str | None = _flag(None, "held-out tasks: JSONL, JSON or Parquet")
     num_train_epochs: float = _flag(
         3.0, "passes over the training tasks, if --max_steps is not set"
     )
@@ -172,17 +174,36 @@ class ServiceConfig:
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Tools and the models that help."""
+    """Agents, their tools and the models that help."""
 
-    mcp_manager_url: str | None = _flag(None, "URL of the MCP server (streamable HTTP)")
-    mcp_server_name: str | None = _flag(None, "name of the MCP server in logs and records")
-    mcp_auth_token: str | None = _flag(None, "bearer token for the MCP server")
+    agent_name: str = _flag("mcp", "agent of the tasks that name none: mcp, single_turn, math, ...")
+    agent_module: str | None = _flag(None, "Python file that registers agents")
+    mcp_manager_url: str | None = _flag(
+        None,
+        "tool servers: the URL of an MCP server, or of an aggregator if it ends in /mcpapi; "
+        "several with commas between (NAME=URL names one); or a config file with `mcpServers`",
+    )
+    mcp_server_name: str | None = _flag(
+        None,
+        "comma separated names of the servers to use, of several (default: all); the name of a "
+        "server given alone",
+    )
+    mcp_auth_token: str | None = _flag(None, "bearer token for servers given by URL")
+    mcp_allow_tools: str | None = _flag(
+        None,
+        "comma separated patterns of the tools to offer, as tool or server.tool (default: all)",
+    )
+    mcp_block_tools: str | None = _flag(None, "comma separated patterns of tools not to offer")
+    mcp_sessions: int = _flag(1, "sessions with each tool server that all trajectories share")
     tool_call_parser: str | None = _flag(
         None,
         f"how the model writes tool calls: {', '.join(TOOL_CALL_PARSERS)} (default: as its "
         "chat template does, or qwen25 if that writes none)",
     )
     tool_timeout: float = _flag(60.0, "seconds that one tool call may take")
+    max_tool_result_chars: int = _flag(
+        100_000, "characters of a tool's result that the model reads; the database keeps the whole"
+    )
     agent_config_path: str | None = _flag(
         None, "YAML file with the models of browse and scorer agents"
     )
@@ -198,10 +219,17 @@ class ContextConfig:
         f"when a prompt reaches --max_prompt_tokens: {', '.join(NEW_CONTEXTS)}",
     )
     repetition_early_stop_times: int = _flag(
-        0, "end a trajectory after so many turns that repeat an earlier one (0: never)"
+        0, "end a trajectory after so many turns that repeat earlier ones (0 or -1: never)"
     )
     enable_repetition_compress: bool = _flag(
-        False, "take a repeated turn and its results out of the conversation"
+        False, "take a turn that repeats an earlier one out of the conversation, with its results"
+    )
+    browse_tools: str = _flag(
+        "*", "tools whose long results browse_agent reads: names or patterns, comma separated"
+    )
+    browse_min_chars: int = _flag(8000, "characters from which on a tool result is long")
+    browse_max_chars: int = _flag(
+        200_000, "characters of a tool result that browse_agent is given: the rest is cut off"
     )
 
 
@@ -423,6 +451,14 @@ def _validate(config: Config) -> None:
     if config.agent.tool_call_parser is not None:
         _one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
     _one_of("new_context", config.context.new_context, NEW_CONTEXTS)
+    longest = config.sampling.max_prompt_tokens
+    if config.context.new_context != "disabled" and not (
+        longest is not None and longest < config.sampling.max_tokens
+    ):
+        raise ConfigError(
+            f"--new_context {config.context.new_context}: needs --max_prompt_tokens, below "
+            f"--max_tokens ({config.sampling.max_tokens}), which ends a record"
+        )
     _one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
     _one_of("report_to", config.run.report_to, TRACKERS)
     _one_of("weight_update", config.services.weight_update, WEIGHT_UPDATES)

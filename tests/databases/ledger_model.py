@@ -18,11 +18,14 @@ from agentrl.databases.documents import (
     TaskStatus,
     VersionSpan,
 )
+from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.held_leases import HeldLeases
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.databases.transitions import TERMINAL_SLOTS
 from agentrl.rollout.finalise import Finaliser
+from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.rollout.scorers import Scorers
 
 MAX_ATTEMPTS = 2
 LEASE_S = 600.0  # so long that real time does not matter
@@ -53,7 +56,12 @@ class Sampler:
         self.records = RecordLedger(self.database, LEASE_S)
         self.records.leases = HeldLeases(LEASE_S, now)
         self.finaliser = Finaliser(
-            self.ledger, self.records, RewardConfig(drop_zero_advantage=False), temperature=1.0
+            self.ledger,
+            GroupScores(self.database, name, LEASE_S),
+            self.records,
+            Scorers(AgentConfig(), self.records),
+            RewardConfig(drop_zero_advantage=False),
+            temperature=1.0,
         )
         self.attempts: dict[str, Attempt] = {}
         self.finishing: list[Task] = []  # groups whose finalisation it was given

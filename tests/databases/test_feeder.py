@@ -2,7 +2,7 @@
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Split
-from agentrl.databases.feeder import TaskFeeder
+from agentrl.databases.feeder import TaskFeeder, make_tasks
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 
@@ -42,6 +42,16 @@ async def test_every_epoch_holds_each_line_once_in_an_order_of_its_own(
     assert len({tuple(first), tuple(second), tuple(third)}) > 1
     task = await database.tasks.find_one({"task_id": "t3"})
     assert task is not None and task["fields"] == {"level": 3} and task["pending"] == 2
+
+
+async def test_a_task_keeps_the_agent_and_the_messages_of_its_line(database: RunDatabase) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    line = TaskLine(id="t", query="q", agent_name="tool_agent", messages=messages)
+    (task,) = make_tasks([line], Split.TRAIN, 0, 2, [0])
+    await TaskLedger(database, "feeder", lease_seconds=30, max_attempts=1).add([task])
+    stored = await database.tasks.find_one({})
+    assert stored is not None
+    assert (stored["agent_name"], stored["messages"]) == ("tool_agent", messages)
 
 
 async def test_epochs_are_added_as_the_work_needs_them_and_no_further(

@@ -14,7 +14,7 @@ from agentrl.databases.documents import (
     Split,
     VersionSpan,
 )
-from agentrl.databases.records import RecordLedger
+from agentrl.databases.records import RecordLedger, Settlement
 from agentrl.databases.tasks import LeaseLost
 from agentrl.databases.transitions import TransitionRefused
 
@@ -138,12 +138,13 @@ async def test_settling_passes_over_what_is_settled_and_refuses_what_has_no_scor
     ledger, records = await begun(database, 3)
     for record in records[:2]:
         await ledger.finish(ended(record))
-    settled = {records[0].id: (RecordStatus.READY, 1.0)}
+    settled = {records[0].id: Settlement(RecordStatus.READY, 1.0, None)}
     await ledger.settle(settled)
-    both = settled | {records[1].id: (RecordStatus.ABANDONED, -1.0)}
+    left_out = Settlement(RecordStatus.ABANDONED, -1.0, "balance_sample")
+    both = settled | {records[1].id: left_out}
     await ledger.settle(both)
     await ledger.settle(both)
     found = [await status(database, record) for record in records]
     assert found == [RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.SAMPLING]
     with pytest.raises(TransitionRefused, match=f"{records[2].id} is sampling"):
-        await ledger.settle({records[2].id: (RecordStatus.READY, 0.0)})
+        await ledger.settle({records[2].id: Settlement(RecordStatus.READY, 0.0, None)})

@@ -1,18 +1,73 @@
-"""Task files: what is taken, and how all mistakes are told at once."""
+"""Task files: what is taken of which format and layout, and how all mistakes are told at once."""
 
+import json
+import tracemalloc
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from agentrl.databases.task_file import TaskFileError, read_tasks
+from agentrl.databases.task_file import TaskFileError, TaskLine, read_tasks
 
-SCORERS, SCHEMAS = {"agentcpm", "math"}, {"answer", "boxed"}
+SCORERS, SCHEMAS, AGENTS = {"agentcpm", "math"}, {"answer", "boxed"}, {"tool_agent"}
+
+# As verl's script for GSM8K with a tool agent writes them, through a table: every row has the keys
+# of all rows.
+TOOL_AGENT_ROWS: list[dict[str, Any]] = [
+    {
+        "data_source": "openai/gsm8k",
+        "agent_name": "tool_agent",
+        "prompt": [
+            {"role": "system", "content": "You are a math expert."},
+            {"role": "user", "content": "Natalia sold 48 clips, then half as many. How many?"},
+        ],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "72"},
+        "extra_info": {
+            "split": "train",
+            "index": 0,
+            "need_tools_kwargs": True,
+            "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "72"}}},
+        },
+    },
+    {
+        "data_source": "openai/gsm8k",
+        "agent_name": "tool_agent",
+        "prompt": [{"role": "user", "content": "And 2 * 500?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "1,000"},
+        "extra_info": {
+            "split": "train",
+            "index": 1,
+            "need_tools_kwargs": True,
+            "tools_kwargs": {"shell": {"create_kwargs": {"files": {"a": "b"}}}},
+        },
+    },
+]
 
 
-def write(folder: Path, *lines: str) -> Path:
-    path = folder / "tasks.jsonl"
+def write(folder: Path, *lines: str, name: str = "tasks.jsonl") -> Path:
+    path = folder / name
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
+
+
+def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path = folder / "tasks.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def read(path: Path) -> list[TaskLine]:
+    return read_tasks(path, SCORERS, SCHEMAS, AGENTS)
+
+
+def read_one(folder: Path, row: Mapping[str, Any]) -> TaskLine:
+    (task,) = read(write(folder, json.dumps(row)))
+    return task
 
 
 def test_a_line_keeps_what_it_holds(tmp_path: Path) -> None:
@@ -22,7 +77,7 @@ def test_a_line_keeps_what_it_holds(tmp_path: Path) -> None:
         "",
         '{"id": 5, "query": "r", "scorer": "math", "answer_schema": "boxed", "level": 3}',
     )
-    first, second = read_tasks(path, SCORERS, SCHEMAS)
+    first, second = read(path)
     assert (first.id, first.query, first.answer, first.scorer) == ("1", "q\u2028?", "7", "agentcpm")
     assert (second.id, second.answer, second.fields) == ("5", None, {"level": 3})
 
@@ -38,17 +93,170 @@ def test_all_bad_lines_are_named_with_their_numbers(tmp_path: Path) -> None:
         '{"query": "q", "answer_schema": "xml"}',
         "[1]",
         '{"query": "q", "answer": {"x": 1}}',
+        '{"query": "q", "agent_name": "nobody"}',
     )
     with pytest.raises(TaskFileError) as error:
-        read_tasks(path, SCORERS, SCHEMAS)
+        read(path)
     lines = str(error.value).split("\n")
-    assert [line.split(":")[1] for line in lines] == ["2", "3", "4", "5", "6", "7", "8"]
+    assert [line.split(":")[1] for line in lines] == ["2", "3", "4", "5", "6", "7", "8", "9"]
     assert "no `query`" in lines[1] and "already in line 1" in lines[2]
     assert "known: agentcpm, math" in lines[3] and "known: answer, boxed" in lines[4]
+    assert "unknown agent_name 'nobody'; known: tool_agent" in lines[7]
 
 
 def test_a_file_that_is_missing_or_empty_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TaskFileError, match="cannot be read"):
-        read_tasks(tmp_path / "none.jsonl", SCORERS, SCHEMAS)
-    with pytest.raises(TaskFileError, match="holds no task"):
-        read_tasks(write(tmp_path, ""), SCORERS, SCHEMAS)
+    for name in ("none.jsonl", "none.parquet"):
+        with pytest.raises(TaskFileError, match="cannot be read: No such file"):
+            read(tmp_path / name)
+    for text in ("", " \n", "[]"):
+        with pytest.raises(TaskFileError, match="holds no task"):
+            read(write(tmp_path, text))
+
+
+def test_a_json_list_and_a_table_are_read_like_lines(tmp_path: Path) -> None:
+    rows = [{"id": "a", "query": "q", "answer": "1"}, {"id": "b", "query": "r", "answer": None}]
+    lines = read(write(tmp_path, *map(json.dumps, rows)))
+    as_list = read(write(tmp_path, "", json.dumps(rows, indent=1), name="tasks.json"))
+    as_table = read(write_table(tmp_path, rows))
+    assert lines == as_list == as_table
+    assert [(task.id, task.answer) for task in lines] == [("a", "1"), ("b", None)]
+
+
+def test_data_of_a_tool_agent_in_verls_layout_is_read_as_it_is(tmp_path: Path) -> None:
+    tables = read(write_table(tmp_path, TOOL_AGENT_ROWS))
+    assert tables == read(write(tmp_path, *map(json.dumps, TOOL_AGENT_ROWS)))
+    first, second = tables
+    assert first.messages == TOOL_AGENT_ROWS[0]["prompt"]
+    assert first.query == "Natalia sold 48 clips, then half as many. How many?"
+    assert (first.id, first.answer, first.scorer) == ("1", "72", "math")
+    assert (first.agent_name, first.answer_schema) == ("tool_agent", None)
+    # A tool that this row does not use, and arguments of other rows, are not there.
+    given = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "72"}}}
+    assert first.fields["tools_kwargs"] == given
+    assert first.fields["extra_info"] == {"split": "train", "index": 0, "need_tools_kwargs": True}
+    assert first.fields["data_source"] == "openai/gsm8k"
+    assert (second.id, second.answer, second.scorer) == ("2", "1,000", "math")
+    assert second.fields["tools_kwargs"] == {"shell": {"create_kwargs": {"files": {"a": "b"}}}}
+
+
+@pytest.mark.parametrize(
+    ("row", "scorer"),
+    [
+        ({"reward_model": {"ground_truth": "-3.5"}}, "math"),
+        ({"reward_model": {"ground_truth": "\\frac{1}{2}"}, "ability": "math"}, "math"),
+        ({"reward_model": {"ground_truth": "Paris"}}, "agentcpm"),
+        ({"reward_model": {"ground_truth": "72", "style": "model"}}, "agentcpm"),
+        ({"reward_model": {"ground_truth": "72"}, "scorer": "agentcpm"}, "agentcpm"),
+        ({"reward_model": {"ground_truth": "72"}, "scorer": None}, "math"),
+        ({"answer": "72"}, "agentcpm"),
+    ],
+)
+def test_a_row_without_scorer_gets_math_where_a_rule_and_mathematics_are_meant(
+    tmp_path: Path, row: dict[str, Any], scorer: str
+) -> None:
+    assert read_one(tmp_path, {"query": "q", **row}).scorer == scorer
+
+
+def test_our_own_fields_come_before_verls(tmp_path: Path) -> None:
+    task = read_one(tmp_path, {"query": "mine", "answer": 1, **TOOL_AGENT_ROWS[0]})
+    assert (task.query, task.answer) == ("mine", "1")
+    assert task.messages == TOOL_AGENT_ROWS[0]["prompt"]
+    assert read_one(tmp_path, {"prompt": "a text"}).messages is None
+
+
+def test_messages_keep_what_they_say_and_their_text_parts_are_put_together(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    task = read_one(
+        tmp_path,
+        {
+            "prompt": [
+                {"role": "user", "content": parts, "name": None},
+                {"role": "assistant", "content": None, "tool_calls": calls},
+                {"role": "tool", "content": "", "name": "f"},
+                {"role": "user", "content": "now?"},
+            ]
+        },
+    )
+    assert task.messages == [
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "", "name": "f"},
+        {"role": "user", "content": "now?"},
+    ]
+    assert task.query == "now?"
+
+
+USER = {"role": "user", "content": "q"}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": []}, "`prompt` does not end with a message of role `user`"),
+        ({"prompt": [USER, {"role": "system", "content": "s"}]}, "`prompt` does not end with"),
+        ({"prompt": [{"role": "human", "content": "q"}]}, "`prompt[0]` is no message with a role"),
+        ({"prompt": [USER, "q"]}, "`prompt[1]` is no message"),
+        ({"prompt": [{"role": "user", "content": " "}]}, "`prompt[0]`: its `content` is empty"),
+        ({"prompt": [{"role": "user"}]}, "`prompt[0]`: its `content` is a NoneType, not a text"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
+            "`prompt[0]`: its `content` has parts that are not of type `text`",
+        ),
+        ({"prompt": {"q": 1}}, "`prompt` is a dict, not a text"),
+        ({"query": 3}, "`query` is a int, not a text"),
+        ({"query": "q", "id": [1]}, "`id` is a list"),
+        ({"query": "q", "agent_name": 1}, "`agent_name` is a int, not a text"),
+        ({"query": "q", "answer": ["a"]}, "`answer` is a list, not a text or a number"),
+        (
+            {"query": "q", "reward_model": {"ground_truth": {"target": ["a"]}}},
+            "`reward_model.ground_truth` is a dict, not a text or a number",
+        ),
+        ({"query": "q", "reward_model": "rule"}, "`reward_model` is a str, not an object"),
+        ({"query": "q", "extra_info": [1]}, "`extra_info` is a list, not an object"),
+        (
+            {"query": "q", "extra_info": {"tools_kwargs": "all"}},
+            "`tools_kwargs` is a str, not an object",
+        ),
+        ({"query": "q", "big": 1 << 70}, "holds what the database cannot keep"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_its_row_and_field(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    good = {"id": "good", "query": "q"}
+    for name, text, place in (
+        ("tasks.jsonl", f"{json.dumps(good)}\n{json.dumps(row)}", ":2: "),
+        ("tasks.json", json.dumps([good, row]), " row 2: "),
+    ):
+        path = write(tmp_path, text, name=name)
+        with pytest.raises(TaskFileError) as error:
+            read(path)
+        assert str(error.value).startswith(f"{path}{place}{message}")
+
+
+def test_a_table_that_is_none_or_holds_bad_rows_says_so(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError, match=r"tasks\.parquet is no Parquet file that can be read"):
+        read(write(tmp_path, "not a table", name="tasks.parquet"))
+    path = write_table(tmp_path, [{"id": "a", "query": "q"}, {"id": "a", "query": "r"}])
+    with pytest.raises(TaskFileError) as error:
+        read(path)
+    assert str(error.value) == f"{path} row 2: id 'a' stands already in row 1"
+    with pytest.raises(TaskFileError, match="begins like a JSON list and is none"):
+        read(write(tmp_path, '[{"query": "q"},', name="tasks.json"))
+
+
+def test_a_large_table_is_not_held_beside_its_tasks(tmp_path: Path) -> None:
+    """Rows are dropped as they are read: at the peak there is little more than what is kept."""
+    rows = [{"id": str(n), "query": "q", "noise": f"{n:0>2000}"} for n in range(5000)]
+    path = write_table(tmp_path, rows)
+    del rows
+    read(path)  # what is loaded once
+    tracemalloc.start()
+    try:
+        tasks = read(path)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(tasks) == 5000
+    assert peak < 1.5 * kept

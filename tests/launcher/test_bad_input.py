@@ -69,6 +69,7 @@ def written(folder: Path) -> list[str]:
         (["demo", "--loss_calculator", "PPO"], ["PPO", "GRPO"]),
         (["demo", "--model_name_or_path", "nowhere"], ["nowhere", "no folder"]),
         (["demo", "--train_file", "nowhere.jsonl"], ["nowhere.jsonl"]),
+        (["demo", "--mcp_manager_url", "tools.json"], ["tools.json", "neither a http:// URL"]),
         (["demo", "--output_dir", "/proc/agentrl"], ["/proc/agentrl", "--output_dir"]),
     ],
 )  # fmt: skip
@@ -88,6 +89,10 @@ def test_bad_input_is_one_sentence_with_status_two_and_nothing_is_written(
     [
         ('{"query": "q", "scorer": "math"}', ["have no `answer`", "ids 1"]),
         ('{"query": "q", "answer": "a"}', ["uses scorer agentcpm", "--agent_config_path"]),
+        ('{"query": "q", "scorer": "ruler"}', ["uses scorer ruler", "`ruler_agent`"]),
+        ('{"query": "q", "scorer": {"http": 1}}', ["uses scorer http", "`http_scorer`"]),
+        ('{"query": "q", "scorer": "f1+0.1*ruler"}', ["have no `answer`"]),
+        ('{"query": "q", "answer": "a", "scorer": "f1+vibes"}', ["unknown scorer 'vibes'"]),
     ],
 )
 def test_tasks_that_could_never_be_scored_are_refused(

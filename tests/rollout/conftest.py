@@ -4,25 +4,30 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from agentrl.databases.connection import RunDatabase
 from agentrl.rollout.chat import ChatRenderer
 
 DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo" / "model"
 sys.path.insert(0, str(Path(__file__).parent))  # `scripted_run`, which processes import too
+
+from scripted_service import ScriptedService, Talk, serving, talk_with  # noqa: E402
 
 HOSTILE_SERVER = Path(__file__).with_name("hostile_mcp_server.py")
 
 
 @dataclass
 class HostileServer:
-    """The MCP server of `hostile_mcp_server.py`; it may be killed and started again."""
+    """The MCP server of `hostile_mcp_server.py`, or of another program that takes a port; it may be
+    killed and started again."""
 
     flags: tuple[str, ...] = ()
+    program: tuple[str, ...] = (str(HOSTILE_SERVER),)
     port: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
@@ -35,7 +40,7 @@ class HostileServer:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 self.port = probe.getsockname()[1]
-        command = [sys.executable, str(HOSTILE_SERVER), str(self.port), *self.flags]
+        command = [sys.executable, *self.program, str(self.port), *self.flags]
         self._process = subprocess.Popen(command)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
@@ -83,3 +88,15 @@ def own_server() -> Iterator[HostileServer]:
     server = HostileServer()
     yield server
     server.stop()
+
+
+@pytest.fixture
+async def service(demo_renderer: ChatRenderer) -> AsyncIterator[ScriptedService]:
+    async with serving(ScriptedService(demo_renderer)) as service:
+        yield service
+
+
+@pytest.fixture
+def talk(hostile_server: HostileServer, service: ScriptedService, database: RunDatabase) -> Talk:
+    """Samplers whose model speaks a script and whose tools are the hostile server's."""
+    return talk_with(service, hostile_server.url, database)

@@ -56,6 +56,15 @@ def build_server(port: int, token: str | None) -> MCPServer:
         meta = {**(ctx.request_context.meta or {})}
         return json.dumps({key: meta[key] for key in sorted(meta) if key.startswith("agentrl/")})
 
+    n_tallied = 0
+
+    @server.tool(structured_output=False)
+    async def tally() -> str:
+        """How often it was called."""
+        nonlocal n_tallied
+        n_tallied += 1
+        return str(n_tallied)
+
     @server.tool(structured_output=False)
     async def hang(seconds: float) -> str:
         """Takes its time."""

@@ -20,6 +20,7 @@ from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
     Split,
+    TurnStatus,
     VersionSpan,
 )
 from agentrl.rollout.context import Junction, TokenContext, TurnTokens
@@ -73,6 +74,27 @@ def generate(context: TokenContext, output: Output) -> DispatchedSamplingTask:
 
 def row_of(turns: list[DispatchedSamplingTask]) -> DBRecordData:
     return build_row(make_record(), turns, 0.5, 1.0, 7)
+
+
+def test_a_turn_that_failed_is_not_reinforced_wherever_its_tokens_stand_in_the_tree() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2])
+    first = generate(context, output_of(10, 11))
+    context.observe([3])
+    failed = generate(context, output_of(20, 21, 22)).model_copy(
+        update={"status": TurnStatus.FORMAT_ERROR}
+    )
+    # A segment that shares the first turn and a part of the failed one.
+    context.begin_segment([1, 2, 10, 11, 3, 20, 21, 9])
+    last = generate(context, output_of(30))
+    row = row_of([first, failed, last])
+    ids = unpack_ints(row.input_ids).tolist()
+    of_token = dict(zip(ids, unpack_floats(row.advantages).tolist(), strict=True))
+    assert [of_token[token] for token in (10, 11, 30)] == [0.5] * 3
+    assert [of_token[token] for token in (1, 2, 3, 9, 20, 21, 22)] == [0.0] * 7
+    worse = build_row(make_record(), [first, failed, last], -0.5, 1.0, 7)
+    generated = unpack_mask(worse.loss_mask) == 1
+    assert set(unpack_floats(worse.advantages)[generated].tolist()) == {-0.5}
 
 
 def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() -> None:

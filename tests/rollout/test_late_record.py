@@ -7,25 +7,20 @@ from agentrl.configs import parse_config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, RecordStatus, Split
 from agentrl.databases.feeder import make_tasks
+from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.task_file import TaskLine
-from agentrl.databases.tasks import TaskLedger
-from agentrl.inference.pool import ServicePool
+from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.rollout.attempt import Attempt
 from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.sampler import AsyncSampler, SamplerResources, load_renderer
+from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.scorers import Scorers
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 
 
-class Unasked(AsyncSampler):
-    """Its slot is lost before it could begin."""
-
-    async def run(self) -> Record:
-        raise AssertionError("nothing is sampled for a lost slot")
-
-    async def evaluate_record(self, record: Record) -> Record:
-        raise AssertionError("nothing is scored for a lost slot")
+async def unasked(claim: Claim, record: Record) -> AsyncSampler:
+    raise AssertionError("nothing is sampled for a lost slot")
 
 
 async def test_a_record_stored_after_its_slot_was_lost_is_closed_by_its_attempt(
@@ -47,21 +42,27 @@ async def test_a_record_stored_after_its_slot_was_lost_is_closed_by_its_attempt(
         await database.records.insert_one(record.to_mongo())
 
     records = RecordLedger(database, 60)
-    async with ServicePool() as pool:
-        resources = SamplerResources(config, pool, load_renderer(config), records)
-        attempt = Attempt(
-            claim=claim,
-            sampler=Unasked(claim, record, resources),
-            started=asyncio.create_task(start()),
-            ledger=ledger,
-            records=records,
-            finaliser=Finaliser(records, ledger, config.reward, config.temperature),
-            config=config.sampling,
-        )
-        attempt.lose()
-        running = asyncio.create_task(attempt.run())
-        arrives.set()
-        await running
+    attempt = Attempt(
+        claim=claim,
+        record=record,
+        make_sampler=unasked,
+        started=asyncio.create_task(start()),
+        ledger=ledger,
+        records=records,
+        finaliser=Finaliser(
+            ledger,
+            GroupScores(database, "late", lease_seconds=60),
+            records,
+            Scorers.of_run(config, records),
+            config.reward,
+            config.temperature,
+        ),
+        config=config.sampling,
+    )
+    attempt.lose()
+    running = asyncio.create_task(attempt.run())
+    arrives.set()
+    await running
     stored = await database.records.find_one({"_id": record.id})
     assert stored is not None and stored["status"] == RecordStatus.FAILED
     assert "lost" in stored["error"]

@@ -5,164 +5,39 @@ go and end is met; the last ones use the local engine with a small model.
 """
 
 import asyncio
-import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
+from scripted_service import (
+    DEMO,
+    END,
+    ScriptedService,
+    Talk,
+    claim_and_record,
+    make_config,
+    make_sampler,
+    resources_for,
+    stored_turns,
+    tool_call,
+)
 
-from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import (
-    DispatchedSamplingTask,
-    Record,
-    Slot,
-    Split,
-    StopReason,
-    Task,
-)
+from agentrl.databases.documents import Record, StopReason
 from agentrl.databases.records import RecordLedger
-from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import RequestRejected
-from agentrl.rollout.chat import ChatRenderer, Drift, Message
-from agentrl.rollout.mcp.sampler import MCPResources, MCPSampler
+from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.mcp.sampler import MCPSampler
 from agentrl.rollout.mcp.tools import ToolServerUnreachable
-from agentrl.rollout.rows import build_row, replay
-from agentrl.rollout.sampler import AsyncSampler, SamplerResources
-
-DEMO = Path(__file__).parents[2] / "assets" / "demo"
-END = "<|im_end|>"
-
-
-def tool_call(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
-@dataclass
-class ScriptedService:
-    """Answers `/generate` with the next line of its script, cut at `max_new_tokens`."""
-
-    renderer: ChatRenderer
-    script: list[str] = field(default_factory=list)
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    url: str = ""
-
-    async def generate(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.requests.append(body)
-        ids = self.renderer.encode(self.script.pop(0))
-        limit = body["sampling_params"]["max_new_tokens"]
-        if len(ids) > limit:
-            ids, reason = ids[:limit], {"type": "length", "length": limit}
-        else:
-            reason = {"type": "stop", "matched": ids[-1]}
-        meta = {
-            "id": body["rid"],
-            "finish_reason": reason,
-            "prompt_tokens": len(body["input_ids"]),
-            "completion_tokens": len(ids),
-            "cached_tokens": 0,
-            "weight_version": "2",
-            "weight_versions": [{"version": "2", "start": 0, "end": len(ids)}],
-            "output_token_logprobs": [[-token / 1000, token, None] for token in ids],
-            "input_token_logprobs": [],
-            "e2e_latency": 0.0,
-        }
-        chunk = json.dumps({"text": "", "output_ids": ids, "meta_info": meta})
-        return web.Response(text=f"data: {chunk}\n\ndata: [DONE]\n\n")
-
-
-@pytest.fixture
-async def service(demo_renderer: ChatRenderer) -> AsyncIterator[ScriptedService]:
-    service = ScriptedService(demo_renderer)
-    app = web.Application()
-    app.router.add_post("/generate", service.generate)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    service.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield service
-    await runner.cleanup()
-
-
-def make_config(mcp_url: str, *flags: str) -> Config:
-    return parse_config(
-        ["--model_name_or_path", str(DEMO / "model"), "--mcp_manager_url", mcp_url,
-         "--max_tokens", "900", "--tool_timeout", "1", "--startup_timeout", "20", *flags]
-    )  # fmt: skip
-
-
-@asynccontextmanager
-async def resources_for(
-    config: Config, service_url: str, database: RunDatabase
-) -> AsyncIterator[MCPResources]:
-    async with (
-        ServicePool(patience_s=5) as pool,
-        MCPSampler.open_resources(config, pool, RecordLedger(database, 60.0)) as resources,
-    ):
-        pool.update([service_url])
-        yield resources
-
-
-def claim_and_record(
-    resources: SamplerResources, number: int = 0, **task: Any
-) -> tuple[Claim, Record]:
-    """A slot of ours, and its Record."""
-    values: dict[str, Any] = {
-        "task_id": "line-1", "query": "How many?", "answer": "42", "scorer": "exact_match",
-        "answer_schema": "answer", **task,
-    }  # fmt: skip
-    made = Task(
-        _id=f"train-0-{values['task_id']}", split=Split.TRAIN, epoch=0, seq=0, place=0,
-        pending=0, slots=[Slot(traj=number)], **values,
-    )  # fmt: skip
-    claim = Claim(made, number, attempt=0, failures=0)
-    record = Record(
-        _id=claim.record_id, task=made.id, task_id=made.task_id, traj=number, attempt=0,
-        split=Split.TRAIN, epoch=0, owner="test", query=made.query,
-    )  # fmt: skip
-    resources.records.leases.begin([record.id], time.monotonic())
-    return claim, record
-
-
-def make_sampler(resources: MCPResources, number: int = 0, **task: Any) -> MCPSampler:
-    return MCPSampler(*claim_and_record(resources, number, **task), resources)
-
-
-async def stored_turns(database: RunDatabase, record: Record) -> list[DispatchedSamplingTask]:
-    cursor = database.turns.find({"record_id": record.id}).sort("turn", 1)
-    return [DispatchedSamplingTask.from_mongo(document) async for document in cursor]
-
-
-Talk = Callable[..., AbstractAsyncContextManager[tuple[MCPSampler, MCPResources]]]
-
-
-@pytest.fixture
-def talk(hostile_server: Any, service: ScriptedService, database: RunDatabase) -> Talk:
-    """A sampler whose model speaks `script`."""
-
-    @asynccontextmanager
-    async def begin(
-        *script: str, flags: Sequence[str] = (), **task: Any
-    ) -> AsyncIterator[tuple[MCPSampler, MCPResources]]:
-        service.script = list(script)
-        config = make_config(hostile_server.url, *flags)
-        async with resources_for(config, service.url, database) as resources:
-            yield make_sampler(resources, **task), resources
-
-    return begin
+from agentrl.rollout.rows import build_row
+from agentrl.rollout.sampler import AsyncSampler
 
 
 async def test_tools_are_called_and_their_results_appended_until_the_answer(
@@ -171,7 +46,6 @@ async def test_tools_are_called_and_their_results_appended_until_the_answer(
     ask = tool_call("echo", '{"text": "B7"}') + tool_call("whoami", "{}")
     async with talk(ask + END, f"<answer>42</answer>{END}") as (sampler, resources):
         record = await sampler.evaluate_record(await sampler.run())
-        assert resources.tools is not None
         schemas = resources.tools.schemas
     turns = await stored_turns(database, record)
     assert (record.stop_reason, record.final_answer) == (StopReason.ANSWERED, "42")
@@ -222,6 +96,22 @@ async def test_the_row_is_what_was_asked_and_generated_with_the_services_logprob
     trained = ids[mask == 1]
     assert unpack_floats(row.logprobs)[mask == 1] == pytest.approx(-trained / 1000)
     assert record.score == 0.0
+
+
+async def test_a_result_that_is_cut_is_kept_whole_beside_its_call(
+    talk: Talk, database: RunDatabase
+) -> None:
+    ask = tool_call("echo", '{"text": "one, two, three"}')
+    flags = ["--max_tool_result_chars", "8"]
+    async with talk(ask + END, f"<answer>42</answer>{END}", flags=flags) as (sampler, _):
+        record = await sampler.run()
+    [first, second] = await stored_turns(database, record)
+    [call] = first.tool_calls
+    assert call.result == "one, two\n[7 characters left out]"
+    assert second.messages == [{"role": "tool", "content": call.result}]
+    kept = await database.tool_results.find_one({"_id": call.kept})
+    assert kept is not None
+    assert (kept["record_id"], kept["text"]) == (record.id, "one, two, three")
 
 
 async def test_failing_and_malformed_calls_are_answered_to_the_model_and_counted(
@@ -402,57 +292,6 @@ async def test_a_users_own_sampler_that_rewrites_its_context_gives_a_token_tree(
     assert row.reward == 1.0
 
 
-class TalkingSampler(RewritingSampler):
-    """A user's own sampler: a user who speaks twice."""
-
-    async def run(self) -> Record:
-        messages: list[Message] = [{"role": "user", "content": self.record.query}]
-        self.begin_conversation(messages, None)
-        turn = await self.generate()
-        await self.write_turn(turn, messages)
-        added: list[Message] = [{"role": "user", "content": "Really?"}]
-        self.continue_conversation(turn, added)
-        turn = await self.generate()
-        await self.write_turn(turn, added)
-        self.record.final_answer = turn.text
-        return self.record
-
-
-async def test_where_the_template_drops_a_thought_the_record_goes_on_in_a_segment_without_it(
-    service: ScriptedService, database: RunDatabase, tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(DEMO / "model", folder)
-    template = folder / "chat_template.jinja"
-    whole = template.read_text(encoding="utf-8")
-    forgetful = whole.replace("message.content or ''", "(message.content or '').split('!')[-1]", 1)
-    assert forgetful != whole
-    template.write_text(forgetful, encoding="utf-8")
-    service.script = [f"hm!one{END}", f"two{END}"]
-    config = parse_config(["--model_name_or_path", str(folder)])
-    async with (
-        ServicePool() as pool,
-        TalkingSampler.open_resources(config, pool, RecordLedger(database, 60.0)) as resources,
-    ):
-        pool.update([service.url])
-        sampler = TalkingSampler(*claim_and_record(resources), resources)
-        record = await sampler.evaluate_record(await sampler.run())
-        codec = resources.renderer.codec
-    first, second = await stored_turns(database, record)
-    assert (record.n_segments, record.n_junctions, record.n_drifts) == (2, 1, 1)
-    assert (first.drift, second.drift) == (None, Drift.TURN_REWRITTEN)
-    prompts = [request["input_ids"] for request in service.requests]
-    assert "hm!" not in codec.decode(prompts[1]) and "one" in codec.decode(prompts[1])
-    row = build_row(record, [first, second], 1.0, 1.0, 0)
-    assert (row.n_segments, row.n_junctions, row.n_drifts) == (2, 1, 1)
-    context = replay([first, second])
-    sampled = [
-        segment.ids[: len(prompt)]
-        for segment, prompt in zip(context.segments, prompts, strict=True)
-    ]
-    assert sampled == prompts
-
-
 async def test_the_system_prompt_and_sampling_parameters_come_from_the_flags(
     talk: Talk, service: ScriptedService, demo_renderer: ChatRenderer
 ) -> None:
@@ -460,7 +299,6 @@ async def test_the_system_prompt_and_sampling_parameters_come_from_the_flags(
              "--preferred_sampling_params", '{"temperature": 0.7, "top_k": 20}']  # fmt: skip
     async with talk(f"<answer>42</answer>{END}", flags=flags) as (sampler, resources):
         await sampler.run()
-        assert resources.tools is not None
         messages = [{"role": "system", "content": "Be brief."},
                     {"role": "user", "content": "How many?"}]  # fmt: skip
         prompt = demo_renderer.render_prompt(messages, resources.tools.schemas)
@@ -534,7 +372,6 @@ async def test_with_a_real_model_rows_hold_the_tokens_and_logprobs_that_were_sam
             for number in range(16)
         ]
         records = await asyncio.gather(*(sampler.run() for sampler in samplers))
-        assert resources.tools is not None
         prompt = demo_renderer.render_prompt(
             [{"role": "user", "content": question}], resources.tools.schemas
         )

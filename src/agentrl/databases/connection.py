@@ -72,6 +72,11 @@ class RunDatabase:
         return self.database["dispatched_sampling_tasks"]
 
     @property
+    def tool_results(self) -> Documents:
+        """ToolResult documents."""
+        return self.database["tool_results"]
+
+    @property
     def rows(self) -> Documents:
         """DBRecordData documents, what the trainer reads."""
         return self.database["record_data"]
@@ -127,6 +132,7 @@ _INDEXES: dict[str, list[IndexModel]] = {
     "dispatched_sampling_tasks": [
         IndexModel([("record_id", ASCENDING), ("turn", ASCENDING)], name="record"),
     ],
+    "tool_results": [IndexModel([("record_id", ASCENDING)], name="record")],
     "record_data": [
         IndexModel([("status", ASCENDING), ("seq", ASCENDING)], name="lease"),
         IndexModel([("trained.step", ASCENDING)], name="trained"),

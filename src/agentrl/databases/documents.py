@@ -36,7 +36,7 @@ class SlotStatus(StrEnum):
 
     PENDING = "pending"
     LEASED = "leased"
-    COMPLETED = "completed"  # terminal: its Record has a score
+    COMPLETED = "completed"  # terminal: its Record is scored
     FAILED = "failed"  # terminal: `max_attempts` Records ended in an error
 
 
@@ -57,6 +57,7 @@ class RowStatus(StrEnum):
     LEASED = "leased"
     TRAINED = "trained"
     EVICTED = "evicted"  # older than the staleness bound: not trained
+    WITHDRAWN = "withdrawn"  # scored anew, and left out by its group's rewards since
 
 
 class StopReason(StrEnum):
@@ -78,6 +79,16 @@ class TurnStatus(StrEnum):
     FORMAT_ERROR = "formaterror"  # a tool call that cannot be read
     REPEAT_ERROR = "repeaterror"  # it repeats an earlier turn
     TRUNCATED = "truncated"  # cut off by a limit
+
+
+class Rewrite(StrEnum):
+    """How an agent rewrote its conversation before a turn, which begins a segment."""
+
+    DISCARD_ALL_TOOLS = "discard_all_tools"  # earlier results made room
+    SUMMARY = "summary"  # the last turn was put aside, to ask for a summary
+    DISCARD_ALL = "discard_all"  # begun again with the summary
+    REPETITION = "repetition"  # the last turn was taken out, because it repeated others
+    AGENT = "agent"  # a user's agent went on from other messages
 
 
 class Document(BaseModel):
@@ -137,6 +148,15 @@ class Finalisation(Part):
     lease_expires: datetime
 
 
+class GroupScore(Part):
+    """What a scorer that looks at the whole group said of one of its Records."""
+
+    record: str
+    scorer: str
+    score: float | None  # None: not scored
+    explanation: str | None = None
+
+
 class Task(Document):
     """One line of the dataset in one epoch, and the ledger of its `num_generations` attempts."""
 
@@ -148,7 +168,7 @@ class Task(Document):
     task_id: str  # the line's own id, the same in every epoch
     query: str
     answer: str | None = None
-    scorer: str = "agentcpm"
+    scorer: str = "agentcpm"  # a name or a weighted sum: `scorer_notation.py`
     answer_schema: str | None = None
     agent_name: str | None = None  # the agent that works on it (None: --agent_name)
     messages: list[dict[str, Any]] | None = None  # a prompt given as a conversation
@@ -156,6 +176,7 @@ class Task(Document):
     pending: int  # slots nobody holds: what the claim query matches
     slots: list[Slot]
     finalisation: Finalisation | None = None
+    group_scores: list[GroupScore] | None = None  # kept once, so that all who finalise see the same
     created_at: datetime | None = None
     completed_at: datetime | None = None
 
@@ -173,6 +194,18 @@ class VersionRange(Part):
 
     min: int
     max: int
+
+
+class Scoring(Part):
+    """What a Record's scoring was before it was scored anew."""
+
+    scorer: str
+    score: float | None
+    scores: dict[str, float | None]
+    explanations: dict[str, str]
+    advantage: float | None
+    until: datetime  # when it was replaced
+    row_stayed: bool  # its row was trained, leased or evicted by then, and has that advantage still
 
 
 class Record(Document):
@@ -200,9 +233,12 @@ class Record(Document):
     versions: VersionRange | None = None
     final_answer: str | None = None
     stop_reason: StopReason | None = None
-    score: float | None = None
-    scores: dict[str, float] = Field(default_factory=dict)  # by scorer
+    score: float | None = None  # None once it is scored: a scorer had nothing to say of it
+    scores: dict[str, float | None] = Field(default_factory=dict)  # by scorer
+    explanations: dict[str, str] = Field(default_factory=dict)  # by scorer, where it gives any
+    score_history: list[Scoring] = Field(default_factory=list)  # by `agentrl rescore`, oldest first
     advantage: float | None = None
+    left_out: str | None = None  # why an abandoned Record is not trained
     error: str | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
@@ -216,6 +252,28 @@ class ToolCall(Part):
     result: str | None = None
     is_error: bool = False
     latency_s: float = 0.0
+    kept: str | None = None  # the ToolResult with what the model did not read: `result` is cut
+    summarised_by: str | None = None  # the browse agent's model that wrote `result`
+
+
+class ResultFile(Part):
+    """A part of a tool's result that is not text. `kind`: image, audio or resource."""
+
+    kind: str
+    mime_type: str
+    uri: str | None = None  # of a resource
+    data: bytes
+
+
+class ToolResult(Document):
+    """What a tool answered, whole, where the model did not read all of it."""
+
+    record_id: str
+    tool: str
+    text: str
+    files: list[ResultFile] = Field(default_factory=list)
+    omitted: list[str] = Field(default_factory=list)  # what even this document has no room for
+    created_at: datetime
 
 
 class VersionSpan(Part):
@@ -239,6 +297,7 @@ class DispatchedSamplingTask(Document):
     segment: int
     parent: str | None = None  # the turn whose tokens this segment shares, where it begins
     shared_len: int = 0  # how many of that turn's prompt + output tokens it shares
+    rewrite: Rewrite | None = None  # of the conversation before this turn
     service: str
     messages: list[dict[str, Any]]  # what was added since the last turn, for people to read
     drift: str | None = None  # why its prompt does not extend what was sampled, where it does not

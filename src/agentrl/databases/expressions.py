@@ -54,6 +54,20 @@ def slots_updated(which: Expression, fields: Mapping[str, Expression]) -> Expres
     return {"$map": {"input": "$slots", "as": "slot", "in": {"$cond": [which, merged, "$$slot"]}}}
 
 
+def slots_scored(scores: Mapping[str, float | None]) -> list[dict[str, Expression]]:
+    """The stages of an update that give completed slots the scores of their Records, by id."""
+    return [
+        {
+            "$set": {
+                "slots": slots_updated(
+                    {"$eq": ["$$slot.record", literal(record)]}, {"score": literal(score)}
+                )
+            }
+        }
+        for record, score in scores.items()
+    ]
+
+
 def slots_in(statuses: Collection[SlotStatus]) -> Expression:
     """How many slots are in one of these states."""
     return {"$size": slots_where({"$in": ["$$slot.status", sorted(statuses)]})}

@@ -31,6 +31,8 @@ def make_tasks(
             answer=lines[index].answer,
             scorer=lines[index].scorer,
             answer_schema=lines[index].answer_schema,
+            agent_name=lines[index].agent_name,
+            messages=lines[index].messages,
             fields=lines[index].fields,
             pending=attempts,
             slots=[Slot(traj=traj) for traj in range(attempts)],

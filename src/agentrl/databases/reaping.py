@@ -9,7 +9,7 @@ lease it ends. How far the attempt came, its Record says:
 * else the attempt has failed, and the slot is tried again, or given up after `max_attempts`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -49,15 +49,17 @@ async def reap_expired(database: RunDatabase, owner: str, max_attempts: int) -> 
     )
     async for task in overdue:
         expired = {slot["record"]: slot["lease_expires"] for slot in task["slots"]}
-        begun = {
-            record["_id"]: record["score"] if record["status"] == RecordStatus.SCORED else None
-            async for record in database.records.find(
-                {"_id": {"$in": list(expired)}}, {"status": 1, "score": 1}
-            )
-        }
-        stages = _ends_of(expired, begun, max_attempts)
+        begun: set[str] = set()
+        scored: dict[str, float | None] = {}
+        async for record in database.records.find(
+            {"_id": {"$in": list(expired)}}, {"status": 1, "score": 1}
+        ):
+            begun.add(record["_id"])
+            if record["status"] == RecordStatus.SCORED:
+                scored[record["_id"]] = record["score"]
+        stages = _ends_of(expired, begun, scored, max_attempts)
         lost = await _take_away(database, owner, task["_id"], expired, stages)
-        ends = {str(slot.record): _outcome(slot, begun, max_attempts) for slot in lost}
+        ends = {str(slot.record): _outcome(slot, begun, scored, max_attempts) for slot in lost}
         ended = [record for record, end in ends.items() if end != SlotStatus.COMPLETED]
         await close_lost_records(database, {"_id": {"$in": ended}})
         outcomes += ends.values()
@@ -79,12 +81,15 @@ async def close_lost_records(database: RunDatabase, selection: dict[str, Any]) -
 
 
 def _ends_of(
-    expired: Mapping[str, datetime], begun: Mapping[str, float | None], max_attempts: int
+    expired: Mapping[str, datetime],
+    begun: Collection[str],
+    scored: Mapping[str, float | None],
+    max_attempts: int,
 ) -> list[Expression]:
     """The `slots` of a Task after its expired leases ended, step after step.
 
-    `expired`: ends of leases by Record. `begun`: those of the Records that are stored, with their
-    score if they have one.
+    `expired`: ends of leases by Record. `begun`: those of the Records that are stored. `scored`:
+    the scores of those that were scored.
     """
     is_lost = all_of(EXPIRED, {"$in": ["$$slot.record", literal(sorted(expired))]})
     has_begun = {"$in": ["$$slot.record", literal(sorted(begun))]}
@@ -101,22 +106,23 @@ def _ends_of(
             slots_changed(
                 all_of(is_lost, {"$eq": ["$$slot.record", literal(record)]}),
                 SlotStatus.COMPLETED,
-                {"score": score, "error": None, **_UNHELD},
+                {"score": literal(score), "error": None, **_UNHELD},
             )
-            for record, score in begun.items()
-            if score is not None
+            for record, score in scored.items()
         ),
         slots_changed(all_of(is_lost, has_begun, is_spent), SlotStatus.FAILED, silent),
         slots_changed(is_lost, SlotStatus.PENDING, again),
     ]
 
 
-def _outcome(slot: Slot, begun: Mapping[str, float | None], max_attempts: int) -> SlotStatus:
+def _outcome(
+    slot: Slot, begun: Collection[str], scored: Collection[str], max_attempts: int
+) -> SlotStatus:
     """What became of an expired slot: the same rules for one that was read."""
     assert slot.record is not None
     if slot.record not in begun:
         return SlotStatus.PENDING
-    if begun[slot.record] is not None:
+    if slot.record in scored:
         return SlotStatus.COMPLETED
     return SlotStatus.FAILED if slot.failures + 1 >= max_attempts else SlotStatus.PENDING
 

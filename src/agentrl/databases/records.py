@@ -9,9 +9,10 @@ less the more of them a process works on. Slots and leases are in `tasks.py`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from pymongo import InsertOne
+from pymongo import InsertOne, UpdateOne
 
 from agentrl.databases.connection import RunDatabase, patiently
 from agentrl.databases.documents import (
@@ -22,6 +23,7 @@ from agentrl.databases.documents import (
     RecordStatus,
     SlotStatus,
     Task,
+    ToolResult,
 )
 from agentrl.databases.group_commit import GroupCommit, NotSent, Write
 from agentrl.databases.held_leases import HeldLeases
@@ -30,8 +32,32 @@ from agentrl.databases.transitions import TransitionRefused, change_records, rec
 
 # What a Record says from its start on.
 _FIXED = frozenset(
-    {"id", "task", "task_id", "traj", "attempt", "split", "epoch", "owner", "query", "started_at"}
+    {
+        "id",
+        "task",
+        "task_id",
+        "traj",
+        "attempt",
+        "split",
+        "epoch",
+        "owner",
+        "agent_name",
+        "query",
+        "started_at",
+    }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What becomes of a Record when its group is finalised.
+
+    `advantage` is None for one that was not scored; `left_out` says why one is abandoned.
+    """
+
+    status: RecordStatus
+    advantage: float | None
+    left_out: str | None
 
 
 class RecordLedger:
@@ -46,6 +72,7 @@ class RecordLedger:
         self._database = database
         self._records = GroupCommit(database.records)
         self._turns = GroupCommit(database.turns)
+        self._tool_results = GroupCommit(database.tool_results)
         self._rows = GroupCommit(database.rows)
 
     async def start(self, records: Sequence[Record], claimed_at: float) -> None:
@@ -57,6 +84,10 @@ class RecordLedger:
     async def add_turn(self, turn: DispatchedSamplingTask) -> None:
         """Store a turn. It stays if the Record fails later."""
         await self._write_held([turn.record_id], self._turns, _insertions([turn]))
+
+    async def add_tool_result(self, result: ToolResult) -> None:
+        """Store a tool's result whole. It stays if the Record fails later."""
+        await self._write_held([result.record_id], self._tool_results, _insertions([result]))
 
     async def finish(self, record: Record) -> None:
         """Store a Record as it ended: scored, or failed with its error.
@@ -112,21 +143,37 @@ class RecordLedger:
         """Store training rows; those that are there already stay as they are."""
         await self._rows.write(_insertions(rows))
 
-    async def settle(self, outcomes: Mapping[str, tuple[RecordStatus, float]]) -> None:
-        """The group is finalised: what became of its Records, and the advantage of each.
+    async def add_scores(self, records: Sequence[Record]) -> None:
+        """Store what scorers of the whole group added to its Records, which stay scored."""
+        await self._records.write(
+            [
+                UpdateOne(
+                    {"_id": record.id, "status": RecordStatus.SCORED},
+                    {"$set": record.model_dump(include={"score", "scores", "explanations"})},
+                )
+                for record in records
+            ]
+        )
+
+    async def settle(self, settlements: Mapping[str, Settlement]) -> None:
+        """The group is finalised: what became of its Records.
 
         Those that are settled already stay as they are: an owner that died half way has done it.
         """
-        changes = [
-            record_change(record, status, {"advantage": advantage})
-            for record, (status, advantage) in outcomes.items()
-        ]
+        if not settlements:
+            return
+        changes = []
+        for record, settlement in settlements.items():
+            fields = asdict(settlement)
+            status = fields.pop("status")
+            scored = [RecordStatus.SCORED]
+            changes.append(record_change(record, status, fields, expected=scored))
         if await self._records.write(changes):
             return
-        states = await self._states(list(outcomes))
-        for record, (status, _) in outcomes.items():
+        states = await self._states(list(settlements))
+        for record, settlement in settlements.items():
             if states.get(record) not in (RecordStatus.READY, RecordStatus.ABANDONED):
-                raise TransitionRefused(f"record {record}", states.get(record), status)
+                raise TransitionRefused(f"record {record}", states.get(record), settlement.status)
 
     async def _states(self, records: Sequence[str]) -> dict[str, str]:
         """The states of Records. A change matches nothing also where an answer was lost in an
@@ -155,8 +202,8 @@ class RecordLedger:
                 continue  # a lease lapsed while the writes waited
 
 
-def new_record(claim: Claim, owner: str) -> Record:
-    """The Record of an attempt that begins now."""
+def new_record(claim: Claim, owner: str, default_agent: str) -> Record:
+    """The Record of an attempt that begins now. `default_agent`: of a task that names none."""
     return Record(
         id=claim.record_id,
         task=claim.task.id,
@@ -166,6 +213,7 @@ def new_record(claim: Claim, owner: str) -> Record:
         split=claim.task.split,
         epoch=claim.task.epoch,
         owner=owner,
+        agent_name=claim.task.agent_name or default_agent,
         query=claim.task.query,
         started_at=datetime.now(UTC),
     )

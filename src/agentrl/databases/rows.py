@@ -163,6 +163,7 @@ class RowLedger:
                 {"$or": [self._held_before(), trained_later, evicted_later]},
                 RowStatus.READY,
                 state,
+                expected=[RowStatus.LEASED, RowStatus.TRAINED, RowStatus.EVICTED],
             )
             waiting = await self._rows.update_many(
                 {"status": RowStatus.READY, **trained_later}, [{"$set": state}]

@@ -16,7 +16,7 @@ Not in here: which states may follow which (`transitions.py`), and what is writt
 itself (`records.py`).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ from agentrl.databases.expressions import (
     first_pending,
     in_milliseconds,
     literal,
+    slots_scored,
     slots_updated,
 )
 from agentrl.databases.reaping import Reaped, close_lost_records, reap_expired
@@ -174,9 +175,10 @@ class TaskLedger:
 
         return await patiently(extend, "a heartbeat") if wanted else set()
 
-    async def complete(self, claim: Claim, score: float) -> Task | None:
-        """The slot is terminal, with its score. Returns the Task if that was the group's last slot:
-        the caller then holds the finalisation. Raises `LeaseLost`."""
+    async def complete(self, claim: Claim, score: float | None) -> Task | None:
+        """The slot is terminal, with its score (None: not scored, or not yet). Returns the Task if
+        that was the group's last slot: the caller then holds the finalisation. Raises `LeaseLost`.
+        """
         return await self._leave(claim, SlotStatus.COMPLETED, {"score": score, "error": None})
 
     async def fail(self, claim: Claim, error: str, *, retry: bool = True) -> Task | None:
@@ -217,13 +219,17 @@ class TaskLedger:
         document = await patiently(take, "the claim of a finalisation")
         return Task.from_mongo(document) if document else None
 
-    async def finalised(self, task: Task) -> None:
+    async def finalised(self, task: Task, scores: Mapping[str, float | None] | None = None) -> None:
         """The group's Records and rows are written. Raises `LeaseLost`.
+
+        `scores`: by Record, of slots whose score came with the finalisation.
 
         Records that have not ended, or ended too late to count, are those of leases that ran out,
         and are closed. A group that is finalised already stays as it is.
         """
-        await patiently(lambda: self._finalised(task), f"the finalisation of {task.id}")
+        await patiently(
+            lambda: self._finalised(task, scores or {}), f"the finalisation of {task.id}"
+        )
 
     async def _lease_slots(
         self, groups: dict[str, Any], count: int, index: str
@@ -309,7 +315,7 @@ class TaskLedger:
         )
         raise LeaseLost(str(refused)) from refused
 
-    async def _finalised(self, task: Task) -> None:
+    async def _finalised(self, task: Task, scores: Mapping[str, float | None]) -> None:
         if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
             # A reaper died before it could, or looked before a Record had its score.
             counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
@@ -327,7 +333,8 @@ class TaskLedger:
                         "finalisation": None,
                         "completed_at": "$$NOW",
                     }
-                }
+                },
+                *slots_scored(scores),
             ],
         )
         if result.matched_count:

@@ -3,7 +3,8 @@
 Nothing else writes `status`. A change names, in the filter of its atomic update, the states that
 its table lets it come from; what does not match is refused with the state found and the state
 wanted. Here are the tables and how a change is applied; when and why one is made stands in
-`tasks.py` (Tasks and slots), `records.py` (Records) and `rows.py` (rows).
+`tasks.py` (Tasks and slots), `records.py` (Records), `rows.py` (rows) and `rescoring.py` (Records
+and rows that are scored anew).
 
 A Task and its slots are one document, so their changes are expressions that one update pipeline
 holds together: `slots_changed` and `task_status`.
@@ -40,15 +41,17 @@ RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
         {RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.FAILED}
     ),
     RecordStatus.FAILED: frozenset(),
-    RecordStatus.READY: frozenset(),
-    RecordStatus.ABANDONED: frozenset(),
+    # Scored anew, the group's rules may decide otherwise.
+    RecordStatus.READY: frozenset({RecordStatus.ABANDONED}),
+    RecordStatus.ABANDONED: frozenset({RecordStatus.READY}),
 }
 ROW_TRANSITIONS: dict[RowStatus, frozenset[RowStatus]] = {
-    RowStatus.READY: frozenset({RowStatus.LEASED, RowStatus.EVICTED}),
+    RowStatus.READY: frozenset({RowStatus.LEASED, RowStatus.EVICTED, RowStatus.WITHDRAWN}),
     RowStatus.LEASED: frozenset({RowStatus.READY, RowStatus.TRAINED}),
     # The trainer resumed from before the step that trained it, or that it was too old for.
     RowStatus.TRAINED: frozenset({RowStatus.READY}),
     RowStatus.EVICTED: frozenset({RowStatus.READY}),
+    RowStatus.WITHDRAWN: frozenset({RowStatus.READY}),
 }
 TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED})
 

@@ -17,15 +17,21 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from agentrl.configs import AgentConfig, ConfigError
 from agentrl.databases.connection import DatabaseUnreachable, connect
 from agentrl.databases.mongod import MongodError, find_mongod
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.chat.exactness import check_exactness
-from agentrl.rollout.mcp.tools import ToolServer, ToolServerUnreachable
+from agentrl.rollout.mcp.tools import ToolServerUnreachable, open_tools
 
 PATIENCE_S = 10.0
+
+
+_TOOL_FLAGS = (
+    "mcp_manager_url", "mcp_server_name", "mcp_auth_token", "mcp_allow_tools", "mcp_block_tools",
+)  # fmt: skip
 
 
 class NotInOrder(Exception):
@@ -48,8 +54,9 @@ def main(argv: Sequence[str]) -> int:
         "--chat_template_kwargs", default="{}", help="variables of its chat template, as JSON"
     )
     parser.add_argument("--db_connection_string", help="MongoDB URL")
-    parser.add_argument("--mcp_manager_url", help="MCP server URL")
-    parser.add_argument("--mcp_auth_token", help="bearer token for the MCP server")
+    for flag in _TOOL_FLAGS:
+        help = AgentConfig.__dataclass_fields__[flag].metadata["help"]
+        parser.add_argument(f"--{flag}", help=help)
     parser.add_argument("--inference_urls", default="", help="inference services, comma separated")
     return asyncio.run(examine(checks_for(parser.parse_args(argv)), Console()))
 
@@ -86,9 +93,8 @@ def checks_for(arguments: Namespace) -> list[Check]:
             Check("model", partial(_model, arguments.model, arguments.chat_template_kwargs))
         )
     if arguments.mcp_manager_url:
-        checks.append(
-            Check("tools", partial(_tools, arguments.mcp_manager_url, arguments.mcp_auth_token))
-        )
+        agent = AgentConfig(**{flag: getattr(arguments, flag) for flag in _TOOL_FLAGS})
+        checks.append(Check("tools", partial(_tools, agent)))
     for service in filter(None, arguments.inference_urls.split(",")):
         checks.append(Check("inference", partial(_service, service.strip())))
     return checks
@@ -171,13 +177,19 @@ async def _model(folder: Path, template_options: str) -> str:
     )
 
 
-async def _tools(url: str, token: str | None) -> str:
+async def _tools(agent: AgentConfig) -> str:
     try:
-        async with ToolServer(url, token=token, startup_timeout_s=PATIENCE_S) as server:
-            names = [schema["function"]["name"] for schema in server.schemas]
-    except ToolServerUnreachable as error:
+        async with open_tools(agent, PATIENCE_S, None) as box:
+            tools, servers = box.catalogue, box.servers
+    except (ToolServerUnreachable, ConfigError) as error:
         raise NotInOrder(str(error)) from None
-    return f"{len(names)} tools at {url}: {', '.join(names)}"
+    found = []
+    for server in servers.values():
+        names = [name for name, offer in tools.tools.items() if offer.server == server.name]
+        kind = ", a session for each record" if server.per_record else ""
+        found.append(f"{', '.join(names) or 'none'} (of {server.label}{kind})")
+    renamed = "; tools of the same name have their server's in front" if tools.renamed else ""
+    return f"{len(tools.tools)} tools: {'; '.join(found)}{renamed}"
 
 
 async def _service(url: str) -> str:

@@ -71,8 +71,8 @@ def main(argv: Sequence[str]) -> int:
     checkpoint = _find_checkpoint(config, arguments.checkpoint)
     model = check_model(config.model.model_name_or_path)
     if not config.data.eval_file:
-        raise ConfigError("no tasks to evaluate on: set EVAL_FILE or --eval_file to a JSONL file")
-    tasks = check_task_file(config.data.eval_file, config.agent.agent_config_path)
+        raise ConfigError("no tasks to evaluate on: set EVAL_FILE or --eval_file to a task file")
+    tasks = check_task_file(config.data.eval_file, config)
     folder = config.output / "eval"
     check_output(LOGS, 0)
     check_output(folder, 2 * sum(file.stat().st_size for file in model.glob("*.safetensors")))

@@ -57,7 +57,6 @@ _DEMO_FLAGS = (
     "--model_name_or_path", str(DEMO / "model"),
     "--train_file", str(DEMO / "train.jsonl"),
     "--eval_file", str(DEMO / "heldout.jsonl"),
-    "--mcp_server_name", "warehouse",
     "--num_generations", "8",
     "--max_turns", "6",
     "--max_tokens", "384",

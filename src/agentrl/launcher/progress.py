@@ -11,11 +11,11 @@ from statistics import mean, median
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import SlotStatus, Split, TaskStatus
+from agentrl.databases.documents import Split, TaskStatus
 from agentrl.databases.rows import count_waiting
 from agentrl.databases.runs import load_run
 from agentrl.databases.services import live_services
-from agentrl.launcher.statistics import SUCCESS_SCORE
+from agentrl.rollout.rewarding import SUCCESS_SCORE
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 
@@ -167,15 +167,13 @@ async def evaluations(database: RunDatabase) -> list[HeldOut]:
             # all statuses are named so that the index on (status, split) serves
             {"$match": {"status": {"$in": list(TaskStatus)}, "split": Split.EVAL}},
             {"$match": {"epoch": {"$gte": 0}}},
-            {"$project": {"epoch": 1, "slots.status": 1, "slots.score": 1, "status": 1}},
+            {"$project": {"epoch": 1, "slots.score": 1, "status": 1}},
             {"$unwind": "$slots"},
             {
                 "$group": {
                     "_id": "$epoch",
                     "open": {"$sum": {"$cond": [{"$eq": ["$status", TaskStatus.COMPLETED]}, 0, 1]}},
-                    "attempts": {
-                        "$sum": {"$cond": [{"$eq": ["$slots.status", SlotStatus.COMPLETED]}, 1, 0]}
-                    },
+                    "attempts": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},
                     "successes": {"$sum": success},
                     "mean_score": {"$avg": "$slots.score"},
                 }

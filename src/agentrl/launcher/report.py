@@ -15,7 +15,7 @@ from agentrl.databases.documents import RowStatus, SlotStatus, Split, TaskStatus
 from agentrl.databases.transitions import TERMINAL_SLOTS
 from agentrl.launcher.progress import HeldOut, Metrics, evaluations, read_metrics
 from agentrl.launcher.run_folder import write_whole
-from agentrl.launcher.statistics import SUCCESS_SCORE
+from agentrl.rollout.rewarding import SUCCESS_SCORE
 
 _EDGE_STEPS = 3  # steps whose records are the first and the last reward
 

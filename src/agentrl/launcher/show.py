@@ -13,7 +13,7 @@ from rich.text import Text
 
 from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DispatchedSamplingTask, Record, Split
+from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, TurnStatus
 from agentrl.databases.poison import PoisonTask, poison_tasks
 from agentrl.launcher.database import run_database
 from agentrl.launcher.deployment import read_deployment
@@ -88,7 +88,7 @@ def print_record(console: Console, record: Record, turns: Sequence[DispatchedSam
     versions = record.versions
     facts = [
         f"task {record.task_id}, attempt {record.traj} of its group, {record.split} epoch"
-        f" {record.epoch}",
+        f" {record.epoch}" + (f", agent {record.agent_name}" if record.agent_name else ""),
         f"{record.n_turns} turns, {record.n_tool_calls} tool calls ({record.n_tool_errors} errors),"
         f" {record.tokens.generated} tokens generated",
     ]
@@ -102,12 +102,17 @@ def print_record(console: Console, record: Record, turns: Sequence[DispatchedSam
             role = str(message.get("role"))
             console.print(Rule(role, align="left", style="dim"))
             console.print(Text(str(message.get("content") or ""), _ROLE_STYLES.get(role, "")))
-        console.print(Rule(f"assistant · turn {turn.turn}", align="left", style="dim"))
+        if turn.rewrite is not None:
+            told = Rule(f"conversation rewritten: {turn.rewrite}", align="left", style="yellow")
+            console.print(told)
+        status = "" if turn.status == TurnStatus.COMPLETED else f" · {turn.status}"
+        console.print(Rule(f"assistant · turn {turn.turn}{status}", align="left", style="dim"))
         console.print(Text(turn.output_text, "bold"))
         if turn.format_error:
             console.print(Text(f"not understood: {turn.format_error}", "red"))
-            continue
         for call in turn.tool_calls:
+            if not call.name:
+                continue  # it could not be read: what was wrong stands above
             arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
             style = "red" if call.is_error else "green"
             console.print(
@@ -128,6 +133,12 @@ def print_record(console: Console, record: Record, turns: Sequence[DispatchedSam
                 (advantage, "dim"),
             )
         )  # fmt: skip
+    if len(record.scores) > 1 or record.explanations:
+        for scorer, score in record.scores.items():
+            explanation = record.explanations.get(scorer, "")
+            console.print(Text.assemble(f"  {scorer} {score}", (f"  {explanation}", "dim")))
+    if record.left_out:
+        console.print(Text(f"  not trained: {record.left_out}", "dim"))
 
 
 def print_poison_tasks(console: Console, tasks: Sequence[PoisonTask]) -> None:

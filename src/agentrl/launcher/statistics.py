@@ -6,7 +6,6 @@ from math import comb
 
 import numpy as np
 
-SUCCESS_SCORE = 0.5  # a score of at least this is a success, where a scorer grades
 _RESAMPLES = 2000
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from agentrl.configs import SamplingConfig
@@ -20,6 +21,7 @@ from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
 from agentrl.databases.transitions import TransitionRefused
 from agentrl.inference.protocol import ServiceUnreachable
+from agentrl.rollout.agents.process import AgentUnavailable
 from agentrl.rollout.finalise import Finaliser
 from agentrl.rollout.sampler import AsyncSampler
 
@@ -34,18 +36,21 @@ class _HandedBack(Exception):
 class Attempt:
     """An attempt in progress.
 
-    `started`: the write of its Record, shared by a whole claim. `opens`: its end may let something
-    be claimed: the group is finalised, or the slot is free again.
+    `make_sampler`: may take a while, where the agent is the first of its kind. `started`: the write
+    of its Record, shared by a whole claim. `opens`: its end may let something be claimed: the group
+    is finalised, or the slot is free again.
     """
 
     claim: Claim
-    sampler: AsyncSampler
+    record: Record
+    make_sampler: Callable[[Claim, Record], Awaitable[AsyncSampler]]
     started: "asyncio.Task[None]"
     ledger: TaskLedger
     records: RecordLedger
     finaliser: Finaliser
     config: SamplingConfig
     opens: bool = field(default=False, init=False)
+    _sampler: AsyncSampler | None = field(default=None, init=False)
     _sampling: "asyncio.Task[Record] | None" = field(default=None, init=False)
     _stopped: Exception | None = field(default=None, init=False)
 
@@ -77,7 +82,7 @@ class Attempt:
             record = await self._sampled()
         except (LeaseLost, DatabaseUnreachable):
             raise
-        except (_HandedBack, ServiceUnreachable) as reason:
+        except (_HandedBack, AgentUnavailable, ServiceUnreachable) as reason:
             await self._hand_back(f"handed back: {reason}")
             return None
         except Exception as error:  # whatever an agent, tool or scorer raises is that Record's
@@ -87,7 +92,6 @@ class Attempt:
             self.opens = True
             retry = self.config.resample_error_records
             return await self.ledger.fail(self.claim, message, retry=retry)
-        assert record.score is not None, f"{record.id} was evaluated and has no score"
         await self.records.finish(record.model_copy(update={"status": RecordStatus.SCORED}))
         return await self.ledger.complete(self.claim, record.score)
 
@@ -103,8 +107,9 @@ class Attempt:
 
     async def _sample(self) -> Record:
         await asyncio.shield(self.started)  # the others of the claim wait for it too
+        sampler = self._sampler = await self.make_sampler(self.claim, self.record)
         async with asyncio.timeout(self.config.record_timeout):
-            return await self.sampler.evaluate_record(await self.sampler.run())
+            return await sampler.evaluate_record(await sampler.run())
 
     async def _hand_back(self, reason: str) -> None:
         log.info("%s %s", self.claim.record_id, reason)
@@ -116,8 +121,9 @@ class Attempt:
 
     async def _end_failed(self, error: str) -> None:
         """Store the Record as far as it came, with what ended it."""
+        record = self.record if self._sampler is None else self._sampler.record
         await self.records.finish(
-            self.sampler.record.model_copy(update={"status": RecordStatus.FAILED, "error": error})
+            record.model_copy(update={"status": RecordStatus.FAILED, "error": error})
         )
 
     def _stop(self, reason: Exception) -> None:

@@ -204,6 +204,35 @@ class TokenContext:
         self._n_tokens += len(delta_ids)
         return junction
 
+    def go_on(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        n_separator: int = 0,
+        restyled: bool = False,
+        drift: str | None = None,
+        n_rewritten: int = 0,
+    ) -> Junction | None:
+        """Make `prompt_ids` what the next turn continues, whatever they are.
+
+        They extend the current segment if they begin with all of its tokens, and begin a new one
+        otherwise. Returns what changed since the last turn, or None if there is none or nothing
+        did. See `observe` and `begin_segment` for the rest.
+        """
+        if not self.segments or not self.segments[-1].turn_ends or self._delta:
+            return self.begin_segment(prompt_ids, drift, n_rewritten)
+        held = len(self.ids)
+        if list(prompt_ids[:held]) != self.ids:
+            return self.begin_segment(prompt_ids, drift, n_rewritten)
+        if len(prompt_ids) == held:
+            return None
+        return self.observe(prompt_ids[held:], n_separator, restyled)
+
+    def n_new(self, prompt_ids: Sequence[int]) -> int:
+        """How many tokens a prompt would add to those of the record."""
+        branch = self._find_branch(prompt_ids)
+        return len(prompt_ids) - (branch.shared_len if branch else 0)
+
     def add_turn(
         self, output_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[VersionSpan]
     ) -> TurnTokens:

@@ -12,8 +12,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask, unpack_floats, unpack_ints
-from agentrl.databases.documents import DBRecordData, DispatchedSamplingTask, Node, Record
+from agentrl.databases.documents import (
+    DBRecordData,
+    DispatchedSamplingTask,
+    Node,
+    Record,
+    TurnStatus,
+)
 from agentrl.rollout.context import Segment, TokenContext
+from agentrl.rollout.rewarding import turn_advantages
 
 
 def build_row(
@@ -25,8 +32,9 @@ def build_row(
 ) -> DBRecordData:
     """The training row of a scored Record.
 
-    `turns`: all of its turns, in any order. `advantage`: of every generated token. `temperature`:
-    of the sampling. `seq`: the row's place in the order of leasing.
+    `turns`: all of its turns, in any order. `advantage`: of the Record; each turn's follows from it
+    and the turn's status (`rewarding.turn_advantages`). `temperature`: of the sampling. `seq`: the
+    row's place in the order of leasing.
 
     Every generated token is trained, the stop token that ended a turn included; prompts, tool
     results and headers are not. Raises ValueError, naming the record, if the turns do not fit
@@ -46,7 +54,7 @@ def build_row(
     nodes = _lay_out(context.segments)
     ends = np.cumsum([node.end - node.start for node in nodes]).tolist()
     place = {id(node): index for index, node in enumerate(nodes)}
-    tree = _concatenate(nodes, context.segments)
+    tree = _concatenate(nodes, context.segments, _token_advantages(ordered, context, advantage))
     made = tree.versions[tree.mask == 1]
     return DBRecordData(
         id=record.id,
@@ -64,7 +72,7 @@ def build_row(
         ],
         input_ids=pack_ints(tree.ids),
         loss_mask=pack_mask(tree.mask),
-        advantages=pack_floats(tree.mask * np.float32(advantage)),
+        advantages=pack_floats(tree.advantages),
         logprobs=pack_floats(tree.logprobs),
         versions=pack_ints(tree.versions),
         n_segments=record.n_segments,
@@ -106,6 +114,21 @@ def replay(turns: Sequence[DispatchedSamplingTask]) -> TokenContext:
                 f"shared, but its deltas make {tokens.prompt_len} with {shared_len} shared"
             )
     return context
+
+
+FloatArray = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+def _token_advantages(
+    turns: Sequence[DispatchedSamplingTask], context: TokenContext, advantage: float
+) -> list[FloatArray]:
+    """For each segment, the advantage of each token: that of its turn, or 0 where there is none."""
+    advantages = [np.zeros(len(segment.ids), dtype=np.float32) for segment in context.segments]
+    statuses = [TurnStatus(turn.status) for turn in turns]
+    for turn, of_turn in zip(turns, turn_advantages(advantage, statuses), strict=True):
+        end = turn.prompt_len + len(unpack_ints(turn.output_ids))
+        advantages[turn.segment][turn.prompt_len : end] = of_turn
+    return advantages
 
 
 @dataclass(slots=True, eq=False)
@@ -161,11 +184,14 @@ class _Arrays:
 
     ids: np.ndarray[tuple[int], np.dtype[np.int32]]
     mask: np.ndarray[tuple[int], np.dtype[np.uint8]]
-    logprobs: np.ndarray[tuple[int], np.dtype[np.float32]]
+    logprobs: FloatArray
+    advantages: FloatArray
     versions: np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
-def _concatenate(nodes: Sequence[_TreeNode], segments: Sequence[Segment]) -> _Arrays:
+def _concatenate(
+    nodes: Sequence[_TreeNode], segments: Sequence[Segment], advantages: Sequence[FloatArray]
+) -> _Arrays:
     ids: list[int] = []
     mask = bytearray()
     logprobs: list[float] = []
@@ -180,5 +206,6 @@ def _concatenate(nodes: Sequence[_TreeNode], segments: Sequence[Segment]) -> _Ar
         np.asarray(ids, dtype=np.int32),
         np.frombuffer(mask, dtype=np.uint8),
         np.asarray(logprobs, dtype=np.float32),
+        np.concatenate([advantages[node.segment][node.start : node.end] for node in nodes]),
         np.asarray(versions, dtype=np.int32),
     )

@@ -1,14 +1,15 @@
 """What a sampler is: the base class that agents subclass, and what all samplers of a process share.
 
 An `AsyncSampler` drives one attempt at one task: `run()` holds the conversation, turn by turn, and
-`evaluate_record()` scores it. Claims, leases and retries are the scheduler's (`scheduler.py`).
+`evaluate_record()` scores it, by its task's scorer unless a subclass does otherwise. Claims, leases
+and retries are the scheduler's (`scheduler.py`).
 """
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -18,8 +19,10 @@ from agentrl.databases.arrays import pack_floats, pack_ints
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
+    Rewrite,
     StopReason,
     ToolCall,
+    TurnStatus,
     VersionSpan,
 )
 from agentrl.databases.records import RecordLedger
@@ -35,29 +38,35 @@ from agentrl.rollout.chat import (
     ToolSchema,
 )
 from agentrl.rollout.context import Junction, TokenContext, TurnTokens
+from agentrl.rollout.repetition import loops
+from agentrl.rollout.scorers import Scorers
+from agentrl.rollout.turn_status import turn_status
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SamplerResources:
-    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`."""
+    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`.
+
+    Samplers that share more extend it (`AsyncSampler.extend_resources`).
+    """
 
     config: Config
     pool: ServicePool
     renderer: ChatRenderer
     records: RecordLedger
+    scorers: Scorers
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedTurn:
-    """A turn of the model, before anything was made of it.
+class ModelAnswer:
+    """What the model said to a prompt, before it is a turn of the record.
 
-    `text` has no stop token. `stop_reason` is set if the turn was cut off and the record has to
-    end; otherwise the model ended the turn itself.
+    `text` has no stop token. `stop_reason` is set if it was cut off and the record has to end;
+    otherwise the model ended the turn itself.
     """
 
-    tokens: TurnTokens
     output_ids: tuple[int, ...]
     output_logprobs: tuple[float, ...]
     versions: list[VersionSpan]
@@ -69,6 +78,13 @@ class GeneratedTurn:
     latency_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class GeneratedTurn(ModelAnswer):
+    """A turn of the model, before anything was made of it."""
+
+    tokens: TurnTokens
+
+
 def entry_of(turn: GeneratedTurn) -> Entry:
     """The turn as an entry of a conversation."""
     return Entry({"role": "assistant", "content": turn.text}, turn.output_ids)
@@ -77,9 +93,9 @@ def entry_of(turn: GeneratedTurn) -> Entry:
 class AsyncSampler(ABC):
     """One attempt at one task.
 
-    A subclass implements `run()` and `evaluate_record()`, and extends `open_resources()` if its
-    samplers share more than model and database. `self.record` is the Record as it stands at any
-    time, so that a failure keeps what was done.
+    A subclass implements `run()`, and `extend_resources()` if its samplers share more than model,
+    database and scorers. `self.record` is the Record as it stands at any time, so that a failure
+    keeps what was done.
     """
 
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
@@ -88,29 +104,56 @@ class AsyncSampler(ABC):
         self.resources = resources
         self.context = TokenContext()
         self._conversation: Conversation | None = None
+        self._n_asked = 0
 
     @classmethod
     @asynccontextmanager
     async def open_resources(
         cls, config: Config, pool: ServicePool, records: RecordLedger
     ) -> AsyncIterator[SamplerResources]:
-        """Open what all samplers of a process share, beside the pool and the database.
+        """Open what samplers of this class share, beside the pool and the database.
 
-        Raises `ConfigError` if the model folder lacks what turns need.
+        A process with agents of several kinds opens `AsyncSampler`'s own and extends them for each
+        kind. Raises `ConfigError` if the model folder lacks what turns need, `AgentConfigError` if
+        `--agent_config_path` cannot be used, and what `extend_resources` raises.
         """
-        yield SamplerResources(config, pool, load_renderer(config), records)
+        renderer = load_renderer(config)
+        async with Scorers.of_run(config, records) as scorers:
+            shared = SamplerResources(config, pool, renderer, records, scorers)
+            async with cls.extend_resources(shared) as resources:
+                yield resources
+
+    @classmethod
+    @asynccontextmanager
+    async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[SamplerResources]:
+        """Open what samplers of this class share beside `shared`, once for a process."""
+        yield shared
 
     @abstractmethod
     async def run(self) -> Record:
         """Hold the conversation. Returns the Record with turns, counts, stop reason and answer."""
 
-    @abstractmethod
     async def evaluate_record(self, record: Record) -> Record:
-        """Score a finished Record: returns it with `score` and `scores`.
+        """Score a finished Record: returns it with `score` and `scores`, by its task's scorer.
 
         An exception leaves the Record failed and the slot to be tried again; a score is never made
         up for it.
         """
+        return await self.resources.scorers.score(self.claim.task, record)
+
+    def opening_messages(self) -> list[Message]:
+        """What the task's conversation begins with: its own messages, or its query.
+
+        `--system_prompt` comes first, unless the task's messages have a system message.
+        """
+        task = self.claim.task
+        messages: list[Message] = list(task.messages or [])
+        if not messages:
+            messages = [{"role": "user", "content": task.query}]
+        system = self.resources.config.agent.system_prompt
+        if system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        return messages
 
     def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
@@ -178,21 +221,29 @@ class AsyncSampler(ABC):
         return None
 
     async def generate(self) -> GeneratedTurn:
-        """Generate a turn from the tokens so far and append it to them.
+        """Generate a turn from the tokens so far and append it to them. Raises as `ask` does."""
+        left = self.resources.config.sampling.max_tokens - self.context.n_tokens
+        return self.add_turn(await self.ask(self.context.ids, left))
 
-        Nothing that follows the end of a turn is in it. Raises InferenceError where no service
-        answers, and RuntimeError for an answer that is not a turn.
+    async def ask(
+        self, prompt_ids: Sequence[int], left: int, max_new_tokens: int | None = None
+    ) -> ModelAnswer:
+        """Generate from a prompt. Nothing of the record changes, so that calls may run at once.
+
+        `left`: tokens that the record may still get. `max_new_tokens`: a limit of the caller's,
+        beside `--max_new_tokens`. Nothing that follows the end of a turn is in the answer. Raises
+        InferenceError where no service answers, and RuntimeError for an answer that is not a turn.
         """
-        limits = self.resources.config.sampling
-        left = limits.max_tokens - self.context.n_tokens
+        of_turn = self.resources.config.sampling.max_new_tokens
+        if max_new_tokens is not None:
+            of_turn = min(of_turn, max_new_tokens)
         params = SamplingParams(
             **cast(dict[str, Any], self.resources.config.sampling_params),
-            max_new_tokens=min(limits.max_new_tokens, left),
+            max_new_tokens=min(of_turn, left),
             stop_token_ids=self.resources.renderer.stop_token_ids,
         )
-        request = GenerateRequest(
-            f"{self.record.id}-{self.context.n_turns}", tuple(self.context.ids), params
-        )
+        request = GenerateRequest(f"{self.record.id}-{self._n_asked}", tuple(prompt_ids), params)
+        self._n_asked += 1
         answer = await self.resources.pool.generate(request, record_id=self.record.id)
         generation = answer.generation
         if not generation.output_ids:
@@ -207,21 +258,14 @@ class AsyncSampler(ABC):
             )
         stop_reason = None
         if generation.finish_reason == "length":
-            cut_by_turn = limits.max_new_tokens <= left
-            stop_reason = StopReason.MAX_NEW_TOKENS if cut_by_turn else StopReason.MAX_TOKENS
-        versions = [
-            VersionSpan(version=span.version, start=span.start, end=span.end)
-            for span in generation.versions
-        ]
-        tokens = self.context.add_turn(generation.output_ids, generation.output_logprobs, versions)
-        self.record.n_turns = self.context.n_turns
-        self.record.tokens = self.context.counts
-        self.record.versions = self.context.versions
-        return GeneratedTurn(
-            tokens=tokens,
+            stop_reason = StopReason.MAX_NEW_TOKENS if of_turn <= left else StopReason.MAX_TOKENS
+        return ModelAnswer(
             output_ids=generation.output_ids,
             output_logprobs=generation.output_logprobs,
-            versions=versions,
+            versions=[
+                VersionSpan(version=span.version, start=span.start, end=span.end)
+                for span in generation.versions
+            ],
             text=self.resources.renderer.split_turn(generation.output_ids)[0],
             finish_reason=generation.finish_reason,
             stop_reason=stop_reason,
@@ -230,6 +274,35 @@ class AsyncSampler(ABC):
             latency_s=generation.latency_s,
         )
 
+    def add_answer(
+        self, prompt_ids: Sequence[int], answer: ModelAnswer, continuation: Continuation | None
+    ) -> GeneratedTurn:
+        """Make a turn of the answer to a prompt that may be anything, not only the tokens so far.
+
+        `continuation`: how a conversation came to the prompt, if one did.
+        """
+        if continuation is None:
+            self.context.go_on(prompt_ids)
+        else:
+            self.context.go_on(
+                prompt_ids,
+                n_separator=continuation.n_separator,
+                restyled=continuation.restyled,
+                drift=continuation.drift,
+                n_rewritten=continuation.n_rewritten,
+            )
+        self._count_junctions()
+        return self.add_turn(answer)
+
+    def add_turn(self, answer: ModelAnswer) -> GeneratedTurn:
+        """Append an answer to the tokens that it was asked with, as a turn of the record."""
+        tokens = self.context.add_turn(answer.output_ids, answer.output_logprobs, answer.versions)
+        self.record.n_turns = self.context.n_turns
+        self.record.tokens = self.context.counts
+        self.record.versions = self.context.versions
+        answered = {field.name: getattr(answer, field.name) for field in fields(ModelAnswer)}
+        return GeneratedTurn(**answered, tokens=tokens)
+
     async def write_turn(
         self,
         turn: GeneratedTurn,
@@ -237,16 +310,33 @@ class AsyncSampler(ABC):
         tool_calls: Sequence[ToolCall] = (),
         format_error: str | None = None,
         tools_latency_s: float = 0.0,
-    ) -> None:
-        """Store a turn whose tools have answered. `messages`: what was added before it."""
+        *,
+        repeated: bool = False,
+        rewrite: Rewrite | None = None,
+    ) -> TurnStatus:
+        """Store a turn whose tools have answered. Returns its status.
+
+        `messages`: what was added before it. `format_error`: what was wrong with its calls.
+        `repeated`: it asks nothing new. `rewrite`: how the conversation was rewritten before it.
+        """
         branch, junction = turn.tokens.branch, turn.tokens.junction
+        ended = turn.finish_reason != "length"
+        status = turn_status(
+            cut_off=not ended,
+            looped=loops(turn.output_ids[:-1] if ended else turn.output_ids),
+            malformed=format_error is not None,
+            repeated=repeated,
+            failed=any(call.is_error for call in tool_calls),
+        )
         document = DispatchedSamplingTask(
             id=turn_id(self.record.id, turn.tokens.turn),
             record_id=self.record.id,
             turn=turn.tokens.turn,
+            status=status,
             segment=turn.tokens.segment,
             parent=turn_id(self.record.id, branch.turn) if branch else None,
             shared_len=branch.shared_len if branch else 0,
+            rewrite=rewrite,
             service=turn.service,
             messages=list(messages),
             drift=junction.drift if junction else None,
@@ -266,6 +356,9 @@ class AsyncSampler(ABC):
         )
         await self.resources.records.add_turn(document)
         self.record.turns.append(document.id)
+        counts = self.record.turn_statuses
+        counts[status] = counts.get(status, 0) + 1
+        return status
 
 
 def turn_id(record_id: str, turn: int) -> str:

@@ -8,7 +8,6 @@ staleness bound admits them. What becomes of a slot is decided in `attempt.py`, 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,23 +15,21 @@ from typing import Any
 from agentrl.configs import Config
 from agentrl.databases.changes import Changes
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Record, Run, Split
+from agentrl.databases.documents import Run, Split, Task
+from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import new_record
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
-from agentrl.databases.transitions import TransitionRefused
 from agentrl.inference.protocol import ServiceLoad
+from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.attempt import Attempt
 from agentrl.rollout.concurrency import Concurrency
 from agentrl.rollout.finalise import Finaliser
 from agentrl.rollout.outlook import Observer, Outlook
-from agentrl.rollout.sampler import AsyncSampler, SamplerResources
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # the ledger is looked at so often at the least, whatever changes are told
 LOADS_S = 1.0  # and the services' loads so often
-
-SamplerFactory = Callable[[Claim, Record, SamplerResources], AsyncSampler]
 
 
 @dataclass
@@ -44,11 +41,11 @@ class SamplingScheduler:
 
     database: RunDatabase
     config: Config
-    resources: SamplerResources
-    make_sampler: SamplerFactory
+    agents: Agents
     owner: str
     evaluation: int | None = None
     _attempts: dict[str, tuple[Attempt, asyncio.Task[None]]] = field(default_factory=dict)
+    _finalising: set[asyncio.Task[None]] = field(default_factory=set)  # groups left by others
     _wake: asyncio.Event = field(default_factory=asyncio.Event)  # something to claim, or to end
     _hurry: asyncio.Event = field(default_factory=asyncio.Event)  # told to stop once more
     _stopping: bool = False
@@ -63,9 +60,15 @@ class SamplingScheduler:
         self._ledger = TaskLedger(
             self.database, self.owner, sampling.lease_seconds, sampling.max_attempts
         )
-        self._records = self.resources.records
+        self._records = self.agents.shared.records
+        self._pool = self.agents.shared.pool
         self._finaliser = Finaliser(
-            self._ledger, self._records, self.config.reward, self.config.temperature
+            self._ledger,
+            GroupScores(self.database, self.owner, sampling.lease_seconds),
+            self._records,
+            self.agents.shared.scorers,
+            self.config.reward,
+            self.config.temperature,
         )
         self._observer = Observer(
             self.database,
@@ -87,13 +90,15 @@ class SamplingScheduler:
         self._wake.set()
 
     async def run(self) -> None:
-        """Sample until the run is finished. An error in keeping the leases ends it."""
+        """Sample until the run is finished. An error in keeping the leases ends it, and an agent
+        that cannot be started."""
         async with self._observer.changes() as changes:
             # None of these ends by itself, but with an error.
             background = {
                 asyncio.create_task(self._keep_leases(), name="leases"),
                 asyncio.create_task(self._watch(changes), name="changes"),
                 asyncio.create_task(self._adapt(), name="concurrency"),
+                asyncio.create_task(self.agents.failed(), name="agents"),
             }
             for task in background:
                 task.add_done_callback(lambda _: self._wake.set())
@@ -124,7 +129,7 @@ class SamplingScheduler:
         """What may be begun now; tells the pool which services it may use."""
         self._looked = True
         outlook = await self._observer.look()
-        self.resources.pool.update(outlook.services)
+        self._pool.update(outlook.services)
         if set(outlook.services) != set(self._concurrency.services):
             self._observe_loads(dict.fromkeys(outlook.services))
         self._dry = False
@@ -165,14 +170,16 @@ class SamplingScheduler:
 
     def _begin(self, claims: list[Claim], asked: float) -> None:
         """Store the Records of a claim, and start to work on them."""
-        records = [new_record(claim, self.owner) for claim in claims]
+        default = self.config.agent.agent_name
+        records = [new_record(claim, self.owner, default) for claim in claims]
         started = asyncio.create_task(self._records.start(records, asked))
         # An error is each attempt's; one that is handed back at once does not ask for it.
         started.add_done_callback(lambda task: task.cancelled() or task.exception())
         for claim, record in zip(claims, records, strict=True):
             attempt = Attempt(
                 claim=claim,
-                sampler=self.make_sampler(claim, record, self.resources),
+                record=record,
+                make_sampler=self.agents.sampler,
                 started=started,
                 ledger=self._ledger,
                 records=self._records,
@@ -208,9 +215,10 @@ class SamplingScheduler:
 
     async def _hand_back(self, reason: str) -> None:
         """Hand back what is in progress, and wait until that is stored."""
+        self._finaliser.stop()
         for attempt, _ in self._attempts.values():
             attempt.hand_back(reason)
-        await asyncio.gather(*self._tasks(), return_exceptions=True)
+        await asyncio.gather(*self._tasks(), *self._finalising, return_exceptions=True)
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for _, task in self._attempts.values()]
@@ -227,7 +235,7 @@ class SamplingScheduler:
         """Follow the services' loads."""
         while True:
             await asyncio.sleep(LOADS_S)
-            loads = await self.resources.pool.loads()
+            loads = await self._pool.loads()
             self._observe_loads({url: loads.get(url) for url in self._concurrency.services})
 
     def _observe_loads(self, loads: dict[str, ServiceLoad | None]) -> None:
@@ -255,12 +263,21 @@ class SamplingScheduler:
             if reaped.returned or reaped.failed:
                 log.warning("reaped %d slots, gave up %d", reaped.returned, reaped.failed)
             while (task := await self._ledger.claim_finalisation()) is not None:
-                try:
-                    await self._finaliser.finalise(task)
-                except LeaseLost:
-                    continue
-                except TransitionRefused as refused:
-                    # One group must not end every sampler that comes to it: the others go on.
-                    log.error("%s cannot be finalised: %s", task.id, refused)
+                # Beside the heartbeats: a scorer of the whole group may take longer than a lease.
+                finalising = asyncio.create_task(self._finalise(task), name=f"group {task.id}")
+                self._finalising.add(finalising)
+                finalising.add_done_callback(self._finalising.discard)
             self._looked = False
             self._wake.set()
+
+    async def _finalise(self, task: Task) -> None:
+        """Finish a group that its owner left. An error must not end every sampler that comes to
+        it: the others go on."""
+        try:
+            await self._finaliser.finalise(task)
+        except LeaseLost as lost:
+            log.warning("%s", lost)
+        except Exception:
+            log.exception("%s cannot be finalised", task.id)
+        self._looked = False
+        self._wake.set()

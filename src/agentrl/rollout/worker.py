@@ -13,7 +13,9 @@ from agentrl.databases.owners import process_name
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.services import register_urls
 from agentrl.inference.pool import ServicePool
-from agentrl.rollout.mcp.sampler import MCPSampler
+from agentrl.rollout.agents import find_agent, load_agents
+from agentrl.rollout.agents.process import Agents
+from agentrl.rollout.sampler import AsyncSampler
 from agentrl.rollout.scheduler import SamplingScheduler
 
 log = logging.getLogger(__name__)
@@ -23,13 +25,15 @@ def main(argv: Sequence[str]) -> int:
     """Sample for a run until it is finished. SIGTERM stops it in order."""
     config = parse_config(argv, "agentrl sample", "Sample trajectories for a run.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for every tool call
+    for chatty in ("httpx2", "mcp"):  # they have a line for every tool call, or session
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     uvloop.run(sample(config))
     return 0
 
 
 async def sample(config: Config, evaluation: int | None = None) -> None:
     """Sample for the run of `config`, or only its evaluation number `evaluation`."""
+    load_agents(config)
     assert config.run.db_connection_string is not None, "the launcher gives every sampler a URL"
     database = await connect(
         config.run.db_connection_string, config.run.run_name, config.sampling.startup_timeout
@@ -41,10 +45,12 @@ async def sample(config: Config, evaluation: int | None = None) -> None:
             patience_s=config.sampling.startup_timeout,
         )
         records = RecordLedger(database, config.sampling.lease_seconds)
-        async with pool, MCPSampler.open_resources(config, pool, records) as shared:
-            scheduler = SamplingScheduler(
-                database, config, shared, MCPSampler, process_name(), evaluation
-            )
+        async with (
+            pool,
+            AsyncSampler.open_resources(config, pool, records) as shared,
+            Agents(shared, find_agent(config.agent.agent_name)) as agents,
+        ):
+            scheduler = SamplingScheduler(database, config, agents, process_name(), evaluation)
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, scheduler.stop)

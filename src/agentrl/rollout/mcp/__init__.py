@@ -1,1 +1,1 @@
-"""The MCP agent: tools from an MCP server, scorers, and the sampler that drives them."""
+"""The MCP agent: tools from an MCP server, and the sampler that drives them."""

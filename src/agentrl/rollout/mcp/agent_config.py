@@ -1,7 +1,8 @@
-"""The models that help the agent, as `--agent_config_path` lists them (YAML).
+"""The models and services that help the agent, as `--agent_config_path` lists them (YAML).
 
-`scorer_agent` judges answers (`scorers.py`). `browse_agent` reads pages for tools; in this version
-it is only checked, nothing uses it. Each is a list of models that are tried in order.
+`scorer_agent` judges answers, `ruler_agent` ranks attempts, `http_scorer` is a reward service
+(`rollout/scorers`). `browse_agent` reads long results of tools (`browse.py`). Each list of models
+is tried in order (`rollout/helping_models.py`).
 """
 
 import os
@@ -32,10 +33,7 @@ class AgentModel(BaseModel):
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:
-        if self.api_key is not None and self.api_key_env is not None:
-            raise ValueError("give api_key or api_key_env, not both")
-        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            raise ValueError(f"the environment variable {self.api_key_env} is not set")
+        _check_secret("api_key", self.api_key, self.api_key_env)
         return self
 
     @property
@@ -46,6 +44,28 @@ class AgentModel(BaseModel):
         return self.api_key or "none"
 
 
+class RewardServiceConfig(BaseModel):
+    """The service behind the scorer `http`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(pattern=r"^https?://")
+    token: str | None = None
+    token_env: str | None = None  # name of the environment variable that holds the token
+    timeout: float = Field(60.0, gt=0)  # seconds, of one request
+    retries: int = Field(2, ge=0)
+
+    @model_validator(mode="after")
+    def _one_token(self) -> Self:
+        _check_secret("token", self.token, self.token_env)
+        return self
+
+    @property
+    def key(self) -> str | None:
+        """The bearer token, if there is one."""
+        return self.token if self.token_env is None else os.environ[self.token_env]
+
+
 class AgentConfig(BaseModel):
     """All helping models."""
 
@@ -53,6 +73,21 @@ class AgentConfig(BaseModel):
 
     browse_agent: tuple[AgentModel, ...] = ()
     scorer_agent: tuple[AgentModel, ...] = ()
+    ruler_agent: tuple[AgentModel, ...] = ()
+    http_scorer: RewardServiceConfig | None = None
+
+    @property
+    def ranking_models(self) -> tuple[AgentModel, ...]:
+        """The models of the scorer `ruler`: its own, or else the judges."""
+        return self.ruler_agent or self.scorer_agent
+
+
+def _check_secret(name: str, given: str | None, variable: str | None) -> None:
+    """A secret stands in the file or in a variable that is set, or nowhere."""
+    if given is not None and variable is not None:
+        raise ValueError(f"give {name} or {name}_env, not both")
+    if variable is not None and not os.environ.get(variable):
+        raise ValueError(f"the environment variable {variable} is not set")
 
 
 def load_agent_config(path: str | Path | None) -> AgentConfig:

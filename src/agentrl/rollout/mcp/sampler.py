@@ -4,167 +4,185 @@
 
 A turn without tool calls is the answer. Calls of one turn run at the same time; a call that the
 model wrote wrongly, and a tool that fails, are answered with the error, for the model to read.
+
+Before the next turn the conversation may be rewritten (`strategies.py`): because the turn only
+repeated others, or because the prompt would be longer than `--max_prompt_tokens`. A turn stands
+between any two rewritings, and turns and tokens are limited, so that it ends; where a rewriting
+does not make enough room, the record ends at once.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from agentrl.configs import Config
-from agentrl.databases.documents import Record, StopReason, ToolCall
-from agentrl.databases.records import RecordLedger
+from agentrl.databases.documents import Record, Rewrite, StopReason, ToolCall, TurnStatus
 from agentrl.databases.tasks import Claim
-from agentrl.inference.pool import ServicePool
 from agentrl.rollout.answers import extract_answer
-from agentrl.rollout.chat import Message
-from agentrl.rollout.mcp.agent_config import load_agent_config
-from agentrl.rollout.mcp.scorers import MCPScorerFactory
-from agentrl.rollout.mcp.tools import ToolServer
-from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, SamplerResources, load_renderer
-from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser, choose_parser
+from agentrl.rollout.chat import Entry, Message
+from agentrl.rollout.mcp.resources import MadeCall, ToolSampler
+from agentrl.rollout.mcp.strategies import (
+    SUMMARY_REQUEST,
+    TAKEN_OUT,
+    ask_for_summary,
+    discard_results,
+    restart,
+    take_out_last_turn,
+)
+from agentrl.rollout.repetition import repeats
+from agentrl.rollout.sampler import GeneratedTurn, SamplerResources
+from agentrl.rollout.tool_calls import Call, ParsedCall
+from agentrl.rollout.turn_status import format_error
 
 
-@dataclass(frozen=True)
-class MCPResources(SamplerResources):
-    """What all MCP samplers of a process share. `tools` is None for an agent without tools."""
-
-    tools: ToolServer | None
-    parse_calls: ToolCallParser
-    scorers: MCPScorerFactory
-
-
-class MCPSampler(AsyncSampler):
+class MCPSampler(ToolSampler):
     """One attempt at one task with the tools of an MCP server."""
 
-    resources: MCPResources
-
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
-        assert isinstance(resources, MCPResources), "an MCPSampler needs MCPSampler's resources"
         super().__init__(claim, record, resources)
-        self._session = (
-            resources.tools.session(claim.task.task_id, record.id) if resources.tools else None
-        )
+        self._head = self.opening_messages()
+        self._added: Sequence[Message] = self._head  # to the prompt of the next turn
+        self._rewrite: Rewrite | None = None  # of the conversation before the next turn
+        self._calls_in_view: set[bytes] = set()  # keys of those whose results can be read
+        self._n_repeats = 0
 
-    @classmethod
-    @asynccontextmanager
-    async def open_resources(
-        cls, config: Config, pool: ServicePool, records: RecordLedger
-    ) -> AsyncIterator[MCPResources]:
-        """Open tokenizer, tools and scorers.
-
-        Raises `ConfigError` or `AgentConfigError` for a flag or file that cannot be used, and
-        `ToolServerUnreachable` if the MCP server does not answer within `--startup_timeout`.
-        """
-        agent = config.agent
-        renderer = load_renderer(config)
-        parse_calls = choose_parser(agent.tool_call_parser, renderer.render_text)
-        scorers = MCPScorerFactory(load_agent_config(agent.agent_config_path))
-        tools = None
-        if agent.mcp_manager_url is not None:
-            tools = ToolServer(
-                agent.mcp_manager_url,
-                token=agent.mcp_auth_token,
-                name=agent.mcp_server_name,
-                call_timeout_s=agent.tool_timeout,
-                startup_timeout_s=config.sampling.startup_timeout,
-            )
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(scorers)
-            if tools is not None:
-                await stack.enter_async_context(tools)
-            yield MCPResources(
-                config=config,
-                pool=pool,
-                renderer=renderer,
-                records=records,
-                tools=tools,
-                parse_calls=parse_calls,
-                scorers=scorers,
-            )
-
-    async def run(self) -> Record:
+    async def converse(self) -> Record:
         """Hold the conversation until the model answers or a limit is reached."""
-        system = self.resources.config.agent.system_prompt
-        messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": self.record.query})
-        tools = self.resources.tools
-        self.begin_conversation(messages, tools.schemas if tools else None)
-        while (reason := self.limit_reached()) is None:
-            turn = await self.generate()
-            parsed = self.resources.parse_calls(turn.text, tools.schemas if tools else ())
-            reason = turn.stop_reason or self.limit_reached()
-            if not parsed.calls and turn.stop_reason is None:
-                reason = StopReason.ANSWERED
-                schema = self.claim.task.answer_schema
-                self.record.final_answer = extract_answer(parsed.content, schema)
-            if reason is not None:
-                await self.write_turn(turn, messages, _unanswered(parsed.calls))
-                break
-            messages = await self._use_tools(turn, parsed.calls, messages)
+        self.begin_conversation(self._head, self.resources.tools.schemas)
+        reason = self.limit_reached()
+        while reason is None:
+            reason = await self._respond(await self.generate()) or self.limit_reached()
         self.record.stop_reason = reason
         return self.record
 
-    async def evaluate_record(self, record: Record) -> Record:
-        """Score the Record by its task's scorer; no answer in the asked form scores 0."""
-        task = self.claim.task
-        score = 0.0
-        if record.final_answer is not None:
-            score = await self.resources.scorers.score(
-                task.scorer,
-                question=task.query,
-                model_answer=record.final_answer,
-                ground_truth=task.answer,
-            )
-        return record.model_copy(
-            update={"score": score, "scores": {**record.scores, task.scorer: score}}
-        )
+    async def _respond(self, turn: GeneratedTurn) -> StopReason | None:
+        """Do what a turn asks for and prepare the next one; returns why there will be none."""
+        parsed = self.resources.parse_calls(turn.text, self.resources.tools.schemas)
+        reason = turn.stop_reason or self.limit_reached()
+        if not parsed.calls and turn.stop_reason is None:
+            reason = StopReason.ANSWERED
+            schema = self.claim.task.answer_schema
+            self.record.final_answer = extract_answer(parsed.content, schema)
+        if reason is not None:  # nobody would read what its tools answer
+            await self._write(turn, _unanswered(parsed.calls), self._fault(parsed.calls))
+            return reason
+        made, repeated = await self._use_tools(turn, parsed.calls)
+        config = self.resources.config.context
+        if 0 < config.repetition_early_stop_times <= self._n_repeats:
+            return StopReason.REPETITION
+        self._added = [{"role": "tool", "content": call.document.result} for call in made]
+        self.continue_conversation(turn, self._added)
+        if repeated and config.enable_repetition_compress:
+            note = {"role": "tool", "content": TAKEN_OUT}
+            self._go_on_from(take_out_last_turn(self.entries), Rewrite.REPETITION, [note])
+        if config.new_context != "disabled" and len(self.context.ids) > self._longest_prompt:
+            return await self._make_room(made)
+        return None
 
     async def _use_tools(
-        self,
-        turn: GeneratedTurn,
-        calls: Sequence[ParsedCall | MalformedCall],
-        messages: Sequence[Message],
-    ) -> list[Message]:
-        """Make a turn's calls, store the turn, append the results; returns them as messages."""
+        self, turn: GeneratedTurn, calls: Sequence[Call]
+    ) -> tuple[list[MadeCall], bool]:
+        """Make a turn's calls and store it. Returns also whether it repeats earlier turns."""
         began = time.monotonic()
         try:
-            made = await asyncio.gather(*(self._call(call) for call in calls))
+            made = await asyncio.gather(*map(self.make_call, calls))
         except asyncio.CancelledError:  # the record took too long: show what it waited for
-            await self.write_turn(turn, messages, _unanswered(calls))
+            await self._write(turn, _unanswered(calls), self._fault(calls))
             raise
         self.record.n_tool_calls += len(made)
-        self.record.n_tool_errors += sum(call.is_error for call in made)
-        faults = [call.error for call in calls if isinstance(call, MalformedCall)]
-        await self.write_turn(
+        self.record.n_tool_errors += sum(call.document.is_error for call in made)
+        keys = [call.key for call in made]
+        repeated = repeats(keys, self._calls_in_view)
+        self._calls_in_view.update(keys)
+        await self._write(
             turn,
-            messages,
-            tool_calls=made,
-            format_error="; ".join(faults) or None,
-            tools_latency_s=time.monotonic() - began,
+            [call.document for call in made],
+            self._fault(calls),
+            time.monotonic() - began,
+            repeated,
         )
-        results: list[Message] = [{"role": "tool", "content": call.result or ""} for call in made]
-        self.continue_conversation(turn, results)
-        return results
+        return made, repeated
 
-    async def _call(self, call: ParsedCall | MalformedCall) -> ToolCall:
-        if isinstance(call, MalformedCall):
-            return ToolCall(name="", arguments={}, result=f"Error: {call.error}.", is_error=True)
-        if self._session is None:
-            error = "Error: there are no tools."
-            return ToolCall(name=call.name, arguments=call.arguments, result=error, is_error=True)
-        answer = await self._session.call(call.name, call.arguments)
-        return ToolCall(
-            name=call.name,
-            arguments=call.arguments,
-            result=answer.text,
-            is_error=answer.is_error,
-            latency_s=answer.latency_s,
+    async def _make_room(self, last: Sequence[MadeCall]) -> StopReason | None:
+        """Rewrite a conversation whose next prompt is too long, as `--new_context` says.
+
+        `last`: the calls of the last turn. Returns why it cannot be done, if that is known already.
+        """
+        entries, results = self.entries, self._added
+        if self.resources.config.context.new_context == "discard_all_tools":
+            self._go_on_from(discard_results(entries), Rewrite.DISCARD_ALL_TOOLS, results)
+        else:
+            question = ask_for_summary(entries)
+            if question is None:
+                return None
+            summary = await self._sum_up(question)
+            if isinstance(summary, StopReason):
+                return summary
+            restarted = restart(self._head, summary, entries)
+            notes = restarted[len(self._head) - 1].message
+            self._go_on_from(restarted, Rewrite.DISCARD_ALL, [notes, *results])
+        # Other results can no longer be read, so their calls may be made again.
+        self._calls_in_view = {call.key for call in last}
+        return None
+
+    async def _sum_up(self, question: Sequence[Entry]) -> str | StopReason:
+        """Have the model write its notes, in a turn that is trained as any other."""
+        request = {"role": "tool", "content": SUMMARY_REQUEST}
+        self._go_on_from(question, Rewrite.SUMMARY, [request])
+        reason = self.limit_reached()
+        if reason is not None:
+            return reason
+        turn = await self.generate()
+        schemas = self.resources.tools.schemas
+        reading = self.resources.renderer.read_turn(turn.text, "", schemas)
+        fault = None
+        if reading.calls or not reading.content:
+            fault = "a call in the place of the summary" if reading.calls else "an empty summary"
+        await self._write(turn, _unanswered(reading.calls), fault)
+        return turn.stop_reason or reading.content or StopReason.MAX_PROMPT_TOKENS
+
+    def _go_on_from(
+        self, entries: Sequence[Entry], rewrite: Rewrite, added: Sequence[Message]
+    ) -> None:
+        self.rewrite_conversation(entries)
+        self._rewrite, self._added = rewrite, added
+
+    async def _write(
+        self,
+        turn: GeneratedTurn,
+        calls: Sequence[ToolCall],
+        format_error: str | None,
+        tools_latency_s: float = 0.0,
+        repeated: bool = False,
+    ) -> None:
+        status = await self.write_turn(
+            turn,
+            self._added,
+            calls,
+            format_error,
+            tools_latency_s,
+            repeated=repeated,
+            rewrite=self._rewrite,
         )
+        self._n_repeats += repeated or status == TurnStatus.REPEAT_ERROR
+        self._rewrite = None
+
+    def _fault(self, calls: Sequence[Call]) -> str | None:
+        """What is wrong with a turn's calls, or None."""
+        return format_error(calls, self.resources.tools.schemas)
+
+    @property
+    def _longest_prompt(self) -> int:
+        """Tokens of a prompt beyond which the conversation is rewritten."""
+        config, renderer = self.resources.config, self.resources.renderer
+        longest = config.sampling.max_prompt_tokens or config.sampling.max_tokens
+        if config.context.new_context != "discard_all":
+            return longest
+        # The prompt that asks for a summary must not be too long itself.
+        asked = [{"role": "user", "content": SUMMARY_REQUEST}]
+        return longest - len(renderer.render_prompt(asked))
 
 
-def _unanswered(calls: Sequence[ParsedCall | MalformedCall]) -> list[ToolCall]:
+def _unanswered(calls: Sequence[Call]) -> list[ToolCall]:
     """Calls that were written but not made."""
     return [
         ToolCall(name=call.name, arguments=call.arguments)

@@ -12,7 +12,14 @@ be read becomes a `MalformedCall` whose message is for the model to read. Whethe
 not known here.
 """
 
-from agentrl.rollout.tool_calls.calls import MalformedCall, ParsedCall, ParsedTurn, ToolCallParser
+from agentrl.rollout.tool_calls.calls import (
+    Call,
+    MalformedCall,
+    ParsedCall,
+    ParsedTurn,
+    ToolCallParser,
+    tool_names,
+)
 from agentrl.rollout.tool_calls.registry import (
     DEFAULT_PARSER,
     PARSERS,
@@ -24,6 +31,7 @@ from agentrl.rollout.tool_calls.registry import (
 __all__ = [
     "DEFAULT_PARSER",
     "PARSERS",
+    "Call",
     "MalformedCall",
     "ParsedCall",
     "ParsedTurn",
@@ -31,4 +39,5 @@ __all__ = [
     "choose_parser",
     "parsers_of_template",
     "tool_call_parser",
+    "tool_names",
 ]

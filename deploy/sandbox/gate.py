@@ -1,0 +1,50 @@
+"""What happens to an HTTP request before the MCP SDK sees it, and after: token and sessions.
+
+The SDK tells tools which session calls them, but not when one begins or ends: that is read off the
+requests here.
+"""
+
+import hmac
+
+from sandboxes import Sandboxes
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_SESSION_HEADER = "mcp-session-id"
+
+
+class Gate:
+    """An ASGI application around the MCP server's. `token`: that clients must show, if any."""
+
+    def __init__(self, app: ASGIApp, sandboxes: Sandboxes, token: str | None) -> None:
+        self._app = app
+        self._sandboxes = sandboxes
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if not self._may_enter(headers.get("authorization", "")):
+            await PlainTextResponse("another bearer token is needed", 401)(scope, receive, send)
+            return
+        session = headers.get(_SESSION_HEADER)
+
+        async def watched_send(message: Message) -> None:
+            if session is None and message["type"] == "http.response.start":
+                begun = Headers(raw=message["headers"]).get(_SESSION_HEADER)
+                if begun is not None and message["status"] == 200:
+                    self._sandboxes.begin(begun)
+            await send(message)
+
+        await self._app(scope, receive, watched_send)
+        if scope["method"] == "DELETE" and session is not None:
+            await self._sandboxes.end(session)
+
+    def _may_enter(self, authorization: str) -> bool:
+        if not self._token:
+            return True
+        expected = f"Bearer {self._token}"
+        return hmac.compare_digest(authorization.encode(), expected.encode())

@@ -1,0 +1,168 @@
+"""What is written when stored Records are scored anew: `agentrl rescore`.
+
+    rows -> Records -> Task          group after group, each finished before
+
+Only groups that are completed are scored anew: those in progress are their samplers'. A row that
+no trainer has touched gets the new advantages, is withdrawn, or comes back; every other row stays
+as it is, and its Record says so. Each update names the state that it expects, so that a trainer
+that goes on meanwhile either leases the row as it was or as it is then. A run that dies half way is
+simply run again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+
+from bson.errors import BSONError
+from pymongo.errors import OperationFailure
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import (
+    DBRecordData,
+    GroupScore,
+    Record,
+    RecordStatus,
+    RowStatus,
+    Scoring,
+    Task,
+    TaskStatus,
+)
+from agentrl.databases.expressions import literal, slots_scored
+from agentrl.databases.transitions import TransitionRefused, change_records, change_rows
+
+_SCORED = [RecordStatus.SCORED, RecordStatus.READY, RecordStatus.ABANDONED]
+_UNTOUCHED: dict[str, Any] = {"trained": []}  # a row that no step has trained
+
+
+class RowOutcome(Enum):
+    """What a Record's row became."""
+
+    NONE = "none"  # there was none, and there is none now
+    ADDED = "added"
+    REWRITTEN = "rewritten"
+    WITHDRAWN = "withdrawn"
+    STAYED = "stayed"  # trained, leased for training, or evicted: it is as it was
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """A Record with its new scores, and what its group makes of it.
+
+    `row` is None for one that is not trained.
+    """
+
+    record: Record
+    advantage: float | None
+    left_out: str | None
+    row: DBRecordData | None
+
+
+class SelectionError(ValueError):
+    """MongoDB refuses a selection of Records. The message says why."""
+
+
+class Rescoring:
+    """Reads and writes of a rescoring."""
+
+    def __init__(self, database: RunDatabase) -> None:
+        self._database = database
+
+    async def groups(self, where: Mapping[str, Any]) -> list[str]:
+        """The Tasks with a scored Record that `where`, a MongoDB filter, selects: their ids.
+
+        Raises `SelectionError`.
+        """
+        selection = {"$and": [{"status": {"$in": _SCORED}}, dict(where)]}
+        try:
+            # not `distinct`, whose answer is one document of 16 MB at the most
+            tasks = await self._database.records.aggregate(
+                [{"$match": selection}, {"$group": {"_id": "$task"}}, {"$sort": {"_id": 1}}]
+            )
+            return [task["_id"] async for task in tasks]
+        except (OperationFailure, BSONError) as error:
+            raise SelectionError(str(error)) from None
+
+    async def completed(self, task: str) -> Task | None:
+        """The Task, or None if its group is not completed."""
+        found = await self._database.tasks.find_one({"_id": task, "status": TaskStatus.COMPLETED})
+        return Task.from_mongo(found) if found else None
+
+    async def store_row(self, rescored: Rescored) -> RowOutcome:
+        """Bring a Record's row to its new advantages, if no trainer has touched it."""
+        rows, own = self._database.rows, {"_id": rescored.record.id}
+        if rescored.row is None:
+            withdrawn = await change_rows(
+                rows, {**own, **_UNTOUCHED}, RowStatus.WITHDRAWN, {}, expected=[RowStatus.READY]
+            )
+            if withdrawn:
+                return RowOutcome.WITHDRAWN
+            found = await rows.find_one(own, {"status": 1})
+            gone = found is None or found["status"] == RowStatus.WITHDRAWN
+            return RowOutcome.NONE if gone else RowOutcome.STAYED
+        values = rescored.row.model_dump(include={"advantages", "reward"})
+        rewritten = await rows.update_one(
+            {**own, **_UNTOUCHED, "status": RowStatus.READY}, {"$set": values}
+        )
+        if rewritten.matched_count:
+            return RowOutcome.REWRITTEN
+        back = {name: literal(value) for name, value in values.items()}
+        if await change_rows(rows, own, RowStatus.READY, back, expected=[RowStatus.WITHDRAWN]):
+            return RowOutcome.ADDED
+        added = await rows.update_one(own, {"$setOnInsert": rescored.row.to_mongo()}, upsert=True)
+        return RowOutcome.ADDED if added.upserted_id is not None else RowOutcome.STAYED
+
+    async def store_record(self, task: Task, rescored: Rescored, outcome: RowOutcome) -> None:
+        """Give a Record its new scores and keep those before. Raises `TransitionRefused` if it is
+        not scored any more."""
+        record, records = rescored.record, self._database.records
+        before = await records.find_one({"_id": record.id})
+        assert before is not None, f"{record.id} is gone, and the pipeline deletes nothing"
+        old = Record.from_mongo(before)
+        history = Scoring(
+            scorer=task.scorer,
+            score=old.score,
+            scores=old.scores,
+            explanations=old.explanations,
+            advantage=old.advantage,
+            until=datetime.now(UTC),
+            row_stayed=outcome == RowOutcome.STAYED,
+        )
+        scores = record.model_dump(include={"score", "scores", "explanations"})
+        reward = {"advantage": rescored.advantage, "left_out": rescored.left_out}
+        result = await records.update_one(
+            {"_id": record.id, "status": {"$in": _SCORED}},
+            {"$set": {**scores, **reward}, "$push": {"score_history": history.model_dump()}},
+        )
+        if not result.matched_count:
+            raise TransitionRefused(f"record {record.id}", old.status, "scored anew")
+        to = _STATUS_AFTER.get(outcome)
+        if to is not None and old.status not in (RecordStatus.SCORED, to):
+            await change_records(records, {"_id": record.id}, to, {})
+
+    async def store_task(
+        self,
+        task: Task,
+        scorer: str,
+        scores: Mapping[str, float | None],
+        said: Sequence[GroupScore] | None,
+    ) -> None:
+        """Give the Task its new scorer, its slots the scores of their Records (by id), and keep
+        what scorers of the whole group said."""
+        group = None if said is None else [score.model_dump() for score in said]
+        await self._database.tasks.update_one(
+            {"_id": task.id, "status": TaskStatus.COMPLETED},
+            [
+                {"$set": {"scorer": literal(scorer), "group_scores": literal(group)}},
+                *slots_scored(scores),
+            ],
+        )
+
+
+_STATUS_AFTER = {
+    RowOutcome.NONE: RecordStatus.ABANDONED,
+    RowOutcome.WITHDRAWN: RecordStatus.ABANDONED,
+    RowOutcome.ADDED: RecordStatus.READY,
+    RowOutcome.REWRITTEN: RecordStatus.READY,
+}  # where the row stays, so does the Record

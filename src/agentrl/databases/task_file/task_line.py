@@ -1,0 +1,183 @@
+"""What a row of a task file says: a pure function from its fields to a TaskLine.
+
+Our own layout:
+
+    {"id": "a1", "query": "...", "answer": "...", "scorer": "math", "answer_schema": "boxed"}
+
+`query` is required. `id` defaults to the row's number. Or that of verl's datasets, whose columns
+stand for ours where the row has none of these:
+
+    prompt                      a text, or messages: the Task's `messages`, of which the last
+                                one, the user's, is the query
+    reward_model.ground_truth   the answer
+    agent_name                  the agent that works on it
+    extra_info.tools_kwargs     becomes the field `tools_kwargs`
+
+Further fields are kept with the task, as they are. A null is a field that is not there: in a table,
+every row has every column.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import bson
+from bson.errors import BSONError
+
+from agentrl.databases.scorer_notation import write_scorer
+
+DEFAULT_SCORER = "agentcpm"
+_OWN_FIELDS = ("id", "query", "answer", "scorer", "answer_schema", "agent_name", "prompt")
+_ROLES = ("system", "user", "assistant", "tool")
+_NUMBER = re.compile(r"[-+]?\$?(\d[\d,]*(\.\d+)?|\.\d+)%?")
+
+
+@dataclass(frozen=True)
+class TaskLine:
+    """One row of a task file.
+
+    `messages`: a prompt given as a conversation, which ends with the user's; `query` is the text of
+    that last one. `fields`: what else the row held.
+    """
+
+    id: str
+    query: str
+    answer: str | None = None
+    scorer: str = DEFAULT_SCORER
+    answer_schema: str | None = None
+    agent_name: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def parse_task(row: Mapping[str, Any], number: int) -> TaskLine:
+    """The task in a row. `number`: the row's. Raises ValueError, which names the field."""
+    present = {name: value for name, value in row.items() if value is not None}
+    query, messages = _prompt(present)
+    answer = _answer(present)
+    return TaskLine(
+        id=_identifier(present.get("id", number)),
+        query=query,
+        answer=answer,
+        scorer=write_scorer(present["scorer"]) if "scorer" in present else _scorer(present, answer),
+        answer_schema=_text(present, "answer_schema"),
+        agent_name=_text(present, "agent_name"),
+        messages=messages,
+        fields=_further(present),
+    )
+
+
+def _identifier(value: object) -> str:
+    if isinstance(value, str | int):
+        return str(value)
+    raise ValueError(f"`id` is a {type(value).__name__}, not a text or a whole number")
+
+
+def _text(present: Mapping[str, Any], name: str) -> str | None:
+    value = present.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"`{name}` is a {type(value).__name__}, not a text")
+    return value
+
+
+def _prompt(present: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]] | None]:
+    """The query, and the messages if there are any."""
+    prompt, query = present.get("prompt"), _text(present, "query")
+    if isinstance(prompt, list):
+        messages = [_message(message, place) for place, message in enumerate(prompt)]
+        if not messages or messages[-1]["role"] != "user":
+            raise ValueError("`prompt` does not end with a message of role `user`")
+        return query or messages[-1]["content"], messages
+    query = query or _text(present, "prompt")
+    if query is None or not query.strip():
+        raise ValueError("has no `query` (a text that is not empty) and no `prompt`")
+    return query, None
+
+
+def _message(message: object, place: int) -> dict[str, Any]:
+    where = f"`prompt[{place}]`"
+    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        raise ValueError(f"{where} is no message with a role of {', '.join(_ROLES)}")
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        content = ""  # calls only
+    if isinstance(content, list):
+        # The parts of multimodal data, of which a text model can be given the texts.
+        if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+            raise ValueError(f"{where}: its `content` has parts that are not of type `text`")
+        content = "".join(str(part.get("text") or "") for part in content)
+    if not isinstance(content, str):
+        raise ValueError(f"{where}: its `content` is a {type(content).__name__}, not a text")
+    if message["role"] == "user" and not content.strip():
+        raise ValueError(f"{where}: its `content` is empty")
+    # A table's messages all have the same keys: those that this one has not are null.
+    return {key: value for key, value in message.items() if value is not None} | {
+        "content": content
+    }
+
+
+def _answer(present: Mapping[str, Any]) -> str | None:
+    name, answer = "answer", present.get("answer")
+    if answer is None:
+        name, answer = "reward_model.ground_truth", _within(present, "reward_model", "ground_truth")
+    if answer is not None and not isinstance(answer, str | int | float):
+        raise ValueError(f"`{name}` is a {type(answer).__name__}, not a text or a number")
+    return None if answer is None else str(answer)
+
+
+def _scorer(present: Mapping[str, Any], answer: str | None) -> str:
+    """The scorer of a row that names none.
+
+    Data in verl's layout is mostly to be scored by a rule. Where that is one of mathematics (the
+    column `ability` says so, or the answer is a number, as in GSM8K) ours is `math`.
+    """
+    by_rule = "reward_model" in present and _within(present, "reward_model", "style") != "model"
+    mathematics = present.get("ability") == "math" or (
+        answer is not None and _NUMBER.fullmatch(answer.strip()) is not None
+    )
+    if by_rule and mathematics:
+        return "math"
+    return DEFAULT_SCORER
+
+
+def _further(present: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept beside our own fields. Raises ValueError for what MongoDB cannot hold."""
+    further = {name: value for name, value in present.items() if name not in _OWN_FIELDS}
+    tools_kwargs = _within(present, "extra_info", "tools_kwargs")
+    if tools_kwargs is not None:
+        further.setdefault("tools_kwargs", tools_kwargs)
+        kept = {name: v for name, v in present["extra_info"].items() if name != "tools_kwargs"}
+        further["extra_info"] = kept
+    if "tools_kwargs" in further:
+        further["tools_kwargs"] = _tools_kwargs(further["tools_kwargs"])
+    try:
+        bson.encode(further)
+    except (BSONError, OverflowError) as error:
+        raise ValueError(f"holds what the database cannot keep: {error}") from None
+    return further
+
+
+def _tools_kwargs(tools_kwargs: object) -> dict[str, Any]:
+    """Without nulls: in a table, each row has the tools, and their arguments, of all rows."""
+    if not isinstance(tools_kwargs, dict):
+        raise ValueError(f"`tools_kwargs` is a {type(tools_kwargs).__name__}, not an object")
+    present = _without_nulls(tools_kwargs)
+    assert isinstance(present, dict)
+    return present
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return value
+
+
+def _within(present: Mapping[str, Any], name: str, inner: str) -> Any:
+    """A field of a field, None if there is none."""
+    outer = present.get(name)
+    if outer is None:
+        return None
+    if not isinstance(outer, dict):
+        raise ValueError(f"`{name}` is a {type(outer).__name__}, not an object")
+    return outer.get(inner)

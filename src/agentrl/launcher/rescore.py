@@ -1,0 +1,134 @@
+"""`agentrl rescore`: other scores for the trajectories that a run has stored.
+
+    agentrl rescore RUN --scorer ruler
+    agentrl rescore RUN --scorer "0.7*math + 0.3*f1" --where '{"split": "eval"}'
+
+Scores, advantages and rows that were not trained yet are made anew, by the flags that the run was
+launched with and those that follow; what was before stays in each Record's `score_history`.
+"""
+
+import asyncio
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from bson import json_util
+from rich.console import Console
+
+from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.databases.records import RecordLedger
+from agentrl.databases.rescoring import Rescoring, RowOutcome, SelectionError
+from agentrl.databases.scorer_notation import parse_scorer
+from agentrl.launcher.database import run_database
+from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.run_folder import read_launch
+from agentrl.rollout.mcp.agent_config import load_agent_config
+from agentrl.rollout.rescoring import Rescorer, RescoringReport
+from agentrl.rollout.scorers import Scorers
+from agentrl.rollout.scorers.registry import find_scorer, load_scorers, missing_for
+
+_SHOWN_FAILURES = 10
+_LEASE_S = 60.0  # no lease is taken: groups that are completed belong to nobody
+
+
+def main(argv: Sequence[str]) -> int:
+    """`agentrl rescore RUN --scorer NAME [--where JSON] [flags]`; returns the exit status, 1 if a
+    group could not be scored. Raises for bad input, before anything is written."""
+    arguments, user_flags = _parse(argv)
+    config = _config_of(arguments.run, user_flags)
+    where = read_where(arguments.where)
+    check_scorer(arguments.scorer, config)
+    report = asyncio.run(_rescore(config, arguments.scorer, where))
+    print_report(Console(), report, config.run.run_name)
+    return 1 if report.failures else 0
+
+
+def _parse(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
+    parser = ArgumentParser(
+        "agentrl rescore",
+        description="Score a run's stored trajectories anew.",
+        epilog="Flags of the run may follow; else those hold that it was launched with.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", help="the run's name")
+    parser.add_argument(
+        "--scorer", required=True, help="a scorer's name, or a sum like '0.7*math + 0.3*f1'"
+    )
+    parser.add_argument(
+        "--where",
+        default="{}",
+        help="MongoDB filter on records (JSON): their groups are scored anew (default: all)",
+    )
+    return parser.parse_known_args(argv)
+
+
+def _config_of(run: str, user_flags: Sequence[str]) -> Config:
+    """The flags of the run's launch, of the environment, and those given here."""
+    given = [*read_deployment(os.environ).run_flags, *user_flags, "--run_name", run]
+    launch = read_launch(parse_config(given, "agentrl rescore").output)
+    return parse_config([*(launch.flags if launch else ()), *given], "agentrl rescore")
+
+
+def read_where(text: str) -> dict[str, Any]:
+    """The filter that `--where` gives, in MongoDB's extended JSON. Raises `ConfigError`."""
+    try:
+        where = json_util.loads(text)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"--where {text}: not JSON ({error})") from None
+    if not isinstance(where, dict):
+        raise ConfigError(f"--where {text}: not a JSON object")
+    return where
+
+
+def check_scorer(scorer: str, config: Config) -> None:
+    """The scorer exists and has what it asks. Raises `ConfigError`."""
+    load_scorers(config)
+    agents = load_agent_config(config.agent.agent_config_path)
+    try:
+        names = parse_scorer(scorer)
+        for name in names:
+            find_scorer(name)
+    except ValueError as error:
+        raise ConfigError(f"--scorer: {error}") from None
+    for name in names:
+        missing = missing_for(name, agents)
+        if missing is not None:
+            raise ConfigError(f"--scorer {name} {missing} of a file given with --agent_config_path")
+
+
+async def _rescore(config: Config, scorer: str, where: dict[str, Any]) -> RescoringReport:
+    async with run_database(config, run_lives=True) as opened:
+        records = RecordLedger(opened.database, _LEASE_S)
+        ledger = Rescoring(opened.database)
+        async with Scorers.of_run(config, records) as scorers:
+            rescorer = Rescorer(ledger, records, scorers, config.reward, config.temperature)
+            try:
+                groups = await ledger.groups(where)
+            except SelectionError as error:
+                raise ConfigError(f"--where: {error}") from None
+            return await rescorer.rescore(groups, scorer)
+
+
+def print_report(console: Console, report: RescoringReport, run: str) -> None:
+    """What was done, and what was left as it was."""
+    rows = report.rows
+    lines = [
+        f"run {run}: {report.groups} groups with {report.records} records are scored anew, "
+        f"{report.unscored} of them have no score now",
+        f"rows: {rows[RowOutcome.REWRITTEN]} have new advantages, {rows[RowOutcome.ADDED]} are "
+        f"new, {rows[RowOutcome.WITHDRAWN]} are withdrawn",
+    ]
+    if rows[RowOutcome.STAYED]:
+        lines.append(
+            f"{rows[RowOutcome.STAYED]} rows were trained, leased for training or too old, and "
+            "stay as they were: `score_history` of their records says so"
+        )
+    if report.in_progress:
+        lines.append(f"{report.in_progress} groups are still in progress and were left alone")
+    if report.failures:
+        lines.append(f"{len(report.failures)} groups could not be scored and are as they were:")
+        shown = list(report.failures.items())[:_SHOWN_FAILURES]
+        lines += [f"  {task}: {error}" for task, error in shown]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,213 @@
+"""The `llm` of an agent function: chat messages in, a reply out; tokens stay exact underneath.
+
+    reply = await llm.chat(messages, tools.schemas)
+    messages += [reply.message, *await tools.answer(reply)]
+
+Messages that go on from an earlier call, with its reply and then messages of tools or a user,
+extend its tokens. Any others begin a segment: a conversation of its own, or an earlier one with
+messages left out or changed, in which replies that stand as they were given keep the ids that the
+model generated. Calls may run at the same time. Every reply is a turn of the record, and trained.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentrl.databases.documents import Rewrite, StopReason, ToolCall
+from agentrl.rollout.agents.limits import room_left
+from agentrl.rollout.chat import Continuation, Conversation, Entry, Message, ToolSchema
+from agentrl.rollout.mcp.resources import ToolSampler
+from agentrl.rollout.sampler import GeneratedTurn, turn_id
+from agentrl.rollout.tool_calls import Call, ParsedTurn
+from agentrl.rollout.turn_status import format_error
+
+_FOLLOWING = frozenset({"tool", "user"})  # roles of messages that may follow a reply
+
+
+@dataclass(eq=False, slots=True)
+class OpenTurn:
+    """A turn of the record that is not stored yet: its tools may still answer."""
+
+    generated: GeneratedTurn
+    added: list[Message]  # to what was said before, for people to read
+    format_error: str | None
+    rewrite: Rewrite | None
+    calls: list[ToolCall] = field(default_factory=list)
+    tools_latency_s: float = 0.0
+    generated_at: float = field(default_factory=time.monotonic)
+
+    def add_call(self, call: ToolCall) -> None:
+        """Keep a call that was made for this turn."""
+        self.calls.append(call)
+        self.tools_latency_s = time.monotonic() - self.generated_at
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model said.
+
+    `message` is to be appended to the messages. `text` is all that it wrote, `content` what it
+    wrote beside its calls; `tool_calls` are in its order, with those that cannot be made.
+    `stop_reason` is the limit that cut it off, if one did; it has no calls then.
+    """
+
+    message: Message
+    text: str
+    content: str
+    tool_calls: tuple[Call, ...]
+    stop_reason: StopReason | None
+    turn: OpenTurn = field(repr=False)
+
+
+@dataclass(eq=False, slots=True)
+class _Thread:
+    """A conversation that ends in a reply, and may go on from there."""
+
+    conversation: Conversation
+    tools: tuple[ToolSchema, ...]
+    messages: list[Message]
+    ids: list[int]
+    reply: OpenTurn
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What the model is asked, and how that follows from what it said, if it does."""
+
+    conversation: Conversation
+    ids: list[int]
+    added: list[Message]
+    continuation: Continuation | None = None
+
+
+class ChatModel:
+    """The policy, for one record."""
+
+    def __init__(self, sampler: ToolSampler) -> None:
+        self.last: OpenTurn | None = None  # of the latest reply
+        self._sampler = sampler
+        self._threads: list[_Thread] = []
+        self._ids_of: dict[str, tuple[int, ...]] = {}  # of a reply, by its text
+        self._n_running = 0
+        self._open: list[OpenTurn] = []
+        self._finished = False
+
+    def task_messages(self) -> list[Message]:
+        """What the task's conversation begins with: its messages or its query, and before them
+        `--system_prompt`."""
+        return self._sampler.opening_messages()
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (),
+        max_new_tokens: int | None = None,
+    ) -> Reply:
+        """Let the model go on from these messages.
+
+        `messages`: role and content each, as OpenAI writes them. `tools`: the schemas that the
+        model is shown; without any, it makes no calls. Raises `LimitReached` where the record's
+        limits are, and `TemplateRefusal` if the chat template does not take the messages.
+        """
+        schemas, sampler = tuple(tools), self._sampler
+        thread = self._find_thread(messages, schemas)
+        if thread is None:
+            prompt = self._begin(list(messages), schemas)
+        else:
+            prompt = self._go_on(thread, messages[len(thread.messages) :])
+            await self._store([thread.reply])
+        context = sampler.context
+        left = room_left(
+            sampler.resources.config.sampling,
+            context.n_turns + self._n_running,
+            context.n_tokens + context.n_new(prompt.ids),
+            len(prompt.ids),
+        )
+        self._n_running += 1
+        try:
+            answer = await sampler.ask(prompt.ids, left, max_new_tokens)
+        finally:
+            self._n_running -= 1
+        if self._finished:
+            raise RuntimeError("the agent has answered before this reply came, which is lost")
+        rewrite = Rewrite.AGENT if thread is None and context.n_turns else None
+        generated = sampler.add_answer(prompt.ids, answer, prompt.continuation)
+        parsed = ParsedTurn(generated.text)
+        if schemas and generated.stop_reason is None:
+            parsed = sampler.resources.parse_calls(generated.text, schemas)
+        fault = format_error(parsed.calls, schemas)
+        turn = OpenTurn(generated, prompt.added, fault, rewrite)
+        message: Message = {"role": "assistant", "content": generated.text}
+        ids = [*prompt.ids, *generated.output_ids]
+        self._threads.append(_Thread(prompt.conversation, schemas, [*messages, message], ids, turn))
+        self._ids_of[generated.text] = generated.output_ids
+        self._open.append(turn)
+        self.last = turn
+        return Reply(
+            message, generated.text, parsed.content, parsed.calls, generated.stop_reason, turn
+        )
+
+    async def finish(self) -> None:
+        """The agent has ended: store the turns that are still open, and take no more."""
+        self._finished = True
+        await self._store(list(self._open))
+        record = self._sampler.record
+        record.turns = [turn_id(record.id, turn) for turn in range(record.n_turns)]
+
+    def _find_thread(
+        self, messages: Sequence[Message], tools: tuple[ToolSchema, ...]
+    ) -> _Thread | None:
+        """The longest conversation that the messages go on from."""
+        fitting = [
+            thread
+            for thread in self._threads
+            if thread.tools == tools
+            and len(thread.messages) < len(messages)
+            and list(messages[: len(thread.messages)]) == thread.messages
+            and {message["role"] for message in messages[len(thread.messages) :]} <= _FOLLOWING
+        ]
+        return max(fitting, key=lambda thread: len(thread.messages), default=None)
+
+    def _go_on(self, thread: _Thread, added: Sequence[Message]) -> _Prompt:
+        self._threads.remove(thread)  # a second call from the same reply begins anew
+        continuation = thread.conversation.extend(thread.reply.generated.output_ids, added)
+        before = thread.ids if continuation.extends else []
+        ids = [*before, *continuation.ids]
+        return _Prompt(thread.conversation, ids, list(added), continuation)
+
+    def _begin(self, messages: list[Message], tools: tuple[ToolSchema, ...]) -> _Prompt:
+        entries = [Entry(message, self._generated(message)) for message in messages]
+        given = next((i for i, entry in enumerate(entries) if entry.output_ids), len(entries))
+        begun = messages[:given] or messages
+        conversation = Conversation(self._sampler.resources.renderer, begun, tools)
+        unsaid = self._unsaid(entries)
+        if given == len(entries):
+            return _Prompt(conversation, list(conversation.prompt_ids), unsaid)
+        continuation = conversation.rewrite(entries)
+        return _Prompt(conversation, list(continuation.ids), unsaid, continuation)
+
+    def _unsaid(self, entries: Sequence[Entry]) -> list[Message]:
+        """The messages that stand in no conversation of the record yet."""
+        said = [message for thread in self._threads for message in thread.messages]
+        return [
+            entry.message for entry in entries if not entry.output_ids and entry.message not in said
+        ]
+
+    def _generated(self, message: Message) -> tuple[int, ...]:
+        """The ids of a message that is a reply as it was given."""
+        content = message["content"] if message["role"] == "assistant" else None
+        return self._ids_of.get(content, ()) if isinstance(content, str) else ()
+
+    async def _store(self, turns: Sequence[OpenTurn]) -> None:
+        for turn in turns:
+            if turn not in self._open:
+                continue
+            self._open.remove(turn)
+            await self._sampler.write_turn(
+                turn.generated,
+                turn.added,
+                tool_calls=turn.calls,
+                format_error=turn.format_error,
+                tools_latency_s=turn.tools_latency_s,
+                rewrite=turn.rewrite,
+            )

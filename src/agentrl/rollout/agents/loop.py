@@ -1,0 +1,192 @@
+"""Agent loops: classes with `run(sampling_params, **fields)` that return tokens, as verl's do.
+
+    class Loop:
+        def __init__(self, server_manager, tokenizer): ...
+
+        async def run(self, sampling_params, **fields):
+            output = await self.server_manager.generate(
+                request_id=..., prompt_ids=prompt_ids, sampling_params=sampling_params
+            )
+            ...
+            return Output(prompt_ids=..., response_ids=..., response_mask=...)
+
+A loop is taken as it is: it holds its conversation in tokens of its own making, and says in
+`response_mask` which of them the model made. Its model calls go through the run's services, which
+give logprobs and policy versions (`response_logprobs` is not needed); what it returns is checked
+against them (`loop_tokens.py`). The tokens that it returns are the record.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from agentrl.databases.documents import Record, StopReason, VersionSpan
+from agentrl.databases.tasks import Claim
+from agentrl.rollout.agents.limits import LimitReached, room_left
+from agentrl.rollout.agents.loop_given import (
+    ServerManager,
+    TokenOutput,
+    check_constructor,
+    constructor_arguments,
+    run_fields,
+)
+from agentrl.rollout.agents.loop_tokens import GeneratedSpan, generated_spans
+from agentrl.rollout.answers import extract_answer
+from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, ModelAnswer, SamplerResources
+
+
+@dataclass(frozen=True)
+class LoopResources(SamplerResources):
+    """What the samplers of agent loops share. `tokenizer`: theirs alone, loops change settings."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the model that the loop made."""
+
+    prompt_ids: tuple[int, ...]
+    answer: ModelAnswer
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        return self.answer.output_ids
+
+
+class LoopSampler(AsyncSampler):
+    """An attempt that an agent loop makes."""
+
+    loop: ClassVar[type[Any]]
+    resources: LoopResources
+
+    @classmethod
+    def of(cls, loop: type[Any]) -> type[Self]:
+        """The sampler class of a loop. Raises ValueError if its constructor wants what we lack."""
+        check_constructor(loop)
+        return type(loop.__name__, (cls,), {"loop": loop, "__doc__": loop.__doc__})
+
+    def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
+        super().__init__(claim, record, resources)
+        self._calls: list[_Call] = []
+        self._reward: float | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[LoopResources]:
+        """Load the tokenizer that loops are given."""
+        tokenizer = AutoTokenizer.from_pretrained(shared.config.model.model_name_or_path)
+        yield LoopResources(**vars(shared), tokenizer=tokenizer)
+
+    async def run(self) -> Record:
+        """Let the loop run, and store the tokens that it returns as turns of the record.
+
+        If it does not come to its end, its model calls are stored as they were made.
+        """
+        config = self.resources.config
+        manager = ServerManager(self._ask, config.sampling_params)
+        loop = self.loop(
+            **constructor_arguments(self.loop, config, manager, self.resources.tokenizer)
+        )
+        fields = run_fields(self.loop, self.claim.task, self.opening_messages())
+        try:
+            output = await loop.run(dict(config.sampling_params), **fields)
+            returned = self._returned(output)
+        except LimitReached as limit:
+            self.record.stop_reason = limit.stop_reason
+            await self._store([(call.prompt_ids, call.answer) for call in self._calls])
+            return self.record
+        except BaseException:
+            await self._store([(call.prompt_ids, call.answer) for call in self._calls])
+            raise
+        await self._store(returned)
+        last = returned[-1][1]
+        self.record.stop_reason = last.stop_reason or StopReason.ANSWERED
+        if last.stop_reason is None:
+            self.record.final_answer = extract_answer(last.text, self.claim.task.answer_schema)
+        self._reward = _reward_score(output)
+        return self.record
+
+    async def evaluate_record(self, record: Record) -> Record:
+        """The loop's own `reward_score`, or else the score by the task's scorer."""
+        if self._reward is None:
+            return await super().evaluate_record(record)
+        scores = {**record.scores, "reward_score": self._reward}
+        return record.model_copy(update={"score": self._reward, "scores": scores})
+
+    async def _ask(self, prompt_ids: Sequence[int], max_new_tokens: int | None) -> TokenOutput:
+        # What counts is the sequence that the loop returns: a prompt of it and the answer.
+        size = len(prompt_ids)
+        left = room_left(self.resources.config.sampling, self._n_asked, size, size)
+        answer = await self.ask(prompt_ids, left, max_new_tokens)
+        self._calls.append(_Call(tuple(prompt_ids), answer))
+        return TokenOutput(
+            token_ids=list(answer.output_ids),
+            log_probs=list(answer.output_logprobs),
+            stop_reason="length" if answer.finish_reason == "length" else "completed",
+        )
+
+    def _returned(self, output: object) -> list[tuple[Sequence[int], ModelAnswer]]:
+        """What the loop returned, as prompts and answers of the model.
+
+        Raises ValueError if it is not what was sampled.
+        """
+        prompt_ids, response_ids, mask = (
+            [int(value) for value in _read(output, name)]
+            for name in ("prompt_ids", "response_ids", "response_mask")
+        )
+        whole = [*prompt_ids, *response_ids]
+        spans = generated_spans(prompt_ids, response_ids, mask, self._calls)
+        return [(whole[: span.start], self._part(span)) for span in spans]
+
+    def _part(self, span: GeneratedSpan) -> ModelAnswer:
+        """The part of a call's answer that a span holds."""
+        answer = self._calls[span.call].answer
+        begin, end = span.offset, span.offset + span.end - span.start
+        ids = answer.output_ids[begin:end]
+        return replace(
+            answer,
+            output_ids=ids,
+            output_logprobs=answer.output_logprobs[begin:end],
+            versions=_clip(answer.versions, begin, end),
+            text=self.resources.renderer.split_turn(ids)[0],
+        )
+
+    async def _store(self, answers: Sequence[tuple[Sequence[int], ModelAnswer]]) -> None:
+        """Make turns of prompts and what the model answered to them."""
+        turns: list[GeneratedTurn] = []
+        for prompt_ids, answer in answers:
+            turns.append(self.add_answer(prompt_ids, answer, None))
+        for number, turn in enumerate(turns):
+            await self.write_turn(turn, [] if number else self.opening_messages())
+
+
+def _clip(spans: Sequence[VersionSpan], begin: int, end: int) -> list[VersionSpan]:
+    """Version spans of tokens `begin` to `end`, counted from there."""
+    return [
+        VersionSpan(
+            version=span.version,
+            start=max(span.start, begin) - begin,
+            end=min(span.end, end) - begin,
+        )
+        for span in spans
+        if span.start < end and span.end > begin
+    ]
+
+
+def _read(output: object, name: str) -> Any:
+    """A field of what a loop returned: an object, or a mapping."""
+    try:
+        return output[name] if isinstance(output, Mapping) else getattr(output, name)
+    except (KeyError, AttributeError):
+        raise ValueError(f"the agent loop returned no {name}, but {str(output)[:200]!r}") from None
+
+
+def _reward_score(output: object) -> float | None:
+    """The score that the loop gave itself, if it did."""
+    given = output if isinstance(output, Mapping) else vars(output)
+    score = given.get("reward_score")
+    return None if score is None else float(score)

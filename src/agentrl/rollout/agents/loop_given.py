@@ -1,0 +1,163 @@
+"""What an agent loop is given, under the names by which loops know it.
+
+    ServerManager   the model: token ids in, token ids out
+    constructor_arguments, run_fields   the run's settings, and the task
+
+Loops take what they need of it by name. What they do with it is `loop.py`'s business.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from agentrl.configs import Config
+from agentrl.databases.documents import Task
+from agentrl.rollout.chat import Message
+
+_CONSTRUCTOR = (
+    "server_manager", "tokenizer", "processor", "config", "trainer_config", "dataset_cls",
+    "data_config", "dataset_config",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TokenOutput:
+    """What `server_manager.generate` gives. `stop_reason`: "completed", or "length" if cut off."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    stop_reason: str
+    num_preempted: int | None = None
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+class Settings(dict[str, Any]):
+    """Nested settings that are read as attributes or with `get`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"agent loops are given no setting {name!r}") from None
+
+
+@dataclass(frozen=True)
+class ServerManager:
+    """The model, as an agent loop asks it.
+
+    `ask`: answers a prompt with at most so many tokens (None: as the run's flags say).
+    `sampling_params`: the run's.
+    """
+
+    ask: Callable[[Sequence[int], int | None], Awaitable[TokenOutput]]
+    sampling_params: Mapping[str, float]
+
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: Sequence[int],
+        sampling_params: Mapping[str, Any],
+        **others: Any,
+    ) -> TokenOutput:
+        """Generate from token ids. Calls may run at the same time.
+
+        `sampling_params`: those that `run` was given, and `max_tokens` or `max_new_tokens`.
+        `request_id` is taken and not used: a record stays with its service. Raises ValueError for
+        other parameters, pictures and the like, and `LimitReached` at the record's limits.
+        """
+        unused = sorted(name for name, value in others.items() if value)
+        if unused:
+            raise ValueError(
+                f"server_manager.generate takes token ids only, not {', '.join(unused)}"
+            )
+        return await self.ask(prompt_ids, self._max_new_tokens(sampling_params))
+
+    def _max_new_tokens(self, given: Mapping[str, Any]) -> int | None:
+        """The limit among a loop's parameters. The others must be the run's: the trainer takes
+        the logprobs of all tokens at the run's temperature."""
+        limit: int | None = None
+        for name, value in given.items():
+            if name in ("max_tokens", "max_new_tokens"):
+                limit = value
+            elif name != "logprobs" and value != self.sampling_params.get(name):
+                raise ValueError(
+                    f"sampling parameter {name} = {value!r} is not the run's: a loop may set "
+                    "max_tokens, all others come from --preferred_sampling_params"
+                )
+        return limit
+
+
+def check_constructor(loop: type[Any]) -> None:
+    """Raises ValueError if the loop's constructor insists on what it is not given."""
+    _taken(loop, dict.fromkeys(_CONSTRUCTOR), f"{loop.__name__}()")
+
+
+def constructor_arguments(
+    loop: type[Any], config: Config, manager: ServerManager, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """What the loop's constructor takes of the model and the run's settings."""
+    settings = _settings(config)
+    values = (
+        manager, tokenizer, None, settings, Settings(config=settings), None,
+        Settings(config=settings.data), settings.data,
+    )  # fmt: skip
+    return _taken(loop, dict(zip(_CONSTRUCTOR, values, strict=True)), f"{loop.__name__}()")
+
+
+def run_fields(loop: type[Any], task: Task, messages: Sequence[Message]) -> dict[str, Any]:
+    """What the loop's `run` takes of the task, beside the sampling parameters.
+
+    Raises ValueError if it insists on a field that the task does not have.
+    """
+    fields = {
+        "index": task.seq,
+        "agent_name": task.agent_name,
+        "reward_model": {"ground_truth": task.answer},
+        **task.fields,
+        "query": task.query,
+        "answer": task.answer,
+        "raw_prompt": list(messages),
+    }
+    run = partial(loop.run, None, {})  # without itself and the sampling parameters
+    return _taken(run, fields, f"{loop.__name__}.run of task {task.task_id}")
+
+
+def _settings(config: Config) -> Settings:
+    """The run's limits, where verl's configuration has them."""
+    sampling = config.sampling
+    return Settings(
+        actor_rollout_ref=Settings(
+            model=Settings(path=config.model.model_name_or_path),
+            rollout=Settings(
+                prompt_length=sampling.max_prompt_tokens or sampling.max_tokens,
+                response_length=sampling.max_tokens,
+                max_model_len=sampling.max_tokens,
+                multi_turn=Settings(
+                    max_assistant_turns=sampling.max_turns, max_user_turns=sampling.max_turns
+                ),
+            ),
+        ),
+        data=Settings(apply_chat_template_kwargs=config.chat_template_options),
+    )
+
+
+def _taken(function: Callable[..., Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Those of the arguments that a function takes, by name.
+
+    Raises ValueError if it insists on others.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in given]
+    if missing:
+        raise ValueError(
+            f"{what} wants {', '.join(missing)}; given are {', '.join(sorted(given.keys()))}"
+        )
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(given)
+    return {p.name: given[p.name] for p in named if p.name in given}

@@ -1,0 +1,99 @@
+"""The agents of a sampler process: one sampler for each claim, of the kind that its task names.
+
+What the samplers of a kind share (tools, for most) is opened when the first of them is asked for,
+and once, also for kinds that inherit it from the same class. It is closed with the process.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from agentrl.databases.documents import Record
+from agentrl.databases.tasks import Claim
+from agentrl.rollout.agents.registry import find_agent
+from agentrl.rollout.sampler import AsyncSampler, SamplerResources
+
+
+class AgentUnavailable(Exception):
+    """An agent cannot be started in this process. `__cause__` says why."""
+
+
+class Agents:
+    """Makes samplers. `default`: for tasks that name no agent; entering opens what it shares.
+
+    `shared`: what the samplers of all kinds share.
+    """
+
+    def __init__(self, shared: SamplerResources, default: type[AsyncSampler]) -> None:
+        self.shared = shared
+        self._default = default
+        self._opened: dict[type[AsyncSampler], asyncio.Future[SamplerResources]] = {}
+        self._holders: list[asyncio.Task[None]] = []
+        self._closing = asyncio.Event()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._resources(self._default)
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    async def sampler(self, claim: Claim, record: Record) -> AsyncSampler:
+        """The sampler of an attempt. Raises `AgentUnavailable`, after which `failed` does too."""
+        try:
+            name = claim.task.agent_name
+            kind = self._default if name is None else find_agent(name)
+            resources = await self._resources(kind)
+        except Exception as error:
+            if not self._failure.done():
+                self._failure.set_exception(error)
+                self._failure.exception()  # whoever waits for it raises it; nobody has to
+            raise AgentUnavailable(f"{type(error).__name__}: {error}") from error
+        return kind(claim, record, resources)
+
+    async def failed(self) -> NoReturn:
+        """Wait until an agent cannot be started, and raise the reason."""
+        await asyncio.shield(self._failure)
+        raise AssertionError("an agent's failure is an exception")
+
+    async def _resources(self, kind: type[AsyncSampler]) -> SamplerResources:
+        owner = next(base for base in kind.__mro__ if "extend_resources" in vars(base))
+        if owner not in self._opened:
+            self._opened[owner] = asyncio.get_running_loop().create_future()
+            holder = self._hold(owner, self._opened[owner])
+            self._holders.append(asyncio.create_task(holder, name=f"resources {owner.__name__}"))
+        # Many attempts wait for one opening: a cancelled one must not take it from the others.
+        return await asyncio.shield(self._opened[owner])
+
+    async def _hold(
+        self, owner: type[AsyncSampler], opened: "asyncio.Future[SamplerResources]"
+    ) -> None:
+        """Open, and close at the end: in one task, which what is opened may insist on."""
+        try:
+            async with owner.extend_resources(self.shared) as resources:
+                opened.set_result(resources)
+                await self._closing.wait()
+        except Exception as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)
+
+    async def _close(self) -> None:
+        self._closing.set()
+        for future, holder in zip(self._opened.values(), self._holders, strict=True):
+            if not future.done():
+                holder.cancel()
+        outcomes: list[Any] = await asyncio.gather(*self._holders, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome

@@ -1,0 +1,39 @@
+"""What a call to a server is, and how calls, sessions and servers fail."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mcp_types import CallToolResult
+
+TASK_ID_KEY = "agentrl/task_id"
+RECORD_ID_KEY = "agentrl/record_id"
+CREATE_KWARGS_KEY = "agentrl/create_kwargs"
+
+
+class ToolServerUnreachable(ConnectionError):
+    """A tool server does not answer, or refuses us. The message is one sentence for the user."""
+
+
+class ToolSessionFailed(RuntimeError):
+    """A server did not open the session of a record, which cannot do without."""
+
+
+class CallFailed(Exception):
+    """A call gave no result. The message is for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked of a server. `meta`: what it is told beside the arguments."""
+
+    tool: str
+    arguments: dict[str, Any]
+    meta: Mapping[str, Any]
+
+
+class Callee(Protocol):
+    """Where calls go: to a server, or to a record's session with it."""
+
+    async def call(self, call: Call) -> CallToolResult:
+        """The tool's result, which may be an error of the tool's. Raises `CallFailed`."""

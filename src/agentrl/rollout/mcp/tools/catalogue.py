@@ -1,0 +1,104 @@
+"""Which tools the model gets, and under which names: a function of what the servers offer.
+
+A tool keeps its own name. Only where two servers offer the same name, both get their server's in
+front of it: `search` of the servers `web` and `wiki` become `web__search` and `wiki__search`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from agentrl.configs import ConfigError
+
+CREATE_TOOL, CLOSE_TOOL = "create_session", "close_session"
+"""Tools that a server has for us, not for the model (docs/tools.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A tool as its server lists it. `parameters`: JSON schema of its arguments."""
+
+    server: str
+    tool: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def full_name(self) -> str:
+        """What patterns may name it by, beside its own name."""
+        return f"{self.server}.{self.tool}"
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The tools by the names that the model knows; `renamed` are those among the names that are
+    not the tools' own."""
+
+    tools: Mapping[str, Offer]
+    renamed: tuple[str, ...]
+
+    @property
+    def schemas(self) -> tuple[dict[str, Any], ...]:
+        """The tools as OpenAI's function schemas, which chat templates expect."""
+        return tuple(_as_function(name, offer) for name, offer in self.tools.items())
+
+
+def catalogue(
+    offers: Sequence[Offer], allow: Sequence[str] = (), block: Sequence[str] = ()
+) -> Catalogue:
+    """The tools that the model gets, in the order of `offers`.
+
+    `allow`, `block`: patterns (`*`, `?`, `[…]`) of names, or of `server.name`; no `allow` allows
+    all, and what is blocked is blocked. Names are given after that, so that blocking one of two
+    tools of a name leaves the other its own. Raises `ConfigError` for a pattern that matches no
+    tool, which is a misspelt one, and for names that stay ambiguous.
+    """
+    open_to_model = [offer for offer in offers if offer.tool not in (CREATE_TOOL, CLOSE_TOOL)]
+    for flag, patterns in (("mcp_allow_tools", allow), ("mcp_block_tools", block)):
+        for pattern in patterns:
+            if not any(_matches(offer, [pattern]) for offer in open_to_model):
+                names = ", ".join(offer.full_name for offer in open_to_model) or "none"
+                raise ConfigError(f"--{flag}: {pattern!r} matches no tool; the tools are {names}")
+    chosen = [
+        offer
+        for offer in open_to_model
+        if (not allow or _matches(offer, allow)) and not _matches(offer, block)
+    ]
+    times = Counter(offer.tool for offer in chosen)
+    named = [
+        (offer.tool if times[offer.tool] == 1 else _with_server(offer), offer) for offer in chosen
+    ]
+    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if twice:
+        raise ConfigError(
+            f"two tools would both be called {twice[0]}: block one of them with --mcp_block_tools, "
+            "or give the servers other names"
+        )
+    renamed = tuple(name for name, offer in named if name != offer.tool)
+    return Catalogue(dict(named), renamed)
+
+
+def patterns(flag: str | None) -> list[str]:
+    """A flag's comma separated patterns."""
+    return [pattern.strip() for pattern in (flag or "").split(",") if pattern.strip()]
+
+
+def _matches(offer: Offer, among: Sequence[str]) -> bool:
+    names = (offer.tool, offer.full_name)
+    return any(fnmatchcase(name, pattern) for pattern in among for name in names)
+
+
+def _with_server(offer: Offer) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', offer.server)}__{offer.tool}"
+
+
+def _as_function(name: str, offer: Offer) -> dict[str, Any]:
+    function = {
+        "name": name,
+        "description": offer.description,
+        "parameters": dict(offer.parameters),
+    }
+    return {"type": "function", "function": function}

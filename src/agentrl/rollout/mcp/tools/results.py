@@ -1,0 +1,180 @@
+"""A tool's result: the text that the model reads, and what is kept of it beside that.
+
+Nothing is lost silently: what is not text is named in the text and kept as a file, what is too long
+is cut with a note and kept whole, and what even a MongoDB document cannot hold is named in it.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from mcp_types import (
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+)
+
+from agentrl.databases.documents import ResultFile, ToolResult
+
+MAX_KEPT_BYTES = 12 << 20  # of a stored result, text and files: a MongoDB document has 16 MB
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What a call gave.
+
+    `text`: what the model reads. `whole`: the whole text, where `text` is cut. `kept`: the `_id` in
+    the collection `tool_results` of what is not in `text` (the whole text, images, files), or None
+    if `text` is all there is.
+    """
+
+    text: str
+    is_error: bool
+    latency_s: float
+    whole: str | None = None
+    kept: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A result as read. `files`: what is not text, and only named in it."""
+
+    text: str
+    is_error: bool = False
+    files: tuple[ResultFile, ...] = ()
+
+
+def read_result(result: CallToolResult) -> Reading:
+    """All parts of a result, in order.
+
+    Structured content is appended as JSON, unless the text says the same already, as it should.
+    """
+    texts: list[str] = []
+    files: list[ResultFile] = []
+    for part in result.content:
+        if isinstance(part, TextContent):
+            texts.append(part.text)
+        elif isinstance(part, EmbeddedResource) and not isinstance(
+            part.resource, BlobResourceContents
+        ):
+            texts.append(part.resource.text)
+        elif isinstance(part, ResourceLink):
+            texts.append(f"[link to {part.name}: {part.uri}]")
+        else:
+            file = _file_of(part)
+            files.append(file)
+            texts.append(_note_of(file))
+    content = result.structured_content
+    if content is not None and not _says(result.content, content):
+        texts.append(json_text(content))
+    text = "\n".join(texts)
+    if result.is_error and not text:
+        text = "The tool failed and gave no reason."
+    return Reading(storable(text), bool(result.is_error), tuple(files))
+
+
+def json_text(value: Any) -> str:
+    """Any JSON value as text: numbers of any size, and what UTF-8 cannot hold."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        return "[JSON that is nested too deeply to be read]"
+
+
+def shorten(text: str, limit: int) -> str:
+    """The first `limit` characters, and a note of how many follow if there are more."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}\n[{len(text) - limit} characters left out]"
+
+
+def kept_result(
+    key: str, record_id: str, tool: str, text: str, files: Sequence[ResultFile]
+) -> ToolResult:
+    """The document that keeps a result. `key`: its `_id`."""
+    omitted = []
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) > MAX_KEPT_BYTES:
+        text = encoded[:MAX_KEPT_BYTES].decode("utf-8", "ignore")
+        omitted.append(f"the text's last {len(encoded) - MAX_KEPT_BYTES} bytes")
+    room = MAX_KEPT_BYTES - min(len(encoded), MAX_KEPT_BYTES)
+    kept: list[ResultFile] = []
+    for file in files:
+        if len(file.data) <= room:
+            kept.append(file)
+            room -= len(file.data)
+        else:
+            omitted.append(_describe(file))
+    return ToolResult(
+        id=key,
+        record_id=record_id,
+        tool=tool,
+        text=storable(text),
+        files=kept,
+        omitted=omitted,
+        created_at=datetime.now(UTC),
+    )
+
+
+def _says(parts: Sequence[ContentBlock], content: Any) -> bool:
+    """Whether the parts are the structured content in another form: all of it, or what its only
+    key holds, which is where servers put a value that is no object. Some repeat the parts there."""
+    texts = [part.text for part in parts if isinstance(part, TextContent)]
+    forms: list[Any] = [texts, [_parsed(text) for text in texts]]
+    forms += [form[0] for form in forms if len(form) == 1]
+    forms.append([part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in parts])
+    inner = list(content.values()) if isinstance(content, dict) and len(content) == 1 else []
+    return any(form == value for form in forms for value in [content, *inner])
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _file_of(part: object) -> ResultFile:
+    """A part that is no text, as a file."""
+    if isinstance(part, ImageContent | AudioContent):
+        return ResultFile(kind=part.type, mime_type=part.mime_type, data=_decoded(part.data))
+    assert isinstance(part, EmbeddedResource), "the protocol has no other parts"
+    blob = part.resource
+    assert isinstance(blob, BlobResourceContents), "texts are no files"
+    return ResultFile(
+        kind="resource",
+        mime_type=blob.mime_type or "application/octet-stream",
+        uri=blob.uri,
+        data=_decoded(blob.blob),
+    )
+
+
+def _decoded(data: str) -> bytes:
+    """Base64 data; what is none stays as it came."""
+    try:
+        return base64.b64decode(data)
+    except (binascii.Error, ValueError):
+        return data.encode("utf-8", "replace")
+
+
+def _note_of(file: ResultFile) -> str:
+    return f"[{_describe(file)} left out: only text can be read]"
+
+
+def _describe(file: ResultFile) -> str:
+    name = f"{file.kind} {file.uri}" if file.uri else file.kind
+    return f"{name} ({file.mime_type}, {len(file.data)} bytes)"
+
+
+def storable(text: str) -> str:
+    """The text without what UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,125 @@
+"""A scorer is a function that takes, by name, what it needs:
+
+    model_answer   the Record's final answer (without one it scores 0 and is not called)
+    ground_truth   the task's `answer` (a task without one is refused)
+    question       the task's `query`
+    task, record   the documents themselves
+    messages       the Record's conversation, as chat messages
+
+or, to look at a whole group at once:
+
+    records        all scored Records of the Task
+    messages       the conversation of each of them
+    task, question, ground_truth as above
+
+It may be async or not; a function that is not runs in a thread. It returns a number, None (not
+scored), or a `Score` with an explanation; for a group a list of these, one for each Record.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from agentrl.databases.documents import DispatchedSamplingTask, Record, Task
+from agentrl.rollout.scorers.results import Score, as_score
+
+ScorerFunction = Callable[..., Any]
+Messages = list[dict[str, Any]]
+
+_OF_RECORD = frozenset({"model_answer", "ground_truth", "question", "task", "record", "messages"})
+_OF_GROUP = frozenset({"ground_truth", "question", "task", "records", "messages"})
+_JUDGED = frozenset({"model_answer", "record", "records", "messages"})  # one of them it must take
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A function with its name. `takes`: which of the inputs."""
+
+    name: str
+    function: ScorerFunction
+    takes: frozenset[str]
+
+    @classmethod
+    def of(cls, name: str, function: ScorerFunction) -> Self:
+        """Raises ValueError if the function takes anything else than the inputs, or nothing of the
+        Record."""
+        if not callable(function):
+            raise ValueError(f"scorer {name!r} is {function!r}, which is no function")
+        parameters = inspect.signature(function).parameters
+        known = _OF_GROUP if "records" in parameters else _OF_RECORD
+        for parameter in parameters.values():
+            by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            needed = parameter.default is parameter.empty
+            if needed and not (by_name and parameter.name in known):
+                raise ValueError(
+                    f"scorer {name!r} takes `{parameter.name}`; a scorer takes, by name, of "
+                    f"{', '.join(sorted(known))}"
+                )
+        takes = frozenset(known & parameters.keys())
+        if not takes & _JUDGED:
+            raise ValueError(
+                f"scorer {name!r} takes nothing of the Record; it must take one of "
+                f"{', '.join(sorted(_JUDGED))}"
+            )
+        return cls(name, function, takes)
+
+    @property
+    def of_group(self) -> bool:
+        """Whether it looks at the whole group at once."""
+        return "records" in self.takes
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether it can score tasks with an `answer` only."""
+        return "ground_truth" in self.takes
+
+    @property
+    def needs_messages(self) -> bool:
+        """Whether it looks at conversations."""
+        return "messages" in self.takes
+
+    async def score(self, task: Task, record: Record, messages: Messages) -> Score:
+        """Score one Record. Raises what the function raises, and ValueError for a result that is
+        no score."""
+        if "model_answer" in self.takes and record.final_answer is None:
+            return Score(0.0, "no answer in the form asked for")
+        inputs = {"record": record, "model_answer": record.final_answer, "messages": messages}
+        return as_score(self.name, await self._call(task, inputs))
+
+    async def score_group(
+        self, task: Task, records: Sequence[Record], messages: Sequence[Messages]
+    ) -> list[Score]:
+        """Score all Records of a group, one result each. Raises as `score` does."""
+        inputs = {"records": list(records), "messages": list(messages)}
+        results = await self._call(task, inputs)
+        if not isinstance(results, Sequence) or len(results) != len(records):
+            raise ValueError(
+                f"scorer {self.name!r} returned {results!r}, not a list with a score for each of "
+                f"the {len(records)} Records"
+            )
+        return [as_score(self.name, result) for result in results]
+
+    async def _call(self, task: Task, inputs: Mapping[str, object]) -> object:
+        if self.needs_answer and task.answer is None:
+            raise ValueError(f"the task has no `answer`, which scorer {self.name!r} compares with")
+        given = {"task": task, "question": task.query, "ground_truth": task.answer, **inputs}
+        arguments = {name: given[name] for name in self.takes}
+        if inspect.iscoroutinefunction(self.function):
+            return await self.function(**arguments)
+        result = await asyncio.to_thread(self.function, **arguments)
+        # An object whose `__call__` is async has only made its coroutine in the thread.
+        return await result if inspect.isawaitable(result) else result
+
+
+def conversation(turns: Sequence[DispatchedSamplingTask]) -> Messages:
+    """The chat messages of a Record's turns, in order, as they are stored for people to read.
+
+    Where the context was rewritten on the way, all that was ever said is in it, once.
+    """
+    messages: Messages = []
+    for turn in turns:
+        messages += turn.messages
+        messages.append({"role": "assistant", "content": turn.output_text})
+    return messages

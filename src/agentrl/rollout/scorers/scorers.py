@@ -1,0 +1,120 @@
+"""The scorers of a process, opened: from finished Records to their scores.
+
+A scorer that raises leaves its error on the Record; no score is made up in its place.
+"""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from agentrl.configs import Config
+from agentrl.databases.documents import GroupScore, Record, Task
+from agentrl.databases.records import RecordLedger
+from agentrl.databases.scorer_notation import parse_scorer
+from agentrl.rollout.helping_models import HelpingModels
+from agentrl.rollout.mcp.agent_config import AgentConfig, load_agent_config
+from agentrl.rollout.scorers.functions import Messages, Scorer, ScorerFunction, conversation
+from agentrl.rollout.scorers.judge import Judge
+from agentrl.rollout.scorers.math_verifier import MathVerifier
+from agentrl.rollout.scorers.registry import find_scorer, load_scorers
+from agentrl.rollout.scorers.results import with_scores
+from agentrl.rollout.scorers.reward_service import RewardService
+from agentrl.rollout.scorers.ruler import Ruler
+
+
+class Scorers:
+    """All scorers of a process. Entered once: it owns what the built-in ones ask.
+
+    `records`: where conversations are read, for scorers that look at them.
+    """
+
+    def __init__(self, agents: AgentConfig, records: RecordLedger) -> None:
+        self._records = records
+        self._judging = HelpingModels(agents.scorer_agent)
+        self._ranking = HelpingModels(agents.ranking_models)
+        self._math = MathVerifier()
+        self._service = RewardService(agents.http_scorer)
+        self._bound: dict[str, ScorerFunction] = {
+            "math": self._math.score,
+            "agentcpm": Judge(self._judging).score,
+            "http": self._service.score,
+            "ruler": Ruler(self._ranking).score_group,
+        }
+        self._stack = AsyncExitStack()
+
+    @classmethod
+    def of_run(cls, config: Config, records: RecordLedger) -> Self:
+        """The scorers that a run's flags ask for, to be entered.
+
+        Raises `AgentConfigError` for `--agent_config_path`, `ConfigError` for `--scorer_module`.
+        """
+        load_scorers(config)
+        return cls(load_agent_config(config.agent.agent_config_path), records)
+
+    async def __aenter__(self) -> Self:
+        for part in (self._judging, self._ranking, self._math, self._service):
+            await self._stack.enter_async_context(part)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    def of_group(self, scorer: str) -> list[str]:
+        """Which scorers of a task's `scorer` look at the whole group."""
+        return [name for name in parse_scorer(scorer) if find_scorer(name).of_group]
+
+    async def score(self, task: Task, record: Record) -> Record:
+        """The Record with `score`, `scores` and `explanations` by its task's scorer.
+
+        `score` is None if a scorer did not score it, or looks at the whole group, which is not
+        there yet. Raises what a scorer raises, and ValueError for an unknown scorer, a task without
+        the `answer` that it needs, or a result that is no score.
+        """
+        alone = [self._find(name) for name in parse_scorer(task.scorer)]
+        alone = [scorer for scorer in alone if not scorer.of_group]
+        messages: Messages = []
+        if any(scorer.needs_messages for scorer in alone):
+            (messages,) = await self._conversations([record])
+        scores = {scorer.name: await scorer.score(task, record, messages) for scorer in alone}
+        return with_scores(task.scorer, record, scores)
+
+    async def score_group(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
+        """What the task's scorers of whole groups say of its Records.
+
+        Records that another scorer of the task did not score take no part. Raises as `score` does.
+        """
+        wanted = self.of_group(task.scorer)
+        others = parse_scorer(task.scorer).keys() - wanted
+        group = [
+            record
+            for record in records
+            if all(record.scores.get(name) is not None for name in others)
+        ]
+        said: list[GroupScore] = []
+        for name in wanted if group else []:
+            scorer = self._find(name)
+            messages = await self._conversations(group) if scorer.needs_messages else []
+            results = await scorer.score_group(task, group, messages)
+            said += [
+                GroupScore(
+                    record=record.id, scorer=name, score=result.value,
+                    explanation=result.explanation,
+                )
+                for record, result in zip(group, results, strict=True)
+            ]  # fmt: skip
+        return said
+
+    def _find(self, name: str) -> Scorer:
+        found = find_scorer(name)
+        bound = self._bound.get(name)
+        return found if bound is None else Scorer(name, bound, found.takes)
+
+    async def _conversations(self, records: Sequence[Record]) -> list[Messages]:
+        turns = await self._records.turns([record.id for record in records])
+        return [conversation(turns[record.id]) for record in records]

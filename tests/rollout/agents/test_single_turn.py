@@ -1,0 +1,57 @@
+"""The agents of one turn: asked once, answered once, without tools."""
+
+import pytest
+from stage import Stage
+
+from agentrl.databases.documents import StopReason, TurnStatus
+from agentrl.rollout.math.sampler import INSTRUCTION
+
+
+@pytest.mark.parametrize("agent", ["single_turn", "single_turn_agent"])
+async def test_a_single_turn_is_the_answer_and_needs_no_tools(stage: Stage, agent: str) -> None:
+    stage.mcp_url = "http://127.0.0.1:1/mcp"  # nobody is there
+    stage.lines = ["<answer>42</answer>"]
+    record = await stage.attempt(agent)
+    assert (record.score, record.n_turns, record.stop_reason) == (1.0, 1, StopReason.ANSWERED)
+    question = [{"role": "user", "content": "How many?"}]
+    assert stage.service.prompts == [stage.renderer.render_prompt(question)]
+    [turn] = await stage.turns(record)
+    assert turn.messages == question
+
+
+async def test_a_turn_that_was_cut_off_is_no_answer(stage: Stage) -> None:
+    stage.flags = ("--max_new_tokens", "3")
+    stage.lines = ["<answer>42</answer> and so on"]
+    record = await stage.attempt("single_turn")
+    assert (record.stop_reason, record.final_answer) == (StopReason.MAX_NEW_TOKENS, None)
+    assert (record.score, record.turn_statuses) == (0.0, {TurnStatus.TRUNCATED: 1})
+
+
+async def test_a_task_given_as_messages_is_asked_in_them(stage: Stage) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "How many are there?"},
+    ]
+    stage.flags = ("--system_prompt", "Be long.")
+    stage.lines = ["<answer>42</answer>"] * 4
+    for agent in ("single_turn", "math", "mcp"):
+        await stage.attempt(agent, messages=messages)
+    tools = stage.renderer.codec.decode(stage.service.prompts[2])
+    assert stage.service.prompts[:2] == [stage.renderer.render_prompt(messages)] * 2
+    assert "Be brief." in tools and "Be long." not in tools
+    await stage.attempt("single_turn", messages=messages[1:])
+    begun = [{"role": "system", "content": "Be long."}, messages[1]]
+    assert stage.service.prompts[3] == stage.renderer.render_prompt(begun)
+
+
+async def test_the_math_agent_asks_for_a_box_and_reads_it(stage: Stage) -> None:
+    stage.lines = [r"It is \boxed{\frac{84}{2}}.", "<answer>42</answer>"]
+    boxed = await stage.attempt("math", answer_schema=None, scorer="math")
+    assert (boxed.final_answer, boxed.score) == (r"\frac{84}{2}", 1.0)
+    [turn] = await stage.turns(boxed)
+    assert turn.messages == [{"role": "user", "content": f"How many?\n\n{INSTRUCTION}"}]
+    # A task that says how it is to be answered is asked as it is.
+    tagged = await stage.attempt("math", answer_schema="answer", scorer="math")
+    [turn] = await stage.turns(tagged)
+    assert turn.messages == [{"role": "user", "content": "How many?"}]
+    assert tagged.score == 1.0

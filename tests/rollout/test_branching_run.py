@@ -1,0 +1,185 @@
+"""A run whose conversations branch, from its tasks to an optimizer step.
+
+The real scheduler, MCP agent, MCP server and mongod; the model says lines of a script, with the
+logprobs that the real model gives them after the prompt that it was asked with. The trainer, which
+reads nothing but the database, must find exactly these again: with another token before a trained
+one, or another place of it, the model's logprob would be another.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import scripted_run
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from scripted_service import DEMO, END, ScriptedService, serving, stored_turns, tool_call
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.configs import LossConfig, OptimizerConfig, parse_config
+from agentrl.databases import runs, services
+from agentrl.databases.arrays import unpack_ints
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import DBRecordData, Record, Split
+from agentrl.databases.feeder import make_tasks
+from agentrl.databases.policies import Lineage
+from agentrl.databases.runs import RunLease
+from agentrl.databases.task_file import TaskLine
+from agentrl.databases.tasks import TaskLedger
+from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.mcp.sampler import MCPSampler
+from agentrl.training.batch import row_sequences
+from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.parallel import parallelise
+from agentrl.training.step import StepOptions, train_step
+
+VERSION = 2  # of the policy that the service has
+
+
+def demo_model() -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        DEMO / "model", dtype=torch.float32
+    )
+    return model.eval()
+
+
+@dataclass
+class HonestService(ScriptedService):
+    """Gives every line the logprobs that the model has for it. `scripts`: by attempt."""
+
+    scripts: dict[str, list[str]] = field(default_factory=dict)
+    model: PreTrainedModel = field(default_factory=demo_model)
+
+    def next_line(self, request_id: str) -> str:
+        attempt = next(attempt for attempt in self.scripts if attempt in request_id)
+        return self.scripts[attempt].pop(0)
+
+    def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> list[float]:
+        with torch.no_grad():
+            logits = self.model(input_ids=torch.tensor([[*prompt_ids, *ids]])).logits[0]
+        places = torch.arange(len(prompt_ids), len(prompt_ids) + len(ids))
+        chosen = torch.log_softmax(logits, -1)[places - 1, torch.tensor(ids)]
+        return [float(logprob) for logprob in chosen]
+
+
+@pytest.fixture(autouse=True)
+def process_group() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+async def sample_group(
+    database: RunDatabase, service: HonestService, tools_url: str, *flags: str
+) -> list[DBRecordData]:
+    """Sample one task's two attempts; returns the rows that its finalisation wrote."""
+    config = parse_config(
+        ["--model_name_or_path", str(DEMO / "model"), "--mcp_manager_url", tools_url,
+         "--num_generations", "2", "--max_attempts", "1", "--max_tokens", "6000", *flags]
+    )  # fmt: skip
+    lease = RunLease(database, "trainer", "here", lease_seconds=60)
+    await lease.acquire(rows_per_step=2)
+    await lease.progress(step=0, max_steps=9, version=VERSION, status=runs.TRAINING)
+    await services.register_urls(database, [service.url])
+    await services.acknowledge(database, service.url, VERSION)
+    line = TaskLine(
+        id="line", query="How many?", answer="42", scorer="exact_match", answer_schema="answer"
+    )
+    ledger = TaskLedger(database, "feeder", lease_seconds=9, max_attempts=1)
+    await ledger.add(make_tasks([line], Split.TRAIN, 0, 2, [0]))
+    async with scripted_run.scheduler(database, MCPSampler, config) as scheduler:
+        sampling = asyncio.create_task(scheduler.run())
+        await scripted_run.until(scripted_run.completed(database, 1))
+        scheduler.stop()
+        await sampling
+    return [DBRecordData.from_mongo(row) async for row in database.rows.find().sort("_id", 1)]
+
+
+def ask(name: str, arguments: str) -> str:
+    return tool_call(name, arguments) + END
+
+
+def big(n: int) -> str:
+    return ask("big", f'{{"n": {n}}}')
+
+
+SAME = ask("echo", '{"text": "a"}')
+RIGHT, WRONG = f"<answer>42</answer>{END}", f"<answer>41</answer>{END}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "scripts", "rewritings"),
+    [
+        pytest.param(
+            ["--max_prompt_tokens", "1500", "--new_context", "discard_all"],
+            {
+                "-t0-": [big(300), big(400), big(450), f"Many x.{END}", SAME, SAME, RIGHT],
+                "-t1-": [big(700), big(500), f"Some x.{END}", big(600), f"More x.{END}", WRONG],
+            },
+            {
+                "-t0-": ["summary", "discard_all", "repetition"],
+                "-t1-": ["summary", "discard_all", "summary", "discard_all"],
+            },
+            id="discard_all",
+        ),
+        pytest.param(
+            ["--max_prompt_tokens", "1300", "--new_context", "discard_all_tools"],
+            {
+                "-t0-": [big(200), SAME, SAME, big(400), big(401), big(402), RIGHT],
+                "-t1-": [big(600), big(500), big(400), big(501), WRONG],
+            },
+            {
+                "-t0-": ["repetition", "discard_all_tools", "discard_all_tools"],
+                "-t1-": ["discard_all_tools", "discard_all_tools"],
+            },
+            id="discard_all_tools",
+        ),
+    ],
+)
+async def test_branches_are_trained_as_they_were_sampled(
+    database: RunDatabase, demo_renderer: ChatRenderer, hostile_server: Any,
+    flags: list[str], scripts: dict[str, list[str]], rewritings: dict[str, list[str]],
+) -> None:  # fmt: skip
+    said = {attempt: list(lines) for attempt, lines in scripts.items()}
+    compress = ["--enable_repetition_compress", "true"]
+    async with serving(HonestService(demo_renderer, scripts=scripts)) as service:
+        rows = await sample_group(database, service, hostile_server.url, *flags, *compress)
+    assert len(rows) == 2
+
+    # The documents give back what was asked and what was said.
+    async for document in database.records.find():
+        record = Record.from_mongo(document)
+        [attempt] = [attempt for attempt in said if attempt in record.id]
+        turns = await stored_turns(database, record)
+        assert [str(turn.rewrite) for turn in turns if turn.rewrite] == rewritings[attempt]
+        outputs = [unpack_ints(turn.output_ids).tolist() for turn in turns]
+        assert outputs == [demo_renderer.encode(line) for line in said[attempt]]
+
+    # The rows are trees, in which nothing that was shared is computed or trained twice.
+    asked = [request["input_ids"] for request in service.requests]
+    for row in rows:
+        assert len(row.nodes) > 3
+        assert row.n_tokens < sum(map(len, asked)) / 2
+
+    # The trainer's model, which is the one that sampled, finds the sampler's logprobs again.
+    model = demo_model()
+    parallelise(model, Accelerator(cpu=True))
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-4))
+    statistics = train_step(
+        model,
+        optimizer,
+        make_scheduler(optimizer, OptimizerConfig(), 10),
+        [row_sequences(row, Lineage({VERSION: 0}), 0) for row in rows],
+        LossConfig(),
+        StepOptions(micro_batch_tokens=4000),
+    )
+    assert statistics.n_train_tokens == sum(
+        len(demo_renderer.encode(line)) for lines in said.values() for line in lines
+    )
+    assert statistics.ratio_min == pytest.approx(1.0, abs=2e-3)
+    assert statistics.ratio_max == pytest.approx(1.0, abs=2e-3)
+    assert np.isfinite(statistics.loss) and statistics.grad_norm > 0

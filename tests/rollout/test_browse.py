@@ -1,0 +1,88 @@
+"""The browse agent, against a real OpenAI-compatible HTTP server."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from chat_endpoint import ChatEndpoint, chat_endpoint
+
+from agentrl.configs import ContextConfig
+from agentrl.rollout import helping_models
+from agentrl.rollout.helping_models import HelpingModels, Reply
+from agentrl.rollout.mcp.agent_config import AgentModel
+from agentrl.rollout.mcp.browse import BrowseAgent
+from agentrl.rollout.tool_calls import ParsedCall
+
+FETCH = ParsedCall("fetch", {"url": "http://a.example/größe"})
+PAGE = "<p>The tower is 330 m high.</p>" * 20
+
+
+@pytest.fixture
+async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChatEndpoint]:
+    monkeypatch.setattr(helping_models, "_RETRY_PAUSE_S", 0.01)
+    async with chat_endpoint() as endpoint:
+        yield endpoint
+
+
+async def summarise(
+    endpoint: ChatEndpoint, *names: str, config: ContextConfig | None = None
+) -> Reply[str] | None:
+    models = [AgentModel(model=name, base_url=endpoint.url, retries=1) for name in names]
+    async with HelpingModels(models) as opened:
+        browse = BrowseAgent(opened, config or ContextConfig())
+        return await browse.summarise("How high is the tower?", FETCH, PAGE)
+
+
+async def test_a_model_reads_the_result_with_question_and_call_in_view(
+    endpoint: ChatEndpoint,
+) -> None:
+    endpoint.replies = {"a": ["<think>hm</think>\n330 m."]}
+    assert await summarise(endpoint, "a") == Reply("330 m.", "a")
+    [request] = endpoint.requests
+    material = request["messages"][-1]["content"]
+    assert "How high is the tower?" in material
+    assert 'fetch {"url":"http://a.example/größe"}' in material
+    assert material.endswith(PAGE)
+
+
+async def test_a_result_that_no_model_could_take_in_is_cut_and_says_so(
+    endpoint: ChatEndpoint,
+) -> None:
+    endpoint.replies = {"a": ["Little."]}
+    await summarise(endpoint, "a", config=ContextConfig(browse_max_chars=100))
+    material = endpoint.requests[0]["messages"][-1]["content"]
+    assert material.endswith(f"{PAGE[:100]}\n[{len(PAGE) - 100} further characters are not shown]")
+
+
+async def test_models_are_tried_in_order_and_an_empty_reply_will_not_do(
+    endpoint: ChatEndpoint,
+) -> None:
+    endpoint.replies = {"a": [503, "<think>nothing</think> "], "b": [401], "c": ["330 m."]}
+    assert await summarise(endpoint, "a", "b", "c") == Reply("330 m.", "c")
+    assert [request["model"] for request in endpoint.requests] == ["a", "a", "b", "c"]
+
+
+async def test_when_no_model_answers_there_is_no_summary(
+    endpoint: ChatEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint.replies = {"a": [500, 500]}
+    assert await summarise(endpoint, "a") is None
+    assert "no browse agent read the result of fetch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("patterns", "tool", "length", "read"),
+    [
+        ("*", "fetch", 11, True),
+        ("*", "fetch", 10, False),
+        ("fetch_*, browse", "fetch_url", 11, True),
+        ("fetch_*, browse", "browse", 11, True),
+        ("fetch_*, browse", "search", 11, False),
+    ],
+)
+def test_long_results_of_the_named_tools_are_read(
+    patterns: str, tool: str, length: int, read: bool
+) -> None:
+    config = ContextConfig(browse_tools=patterns, browse_min_chars=10)
+    models = [AgentModel(model="a", base_url="http://a.example")]
+    assert BrowseAgent(HelpingModels(models), config).reads(tool, "x" * length) is read
+    assert not BrowseAgent(HelpingModels([]), config).reads(tool, "x" * length)

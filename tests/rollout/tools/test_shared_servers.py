@@ -1,0 +1,154 @@
+"""Tools over a real MCP server that does all that a server should not."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+from tool_session import a_task, session_with, tools_of
+
+from agentrl.rollout.mcp.tools import ToolAnswer, ToolServerUnreachable
+
+
+async def test_the_listed_tools_are_function_schemas(hostile_server: Any) -> None:
+    async with tools_of(hostile_server.url) as box:
+        echo = next(tool for tool in box.schemas if tool["function"]["name"] == "echo")
+    assert echo["type"] == "function"
+    assert echo["function"]["description"] == "The text itself."
+    assert echo["function"]["parameters"]["properties"]["text"]["type"] == "string"
+
+
+async def test_a_call_tells_the_server_which_task_and_record_it_serves(hostile_server: Any) -> None:
+    async with tools_of(hostile_server.url) as box:
+
+        async def whoami(i: int) -> ToolAnswer:
+            async with box.session(a_task(f"task-{i}"), f"record-{i}") as session:
+                return await session.call("whoami", {})
+
+        answers = await asyncio.gather(*(whoami(i) for i in range(8)))
+    assert [json.loads(answer.text) for answer in answers] == [
+        {"agentrl/record_id": f"record-{i}", "agentrl/task_id": f"task-{i}"} for i in range(8)
+    ]
+
+
+async def test_any_number_of_calls_may_wait_for_their_tools_at_once(hostile_server: Any) -> None:
+    async with session_with(hostile_server.url, tool_timeout=60) as session:
+        answers = await asyncio.gather(*(session.call("meet", {"n": 120}) for _ in range(120)))
+    assert {answer.text for answer in answers} == {"met"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "text"),
+    [
+        ("fail", {"reason": "no such bin"}, "no such bin"),
+        ("echo", {"texts": "a"}, "text"),
+        ("echo", {"text": [1]}, "text"),
+        ("nonsense", {}, "There is no tool 'nonsense'. Tools: big, die, echo"),
+        ("hang", {"seconds": 60}, "did not answer within 0.5 s"),
+        ("garbage", {"kind": "no json"}, "failed"),
+        ("garbage", {"kind": "no result"}, "gave an answer that cannot be read"),
+        ("garbage", {"kind": "no envelope"}, "failed"),
+        ("garbage", {"kind": "html"}, "failed"),
+        ("garbage", {"kind": "cut off"}, "failed"),
+        ("garbage", {"kind": "surrogate"}, "failed"),
+        ("garbage", {"kind": "empty error"}, "gave no reason"),
+    ],
+)
+async def test_every_failure_is_a_text_for_the_model_and_the_next_call_works(
+    hostile_server: Any, tool: str, arguments: dict[str, Any], text: str
+) -> None:
+    async with session_with(hostile_server.url, tool_timeout=0.5) as session:
+        answer = await session.call(tool, arguments)
+        assert answer.is_error
+        assert text in answer.text
+        after = await session.call("echo", {"text": "still here"})
+        assert (after.text, after.is_error) == ("still here", False)
+
+
+async def test_a_failing_call_does_not_disturb_those_beside_it(hostile_server: Any) -> None:
+    async with session_with(hostile_server.url, tool_timeout=5) as session:
+        slow = asyncio.create_task(session.call("hang", {"seconds": 0.5}))
+        await asyncio.sleep(0.1)
+        kinds = ("cut off", "no json", "html")
+        bad = await asyncio.gather(*(session.call("garbage", {"kind": kind}) for kind in kinds))
+        assert all(answer.is_error for answer in bad)
+        assert (await slow).text == "slept"
+
+
+async def test_a_cancelled_call_leaves_the_connection_usable(hostile_server: Any) -> None:
+    async with session_with(hostile_server.url) as session:
+        slow = asyncio.create_task(session.call("hang", {"seconds": 60}))
+        await asyncio.sleep(0.1)
+        slow.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await slow
+        assert (await session.call("echo", {"text": "a"})).text == "a"
+
+
+@pytest.mark.parametrize("flags", [(), ("--sessions",)])
+async def test_a_dead_server_costs_calls_until_it_is_back(
+    own_server: Any, flags: tuple[str, ...]
+) -> None:
+    own_server.flags = flags
+    own_server.start()
+    async with session_with(own_server.url, tool_timeout=5) as session:
+        died = await session.call("die", {})
+        assert died.is_error
+        await asyncio.to_thread(own_server.wait_for_its_end)
+        refused = await session.call("echo", {"text": "a"})
+        assert refused.is_error
+        assert "attempts failed" in refused.text or "cannot be reached" in refused.text
+        await asyncio.to_thread(own_server.start)
+        answers = await asyncio.gather(*(session.call("echo", {"text": str(i)}) for i in range(8)))
+        assert [answer.text for answer in answers] == [str(i) for i in range(8)]
+
+
+async def test_the_bearer_token_is_sent_and_a_wrong_one_is_refused_at_once(own_server: Any) -> None:
+    own_server.flags = ("--token", "secret")
+    own_server.start()
+    async with session_with(own_server.url, mcp_auth_token="secret") as session:
+        assert (await session.call("echo", {"text": "a"})).text == "a"
+    for token in (None, "guess"):
+        began = time.monotonic()
+        with pytest.raises(ToolServerUnreachable, match=r"HTTP 401.*--mcp_auth_token"):
+            async with tools_of(own_server.url, mcp_auth_token=token, startup_timeout_s=30):
+                pass
+        assert time.monotonic() - began < 10
+
+
+async def test_an_unreachable_server_is_one_sentence_with_url_and_time(own_server: Any) -> None:
+    own_server.start()
+    own_server.stop()
+    with pytest.raises(ToolServerUnreachable) as caught:
+        async with tools_of(own_server.url, startup_timeout_s=0.6):
+            pass
+    assert own_server.url in str(caught.value)
+    assert "tried for 0." in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+async def test_a_server_that_takes_connections_and_never_answers_is_unreachable() -> None:
+    hung_up = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await hung_up.wait()
+        writer.close()
+
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/mcp"
+    async with asyncio.timeout(10):
+        with pytest.raises(ToolServerUnreachable, match=url):
+            async with tools_of(url, startup_timeout_s=0.5):
+                pass
+    hung_up.set()
+    silent.close()
+
+
+async def test_entering_waits_for_a_server_that_is_still_starting(own_server: Any) -> None:
+    own_server.start()
+    own_server.stop()
+    starting = asyncio.create_task(asyncio.to_thread(own_server.start))
+    async with tools_of(own_server.url, startup_timeout_s=30) as box:
+        assert box.schemas
+    await starting
