@@ -1,6 +1,6 @@
 """What a chat template can express, found out by rendering probes. No model family is named here.
 
-    does it write tools?  a tool's results?  a thought, between which marks?
+    does it write tools?  a tool's results?  a system message?  a thought, between which marks?
     with which tokens do its turns end?
 
 A template without tools gets them in the Hermes way, which the default parser reads: schemas in the
@@ -21,6 +21,7 @@ Tools = Sequence[Mapping[str, Any]]
 # Messages, tools, and whether the header of the next turn is wanted; raises what templates raise.
 Apply = Callable[..., str]
 
+_SYSTEM = "probe-system"
 _QUESTION = "probe-question"
 _TURN = "probe-turn"
 _THOUGHT = "probe-thought"
@@ -60,6 +61,7 @@ class Dialect:
     turn_ends: tokens that end a turn, as text and id; the one before tool results comes first.
     """
 
+    takes_system: bool
     writes_tools: bool
     writes_results: bool
     writes_thoughts: bool
@@ -82,7 +84,19 @@ class Dialect:
                 adapted[0] = {**adapted[0], "content": first}
             else:
                 adapted.insert(0, {"role": "system", "content": text})
+        if adapted and adapted[0]["role"] == "system" and not self.takes_system:
+            adapted = _system_in_question(adapted)
         return adapted if self.writes_results else _results_as_user(adapted)
+
+
+def _system_in_question(messages: Sequence[Message]) -> list[Message]:
+    """The system message at the begin of the first question, as Gemma's templates do it."""
+    system, *rest = messages
+    first = next((i for i, message in enumerate(rest) if message["role"] == "user"), None)
+    if first is None:
+        return [{**system, "role": "user"}, *rest]
+    content = f"{system['content']}\n\n{rest[first]['content']}"
+    return [*rest[:first], {**rest[first], "content": content}, *rest[first + 1 :]]
 
 
 def _results_as_user(messages: Sequence[Message]) -> list[Message]:
@@ -147,6 +161,7 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
             f"{whole.partition(_TURN)[2][:20]!r}"
         )
     return Dialect(
+        takes_system=_SYSTEM in _try(apply, [{"role": "system", "content": _SYSTEM}, user]),
         writes_tools=_NAME in with_tools,
         writes_results=bool(turns),
         writes_thoughts=_writes_thoughts(apply, user, marks),
