@@ -24,7 +24,7 @@ LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 def run_guide(guide: Path, folder: Path) -> str:
     """Write the guide's files, run its commands; returns what they printed."""
-    commands = ["set -eu", "trap 'kill $(jobs -p) 2>/dev/null' EXIT"]
+    commands = ["set -eu", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
     text = guide.read_text(encoding="utf-8").replace(GUIDE_PORT, str(free_port()))
     for language, file, body in FENCE.findall(text):
         if file:
@@ -54,10 +54,26 @@ def run_guide(guide: Path, folder: Path) -> str:
 @pytest.mark.timeout(320)
 def test_the_guide_to_own_tasks_leads_to_a_trained_run(tmp_path: Path) -> None:
     printed = run_guide(ROOT / "docs" / "your-own-tasks.md", tmp_path)
-    assert re.search(r"1 tools at http://127\.0\.0\.1:\d+/mcp: shelf", printed)
+    assert re.search(r"1 tools: shelf \(of http://127\.0\.0\.1:\d+/mcp\)", printed)
     assert "multi-turn training is exact" in printed
     assert "library: 2 steps" in printed
     assert "Where is" in printed  # the trajectory that `agentrl show` prints
+
+
+@pytest.mark.timeout(320)
+def test_the_guides_to_agents_and_scorers_lead_to_a_run_with_both(tmp_path: Path) -> None:
+    printed = run_guide(ROOT / "docs" / "write-an-agent.md", tmp_path)
+    assert "letters: 1 steps" in printed
+    assert re.search(r"How many [pe] are in|What is 17", printed)  # `agentrl show`
+    printed = run_guide(ROOT / "docs" / "write-a-scorer.md", tmp_path)
+    assert "2 groups" in printed
+
+
+def test_the_guide_to_tools_leads_to_a_server_that_attempts_share(tmp_path: Path) -> None:
+    printed = run_guide(ROOT / "docs" / "write-a-tool.md", tmp_path)
+    assert "2 tools: year, note" in printed
+    assert "a 'one'\nb 'two'\na 'one\\nthree'" in printed
+    assert re.search(r"^True .*There is no book 'Dracula'", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])

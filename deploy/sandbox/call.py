@@ -203,9 +203,9 @@ class _Kept:
 
     def add(self, block: bytes) -> None:
         self.total += len(block)
-        room_left = self.limit // 2 - len(self._first)
-        self._first += block[:room_left]
-        self._last = (self._last + block[room_left:])[-(self.limit - self.limit // 2) :]
+        space = self.limit // 2 - len(self._first)
+        self._first += block[:space]
+        self._last = (self._last + block[space:])[-(self.limit - self.limit // 2) :]
 
     def parts(self) -> tuple[bytes, bytes]:
         return bytes(self._first), bytes(self._last)

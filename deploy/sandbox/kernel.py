@@ -4,6 +4,8 @@ Nothing here knows what a sandbox is.
 """
 
 import ctypes
+import errno
+import itertools
 import os
 import platform
 import signal
@@ -139,9 +141,13 @@ def give_up_privileges() -> None:
     What this process holds goes when it executes one, as it is not user 0 of its namespace.
     """
     _prctl("PR_CAP_AMBIENT", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
-    last = int(_LAST_CAPABILITY)
-    for capability in range(last + 1):
-        _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
+    for capability in itertools.count():
+        try:
+            _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            break  # the kernel has no more
     _prctl("PR_SET_NO_NEW_PRIVS", _PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -159,6 +165,3 @@ def filter_system_calls(instructions: bytes) -> None:
         _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0),
         "PR_SET_SECCOMP",
     )
-
-
-_LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap").read_text()  # read where /proc is whole

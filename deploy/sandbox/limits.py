@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-OPEN_FILES = 256  # of one process
+OPEN_FILES = 128  # of one process
 PROGRAM_BYTES = 1 << 20  # of the code given to one call
 _LEAST_MEMORY_MIB = 32  # below which no interpreter starts
 

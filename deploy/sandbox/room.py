@@ -18,6 +18,7 @@ from limits import Limits
 
 USER_ID = 1000  # that programs see themselves as
 WORK = "/work"
+OWN_FOLDERS = ("", "dev", "etc", "proc", "run", "tmp", "work")  # of the root, none the machine's
 PROGRAM = "/run/program"  # the code of a call, see `call.py`
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")

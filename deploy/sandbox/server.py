@@ -25,6 +25,7 @@ from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import METHOD_NOT_FOUND, CallToolResult, TextContent
 from pydantic import Field
+from room import OWN_FOLDERS
 from sandboxes import Sandboxes
 from session import Session, SessionGone, SessionRefused
 
@@ -124,11 +125,20 @@ async def serve(
         sys.exit(f"deploy/sandbox/server.py: {problem}")
     async with Sandboxes(limits, read_only, max_sessions, idle_s) as sandboxes:
         app = build_server(sandboxes).streamable_http_app(
-            host=host, json_response=True, session_idle_timeout=idle_s, max_sessions=None
+            host=host, json_response=True, session_idle_timeout=idle_s
         )
         gate = Gate(app, sandboxes, os.environ.get(TOKEN_VARIABLE))
         config = uvicorn.Config(gate, host=host, port=port, log_level="warning")
         await uvicorn.Server(config).serve()
+
+
+def _folder(path: str) -> str:
+    if not os.path.isabs(path) or not os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{path} is no absolute path of a folder")
+    top = path.split("/")[1]
+    if top in OWN_FOLDERS:
+        raise argparse.ArgumentTypeError(f"{path}: a sandbox has a /{top} of its own")
+    return path
 
 
 def main() -> None:
@@ -148,7 +158,7 @@ def main() -> None:
         help="without a call, after which one is closed",
     )
     parser.add_argument(
-        "--read_only", nargs="*", default=[], metavar="FOLDER",
+        "--read_only", nargs="*", default=[], metavar="FOLDER", type=_folder,
         help="folders of this machine to show beside its system folders",
     )  # fmt: skip
     for field in fields(Limits):

@@ -14,7 +14,8 @@ from limits import PROGRAM_BYTES, Limits
 _KEEPER = Path(__file__).with_name("keeper.py")
 _GRACE_S = 15.0  # beyond a call's limit; a keeper that is silent for longer is killed
 _CLOSING_S = 5.0  # which a keeper has to end by itself
-_LINE_BYTES = 16 << 20  # of an answer: JSON of bytes that are no text is six times as long
+_LINE_BYTES = 1 << 16  # of an answer, beside what was printed
+_LONGEST_CHARACTER = 8  # bytes in JSON for a byte that was printed
 
 
 class SessionGone(RuntimeError):
@@ -52,9 +53,10 @@ class Session:
         """
         # Nothing of our environment, which has tokens in it, and of Python's start-up what the
         # keeper needs: it lives as long as its session.
+        line_bytes = _LINE_BYTES + _LONGEST_CHARACTER * 1024 * limits.output_kib
         keeper = await asyncio.create_subprocess_exec(
             sys.executable, "-E", "-s", "-S", "-B", str(_KEEPER), stdin=PIPE, stdout=PIPE, env={},
-            cwd="/", limit=_LINE_BYTES,
+            cwd="/", limit=line_bytes,
         )  # fmt: skip
         session = cls(keeper, limits)
         try:
@@ -92,19 +94,17 @@ class Session:
         assert self._keeper.stdin is not None
         line = b""
         try:
-            async with asyncio.timeout(self._limits.call_seconds + _GRACE_S):
-                while self._unread:
-                    await self._answer()
-                    self._unread -= 1
-                self._keeper.stdin.write(json.dumps(request).encode() + b"\n")
-                self._unread += 1
-                try:
-                    await self._keeper.stdin.drain()
-                    line = await self._answer()
-                except asyncio.CancelledError:
-                    self._keeper.stdin.write(b"\n")  # stops the call
-                    raise
+            while self._unread:
+                await self._answer()
                 self._unread -= 1
+            self._keeper.stdin.write(json.dumps(request).encode() + b"\n")
+            self._unread += 1
+            await self._keeper.stdin.drain()
+            line = await self._answer()
+            self._unread -= 1
+        except asyncio.CancelledError:
+            self._keeper.stdin.write(b"\n")  # stops the call, if it is at work
+            raise
         except (ConnectionError, TimeoutError):
             pass  # told below
         if not line.endswith(b"\n"):
@@ -116,9 +116,10 @@ class Session:
         return answer
 
     async def _answer(self) -> bytes:
-        """The keeper's next line; empty when there will be none."""
+        """The keeper's next line; empty when there will be none. Raises TimeoutError."""
         assert self._keeper.stdout is not None
-        return await self._keeper.stdout.readline()
+        async with asyncio.timeout(self._limits.call_seconds + _GRACE_S):
+            return await self._keeper.stdout.readline()
 
 
 def _as_result(outcome: dict[str, Any]) -> Result:

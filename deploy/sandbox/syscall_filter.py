@@ -18,7 +18,7 @@ _REFUSED: dict[str, tuple[int, int | None]] = {
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
     "mount_setattr": (442, 442), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
+    "quotactl_fd": (443, 443), "open_tree_attr": (467, 467),
     # other namespaces (clone and clone3: below)
     "unshare": (272, 97), "setns": (308, 268),
     # other processes' memory and files

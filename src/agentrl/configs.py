@@ -82,6 +82,9 @@ class ModelConfig:
     """The policy."""
 
     model_name_or_path: str | None = _flag(None, "folder of the model to train")
+    chat_template_kwargs: str = _flag(
+        "{}", 'variables of the chat template, as JSON: {"enable_thinking": false}'
+    )
     attention_implementation: str = _flag("sdpa", "attention of the trainer's model")
     bf16: bool = _flag(False, "compute in bfloat16, with float32 master weights and reduction")
     gradient_checkpointing: bool = _flag(False, "recompute activations in the backward pass")
@@ -366,6 +369,11 @@ class Config:
         return {"temperature": 1.0, **{k: v for k, v in penalties.items() if v}, **given}
 
     @property
+    def chat_template_options(self) -> dict[str, Any]:
+        """`--chat_template_kwargs`."""
+        return dict(json.loads(self.model.chat_template_kwargs))
+
+    @property
     def inference_urls(self) -> list[str]:
         """The services given by URL."""
         given = (self.sampling.inference_urls or "").split(",")
@@ -472,6 +480,7 @@ def _validate(config: Config) -> None:
                 f"--{flag.name} {value}: this version has only {flag.default}; leave the flag out"
             )
     _validate_sampling_params(config.sampling.preferred_sampling_params)
+    _json_object("chat_template_kwargs", config.model.chat_template_kwargs)
     ratio = config.services.inf_mem_ratio
     if ratio is not None and not 0 < ratio < 1:
         raise ConfigError(f"--inf_mem_ratio {ratio:g}: must lie between 0 and 1")
@@ -487,14 +496,20 @@ def _validate(config: Config) -> None:
         )
 
 
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    """The JSON object that is a flag's value."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--{name} {text}: not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--{name} {text}: not a JSON object")
+    return value
+
+
 def _validate_sampling_params(text: str) -> None:
     flag = f"--preferred_sampling_params {text}"
-    try:
-        params = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{flag}: not JSON ({error})") from None
-    if not isinstance(params, dict):
-        raise ConfigError(f"{flag}: not a JSON object")
+    params = _json_object("preferred_sampling_params", text)
     for name, value in params.items():
         if name not in SAMPLING_PARAMS:
             raise ConfigError(f"{flag}: {name} is not known; known: {', '.join(SAMPLING_PARAMS)}")

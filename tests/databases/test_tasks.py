@@ -7,7 +7,15 @@ from collections import Counter
 import pytest
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Record, SlotStatus, Split, Task, TaskStatus, place_of
+from agentrl.databases.documents import (
+    Record,
+    RecordStatus,
+    SlotStatus,
+    Split,
+    Task,
+    TaskStatus,
+    place_of,
+)
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.reaping import Reaped
 from agentrl.databases.records import RecordLedger
@@ -210,6 +218,20 @@ async def test_an_expired_lease_goes_to_another_and_its_owner_is_told(
     assert record is not None and record["error"] == "its sampler went silent"
     slot = (await stored(database, lost.task.id)).slots[0]
     assert slot.error == "lease expired: sampler dead went silent"
+
+
+async def test_a_slot_whose_record_was_left_without_a_score_is_completed_by_the_reaper(
+    database: RunDatabase,
+) -> None:
+    await fill(database, attempts=1)
+    dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
+    lost = await begin(database, dead, "dead")
+    scored = {"status": RecordStatus.SCORED, "score": None}
+    await database.records.update_one({"_id": lost.record_id}, {"$set": scored})
+    await asyncio.sleep(0.01)
+    assert (await alive.reap()).completed == 1
+    slot = (await stored(database, lost.task.id)).slots[0]
+    assert (slot.status, slot.score, slot.error) == (SlotStatus.COMPLETED, None, None)
 
 
 async def test_a_slot_whose_samplers_all_die_is_failed_and_its_group_finalised(

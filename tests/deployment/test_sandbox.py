@@ -176,6 +176,16 @@ async def test_sandboxes_are_bounded_in_number_and_closed_when_idle() -> None:
             assert await second.shell("echo well") == "well\n"
 
 
+async def test_further_folders_are_shown_to_be_read() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        Path(folder, "data").write_text("x\n")
+        with running_server("--read_only", folder) as server:
+            async with server.session() as sandbox:
+                assert await sandbox.shell(f"cat {folder}/data") == "x\n"
+                assert "Read-only file system" in await sandbox.shell(f"touch {folder}/mine")
+
+
 def test_a_sandbox_needs_no_privilege() -> None:
     """As the compose file has it: another user than root, without any capability."""
     with tempfile.TemporaryDirectory() as folder:

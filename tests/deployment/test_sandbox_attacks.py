@@ -8,7 +8,6 @@ import os
 import platform
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -196,18 +195,38 @@ async def test_refused_system_calls_are_refused(server: Server) -> None:
 # Using too much
 
 
+FORK_BOMB = """
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+"""
+COUNT_FORKS = """
+import os, time
+forks = 0
+while True:
+    try:
+        child = os.fork()
+    except OSError:
+        break
+    if child == 0:
+        time.sleep(60)
+    forks += 1
+print(forks)
+"""
+
+
 async def test_a_fork_bomb_is_bounded_and_gone_after_the_call(server: Server) -> None:
     async with server.session() as sandbox, server.session() as other:
         await sandbox.shell("true")
         await other.shell("true")
         quiet = len(server.descendants())
-        bomb = await sandbox.call("shell", command="f() { f | f & f; }; f 2>/dev/null")
-        assert not bomb.is_error or "ran longer" in bomb.text or MEMORY_OF_ALL in bomb.text
+        bomb = await sandbox.call("python", code=FORK_BOMB)
+        assert bomb.is_error and f"ran longer than {CALL_SECONDS} s" in bomb.text
         assert len(server.descendants()) == quiet
-        forks = "import os, time\nn = 0\nwhile True:\n"
-        forks += "    try: pid = os.fork()\n    except OSError: print(n, flush=True); break\n"
-        forks += "    if pid == 0: time.sleep(60)\n    n += 1"
-        assert int(await sandbox.python(forks)) == PROCESSES - 1
+        assert int(await sandbox.python(COUNT_FORKS)) == PROCESSES - 1
         assert len(server.descendants()) == quiet
         assert await other.shell("echo well") == "well\n"
 
@@ -270,11 +289,9 @@ async def test_endless_output_is_stopped_and_cut(server: Server) -> None:
 
 async def test_a_program_that_ignores_signals_is_ended_all_the_same(server: Server) -> None:
     async with server.session() as sandbox:
-        began = time.monotonic()
         ignoring = "trap '' TERM INT HUP QUIT; while :; do sleep 1; done"
         stopped = await sandbox.call("shell", command=ignoring)
         assert stopped.is_error and f"ran longer than {CALL_SECONDS} s" in stopped.text
-        assert time.monotonic() - began < 10 * CALL_SECONDS
 
 
 async def test_nothing_outlives_its_call(server: Server) -> None:

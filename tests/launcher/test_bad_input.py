@@ -69,6 +69,7 @@ def written(folder: Path) -> list[str]:
         (["demo", "--loss_calculator", "PPO"], ["PPO", "GRPO"]),
         (["demo", "--model_name_or_path", "nowhere"], ["nowhere", "no folder"]),
         (["demo", "--train_file", "nowhere.jsonl"], ["nowhere.jsonl"]),
+        (["demo", "--mcp_manager_url", "tools.json"], ["tools.json", "neither a http:// URL"]),
         (["demo", "--output_dir", "/proc/agentrl"], ["/proc/agentrl", "--output_dir"]),
     ],
 )  # fmt: skip

@@ -85,20 +85,27 @@ async def scheduler(
 
 
 async def add(
-    database: RunDatabase, n: int, split: Split = Split.TRAIN, epoch: int = 0, attempts: int = 2
+    database: RunDatabase,
+    n: int,
+    split: Split = Split.TRAIN,
+    epoch: int = 0,
+    attempts: int = 2,
+    scorer: str = "exact_match",
 ) -> None:
-    lines = [TaskLine(id=f"{split}{i}", query=f"q{i}", scorer="exact_match") for i in range(n)]
+    lines = [TaskLine(id=f"{split}{i}", query=f"q{i}", scorer=scorer) for i in range(n)]
     ledger = TaskLedger(database, "feeder", lease_seconds=9, max_attempts=1)
     await ledger.add(make_tasks(lines, split, epoch, attempts, range(n)))
 
 
-async def begin_run(database: RunDatabase, rows_per_step: int = 1000) -> RunLease:
+async def begin_run(
+    database: RunDatabase, rows_per_step: int = 1000, service: str = "http://127.0.0.1:1"
+) -> RunLease:
     """What a trainer does first: the run is its own, and a service has its weights."""
     lease = RunLease(database, "trainer", "here", lease_seconds=60)
     await lease.acquire(rows_per_step)
     await lease.progress(step=0, max_steps=9, version=0, status=runs.TRAINING)
-    await services.register_urls(database, ["http://127.0.0.1:1"])
-    await services.acknowledge(database, "http://127.0.0.1:1", 0)
+    await services.register_urls(database, [service])
+    await services.acknowledge(database, service, 0)
     return lease
 
 

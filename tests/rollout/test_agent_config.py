@@ -14,6 +14,26 @@ def test_the_example_is_valid_and_lists_models_in_order() -> None:
     assert [model.model for model in config.scorer_agent] == ["Qwen3-32B", "gpt-4.1-mini"]
     assert config.scorer_agent[0].base_url == "http://127.0.0.1:8000/v1"
     assert len(config.browse_agent) == 1
+    assert config.ranking_models == config.ruler_agent != ()
+
+
+def test_without_models_of_its_own_the_ruler_asks_the_judges(tmp_path: Path) -> None:
+    file = tmp_path / "agents.yml"
+    file.write_text("scorer_agent: [{model: m, base_url: 'http://h/v1'}]")
+    config = load_agent_config(file)
+    assert config.ranking_models == config.scorer_agent
+
+
+def test_a_reward_service_has_a_url_and_perhaps_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "agents.yml"
+    file.write_text("http_scorer: {url: 'http://h/score', token_env: REWARD_TOKEN}")
+    with pytest.raises(AgentConfigError, match="http_scorer: the environment variable REWARD_T"):
+        load_agent_config(file)
+    monkeypatch.setenv("REWARD_TOKEN", "secret")
+    service = load_agent_config(file).http_scorer
+    assert service is not None and service.key == "secret"
 
 
 def test_no_file_is_a_config_without_models() -> None:

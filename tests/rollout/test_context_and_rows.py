@@ -20,9 +20,10 @@ from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
     Split,
+    TurnStatus,
     VersionSpan,
 )
-from agentrl.rollout.context import TokenContext, TurnTokens
+from agentrl.rollout.context import Junction, TokenContext, TurnTokens
 from agentrl.rollout.rows import build_row, replay
 
 
@@ -75,6 +76,27 @@ def row_of(turns: list[DispatchedSamplingTask]) -> DBRecordData:
     return build_row(make_record(), turns, 0.5, 1.0, 7)
 
 
+def test_a_turn_that_failed_is_not_reinforced_wherever_its_tokens_stand_in_the_tree() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2])
+    first = generate(context, output_of(10, 11))
+    context.observe([3])
+    failed = generate(context, output_of(20, 21, 22)).model_copy(
+        update={"status": TurnStatus.FORMAT_ERROR}
+    )
+    # A segment that shares the first turn and a part of the failed one.
+    context.begin_segment([1, 2, 10, 11, 3, 20, 21, 9])
+    last = generate(context, output_of(30))
+    row = row_of([first, failed, last])
+    ids = unpack_ints(row.input_ids).tolist()
+    of_token = dict(zip(ids, unpack_floats(row.advantages).tolist(), strict=True))
+    assert [of_token[token] for token in (10, 11, 30)] == [0.5] * 3
+    assert [of_token[token] for token in (1, 2, 3, 9, 20, 21, 22)] == [0.0] * 7
+    worse = build_row(make_record(), [first, failed, last], -0.5, 1.0, 7)
+    generated = unpack_mask(worse.loss_mask) == 1
+    assert set(unpack_floats(worse.advantages)[generated].tolist()) == {-0.5}
+
+
 def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() -> None:
     context = TokenContext()
     context.begin_segment([1, 2, 3])
@@ -93,6 +115,36 @@ def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() 
     assert context.counts.model_dump() == {"prompt": 3, "generated": 5, "observed": 2}
     assert context.versions is not None
     assert (context.versions.min, context.versions.max) == (3, 4)
+
+
+def test_a_junction_says_what_was_kept_inserted_appended_and_dropped() -> None:
+    context = TokenContext()
+    assert context.begin_segment([1, 2, 3]) is None
+    generate(context, output_of(10, 99))
+    extended = context.observe([7, 4, 5], n_separator=1)
+    assert extended == Junction(
+        turn=0, kept=5, dropped=0, separator=(7,), appended=(4, 5), extends=True
+    )
+    generate(context, output_of(11, 99))
+    drifted = context.begin_segment([1, 2, 3, 8], drift="why", n_rewritten=2)
+    assert drifted == Junction(
+        turn=1, kept=3, dropped=7, separator=(), appended=(8,), extends=False, drift="why",
+        n_rewritten=2,
+    )  # fmt: skip
+    assert (context.n_junctions, context.n_drifts) == (2, 1)
+    assert generate(context, output_of(12, 99)).parent == "r-0"
+
+
+def test_what_was_appended_and_not_generated_from_is_taken_back_by_another_prompt() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2])
+    generate(context, output_of(10, 99))
+    context.begin_segment([3], drift="why")
+    context.begin_segment([1, 2, 10, 99, 6])
+    assert (context.n_junctions, context.n_drifts, len(context.segments)) == (1, 0, 2)
+    assert context.n_tokens == 5
+    turn = generate(context, output_of(11, 99))
+    assert (turn.segment, turn.shared_len, turn.prompt_len) == (1, 4, 5)
 
 
 def test_segments_that_share_a_prefix_share_its_node_and_its_generated_tokens_train_once() -> None:
@@ -188,12 +240,18 @@ def conversations(draw: st.DrawFn) -> tuple[TokenContext, list[DispatchedSamplin
     context = TokenContext()
     turns: list[DispatchedSamplingTask] = []
     for index in range(draw(st.integers(1, 6))):
-        if index and draw(st.booleans()):
-            context.observe(draw(st.lists(TOKENS, min_size=1, max_size=3)))
-        else:
-            earlier = draw(st.sampled_from(context.segments)).ids if context.segments else []
-            kept = earlier[: draw(st.integers(0, len(earlier)))]
-            context.begin_segment(kept + draw(st.lists(TOKENS, min_size=1, max_size=3)))
+        # What was appended may be taken back before a turn is generated, by another prompt.
+        for _ in range(draw(st.integers(1, 2))):
+            ends = context.segments[-1].turn_ends if context.segments else []
+            may_observe = bool(ends) and len(context.ids) == ends[-1][1]
+            if may_observe and draw(st.booleans()):
+                context.observe(draw(st.lists(TOKENS, min_size=1, max_size=3)))
+            else:
+                earlier = draw(st.sampled_from(context.segments)).ids if context.segments else []
+                kept = earlier[: draw(st.integers(0, len(earlier)))]
+                drift = draw(st.sampled_from([None, "why"])) if index else None
+                prompt = kept + draw(st.lists(TOKENS, min_size=1, max_size=3))
+                context.begin_segment(prompt, drift)
         turns.append(generate(context, draw(outputs())))
     return context, turns
 
@@ -265,3 +323,4 @@ def test_replaying_the_stored_turns_gives_the_context_they_came_from(
     assert [segment.ids for segment in again.segments] == [s.ids for s in context.segments]
     assert again.counts == context.counts
     assert again.versions == context.versions
+    assert (again.n_junctions, again.n_tokens) == (context.n_junctions, context.n_tokens)

@@ -51,6 +51,7 @@ async def test_tools_are_called_and_their_results_appended_until_the_answer(
     assert (record.stop_reason, record.final_answer) == (StopReason.ANSWERED, "42")
     assert (record.score, record.scores) == (1.0, {"exact_match": 1.0})
     assert (record.n_turns, record.n_tool_calls, record.n_tool_errors) == (2, 2, 0)
+    assert (record.n_segments, record.n_junctions, record.n_drifts) == (1, 1, 0)
     assert record.turns == [turn.id for turn in turns]
     assert record.versions is not None
     assert (record.versions.min, record.versions.max) == (2, 2)
@@ -95,6 +96,22 @@ async def test_the_row_is_what_was_asked_and_generated_with_the_services_logprob
     trained = ids[mask == 1]
     assert unpack_floats(row.logprobs)[mask == 1] == pytest.approx(-trained / 1000)
     assert record.score == 0.0
+
+
+async def test_a_result_that_is_cut_is_kept_whole_beside_its_call(
+    talk: Talk, database: RunDatabase
+) -> None:
+    ask = tool_call("echo", '{"text": "one, two, three"}')
+    flags = ["--max_tool_result_chars", "8"]
+    async with talk(ask + END, f"<answer>42</answer>{END}", flags=flags) as (sampler, _):
+        record = await sampler.run()
+    [first, second] = await stored_turns(database, record)
+    [call] = first.tool_calls
+    assert call.result == "one, two\n[7 characters left out]"
+    assert second.messages == [{"role": "tool", "content": call.result}]
+    kept = await database.tool_results.find_one({"_id": call.kept})
+    assert kept is not None
+    assert (kept["record_id"], kept["text"]) == (record.id, "one, two, three")
 
 
 async def test_failing_and_malformed_calls_are_answered_to_the_model_and_counted(

@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from scripted_run import (
+    ScriptedAgent,
     add,
     agent,
     all_tasks,
@@ -19,10 +20,19 @@ from scripted_run import (
 
 from agentrl.databases import runs, services
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import RecordStatus, RowStatus, SlotStatus, Split, TaskStatus
+from agentrl.databases.documents import (
+    Record,
+    RecordStatus,
+    RowStatus,
+    SlotStatus,
+    Split,
+    TaskStatus,
+)
 from agentrl.databases.policies import Lineage
 from agentrl.databases.rows import RowLedger, count_rows, count_waiting
 from agentrl.databases.tasks import Claim, TaskLedger, open_groups
+from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.scorers import register_scorer
 
 
 async def test_every_slot_ends_once_and_right_against_wrong_becomes_rows(
@@ -73,6 +83,56 @@ async def test_an_agent_or_scorer_that_raises_fails_its_record_and_the_slot_is_t
     assert all(record["error"].startswith("ZeroDivisionError: judge broke") for record in failed)
     # what the failed attempts said is kept
     assert await database.turns.count_documents({}) == 4
+
+
+class ScoredByItsTask(ScriptedAgent):
+    """Says its turn, and is scored as its task asks."""
+
+    evaluate_record = AsyncSampler.evaluate_record
+
+
+async def test_a_group_that_is_compared_for_longer_than_a_lease_is_left_to_another_by_a_stop(
+    database: RunDatabase,
+) -> None:
+    begun: asyncio.Queue[int] = asyncio.Queue()
+    answered = asyncio.Event()
+
+    async def compare(records: list[Record]) -> list[float]:
+        begun.put_nowait(len(records))
+        await answered.wait()
+        return [float(record.traj) for record in records]
+
+    register_scorer("compare", compare)
+    await add(database, 1, scorer="compare")
+    await begin_run(database)
+    flags = config("--lease_seconds", "1")
+    async with scheduler(database, ScoredByItsTask, flags, owner="first") as first:
+        running = asyncio.create_task(first.run())
+        assert await asyncio.wait_for(begun.get(), 20) == 2
+        held = await database.tasks.find_one()
+        assert held is not None
+
+        async def extended() -> bool:
+            task = await database.tasks.find_one()
+            assert task is not None and task["finalisation"]["owner"] == "first"
+            later = task["finalisation"]["lease_expires"] - held["finalisation"]["lease_expires"]
+            return bool(later.total_seconds() > 1)
+
+        await until(extended)
+        first.stop()
+        first.stop()  # at once
+        await asyncio.wait_for(running, 20)
+    assert not await completed(database, 1)()
+    async with scheduler(database, ScoredByItsTask, flags, owner="second") as second:
+        running = asyncio.create_task(second.run())
+        await asyncio.wait_for(begun.get(), 20)
+        answered.set()
+        await until(completed(database, 1))
+        second.stop()
+        await running
+    (task,) = await all_tasks(database)
+    assert [(slot.score, slot.attempt) for slot in task.slots] == [(0.0, 0), (1.0, 0)]
+    assert (await count_rows(database))[RowStatus.READY] == 2
 
 
 async def test_without_resampling_an_error_is_final(database: RunDatabase) -> None:

@@ -25,7 +25,7 @@ TIMES = StepTimes(
 ROWS = [
     RowHeader(
         id=str(index), seq=index, n_tokens=30, n_train_tokens=20, cost=30.0, prefix_hash="",
-        reward=float(index),
+        reward=float(index), n_junctions=3, n_drifts=index,
     )
     for index in range(2)
 ]  # fmt: skip
@@ -60,6 +60,7 @@ def test_each_step_is_one_json_line_with_what_a_run_is_watched_by(tmp_path: Path
     assert (first["n_rows"], first["n_tokens"], first["n_train_tokens"]) == (2, 60, 40)
     assert (first["wait_seconds"], first["rows_ready"]) == (0.5, 3)
     assert first["rows_evicted"] == 2
+    assert (first["n_junctions"], first["n_drifts"]) == (6, 1)
     assert first["entropy"] is None
 
 

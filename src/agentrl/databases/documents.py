@@ -300,6 +300,7 @@ class DispatchedSamplingTask(Document):
     rewrite: Rewrite | None = None  # of the conversation before this turn
     service: str
     messages: list[dict[str, Any]]  # what was added since the last turn, for people to read
+    drift: str | None = None  # why its prompt does not extend what was sampled, where it does not
     prompt_delta_ids: bytes  # int32
     prompt_len: int
     output_ids: bytes  # int32
@@ -357,6 +358,9 @@ class DBRecordData(Document):
     advantages: bytes  # float32
     logprobs: bytes  # float32, the sampler's
     versions: bytes  # int32
+    n_segments: int = 1  # of the Record, as are the next two
+    n_junctions: int = 0
+    n_drifts: int = 0
     prefix_hash: str  # of the first node: siblings that share a prompt have the same
     trained: list[TrainedStep] = Field(default_factory=list)
     not_before: int = 0  # the earliest step that may train it (again)

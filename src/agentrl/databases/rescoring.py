@@ -76,7 +76,11 @@ class Rescoring:
         """
         selection = {"$and": [{"status": {"$in": _SCORED}}, dict(where)]}
         try:
-            return sorted(await self._database.records.distinct("task", selection))
+            # not `distinct`, whose answer is one document of 16 MB at the most
+            tasks = await self._database.records.aggregate(
+                [{"$match": selection}, {"$group": {"_id": "$task"}}, {"$sort": {"_id": 1}}]
+            )
+            return [task["_id"] async for task in tasks]
         except (OperationFailure, BSONError) as error:
             raise SelectionError(str(error)) from None
 

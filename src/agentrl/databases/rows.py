@@ -35,9 +35,13 @@ class RowHeader:
     cost: float
     prefix_hash: str
     reward: float
+    n_junctions: int = 0
+    n_drifts: int = 0
 
 
-_HEADER_FIELDS = ("seq", "n_tokens", "n_train_tokens", "cost", "prefix_hash", "reward")
+_HEADER_FIELDS = (
+    "seq", "n_tokens", "n_train_tokens", "cost", "prefix_hash", "reward", "n_junctions", "n_drifts",
+)  # fmt: skip
 _UNHELD = {"trainer": None, "fence": None, "step": None}
 
 
@@ -202,7 +206,10 @@ class RowLedger:
             [("seq", 1), ("_id", 1)]
         )
         return [
-            RowHeader(id=document["_id"], **{name: document[name] for name in _HEADER_FIELDS})
+            RowHeader(
+                id=document["_id"],
+                **{name: document[name] for name in _HEADER_FIELDS if name in document},
+            )
             async for document in cursor
         ]
 

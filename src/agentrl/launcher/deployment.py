@@ -34,7 +34,9 @@ class Deployment:
         None, "port on machine 0 where trainers meet (default: a free one; 29500 on several)"
     )
     model: str | None = _variable(None, "model folder to train", "--model_name_or_path")
-    train_file: str | None = _variable(None, "training tasks: JSONL, JSON or Parquet", "--train_file")
+    train_file: str | None = _variable(
+        None, "training tasks: JSONL, JSON or Parquet", "--train_file"
+    )
     eval_file: str | None = _variable(None, "held-out tasks: JSONL, JSON or Parquet", "--eval_file")
     db_url: str | None = _variable(
         None, "MongoDB (default: one is started here)", "--db_connection_string"

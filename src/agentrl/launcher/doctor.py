@@ -4,6 +4,7 @@ Each check answers with a sentence. What is not given is not checked; what fails
 """
 
 import asyncio
+import json
 import platform
 import shutil
 from argparse import ArgumentParser, Namespace
@@ -22,8 +23,8 @@ from agentrl.databases.mongod import MongodError, find_mongod
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.chat.exactness import check_exactness
 from agentrl.rollout.mcp.tools import ToolServerUnreachable, open_tools
-from agentrl.rollout.tool_calls import parsers_of_template
 
 PATIENCE_S = 10.0
 
@@ -49,6 +50,9 @@ def main(argv: Sequence[str]) -> int:
     """Run all checks; exit status 1 if one fails."""
     parser = ArgumentParser("agentrl doctor", description="Check what a run needs.")
     parser.add_argument("--model", type=Path, help="model folder")
+    parser.add_argument(
+        "--chat_template_kwargs", default="{}", help="variables of its chat template, as JSON"
+    )
     parser.add_argument("--db_connection_string", help="MongoDB URL")
     for flag in _TOOL_FLAGS:
         help = AgentConfig.__dataclass_fields__[flag].metadata["help"]
@@ -85,7 +89,9 @@ def checks_for(arguments: Namespace) -> list[Check]:
     url = arguments.db_connection_string
     checks.append(Check("mongodb", partial(_mongodb, url) if url else _embedded_mongod))
     if arguments.model:
-        checks.append(Check("model", partial(_model, arguments.model)))
+        checks.append(
+            Check("model", partial(_model, arguments.model, arguments.chat_template_kwargs))
+        )
     if arguments.mcp_manager_url:
         agent = AgentConfig(**{flag: getattr(arguments, flag) for flag in _TOOL_FLAGS})
         checks.append(Check("tools", partial(_tools, agent)))
@@ -151,20 +157,23 @@ async def _mongodb(url: str) -> str:
     return f"MongoDB {info['version']}, {kind}, takes writes"
 
 
-async def _model(folder: Path) -> str:
+async def _model(folder: Path, template_options: str) -> str:
     try:
-        renderer = ChatRenderer.load(folder)
+        renderer = ChatRenderer.load(folder, json.loads(template_options))
     except ValueError as error:
         raise NotInOrder(str(error)) from None
-    parsers = " or ".join(parsers_of_template(renderer.render_text))
+    exactness = check_exactness(renderer)
+    if exactness.inexact is not None:
+        raise NotInOrder(exactness.sentence())
+    parsers = " or ".join(renderer.parsers)
     calls = (
         f"its tool calls are read by the parser {parsers}"
         if parsers
         else "the template writes no tool calls: choose a --tool_call_parser"
     )
     return (
-        f"tokenizer and chat template found; a turn ends with {renderer.turn_end!r}, and "
-        f"conversations grow by appending tokens: multi-turn training is exact; {calls}"
+        f"tokenizer and chat template found; a turn ends with {renderer.turn_end!r}; {calls}; "
+        f"{exactness.sentence()}"
     )
 
 
@@ -178,7 +187,7 @@ async def _tools(agent: AgentConfig) -> str:
     for server in servers.values():
         names = [name for name, offer in tools.tools.items() if offer.server == server.name]
         kind = ", a session for each record" if server.per_record else ""
-        found.append(f"{', '.join(names) or 'none'} (of {server.name}{kind})")
+        found.append(f"{', '.join(names) or 'none'} (of {server.label}{kind})")
     renamed = "; tools of the same name have their server's in front" if tools.renamed else ""
     return f"{len(tools.tools)} tools: {'; '.join(found)}{renamed}"
 

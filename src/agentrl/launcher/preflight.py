@@ -14,9 +14,10 @@ from pathlib import Path
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.databases.task_file import TaskLine, read_tasks
-from agentrl.rollout.agents import known_agents, load_agents
+from agentrl.rollout.agents import find_agent, known_agents, load_agents, may_score_itself
 from agentrl.rollout.answers import KNOWN_SCHEMAS
 from agentrl.rollout.mcp.agent_config import load_agent_config
+from agentrl.rollout.mcp.tool_servers import read_servers
 from agentrl.rollout.scorers import known_scorers
 from agentrl.rollout.scorers.registry import find_scorer, load_scorers, missing_for
 
@@ -79,6 +80,11 @@ def check_tasks(config: Config) -> None:
             check_task_file(file, config)
 
 
+def check_tools(config: Config) -> None:
+    """The flags name tool servers as they can be; whether these answer is not asked."""
+    read_servers(config.agent)
+
+
 def check_task_file(file: str, config: Config) -> list[TaskLine]:
     """The tasks of a file, which the agents, scorers and agent config of the flags can work on.
 
@@ -87,18 +93,20 @@ def check_task_file(file: str, config: Config) -> list[TaskLine]:
     load_scorers(config)
     load_agents(config)
     tasks = read_tasks(Path(file), known_scorers(), KNOWN_SCHEMAS, known_agents())
-    used = {scorer: parse_scorer(scorer) for scorer in {task.scorer for task in tasks}}
+    agents = {name: find_agent(name) for name in {agent_of(task, config) for task in tasks}}
+    by_scorer = [task for task in tasks if not may_score_itself(agents[agent_of(task, config)])]
+    used = {scorer: parse_scorer(scorer) for scorer in {task.scorer for task in by_scorer}}
     needing = {s for s, names in used.items() if any(find_scorer(n).needs_answer for n in names)}
-    unanswered = [task.id for task in tasks if task.answer is None and task.scorer in needing]
+    unanswered = [task.id for task in by_scorer if task.answer is None and task.scorer in needing]
     if unanswered:
         shown = ", ".join(unanswered[:5]) + (", ..." if len(unanswered) > 5 else "")
         raise ConfigError(
             f"task file {file}: {len(unanswered)} of {len(tasks)} tasks have no `answer` to score "
             f"against (ids {shown})"
         )
-    agents = load_agent_config(config.agent.agent_config_path)
+    helping = load_agent_config(config.agent.agent_config_path)
     for name in sorted({name for names in used.values() for name in names}):
-        missing = missing_for(name, agents)
+        missing = missing_for(name, helping)
         if missing is not None:
             raise ConfigError(
                 f"task file {file} uses scorer {name}, which {missing} of a file given with "
@@ -106,6 +114,11 @@ def check_task_file(file: str, config: Config) -> list[TaskLine]:
                 "scorer"
             )
     return tasks
+
+
+def agent_of(task: TaskLine, config: Config) -> str:
+    """The name of the agent that works on a task."""
+    return task.agent_name or config.agent.agent_name
 
 
 def bytes_needed(model: Path, checkpoints: int | None) -> int:

@@ -56,6 +56,25 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Conversations:
+    """What training sampled: a junction is where a turn was followed by more; at a drift, the chat
+    template rewrites what was sampled, and a new segment begins."""
+
+    records: int
+    segments: int
+    junctions: int
+    drifts: int
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What the records of training hold together."""
+
+    tokens: int  # generated
+    conversations: Conversations
+
+
+@dataclass(frozen=True)
 class Summary:
     """`summary.json`. Rates are None where nothing was evaluated or sampled."""
 
@@ -69,6 +88,7 @@ class Summary:
     rows: Rows
     max_staleness: int
     tokens: Tokens
+    conversations: Conversations
 
 
 @dataclass(frozen=True)
@@ -98,7 +118,7 @@ async def gather_report(database: RunDatabase, output: Path, seconds: float) -> 
             waiting=rows.get(RowStatus.READY, 0) + rows.get(RowStatus.LEASED, 0),
             evicted=rows.get(RowStatus.EVICTED, 0),
         ),
-        sampled_tokens=await _sampled_tokens(database),
+        sampled=await _sampled(database),
     )
     return Report(summary, curve, held_out)
 
@@ -111,7 +131,7 @@ def summarise(
     seconds: float,
     slots: Slots,
     rows: Rows,
-    sampled_tokens: int,
+    sampled: Sampled,
 ) -> Summary:
     """The summary of what was read."""
     return Summary(
@@ -125,8 +145,9 @@ def summarise(
         rows=rows,
         max_staleness=max((line["staleness_max"] for line in metrics), default=0),
         tokens=Tokens(
-            sampled=sampled_tokens, trained=sum(line["n_train_tokens"] for line in metrics)
+            sampled=sampled.tokens, trained=sum(line["n_train_tokens"] for line in metrics)
         ),
+        conversations=sampled.conversations,
     )
 
 
@@ -193,16 +214,26 @@ async def _slots(database: RunDatabase) -> Slots:
     )
 
 
-async def _sampled_tokens(database: RunDatabase) -> int:
+async def _sampled(database: RunDatabase) -> Sampled:
+    sums = {name: {"$sum": f"$n_{name}"} for name in ("segments", "junctions", "drifts")}
     cursor = await database.records.aggregate(
         [
             {"$match": {"split": Split.TRAIN}},
-            {"$group": {"_id": None, "tokens": {"$sum": "$tokens.generated"}}},
+            {
+                "$group": {
+                    "_id": None,
+                    "tokens": {"$sum": "$tokens.generated"},
+                    "records": {"$sum": 1},
+                    **sums,
+                }
+            },
         ]
     )
     async for group in cursor:
-        return int(group["tokens"])
-    return 0
+        names = ("records", "segments", "junctions", "drifts")
+        conversations = Conversations(**{name: int(group[name]) for name in names})
+        return Sampled(int(group["tokens"]), conversations)
+    return Sampled(0, Conversations(0, 0, 0, 0))
 
 
 async def _count_by(database: RunDatabase, collection: str, key: str) -> Mapping[str, int]:

@@ -9,7 +9,13 @@ from rich.console import Console
 from agentrl.configs import ConfigError, config_parser
 from agentrl.launcher.deployment import count_gpus, describe_variables, read_deployment
 from agentrl.launcher.launch import Launch
-from agentrl.launcher.preflight import bytes_needed, check_model, check_output, check_tasks
+from agentrl.launcher.preflight import (
+    bytes_needed,
+    check_model,
+    check_output,
+    check_tasks,
+    check_tools,
+)
 from agentrl.launcher.presets import PRESETS, Preset
 from agentrl.launcher.report import next_steps, print_lines
 from agentrl.launcher.run_folder import (
@@ -63,6 +69,8 @@ def _check(stack: Stack) -> None:
     model = check_model(config.model.model_name_or_path)
     if not stack.trainers and not stack.samplers:
         raise ConfigError("nothing to start: SAMPLERS_ONLY=1 with --enable_sampling false")
+    if stack.samplers:
+        check_tools(config)
     check_output(LOGS, 0)
     if stack.trainers:
         check_tasks(config)

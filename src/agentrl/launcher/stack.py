@@ -13,6 +13,7 @@ from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import Deployment
 from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, preset_flags
 from agentrl.launcher.processes import Kind, Part
+from agentrl.rollout.agents import NEED_TOOLS
 
 LOGS = Path("logs/as")
 RESTARTS = 10  # how often a sampler, a service, the tool server or mongod is started again
@@ -71,7 +72,7 @@ def plan_stack(
     has_database = config.run.db_connection_string is not None
     has_tools = config.agent.mcp_manager_url is not None
     if deployment.samplers_only:
-        if not has_database or not has_tools:
+        if not has_database or (config.agent.agent_name in NEED_TOOLS and not has_tools):
             raise ConfigError(
                 "SAMPLERS_ONLY=1 adds samplers to a run that lives elsewhere: set DB_URL to its "
                 "MongoDB and MCP_URL to its tools"

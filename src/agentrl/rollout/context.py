@@ -99,6 +99,7 @@ class TurnTokens:
     turn: int
     segment: int
     branch: Branch | None  # of the segment, on its first turn
+    junction: Junction | None  # between the last turn and this one
     prompt_delta: list[int]
     prompt_len: int
 
@@ -251,6 +252,7 @@ class TokenContext:
             turn=self.n_turns,
             segment=len(self.segments) - 1,
             branch=segment.branch if first else None,
+            junction=self._pending,
             prompt_delta=self._delta,
             prompt_len=len(segment.ids),
         )
@@ -260,7 +262,7 @@ class TokenContext:
         seen = {*version_of_each, *known}
         self.versions = VersionRange(min=min(seen), max=max(seen))
         segment.turn_ends.append((self.n_turns, len(segment.ids)))
-        self._delta = []
+        self._delta, self._pending = [], None
         self.n_turns += 1
         self.n_generated += len(output_ids)
         self._n_tokens += len(output_ids)
@@ -279,10 +281,10 @@ class TokenContext:
             self._n_tokens -= len(segment.ids) - (
                 segment.branch.shared_len if segment.branch else 0
             )
-        self._delta = []
         if self._pending is not None:
             self.n_junctions -= 1
             self.n_drifts -= self._pending.drift is not None
+        self._delta, self._pending = [], None
 
     def _find_branch(self, prompt_ids: Sequence[int]) -> Branch | None:
         """The longest prefix of `prompt_ids` among the turns of earlier segments."""

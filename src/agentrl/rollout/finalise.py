@@ -8,7 +8,7 @@ kept on the Task, so that whoever takes over from an owner that died half way wr
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.configs import RewardConfig
@@ -16,14 +16,16 @@ from agentrl.databases.documents import DBRecordData, GroupScore, Record, Record
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger, Settlement
 from agentrl.databases.tasks import LeaseLost, TaskLedger
-from agentrl.rollout.rewarding import Reward, reward_group
+from agentrl.rollout.rewarding import reward_group
 from agentrl.rollout.rows import build_row
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import with_group_scores
 
 log = logging.getLogger(__name__)
 
-NOT_SCORED = "not_scored"  # why a Record is left out that no rule had to leave out
+# Why a Record is left out that no rule had to leave out.
+NOT_SCORED = "not_scored"
+NO_TURNS = "no_turns"  # its first prompt was at a limit already: there is nothing to train
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,8 @@ class Finaliser:
             scores = {record.id: record.score for record in records}
         rows: list[DBRecordData] = []
         if task.split == Split.TRAIN:
-            settlements, trained = settle_group(task, records, self.reward)
-            turns = await self.records.turns([record.id for record in trained]) if trained else {}
-            rows = [
-                build_row(
-                    record,
-                    turns[record.id],
-                    settlements[record.id].advantage or 0.0,
-                    self.temperature,
-                    task.place,
-                )
-                for record in trained
-            ]
+            settlements = settle_group(task, records, self.reward)
+            rows = await make_rows(task, records, settlements, self.records, self.temperature)
             await self.records.add_rows(rows)
             await self.records.settle(settlements)
         await self.ledger.finalised(task, scores)
@@ -118,17 +110,34 @@ class Finaliser:
 
 def settle_group(
     task: Task, records: Sequence[Record], config: RewardConfig
-) -> tuple[dict[str, Settlement], list[Record]]:
-    """What becomes of each Record of a group, by id, and those of them that are trained."""
+) -> dict[str, Settlement]:
+    """What becomes of each Record of a group, by id."""
     group = [record for record in records if record.score is not None]
-    rewards = dict(zip([r.id for r in group], reward_group(task.id, group, config), strict=True))
-    settlements = {record.id: _settlement(rewards.get(record.id)) for record in records}
-    trained = [r for r in group if settlements[r.id].status == RecordStatus.READY]
-    return settlements, trained
+    rewards = reward_group(task.id, group, config)
+    settlements = {
+        record.id: Settlement(RecordStatus.ABANDONED, None, NOT_SCORED) for record in records
+    }
+    for record, reward in zip(group, rewards, strict=True):
+        left_out = reward.left_out if record.turns else NO_TURNS
+        status = RecordStatus.READY if left_out is None else RecordStatus.ABANDONED
+        settlements[record.id] = Settlement(status, reward.advantage, left_out)
+    return settlements
 
 
-def _settlement(reward: Reward | None) -> Settlement:
-    if reward is None:
-        return Settlement(RecordStatus.ABANDONED, None, NOT_SCORED)
-    status = RecordStatus.READY if reward.left_out is None else RecordStatus.ABANDONED
-    return Settlement(status, reward.advantage, reward.left_out)
+async def make_rows(
+    task: Task,
+    records: Sequence[Record],
+    settlements: Mapping[str, Settlement],
+    ledger: RecordLedger,
+    temperature: float,
+) -> list[DBRecordData]:
+    """The rows of those of a group's Records that are trained. Their turns are read from
+    `ledger`."""
+    trained = [r for r in records if settlements[r.id].status == RecordStatus.READY]
+    turns = await ledger.turns([record.id for record in trained]) if trained else {}
+    rows = []
+    for record in trained:
+        advantage = settlements[record.id].advantage
+        assert advantage is not None, f"{record.id} is to be trained without an advantage"
+        rows.append(build_row(record, turns[record.id], advantage, temperature, task.place))
+    return rows

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.configs import RewardConfig
+from agentrl.databases.connection import DatabaseUnreachable
 from agentrl.databases.documents import GroupScore, Record, Split, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescored, Rescoring, RowOutcome
-from agentrl.rollout.finalise import settle_group
-from agentrl.rollout.rows import build_row
+from agentrl.rollout.finalise import make_rows, settle_group
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import with_group_scores
 
@@ -47,27 +47,29 @@ class Rescorer:
         """Score these groups by `scorer`, some at once. A group that cannot be scored stays as it
         is; the others go on."""
         report = RescoringReport()
-        slots = asyncio.Semaphore(_GROUPS_AT_ONCE)
+        room = asyncio.Semaphore(_GROUPS_AT_ONCE)
 
-        async def one(task_id: str) -> None:
-            async with slots:
-                task = await self.ledger.completed(task_id)
-                if task is None:
-                    report.in_progress += 1
-                    return
-                try:
-                    await self._rescore_group(task, scorer, report)
-                except Exception as error:  # whatever a scorer raises is that group's
-                    report.failures[task_id] = f"{type(error).__name__}: {error}"
+        async def one(task: str) -> None:
+            async with room:
+                await self._rescore_group(task, scorer, report)
 
-        async with asyncio.TaskGroup() as groups:
-            for task_id in tasks:
-                groups.create_task(one(task_id))
+        await asyncio.gather(*map(one, tasks))
         return report
 
-    async def _rescore_group(self, task: Task, scorer: str, report: RescoringReport) -> None:
-        records, said = await self._score(task, scorer)
-        for rescored in await self._rewarded(task, records):
+    async def _rescore_group(self, task_id: str, scorer: str, report: RescoringReport) -> None:
+        task = await self.ledger.completed(task_id)
+        if task is None:
+            report.in_progress += 1
+            return
+        try:
+            records, said = await self._score(task, scorer)
+            group = await self._rewarded(task, records)
+        except DatabaseUnreachable:
+            raise
+        except Exception as error:  # whatever a scorer raises is that group's
+            report.failures[task_id] = f"{type(error).__name__}: {error}"
+            return
+        for rescored in group:
             outcome = RowOutcome.NONE
             if task.split == Split.TRAIN:
                 outcome = await self.ledger.store_row(rescored)
@@ -96,19 +98,15 @@ class Rescorer:
         """What the group makes of its Records now. An evaluation makes nothing of them."""
         if task.split != Split.TRAIN:
             return [Rescored(record, None, None, None) for record in records]
-        settlements, trained = settle_group(task, records, self.reward)
-        turns = await self.records.turns([record.id for record in trained]) if trained else {}
-        rescored = []
-        for record in records:
-            settled = settlements[record.id]
-            row = None
-            if record.id in turns:
-                row = build_row(
-                    record,
-                    turns[record.id],
-                    settled.advantage or 0.0,
-                    self.temperature,
-                    task.place,
-                )
-            rescored.append(Rescored(record, settled.advantage, settled.left_out, row))
-        return rescored
+        settlements = settle_group(task, records, self.reward)
+        made = await make_rows(task, records, settlements, self.records, self.temperature)
+        rows = {row.id: row for row in made}
+        return [
+            Rescored(
+                record,
+                settlements[record.id].advantage,
+                settlements[record.id].left_out,
+                rows.get(record.id),
+            )
+            for record in records
+        ]

@@ -75,6 +75,9 @@ def build_row(
         advantages=pack_floats(tree.advantages),
         logprobs=pack_floats(tree.logprobs),
         versions=pack_ints(tree.versions),
+        n_segments=record.n_segments,
+        n_junctions=record.n_junctions,
+        n_drifts=record.n_drifts,
         # Of the first prompt, not of the first node: a linear record is one node, and siblings
         # are those that begin with the same prompt.
         prefix_hash=hashlib.blake2b(ordered[0].prompt_delta_ids, digest_size=16).hexdigest(),

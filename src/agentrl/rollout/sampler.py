@@ -319,7 +319,7 @@ class AsyncSampler(ABC):
         `messages`: what was added before it. `format_error`: what was wrong with its calls.
         `repeated`: it asks nothing new. `rewrite`: how the conversation was rewritten before it.
         """
-        branch = turn.tokens.branch
+        branch, junction = turn.tokens.branch, turn.tokens.junction
         ended = turn.finish_reason != "length"
         status = turn_status(
             cut_off=not ended,
@@ -339,6 +339,7 @@ class AsyncSampler(ABC):
             rewrite=rewrite,
             service=turn.service,
             messages=list(messages),
+            drift=junction.drift if junction else None,
             prompt_delta_ids=pack_ints(turn.tokens.prompt_delta),
             prompt_len=turn.tokens.prompt_len,
             output_ids=pack_ints(turn.output_ids),
@@ -371,6 +372,8 @@ def load_renderer(config: Config) -> ChatRenderer:
     if folder is None or not Path(folder).is_dir():
         raise ConfigError(f"--model_name_or_path {folder}: there is no such folder")
     try:
-        return ChatRenderer.load(folder)
+        return ChatRenderer.load(
+            folder, config.chat_template_options, config.agent.tool_call_parser
+        )
     except ValueError as error:
         raise ConfigError(f"--model_name_or_path: {error}") from None

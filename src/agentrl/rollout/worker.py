@@ -25,7 +25,8 @@ def main(argv: Sequence[str]) -> int:
     """Sample for a run until it is finished. SIGTERM stops it in order."""
     config = parse_config(argv, "agentrl sample", "Sample trajectories for a run.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for every tool call
+    for chatty in ("httpx2", "mcp"):  # they have a line for every tool call, or session
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     uvloop.run(sample(config))
     return 0
 

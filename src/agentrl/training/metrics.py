@@ -42,6 +42,8 @@ class StepMetrics:
     staleness_mean: float  # in steps of the checkpoint lineage
     staleness_max: int
     n_rows: int
+    n_junctions: int  # of the rows: where a turn was followed by more
+    n_drifts: int  # junctions where the chat template rewrites what was sampled
     n_tokens: int
     n_train_tokens: int
     step_seconds: float  # from the end of the last step to the end of this one
@@ -95,6 +97,8 @@ def step_metrics(
         staleness_mean=statistics.staleness_mean,
         staleness_max=statistics.staleness_max,
         n_rows=len(rows),
+        n_junctions=sum(row.n_junctions for row in rows),
+        n_drifts=sum(row.n_drifts for row in rows),
         n_tokens=sum(row.n_tokens for row in rows),
         n_train_tokens=statistics.n_train_tokens,
         **asdict(times),

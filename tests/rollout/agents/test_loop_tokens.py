@@ -88,6 +88,4 @@ def test_what_was_not_sampled_is_refused(
 def test_the_call_that_was_returned_is_told_from_others_with_the_same_prompt() -> None:
     calls = [Call([1, 2], [5, 9]), Call([1, 2], [5, 6, 7])]
     assert generated_spans([1, 2], [5, 6, 7], [1, 1, 1], calls) == [GeneratedSpan(1, 0, 2, 5)]
-    assert generated_spans([1, 2], [5, 6, 7], [1, 1, 1], calls[::-1]) == [
-        GeneratedSpan(0, 0, 2, 5)
-    ]
+    assert generated_spans([1, 2], [5, 6, 7], [1, 1, 1], calls[::-1]) == [GeneratedSpan(0, 0, 2, 5)]

@@ -114,7 +114,7 @@ def test_a_file_registers_agents_once_however_often_it_is_named(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("x = 1\nraise KeyError('mine')", r"agents\.py cannot be used: KeyError: 'mine' \(line 2\)"),
+        ("\nraise KeyError('mine')", r"agents\.py cannot be used: KeyError: 'mine' \(line 2\)"),
         ("x = = 1", r"agents\.py cannot be used: SyntaxError: .*line 1"),
         (MODULE.replace("asker", "mcp"), r"cannot be used: ValueError: agent 'mcp' is built in"),
     ],
@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_used_is_one_sentence(
 
 
 def test_a_missing_file_and_an_unknown_default_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--agent_module none.py: there is no such Python file"):
+    with pytest.raises(ConfigError, match=r"--agent_module none\.py: there is no such Python file"):
         load_agents(parse_config(["--agent_module", "none.py"]))
     with pytest.raises(ConfigError, match="there is no agent 'other'"):
         load(tmp_path, MODULE, "--agent_name", "other")

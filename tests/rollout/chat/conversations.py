@@ -7,7 +7,6 @@ program (`tests/fuzz/chat_families.py`) and the properties (`test_families.py`) 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from families import Family, Said, renderer_of, tokenizer_of
@@ -179,7 +178,7 @@ def fault_of(family: Family, talk: Talk, held: Held) -> str | None:
             return "text from outside became control tokens"
         text = tokenizer_of(family.name).decode(held.ids)
         for message in talk.exchanges[-1].added:
-            content = message["content"].translate(dict.fromkeys(map(ord, GUARDS))).strip()
+            content = _unguarded(message).strip()
             if content not in text and dumps(content)[1:-1] not in text:
                 return f"{content!r} does not stand in it"
         return None
@@ -194,12 +193,19 @@ def fault_of(family: Family, talk: Talk, held: Held) -> str | None:
     return None
 
 
+def _unguarded(message: Message) -> str:
+    return str(message["content"]).translate(dict.fromkeys(map(ord, GUARDS)))
+
+
 def _harmless_twin(talk: Talk) -> Talk:
-    """The conversation with other words from outside; different ones, as templates compare them."""
-    number = count()
+    """The conversation with other words from outside; templates compare them: the same stay so."""
+    words: dict[str, str] = {}
 
     def twin(messages: Sequence[Message]) -> tuple[Message, ...]:
-        return tuple({**message, "content": f"x{next(number)}"} for message in messages)
+        return tuple(
+            {**message, "content": words.setdefault(_unguarded(message), f"x{len(words)}")}
+            for message in messages
+        )
 
     begin = twin(talk.begin)
     return Talk(begin, tuple(Exchange(each.said, twin(each.added)) for each in talk.exchanges))

@@ -237,6 +237,8 @@ FAMILIES = (
            thoughts=True, calls=1, mixed=False, thought_in="thinking", exact="tools"),
     Family("gemma3", _trl("gemma3"), _GEMMA, plain, tags=(), stops=("<end_of_turn>",),
            spaces="gemma", structured=False),
+    Family("gemma2", _trl("gemma"), _GEMMA, plain, tags=(), stops=("<end_of_turn>",),
+           spaces="gemma", structured=False),
     Family("minicpm", _own("minicpm"), _MINICPM, write_minicpm, tags=(), thoughts=True),
 )  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}

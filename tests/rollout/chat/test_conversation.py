@@ -5,14 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from families import renderer_of, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from agentrl.rollout.chat import ChatRenderer, Conversation, Drift, Message
+from agentrl.rollout.chat import (
+    ChatRenderer,
+    Conversation,
+    Drift,
+    Entry,
+    Message,
+    TemplateRefusal,
+)
 
-DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo" / "model"
+DEMO_MODEL = Path(__file__).parents[3] / "assets" / "demo" / "model"
 
 # In the manner of Qwen: runs of line ends are one token, so that a boundary in the wrong place
 # shows; consecutive tool results share a user turn.
@@ -298,3 +306,146 @@ def test_a_model_folder_says_what_it_lacks(
     trained_tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"{tmp_path} has no chat template"):
         ChatRenderer.load(tmp_path)
+
+
+def test_a_call_written_in_other_characters_stays_as_it_was_generated() -> None:
+    # gpt-oss writes the recipient after the channel; its template writes it before.
+    renderer = renderer_of("gpt-oss")
+    text = (
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+        "<|channel|>commentary to=functions.weight <|constrain|>json<|message|>"
+        '{"text":"a"}'
+    )
+    output = renderer.encode_inside(text + "<|call|>")
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
+    continuation = conversation.extend(output, as_tools(["7"]))
+    assert continuation.extends and continuation.restyled
+    assert renderer.codec.decode(continuation.ids) == (
+        '<|start|>functions.weight to=assistant<|channel|>commentary<|message|>"7"<|end|>'
+        "<|start|>assistant"
+    )
+
+
+def test_a_malformed_call_is_answered_in_families_that_want_calls_in_fields() -> None:
+    renderer = renderer_of("gpt-oss")
+    text = " to=functions.weight<|channel|>commentary json<|message|>{oh"
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
+    output = renderer.encode_inside(text + "<|call|>")
+    continuation = conversation.extend(output, as_tools(["Error: it is no JSON."]))
+    assert continuation.extends
+    assert "Error: it is no JSON." in renderer.codec.decode(continuation.ids)
+
+
+def test_the_results_of_a_call_bear_the_id_that_the_model_gave_it() -> None:
+    renderer = renderer_of("kimi-k2")
+    text = (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weight:41"
+        '<|tool_call_argument_begin|>{"text": "a"}<|tool_call_end|><|tool_calls_section_end|>'
+    )
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
+    continuation = conversation.extend(renderer.encode_inside(text + "<|im_end|>"), as_tools(["7"]))
+    assert "## Return of functions.weight:41\n7<|im_end|>" in renderer.codec.decode(
+        continuation.ids
+    )
+
+
+def test_a_turn_that_was_cut_off_goes_on_with_the_end_that_the_template_adds(
+    trained_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    trained_tokenizer.chat_template = PLAIN
+    renderer = ChatRenderer(trained_tokenizer)
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
+    continuation = conversation.extend(
+        renderer.encode("half a tu"), [{"role": "user", "content": "Go on."}]
+    )
+    assert continuation.extends
+    separator = continuation.ids[: continuation.n_separator]
+    assert renderer.codec.decode(separator) == "<|im_end|>\n"
+
+
+def odd(renderer: ChatRenderer, text: str) -> list[int]:
+    """A turn in tokens that the tokenizer would not choose: one for each character."""
+    ids = [token for character in text for token in renderer.encode_inside(character)]
+    assert ids != renderer.encode_inside(text)
+    return [*ids, renderer.turn_end_id]
+
+
+def test_rewriting_keeps_the_ids_of_the_turns_that_stay_and_shares_the_longest_prefix() -> None:
+    renderer = renderer_of("qwen2.5")
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
+    turns = [odd(renderer, text) for text in ("one two", "three", "one two three")]
+    ids = list(conversation.prompt_ids)
+    starts = []
+    for number, turn in enumerate(turns):
+        continuation = conversation.extend(turn, as_tools([f"result {number}"]))
+        starts.append(len(ids))
+        ids += [*turn, *continuation.ids]
+    question, first, _, second, result, third, last = conversation.entries
+    assert [list(entry.output_ids) for entry in (first, second, third)] == turns
+
+    changed = Entry({"role": "tool", "content": "(left out)"})
+    rewritten = conversation.rewrite([question, first, changed, second, result, third, last])
+    assert not rewritten.extends and rewritten.drift is None and rewritten.n_rewritten == 0
+    shared = starts[0] + len(turns[0])
+    assert list(rewritten.ids[:shared]) == ids[:shared]
+    for turn in turns:  # each in its own ids, odd as they are
+        assert any(
+            list(rewritten.ids[i : i + len(turn)]) == turn for i in range(len(rewritten.ids))
+        )
+    text = renderer.codec.decode(rewritten.ids)
+    assert "(left out)" in text and "result 0" not in text and "result 1" in text
+
+    # What was rewritten is extended as any other conversation.
+    more = conversation.extend(turns[0], as_tools(["more"]))
+    assert more.extends
+
+
+def test_rewriting_may_keep_a_turn_that_nothing_followed_and_go_on_with_a_user() -> None:
+    renderer = renderer_of("qwen2.5")
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
+    turn = odd(renderer, "one two")
+    summary = Entry({"role": "assistant", "content": "one two"}, tuple(turn))
+    ask = Entry({"role": "user", "content": "Go on."})
+    continuation = conversation.rewrite([*conversation.entries, summary, ask])
+    start = len(conversation.prompt_ids)
+    assert list(continuation.ids[: start + len(turn)]) == [*conversation.prompt_ids, *turn]
+
+
+def test_at_a_drift_the_turns_that_the_template_leaves_alone_keep_their_ids() -> None:
+    # Qwen 3 drops the thought when the user speaks again; the turn without one stays.
+    renderer = renderer_of("qwen3")
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
+    kept = odd(renderer, "one two")
+    assert conversation.extend(kept, [{"role": "user", "content": "And?"}]).extends
+    dropped = odd(renderer, "<think>\nthree\n</think>\n\none")
+    continuation = conversation.extend(dropped, [{"role": "user", "content": "So?"}])
+    assert continuation.drift is not None and continuation.n_rewritten == 1
+    ids = list(continuation.ids)
+    assert any(ids[i : i + len(kept)] == kept for i in range(len(ids)))
+    assert "three" not in renderer.codec.decode(ids)
+
+
+def test_a_conversation_that_the_template_does_not_take_is_refused_with_its_reason() -> None:
+    renderer = renderer_of("mistral")
+    with pytest.raises(TemplateRefusal, match="roles must alternate"):
+        Conversation(renderer, [{"role": "user", "content": "a"}] * 2, None)
+
+
+def test_a_template_that_would_lose_the_guards_is_refused(
+    trained_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    trained_tokenizer.chat_template = PLAIN.replace(
+        "+ message.content +", "+ (message.content | tojson(ensure_ascii=True)) +"
+    )
+    with pytest.raises(ValueError, match="tools could write control tokens"):
+        ChatRenderer(trained_tokenizer)
+
+
+def test_variables_of_the_template_come_with_the_model_folder(tmp_path: Path) -> None:
+    tokenizer_of("qwen3").save_pretrained(tmp_path)
+    question = [{"role": "user", "content": "?"}]
+    thinking = ChatRenderer.load(tmp_path).render_prompt(question)
+    renderer = ChatRenderer.load(tmp_path, {"enable_thinking": False})
+    prompt = renderer.render_prompt(question)
+    assert prompt[: len(thinking)] == thinking
+    assert renderer.codec.decode(prompt[len(thinking) :]) == "<think>\n\n</think>\n\n"

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 quick = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
 )
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
 sources = st.randoms(use_true_random=False)

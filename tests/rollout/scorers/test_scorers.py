@@ -1,6 +1,7 @@
 """Scorers: exact match, mathematics in its own process, and registered ones."""
 
 import asyncio
+import re
 import threading
 import time
 from pathlib import Path
@@ -270,3 +271,17 @@ async def test_an_installed_package_brings_scorers_by_its_entry_point(
     assert await score(scorers, "vowels", "queue", None) == 4.0
     with pytest.raises(ConfigError, match="entry point vowel_scorer:lost cannot be used"):
         await score(scorers, "lost", "queue", None)
+
+
+async def test_the_scorers_of_the_documentation_work(tmp_path: Path, records: RecordLedger) -> None:
+    guide = Path(__file__).parents[3] / "docs" / "rewards.md"
+    (code,) = re.findall(r"^```python file=scorers.py\n(.*?)^```$", guide.read_text(), re.M | re.S)
+    file = tmp_path / "scorers.py"
+    file.write_text(code)
+    async with Scorers.of_run(parse_config(["--scorer_module", str(file)]), records) as scorers:
+        record = await scorers.score(make_task("brief", answer="4"), make_record("4"))
+        assert record.score == pytest.approx(1 / 1.01)
+        assert record.explanations == {"brief": "1 characters"}
+        group = [make_record(n_tool_calls=3), make_record(traj=1, n_tool_calls=1)]
+        said = await scorers.score_group(make_task("fewest_calls"), group)
+        assert [of.score for of in said] == [0.0, 1.0]

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from aggregator_server import AggregatorAPI
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 from tool_session import a_task, names_of, session_with, tools_of
 
 from agentrl.configs import ConfigError
 from agentrl.rollout.mcp.tools import ToolServerUnreachable
+from agentrl.rollout.mcp.tools.aggregator import read_answer
+from agentrl.rollout.mcp.tools.results import read_result
 
 
 async def serve(api: AggregatorAPI) -> tuple[web.AppRunner, str]:
@@ -71,6 +75,28 @@ async def test_its_answers_are_read_in_every_form(
     async with session_with(url) as tools:
         answer = await tools.call("answer", {"body": body})
         assert (answer.text, answer.is_error) == (text, is_error)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["status", "status_code", "content", "error", "detail", "result", "type", "text"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_whatever_it_answers_is_a_text(body: Any) -> None:
+    reading = read_result(read_answer(body))
+    assert isinstance(reading.text, str)
 
 
 async def test_what_fails_is_a_text_for_the_model(url: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mcp_types import (
     AudioContent,
     BlobResourceContents,
@@ -74,6 +76,8 @@ def test_parts_are_read_in_order_and_what_is_no_text_becomes_a_file_with_a_note(
         (["seven"], {"result": "seven"}, "seven"),
         (["1", "2"], {"result": [1, 2]}, "1\n2"),
         (["a", "b"], {"result": ["a", "b"]}, "a\nb"),
+        (["[DIR] a"], {"content": "[DIR] a"}, "[DIR] a"),
+        (["a"], {"content": [{"type": "text", "text": "a"}]}, "a"),
         (["2 rows"], {"rows": [1, 2]}, '2 rows\n{"rows":[1,2]}'),
         (["the result"], {"result": None}, 'the result\n{"result":null}'),
     ],
@@ -83,6 +87,27 @@ def test_structured_content_is_added_unless_the_text_says_it(
 ) -> None:
     result = CallToolResult(content=[text(t) for t in texts], structured_content=content)
     assert read_result(result).text == read
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.text(st.characters()), max_size=3), JSON)
+def test_whatever_a_server_says_is_a_text_that_can_be_stored(
+    texts: list[str], content: Any
+) -> None:
+    result = CallToolResult(content=[text(t) for t in texts], structured_content=content)
+    read_result(result).text.encode("utf-8")
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, "[" * 900 + "]" * 900])
+def test_a_text_that_is_nested_json_is_no_trouble(deep: str) -> None:
+    result = CallToolResult(content=[text(deep)], structured_content={"a": 1})
+    assert read_result(result).text == deep + '\n{"a":1}'
 
 
 def test_data_that_is_not_base64_is_kept_as_it_came() -> None:

@@ -9,6 +9,20 @@
 The built-in ones are elsewhere: `mcp/`, `math/`, `single_turn.py`.
 """
 
-from agentrl.rollout.agents.registry import find_agent, known_agents, load_agents, register_agent
+from agentrl.rollout.agents.registry import (
+    NEED_TOOLS,
+    find_agent,
+    known_agents,
+    load_agents,
+    may_score_itself,
+    register_agent,
+)
 
-__all__ = ["find_agent", "known_agents", "load_agents", "register_agent"]
+__all__ = [
+    "NEED_TOOLS",
+    "find_agent",
+    "known_agents",
+    "load_agents",
+    "may_score_itself",
+    "register_agent",
+]

@@ -120,7 +120,7 @@ class LoopSampler(AsyncSampler):
     async def _ask(self, prompt_ids: Sequence[int], max_new_tokens: int | None) -> TokenOutput:
         # What counts is the sequence that the loop returns: a prompt of it and the answer.
         size = len(prompt_ids)
-        left = room_left(self.resources.config.sampling, len(self._calls), size, size)
+        left = room_left(self.resources.config.sampling, self._n_asked, size, size)
         answer = await self.ask(prompt_ids, left, max_new_tokens)
         self._calls.append(_Call(tuple(prompt_ids), answer))
         return TokenOutput(

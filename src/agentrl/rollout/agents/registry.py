@@ -25,6 +25,8 @@ Agent = type[AsyncSampler] | Callable[..., Awaitable[str | None]] | type[Any]
 """A sampler class, `async fn(task, llm, tools) -> answer` (`function.py`), or a class with
 `run(sampling_params, **fields)` (`loop.py`)."""
 
+NEED_TOOLS = frozenset({"mcp", "tool_agent"})  # those that are of little use without
+
 _MCP = "agentrl.rollout.mcp.sampler:MCPSampler"
 _SINGLE_TURN = "agentrl.rollout.single_turn:SingleTurnSampler"
 _BUILT_IN = {
@@ -91,6 +93,11 @@ def find_agent(name: str) -> type[AsyncSampler]:
                 f"agent {name!r} of entry point {entry.value} cannot be used: {error}"
             ) from error
     return _samplers[name]
+
+
+def may_score_itself(agent: type[AsyncSampler]) -> bool:
+    """Whether an agent has its own way to score a Record, beside the task's scorer."""
+    return agent.evaluate_record is not AsyncSampler.evaluate_record
 
 
 def _as_sampler(name: str, agent: object) -> type[AsyncSampler]:

@@ -1,6 +1,6 @@
 """What a chat template can express, found out by rendering probes. No model family is named here.
 
-    does it write tools?  a tool's results?  a thought, between which marks?
+    does it write tools?  a tool's results?  a system message?  a thought, between which marks?
     with which tokens do its turns end?
 
 A template without tools gets them in the Hermes way, which the default parser reads: schemas in the
@@ -15,12 +15,13 @@ from typing import Any
 from jinja2 import TemplateError
 
 from agentrl.rollout.chat.guard import GuardedCodec
-from agentrl.rollout.chat.turns import Message, ThoughtMarks
+from agentrl.rollout.chat.turns import THOUGHT_FIELDS, Message, ThoughtMarks
 
 Tools = Sequence[Mapping[str, Any]]
 # Messages, tools, and whether the header of the next turn is wanted; raises what templates raise.
 Apply = Callable[..., str]
 
+_SYSTEM = "probe-system"
 _QUESTION = "probe-question"
 _TURN = "probe-turn"
 _THOUGHT = "probe-thought"
@@ -60,8 +61,10 @@ class Dialect:
     turn_ends: tokens that end a turn, as text and id; the one before tool results comes first.
     """
 
+    takes_system: bool
     writes_tools: bool
     writes_results: bool
+    writes_thoughts: bool
     thought_marks: ThoughtMarks
     named_by_id: bool
     turn_ends: tuple[tuple[str, int], ...]
@@ -81,7 +84,19 @@ class Dialect:
                 adapted[0] = {**adapted[0], "content": first}
             else:
                 adapted.insert(0, {"role": "system", "content": text})
+        if adapted and adapted[0]["role"] == "system" and not self.takes_system:
+            adapted = _system_in_question(adapted)
         return adapted if self.writes_results else _results_as_user(adapted)
+
+
+def _system_in_question(messages: Sequence[Message]) -> list[Message]:
+    """The system message at the begin of the first question, as Gemma's templates do it."""
+    system, *rest = messages
+    first = next((i for i, message in enumerate(rest) if message["role"] == "user"), None)
+    if first is None:
+        return [{**system, "role": "user"}, *rest]
+    content = f"{system['content']}\n\n{rest[first]['content']}"
+    return [*rest[:first], {**rest[first], "content": content}, *rest[first + 1 :]]
 
 
 def _results_as_user(messages: Sequence[Message]) -> list[Message]:
@@ -129,6 +144,8 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
     with_tools = _try(apply, [user], [_TOOL])
     turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
     marks = _thought_marks(apply, codec, user)
+    if codec.special_texts:
+        _check_guards(apply, codec, [user, *turns[:1]])
     follow_ups = [(turn, result) for turn in turns] + [(answer, user)]
     ends = [
         end
@@ -144,8 +161,10 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
             f"{whole.partition(_TURN)[2][:20]!r}"
         )
     return Dialect(
+        takes_system=_SYSTEM in _try(apply, [{"role": "system", "content": _SYSTEM}, user]),
         writes_tools=_NAME in with_tools,
         writes_results=bool(turns),
+        writes_thoughts=_writes_thoughts(apply, user, marks),
         thought_marks=marks,
         named_by_id=bool(turns) and any(_CALL_ID in text and _NAME not in text for text in called),
         turn_ends=tuple(dict.fromkeys(ends)),
@@ -175,7 +194,7 @@ def _shared_length(first: str, second: str) -> int:
 
 def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> ThoughtMarks:
     """What the template writes around a thought; `<think>` where it does not write one."""
-    fields = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+    fields = dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)
     text = _try(apply, [user, {"role": "assistant", "content": _TURN, **fields}], None, False)
     header = _try(apply, [user], None)
     before, found, after = text.partition(_THOUGHT)
@@ -189,6 +208,25 @@ def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> ThoughtM
     if found and open_mark and close_mark:
         return ThoughtMarks(open_mark, close_mark)
     return ThoughtMarks("<think>", "</think>")
+
+
+def _check_guards(apply: Apply, codec: GuardedCodec, before: Sequence[Message]) -> None:
+    """Text that is guarded must be so still when the template has written it."""
+    evil = codec.guard_tool_text(codec.special_texts[-1])
+    result = {"role": "tool", "content": f"{_RESULT} {evil}", "tool_call_id": _CALL_ID}
+    text = _try(apply, [*before, result])
+    if _RESULT in text and evil not in text:
+        raise ValueError(
+            "the chat template changes characters of tool results (it may write them as ASCII), so "
+            "that tools could write control tokens"
+        )
+
+
+def _writes_thoughts(apply: Apply, user: Message, marks: ThoughtMarks) -> bool:
+    """Whether the template writes a thought that it is given, or begins one in the prompt."""
+    turn = {"role": "assistant", "content": _TURN, **dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)}
+    shown = _THOUGHT in _try(apply, [user, turn], None, False)
+    return shown or _try(apply, [user]).rstrip().endswith(marks.open)
 
 
 def _try(

@@ -35,6 +35,7 @@ class GuardedCodec:
         self._added = _any_of([token["content"] for token in added])
         self._special = _any_of([token["content"] for token in added if token["special"]])
         self._ids: dict[str, int] = {token["content"]: token["id"] for token in added}
+        self.special_texts = tuple(token["content"] for token in added if token["special"])
         self.added_ids = frozenset(token["id"] for token in added)
         self.special_ids = frozenset(token["id"] for token in added if token["special"])
         for token in added:

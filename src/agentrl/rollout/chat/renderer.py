@@ -52,10 +52,12 @@ class ChatRenderer:
         tokenizer: PreTrainedTokenizerFast,
         stop_token_ids: Sequence[int] = (),
         template_options: Mapping[str, Any] | None = None,
+        parser: str | None = None,
     ) -> None:
         """`stop_token_ids`: tokens that end a turn, beside the tokenizer's and the template's.
 
         `template_options`: further variables of the template, such as `enable_thinking`.
+        `parser`: the name of the tool call parser, if it is not the one that fits the template.
         """
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template")
@@ -64,7 +66,7 @@ class ChatRenderer:
         self.codec = GuardedCodec(tokenizer.backend_tokenizer.to_str())
         self._prompts = lru_cache(maxsize=_CACHED_PROMPTS)(self._render_prompt)
         self.parsers = parsers_of_template(self._apply)
-        self.parse_calls = tool_call_parser(next(iter(self.parsers), DEFAULT_PARSER))
+        self.parse_calls = tool_call_parser(parser or next(iter(self.parsers), DEFAULT_PARSER))
         self.dialect: Dialect = probe_dialect(self._apply, self.codec)
         self.turn_end, self.turn_end_id = self.dialect.turn_ends[0]
         self.stop_token_ids = tuple(
@@ -78,8 +80,16 @@ class ChatRenderer:
         )
 
     @classmethod
-    def load(cls, folder: str | Path, template_options: Mapping[str, Any] | None = None) -> Self:
-        """The renderer of a model folder. Raises ValueError naming the folder and what it lacks."""
+    def load(
+        cls,
+        folder: str | Path,
+        template_options: Mapping[str, Any] | None = None,
+        parser: str | None = None,
+    ) -> Self:
+        """The renderer of a model folder; see `__init__`.
+
+        Raises ValueError naming the folder and what it lacks.
+        """
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder))
         except (OSError, ValueError, KeyError) as error:
@@ -94,7 +104,7 @@ class ChatRenderer:
         if (Path(folder) / "generation_config.json").exists():
             stop_token_ids = _ids(GenerationConfig.from_pretrained(str(folder)).eos_token_id)
         try:
-            return cls(tokenizer, stop_token_ids, template_options)
+            return cls(tokenizer, stop_token_ids, template_options, parser)
         except ValueError as error:
             raise ValueError(f"model folder {folder} cannot be used for turns: {error}") from None
 
@@ -108,20 +118,27 @@ class ChatRenderer:
         """A rendered prompt; the attempts at one task share it."""
         return self._prompts(orjson.dumps(list(messages)), orjson.dumps(list(tools or ())))
 
-    def render_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
+    def render_text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The template applied to guarded messages, up to the next assistant header.
 
         Raises `TemplateRefusal` if it does not take them.
         """
         try:
             return self._apply(
-                self.dialect.adapt_messages(messages, tools), self.dialect.adapt_tools(tools)
+                self.dialect.adapt_messages(messages, tools),
+                self.dialect.adapt_tools(tools),
+                add_generation_prompt,
             )
         except (TemplateError, TypeError, KeyError) as error:
             raise TemplateRefusal(f"the chat template refuses the messages: {error}") from None
 
     def read_turn(
-        self, text: str, prompted: str, tools: Sequence[ToolSchema] | None
+        self, text: str, prompted: str = "", tools: Sequence[ToolSchema] | None = None
     ) -> TurnReading:
         """What a turn's text says. `prompted`: what the prompt wrote of the turn already."""
         marks = self.dialect.thought_marks

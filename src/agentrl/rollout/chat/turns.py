@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser
 
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")  # as templates name a thought
+
 Message = dict[str, Any]  # role and content; tool_call_id and name for results that have them
 
 
@@ -108,6 +110,7 @@ class TurnForm(Enum):
     INLINE_JSON = "calls in fields, thought in the content, arguments as JSON text"
 
 
+TEXT_FORMS = (TurnForm.TEXT, TurnForm.REOPENED)
 _JSON_FORMS = (TurnForm.FIELDS_JSON, TurnForm.INLINE_JSON)
 
 
@@ -127,8 +130,7 @@ def as_message(turn: TurnReading, form: TurnForm, call_ids: Sequence[str]) -> Me
         before = rest[: len(rest) - len(rest.lstrip())]
         message["content"] = turn.prompted + turn.lead + before + turn.content
     elif turn.thought:
-        # Templates know it by different names.
-        message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), turn.thought)
+        message |= dict.fromkeys(THOUGHT_FIELDS, turn.thought)
     if turn.calls:
         message["tool_calls"] = [
             {

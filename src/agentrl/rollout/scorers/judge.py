@@ -4,6 +4,7 @@ import json
 import re
 
 from agentrl.rollout.helping_models import HelpingModels, NoModelAnswered
+from agentrl.rollout.scorers.results import Score
 
 _INSTRUCTION = """\
 You decide whether a response gives the right answer to a question. Compare it with the reference
@@ -27,8 +28,9 @@ class Judge:
     def __init__(self, models: HelpingModels) -> None:
         self._models = models
 
-    async def score(self, question: str, model_answer: str, ground_truth: str) -> float:
-        """1.0 if a judge finds the answer right, 0.0 if it finds it wrong. Raises `JudgeError`."""
+    async def score(self, question: str, model_answer: str, ground_truth: str) -> Score:
+        """1.0 if a judge finds the answer right, 0.0 if it finds it wrong, with what it says of
+        it. Raises `JudgeError`."""
         if not self._models:
             raise JudgeError(
                 "scorer agentcpm has no judge: list models under scorer_agent in the file of "
@@ -37,12 +39,17 @@ class Judge:
         # As JSON, so that nothing in a response can look like the end of it.
         material = {"question": question, "reference": ground_truth, "response": model_answer}
         try:
-            verdict = await self._models.ask(
-                _INSTRUCTION, json.dumps(material, ensure_ascii=False, indent=1), read_verdict
+            reply = await self._models.ask(
+                _INSTRUCTION, json.dumps(material, ensure_ascii=False, indent=1), _read
             )
         except NoModelAnswered as failure:
             raise JudgeError(f"no judge gave a verdict: {failure}") from None
-        return float(verdict.value)
+        return reply.value
+
+
+def _read(reply: str) -> Score | None:
+    verdict = read_verdict(reply)
+    return None if verdict is None else Score(float(verdict), reply.strip())
 
 
 def read_verdict(reply: str) -> bool | None:

@@ -9,13 +9,15 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-STEP_TIMEOUT_S = 5  # of reading an expression, and of comparing two
+_STEP_TIMEOUT_S = 5  # of reading an expression, and of comparing two
 # Three bounded steps, and what the library does outside its bounds.
-_TIMEOUT_S = 4.0 * STEP_TIMEOUT_S
-_WORKER = ("-m", "agentrl.rollout.scorers.math_worker")
+_TIMEOUT_S = 4.0 * _STEP_TIMEOUT_S
+# By its file: as a module it would import this whole package, and all that scorers need.
+_WORKER = ("-P", str(Path(__file__).with_name("math_worker.py")), str(_STEP_TIMEOUT_S))
 
 
 class MathVerifier:

@@ -19,6 +19,7 @@ import orjson
 from mcp_types import CallToolResult, TextContent
 from pydantic import ValidationError
 
+from agentrl.rollout.mcp.tool_servers import ServerSpec
 from agentrl.rollout.mcp.tools.calls import (
     RECORD_ID_KEY,
     TASK_ID_KEY,
@@ -28,7 +29,7 @@ from agentrl.rollout.mcp.tools.calls import (
 )
 from agentrl.rollout.mcp.tools.catalogue import Offer
 from agentrl.rollout.mcp.tools.connection import ConnectFailed
-from agentrl.rollout.mcp.tools.specs import ServerSpec
+from agentrl.rollout.mcp.tools.results import json_text
 from agentrl.rollout.mcp.tools.transports import SOCKET_LIMITS, refusal
 
 _RETRY_PAUSE_S = 0.25
@@ -46,6 +47,11 @@ class AggregatedServer:
         self.name = name
         self.offers = offers
         self._aggregator = aggregator
+
+    @property
+    def label(self) -> str:
+        """The server for people."""
+        return f"{self.name} behind {self._aggregator.label}"
 
     async def call(self, call: Call) -> CallToolResult:
         """Call a tool. Raises `CallFailed`."""
@@ -83,6 +89,11 @@ class Aggregator:
         traceback: TracebackType | None,
     ) -> None:
         await self._http.aclose()
+
+    @property
+    def label(self) -> str:
+        """The aggregator for people."""
+        return self._spec.label
 
     async def call(self, server: str, call: Call) -> CallToolResult:
         """Call a tool of a server. Raises `CallFailed`."""
@@ -199,5 +210,5 @@ def read_answer(body: Any, failed: bool = False) -> CallToolResult:
             pass  # a list of the tool's own
     elif isinstance(content, dict) and set(content) == {"result"}:
         content = content["result"]
-    text = content if isinstance(content, str) else orjson.dumps(content).decode()
+    text = content if isinstance(content, str) else json_text(content)
     return CallToolResult(content=[TextContent(text=text)], is_error=failed)

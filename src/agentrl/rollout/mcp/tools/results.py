@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
 from mcp_types import (
     AudioContent,
     BlobResourceContents,
     CallToolResult,
+    ContentBlock,
     EmbeddedResource,
     ImageContent,
     ResourceLink,
@@ -60,10 +60,8 @@ def read_result(result: CallToolResult) -> Reading:
     """
     texts: list[str] = []
     files: list[ResultFile] = []
-    plain: list[str] = []  # the parts that are the tool's own text
     for part in result.content:
         if isinstance(part, TextContent):
-            plain.append(part.text)
             texts.append(part.text)
         elif isinstance(part, EmbeddedResource) and not isinstance(
             part.resource, BlobResourceContents
@@ -76,12 +74,20 @@ def read_result(result: CallToolResult) -> Reading:
             files.append(file)
             texts.append(_note_of(file))
     content = result.structured_content
-    if content is not None and not _says(plain, content):
-        texts.append(orjson.dumps(content).decode())
+    if content is not None and not _says(result.content, content):
+        texts.append(json_text(content))
     text = "\n".join(texts)
     if result.is_error and not text:
         text = "The tool failed and gave no reason."
-    return Reading(_storable(text), bool(result.is_error), tuple(files))
+    return Reading(storable(text), bool(result.is_error), tuple(files))
+
+
+def json_text(value: Any) -> str:
+    """Any JSON value as text: numbers of any size, and what UTF-8 cannot hold."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        return "[JSON that is nested too deeply to be read]"
 
 
 def shorten(text: str, limit: int) -> str:
@@ -112,26 +118,28 @@ def kept_result(
         id=key,
         record_id=record_id,
         tool=tool,
-        text=_storable(text),
+        text=storable(text),
         files=kept,
         omitted=omitted,
         created_at=datetime.now(UTC),
     )
 
 
-def _says(texts: Sequence[str], content: Any) -> bool:
-    """Whether the text parts are structured content as JSON: all of it, or what `result` holds,
-    which is where servers put a value that is no object."""
-    values = [_parsed(text) for text in texts]
-    inner = content.get("result") if isinstance(content, dict) and len(content) == 1 else None
-    same = [content] if inner is None else [content, inner]
-    return any(values == [value] or values == value or list(texts) == [value] for value in same)
+def _says(parts: Sequence[ContentBlock], content: Any) -> bool:
+    """Whether the parts are the structured content in another form: all of it, or what its only
+    key holds, which is where servers put a value that is no object. Some repeat the parts there."""
+    texts = [part.text for part in parts if isinstance(part, TextContent)]
+    forms: list[Any] = [texts, [_parsed(text) for text in texts]]
+    forms += [form[0] for form in forms if len(form) == 1]
+    forms.append([part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in parts])
+    inner = list(content.values()) if isinstance(content, dict) and len(content) == 1 else []
+    return any(form == value for form in forms for value in [content, *inner])
 
 
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -167,6 +175,6 @@ def _describe(file: ResultFile) -> str:
     return f"{name} ({file.mime_type}, {len(file.data)} bytes)"
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """The text without what UTF-8 cannot hold."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -11,11 +11,11 @@ from typing import Any, Self
 from mcp import Client
 from mcp_types import CallToolResult, Tool
 
+from agentrl.rollout.mcp.tool_servers import ServerSpec, Transport
 from agentrl.rollout.mcp.tools.calls import Call, ToolServerUnreachable
 from agentrl.rollout.mcp.tools.catalogue import CLOSE_TOOL, CREATE_TOOL, Offer
 from agentrl.rollout.mcp.tools.connection import ConnectFailed
 from agentrl.rollout.mcp.tools.session import SDK_FAILURES, Ownership, Session
-from agentrl.rollout.mcp.tools.specs import ServerSpec, Transport
 from agentrl.rollout.mcp.tools.transports import Wires
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,11 @@ class MCPServer:
     def name(self) -> str:
         """As flags and config file have it."""
         return self.spec.name
+
+    @property
+    def label(self) -> str:
+        """The server for people."""
+        return self.spec.label
 
     @property
     def creates_sessions(self) -> bool:

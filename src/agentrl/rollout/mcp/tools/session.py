@@ -19,6 +19,7 @@ from mcp import Client, MCPError
 from mcp_types import REQUEST_TIMEOUT, CallToolResult, RequestParamsMeta
 from pydantic import ValidationError
 
+from agentrl.rollout.mcp.tool_servers import ServerSpec
 from agentrl.rollout.mcp.tools.calls import Call, CallFailed, ToolSessionFailed
 from agentrl.rollout.mcp.tools.connection import (
     ConnectFailed,
@@ -27,7 +28,6 @@ from agentrl.rollout.mcp.tools.connection import (
     session_is_gone,
 )
 from agentrl.rollout.mcp.tools.results import read_result
-from agentrl.rollout.mcp.tools.specs import ServerSpec
 from agentrl.rollout.mcp.tools.transports import Wires
 
 log = logging.getLogger(__name__)

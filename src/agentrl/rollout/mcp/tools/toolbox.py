@@ -15,6 +15,13 @@ from typing import Any, Self
 from agentrl.configs import AgentConfig
 from agentrl.databases.documents import ResultFile, Task
 from agentrl.databases.records import RecordLedger
+from agentrl.rollout.mcp.tool_servers import (
+    ServerSpec,
+    Transport,
+    read_servers,
+    refuse_unknown_servers,
+    wanted_servers,
+)
 from agentrl.rollout.mcp.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.rollout.mcp.tools.calls import (
     CREATE_KWARGS_KEY,
@@ -31,16 +38,10 @@ from agentrl.rollout.mcp.tools.results import (
     kept_result,
     read_result,
     shorten,
+    storable,
 )
 from agentrl.rollout.mcp.tools.sandboxes import create_kwargs
 from agentrl.rollout.mcp.tools.server import MCPServer
-from agentrl.rollout.mcp.tools.specs import (
-    ServerSpec,
-    Transport,
-    read_servers,
-    refuse_unknown_servers,
-    wanted_servers,
-)
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ class ToolBox:
         max_result_chars: int,
         records: RecordLedger | None,
     ) -> None:
-        self.servers = {server.name: server for server in servers}
+        offered = {offer.server for offer in tools.tools.values()}
+        self.servers = {server.name: server for server in servers if server.name in offered}
         self.catalogue = tools
         self.schemas = tools.schemas
         self.max_result_chars = max_result_chars
@@ -149,7 +151,7 @@ class ToolSession:
         try:
             return read_result(await self._callees[offer.server].call(call))
         except CallFailed as failure:
-            return Reading(str(failure), is_error=True)
+            return Reading(storable(str(failure)), is_error=True)
 
 
 @asynccontextmanager

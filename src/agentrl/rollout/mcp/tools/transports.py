@@ -13,7 +13,7 @@ from mcp.client.sse import sse_client
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from agentrl.rollout.mcp.tools.specs import ServerSpec, Transport
+from agentrl.rollout.mcp.tool_servers import ServerSpec, Transport
 
 # JSON-RPC codes of our own, see `_FaultIsolation`.
 WIRE_FAULT, REFUSED, SESSION_GONE = -32050, -32051, -32052
@@ -122,7 +122,7 @@ class _FaultIsolation(httpx2.AsyncBaseTransport):
             if response.status_code in (401, 403):
                 await response.aclose()
                 return _json_rpc_error(request, REFUSED, refusal(response.status_code))
-            if response.status_code == 404 and "mcp-session-id" in request.headers:
+            if "mcp-session-id" in request.headers and await _forgot_session(response):
                 await response.aclose()
                 return _json_rpc_error(request, SESSION_GONE, "the session is gone")
             if response.headers.get("content-type", "").lower().startswith("application/json"):
@@ -130,6 +130,16 @@ class _FaultIsolation(httpx2.AsyncBaseTransport):
             return response
         except httpx2.RequestError as error:
             return _json_rpc_error(request, WIRE_FAULT, str(error) or type(error).__name__)
+
+
+async def _forgot_session(response: httpx2.Response) -> bool:
+    """Whether the server answers that it does not know the request's session.
+
+    The protocol has 404 for that. Servers made after the TypeScript SDK's examples answer 400.
+    """
+    if response.status_code == 400:
+        return b"session" in (await response.aread()).lower()
+    return response.status_code == 404
 
 
 def refusal(status: int) -> str:

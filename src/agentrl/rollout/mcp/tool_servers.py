@@ -74,7 +74,8 @@ class ServerSpec:
         if self.transport is Transport.STDIO:
             return f"{self.name} (`{self.command}`)"
         parts = urlsplit(self.url)
-        return f"{self.name} at {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return place if self.name == _name_of(self.url) else f"{self.name} at {place}"
 
 
 class _Entry(BaseModel):

@@ -1,6 +1,7 @@
 """Which servers `--mcp_manager_url` and its file name."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from tool_session import config_file
 
 from agentrl.configs import AgentConfig, ConfigError
-from agentrl.rollout.mcp.tools.specs import ServerSpec, Transport, read_servers
+from agentrl.rollout.mcp.tool_servers import ServerSpec, Transport, read_servers
 
 
 def specs(url: str | Path | None, **flags: Any) -> tuple[ServerSpec, ...]:
@@ -136,3 +137,17 @@ def test_what_is_neither_url_nor_file_is_refused(tmp_path: Path) -> None:
         specs(broken)
     with pytest.raises(ConfigError, match="two servers are named host; write NAME=URL"):
         specs("http://host/a,http://host/b")
+
+
+def test_the_config_file_of_the_documentation_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEB_TOKEN", "t")
+    page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
+    [example] = [block for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+                 if "mcpServers" in block]  # fmt: skip
+    path = tmp_path / "tools.json"
+    path.write_text(example)
+    files, web, bank = specs(path)
+    assert (files.command, web.timeout_s, bank.per_record) == ("npx", 120, True)
+    assert web.headers == {"Authorization": "Bearer t"}

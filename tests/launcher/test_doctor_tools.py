@@ -1,0 +1,36 @@
+"""`agentrl doctor --mcp_manager_url`: which tools a run would have, from which servers."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.launcher.doctor import main
+
+COUNTING = Path(__file__).parents[1] / "rollout" / "tools" / "counting_mcp_server.py"
+
+
+def config_file(folder: Path, *flags: str) -> Path:
+    entry = {"command": sys.executable, "args": [str(COUNTING), "stdio", *flags]}
+    path = folder / "tools.json"
+    path.write_text(json.dumps({"mcpServers": {"one": entry, "two": entry}}))
+    return path
+
+
+def test_the_tools_are_listed_by_server_with_the_names_that_the_model_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config_file(tmp_path, "--create")
+    main(["--mcp_manager_url", str(file), "--mcp_allow_tools", "count,one.hang"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if " tools: " in line]
+    assert "3 tools: one__count, hang (of one (`" in line
+    assert "`), a session for each record); two__count (of two (`" in line
+    assert "tools of the same name have their server's in front" in line
+
+
+def test_tools_that_cannot_be_had_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--mcp_manager_url", str(tmp_path / "none.json")]) == 1
+    assert "wrong tools: --mcp_manager_url" in capsys.readouterr().out

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Runs the tests of the tools against MCP servers that others wrote, the protocol's reference servers:
+#     bash tests/run_reference_servers.sh [pytest arguments; default: all of tests/reference_servers]
+#
+# Needs node 20 or newer and npm. The servers are installed once for their lock file, in
+# ${XDG_CACHE_HOME:-~/.cache}/agentrl.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/setup.sh dev
+for program in node npm; do
+    if ! command -v "$program" >/dev/null; then
+        echo "run_reference_servers: needs $program, of Node.js 20 or newer" >&2
+        exit 2
+    fi
+done
+
+lock=tests/reference_servers/package-lock.json
+cache="${XDG_CACHE_HOME:-$HOME/.cache}/agentrl"
+servers="$cache/reference-servers-$(sha256sum "$lock" | cut -c1-16)"
+
+mkdir -p "$cache"
+# One installation at a time; the lock goes with the process that holds it.
+exec {guard}>"$cache/reference-servers.lock"
+flock "$guard"
+if [ ! -f "$servers/complete" ]; then
+    echo "run_reference_servers: installing the servers into $servers (once)" >&2
+    rm -rf "$servers"
+    mkdir "$servers"
+    cp tests/reference_servers/package.json "$lock" "$servers"
+    npm ci --prefix "$servers" --ignore-scripts --no-audit --no-fund --loglevel error >&2
+    touch "$servers/complete"
+fi
+exec {guard}>&-
+
+export REFERENCE_SERVERS="$servers/node_modules/@modelcontextprotocol"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+if [ "$#" -eq 0 ]; then set -- tests/reference_servers; fi
+exec python -m pytest --quiet --durations=5 --durations-min=2 "$@"
