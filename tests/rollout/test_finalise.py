@@ -205,6 +205,13 @@ async def test_a_record_that_was_not_scored_takes_no_part_in_its_group(
     )  # fmt: skip
 
 
+async def test_a_group_whose_agent_scored_it_by_a_name_of_its_own_is_finalised(
+    database: RunDatabase,
+) -> None:
+    task = await scored_group(database, scorer="known_to_its_agent_only")
+    assert await finaliser(database, "a").finalise(task) == 3
+
+
 @dataclass
 class Ranking:
     """A scorer of whole groups: the later attempt is better. It waits until it is `released`, and

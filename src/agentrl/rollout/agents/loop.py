@@ -187,6 +187,8 @@ def _read(output: object, name: str) -> Any:
 
 def _reward_score(output: object) -> float | None:
     """The score that the loop gave itself, if it did."""
-    given = output if isinstance(output, Mapping) else vars(output)
-    score = given.get("reward_score")
+    if isinstance(output, Mapping):
+        score = output.get("reward_score")
+    else:
+        score = getattr(output, "reward_score", None)
     return None if score is None else float(score)
