@@ -105,7 +105,7 @@ async def run_sampler(addresses: Addresses, at_once: int, records: int) -> Measu
         "--max_concurrent_samples_per_process", str(at_once),
     ]  # fmt: skip
     sampler = asyncio.create_task(sample(parse_config(flags)))
-    await asyncio.sleep(2.0)  # it loads its model folder and connects
+    await asyncio.sleep(5.0)  # it imports, loads its model folder and connects
     cpu = time.process_time()
     await lease.progress(step=0, max_steps=1, version=0, status=runs.TRAINING)
     done = {"status": TaskStatus.COMPLETED}

@@ -122,6 +122,10 @@ def test_samplers_only_starts_samplers_and_needs_the_run_s_addresses() -> None:
     assert [part.kind for part in parts] == [Kind.SAMPLER, Kind.SAMPLER]
     with pytest.raises(ConfigError, match="DB_URL"):
         stack_of({"SAMPLERS_ONLY": "1"})
+    alone = {"SAMPLERS_ONLY": "1", "DB_URL": ELSEWHERE["DB_URL"]}
+    with pytest.raises(ConfigError, match="MCP_URL"):
+        stack_of(alone)
+    assert stack_of(alone, "--agent_name", "single_turn").samplers == 1
     with pytest.raises(ConfigError, match="start nothing"):
         stack_of({**ELSEWHERE, "SAMPLERS_ONLY": "1", "NUM_SAMPLERS": "0"})
 

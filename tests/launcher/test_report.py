@@ -200,16 +200,20 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     await add_group(database, [1, 0], name="x", split=Split.EVAL, epoch=-3)
     await add_group(database, [1, None], name="y", split=Split.EVAL, epoch=-3)
     await add_group(database, [0, 0], name="other", split=Split.EVAL, epoch=-2)
+    await add_group(database, [0, 1], name="z", split=Split.EVAL, epoch=-3)
+    unscored = {"slots.0.score": None, "slots.1.score": None}  # by a scorer with nothing to say
+    await database.tasks.update_one({"task_id": "z"}, {"$set": unscored})
     attempts = await read_attempts(database, -3)
     report = summarise_attempts("demo", "checkpoint-7", 7, -3, attempts)
-    assert (report.tasks, report.attempts, report.failed_attempts) == (2, 3, 1)
+    assert (report.tasks, report.attempts) == (3, 3)
+    assert (report.failed_attempts, report.unscored_attempts) == (1, 2)
     assert report.pass_at[1].mean == pytest.approx((0.5 + 1) / 2)
     assert report.pass_at[2].mean == 1.0
     assert report.mean_turns.mean == pytest.approx((2.5 + 2) / 2)
     written = json.loads(write_report(tmp_path, report).read_text())
     assert written["pass_at"]["1"]["mean"] == 0.75
     with pytest.raises(ValueError):
-        summarise_attempts("demo", "c", 7, -3, [Attempts([], [], 2)])
+        summarise_attempts("demo", "c", 7, -3, [Attempts([], [], 2, 1)])
 
 
 async def test_a_trajectory_is_printed_with_its_calls_results_and_score(

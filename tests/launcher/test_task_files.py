@@ -7,9 +7,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from agentrl.configs import parse_config
+from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.task_file import TaskFileError
 from agentrl.launcher.preflight import check_task_file
+from agentrl.rollout.agents import registry
 
 ROW: dict[str, Any] = {
     "data_source": "openai/gsm8k",
@@ -35,3 +36,34 @@ def test_an_agent_that_is_not_there_is_refused_with_those_that_are(tmp_path: Pat
         check_task_file(write(tmp_path, ROW | {"agent_name": "nobody"}), parse_config([]))
     assert "train.parquet row 1: unknown agent_name 'nobody'; known: " in str(error.value)
     assert "single_turn" in str(error.value) and "tool_agent" in str(error.value)
+
+
+OWN_AGENTS = """
+from agentrl.rollout.agents import register_agent
+from agentrl.rollout.single_turn import SingleTurnSampler
+
+class Judging(SingleTurnSampler):
+    async def evaluate_record(self, record):
+        return record.model_copy(update={"score": 1.0})
+
+async def plain(task, llm, tools):
+    return (await llm.chat(llm.task_messages())).text
+
+register_agent("judging", Judging)
+register_agent("plain", plain)
+"""
+
+
+def test_only_an_agent_that_scores_itself_needs_neither_answer_nor_scorer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "_samplers", {})
+    module = tmp_path / "own.py"
+    module.write_text(OWN_AGENTS, encoding="utf-8")
+    file = write(tmp_path, {"query": "How many?", "scorer": "agentcpm"})
+    flags = ["--agent_module", str(module), "--agent_name"]
+    (task,) = check_task_file(file, parse_config([*flags, "judging"]))
+    assert (task.agent_name, task.answer) == (None, None)
+    with pytest.raises(ConfigError, match="1 of 1 tasks have no `answer`"):
+        check_task_file(file, parse_config([*flags, "plain"]))

@@ -169,6 +169,18 @@ async def test_what_a_filter_leaves_out_is_abandoned(database: RunDatabase) -> N
     assert await database.records.count_documents({"status": RecordStatus.ABANDONED}) == 3
 
 
+async def test_a_record_without_turns_is_abandoned_and_the_others_are_rows(
+    database: RunDatabase,
+) -> None:
+    task = await scored_group(database)
+    await database.records.update_one({"_id": "group-t0-a0"}, {"$set": {"turns": []}})
+    assert await finaliser(database, "a").finalise(task) == 2
+    records, _, status = await outcome(database)
+    assert isinstance(records, list)
+    assert [record[1] for record in records] == ["abandoned", "ready", "ready"]
+    assert status == TaskStatus.COMPLETED
+
+
 async def test_an_evaluation_makes_no_rows_and_leaves_its_records_scored(
     database: RunDatabase,
 ) -> None:
@@ -191,6 +203,13 @@ async def test_a_record_that_was_not_scored_takes_no_part_in_its_group(
     assert (records[2]["status"], records[2]["advantage"], records[2]["left_out"]) == (
         RecordStatus.ABANDONED, None, "not_scored",
     )  # fmt: skip
+
+
+async def test_a_group_whose_agent_scored_it_by_a_name_of_its_own_is_finalised(
+    database: RunDatabase,
+) -> None:
+    task = await scored_group(database, scorer="known_to_its_agent_only")
+    assert await finaliser(database, "a").finalise(task) == 3
 
 
 @dataclass

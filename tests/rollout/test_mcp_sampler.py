@@ -51,6 +51,7 @@ async def test_tools_are_called_and_their_results_appended_until_the_answer(
     assert (record.stop_reason, record.final_answer) == (StopReason.ANSWERED, "42")
     assert (record.score, record.scores) == (1.0, {"exact_match": 1.0})
     assert (record.n_turns, record.n_tool_calls, record.n_tool_errors) == (2, 2, 0)
+    assert (record.n_segments, record.n_junctions, record.n_drifts) == (1, 1, 0)
     assert record.turns == [turn.id for turn in turns]
     assert record.versions is not None
     assert (record.versions.min, record.versions.max) == (2, 2)

@@ -29,6 +29,7 @@ class Attempts:
     scores: Sequence[float]
     turns: Sequence[int]
     failed: int  # given up after errors: no attempt of the model's, so in no rate
+    unscored: int  # a scorer had nothing to say of them: in no rate either
 
     @property
     def outcome(self) -> TaskOutcome:
@@ -47,6 +48,7 @@ class EvaluationReport:
     tasks: int
     attempts: int  # with a score
     failed_attempts: int
+    unscored_attempts: int
     mean_score: Estimate
     pass_at: Mapping[int, Estimate]  # by k
     mean_turns: Estimate
@@ -68,6 +70,7 @@ def summarise_attempts(
         tasks=len(attempts),
         attempts=sum(len(task.scores) for task in scored),
         failed_attempts=sum(task.failed for task in attempts),
+        unscored_attempts=sum(task.unscored for task in attempts),
         mean_score=bootstrap([mean(task.scores) for task in scored]),
         pass_at=pass_curve([task.outcome for task in scored], ks),
         mean_turns=bootstrap([mean(task.turns) for task in scored]),
@@ -84,12 +87,14 @@ async def read_attempts(database: RunDatabase, epoch: int) -> list[Attempts]:
     }
     attempts = []
     async for task in database.tasks.find({"split": Split.EVAL, "epoch": epoch}, {"slots": 1}):
+        statuses = [slot["status"] for slot in task["slots"]]
         scored = [slot for slot in task["slots"] if slot["score"] is not None]
         attempts.append(
             Attempts(
                 scores=[slot["score"] for slot in scored],
                 turns=[turns[slot["record"]] for slot in scored],
-                failed=sum(slot["status"] == SlotStatus.FAILED for slot in task["slots"]),
+                failed=statuses.count(SlotStatus.FAILED),
+                unscored=statuses.count(SlotStatus.COMPLETED) - len(scored),
             )
         )
     return attempts
@@ -115,6 +120,11 @@ def print_report(console: Console, report: EvaluationReport) -> None:
         console.print(
             f"{report.failed_attempts} attempts ended in errors and are in no rate: the records "
             "hold them"
+        )
+    if report.unscored_attempts:
+        console.print(
+            f"{report.unscored_attempts} attempts have no score and are in no rate: `explanations` "
+            "of the records may say why"
         )
 
 

@@ -88,7 +88,7 @@ def print_record(console: Console, record: Record, turns: Sequence[DispatchedSam
     versions = record.versions
     facts = [
         f"task {record.task_id}, attempt {record.traj} of its group, {record.split} epoch"
-        f" {record.epoch}",
+        f" {record.epoch}" + (f", agent {record.agent_name}" if record.agent_name else ""),
         f"{record.n_turns} turns, {record.n_tool_calls} tool calls ({record.n_tool_errors} errors),"
         f" {record.tokens.generated} tokens generated",
     ]

@@ -23,7 +23,9 @@ from agentrl.rollout.scorers.results import with_group_scores
 
 log = logging.getLogger(__name__)
 
-NOT_SCORED = "not_scored"  # why a Record is left out that no rule had to leave out
+# Why a Record is left out that no rule had to leave out.
+NOT_SCORED = "not_scored"
+NO_TURNS = "no_turns"  # its first prompt was at a limit already: there is nothing to train
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,9 @@ def settle_group(
         record.id: Settlement(RecordStatus.ABANDONED, None, NOT_SCORED) for record in records
     }
     for record, reward in zip(group, rewards, strict=True):
-        status = RecordStatus.READY if reward.left_out is None else RecordStatus.ABANDONED
-        settlements[record.id] = Settlement(status, reward.advantage, reward.left_out)
+        left_out = reward.left_out if record.turns else NO_TURNS
+        status = RecordStatus.READY if left_out is None else RecordStatus.ABANDONED
+        settlements[record.id] = Settlement(status, reward.advantage, left_out)
     return settlements
 
 

@@ -1,6 +1,8 @@
 """Agents that are functions: what they are given works, and their tokens are exact."""
 
 import asyncio
+import random
+import re
 from itertools import chain
 from typing import Any
 
@@ -11,9 +13,10 @@ from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
 from agentrl.databases.documents import Record, StopReason, TurnStatus
 from agentrl.rollout.agents import register_agent
 from agentrl.rollout.agents.limits import LimitReached
-from agentrl.rollout.rows import build_row
+from agentrl.rollout.rows import build_row, replay
 
 ECHO = tool_call("echo", '{"text": "B7"}')
+TEXTS = ("one", "two  ", "\n\nthree", ECHO, "日本 é", "<tool_call>", "")
 
 
 async def tool_user(task: Any, llm: Any, tools: Any) -> str:
@@ -258,6 +261,33 @@ async def test_what_a_function_raises_leaves_its_turns_stored(stage: Stage) -> N
         assert len(sampler.record.turns) == 1
 
 
+async def test_a_reply_that_comes_after_the_answer_is_no_part_of_the_record(
+    stage: Stage,
+) -> None:
+    late, asked = asyncio.Event(), asyncio.Event()
+    left_behind: list[asyncio.Task[Any]] = []
+
+    async def say(prompt: str) -> str:
+        if "later" in prompt:
+            asked.set()
+            await late.wait()
+        return f"<answer>42</answer>{END}"
+
+    async def hasty(task: Any, llm: Any, tools: Any) -> str:
+        left_behind.append(asyncio.create_task(llm.chat([user("later")])))
+        await asked.wait()
+        return (await llm.chat(llm.task_messages())).text
+
+    stage.service.answer = say
+    register_agent("hasty", hasty)
+    async with stage.sampler("hasty") as sampler:
+        record = await sampler.evaluate_record(await sampler.run())
+        late.set()
+        with pytest.raises(RuntimeError, match="the agent has answered before this reply came"):
+            await left_behind[0]
+    assert (record.n_turns, sampler.record.n_turns, record.score) == (1, 1, 1.0)
+
+
 async def test_an_answer_that_is_no_text_and_an_agent_without_a_model_are_errors(
     stage: Stage,
 ) -> None:
@@ -275,3 +305,52 @@ async def test_an_answer_that_is_no_text_and_an_agent_without_a_model_are_errors
         await stage.attempt("number")
     with pytest.raises(ValueError, match="did not ask the model"):
         await stage.attempt("silent")
+
+
+async def test_wherever_an_agent_wanders_what_is_stored_is_what_was_asked_and_answered(
+    stage: Stage,
+) -> None:
+    async def wandering(task: Any, llm: Any, tools: Any) -> str:
+        source = random.Random(task.query)
+        places = [llm.task_messages()]
+
+        async def step() -> None:
+            messages = list(source.choice(places))
+            for _ in range(source.randint(0, 2)):
+                if len(messages) > 2:
+                    del messages[source.randint(1, len(messages) - 1)]
+            role = source.choice(["tool", "user"])
+            messages += [{"role": role, "content": source.choice(TEXTS)} for _ in range(2)]
+            reply = await llm.chat(messages, source.choice([(), tools.schemas]))
+            places.append([*messages, reply.message])
+
+        for _ in range(source.randint(1, 5)):
+            await asyncio.gather(*(step() for _ in range(source.randint(1, 2))))
+        return "done"
+
+    async def say(prompt: str) -> str:
+        number = len(stage.service.outputs)
+        return f"{TEXTS[number % len(TEXTS)]} reply {number}.{END}"
+
+    stage.flags = ("--max_tokens", "20000", "--max_new_tokens", "100")
+    stage.service.answer = say
+    register_agent("wandering", wandering)
+    for seed in range(6):
+        stage.service.prompts.clear()
+        stage.service.outputs.clear()
+        record = await stage.attempt("wandering", query=f"{seed}")
+        turns = await stage.turns(record)
+        segments = replay(turns).segments
+        asked = [
+            [*segments[turn.segment].ids[: turn.prompt_len], *unpack_ints(turn.output_ids)]
+            for turn in turns
+        ]
+        prompts, outputs = stage.service.prompts, stage.service.outputs
+        assert sorted(asked) == sorted(p + o for p, o in zip(prompts, outputs, strict=True))
+        # A reply that stands in a later prompt stands there with its own ids.
+        for prompt in prompts:
+            text = stage.renderer.codec.decode(prompt)
+            for number in re.findall(r" reply (\d+)\.", text):
+                reply = outputs[int(number)]
+                assert any(prompt[i : i + len(reply)] == reply for i in range(len(prompt)))
+        await assert_trained_as_sampled(stage, record)

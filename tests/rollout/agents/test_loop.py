@@ -29,6 +29,7 @@ class TwoTurns:
     """A loop as they are written for verl: three arguments, tokens in hand, a cut at the end."""
 
     def __init__(self, config: Any, server_manager: Any, tokenizer: Any, **kwargs: Any) -> None:
+        self.template_options = config.data.get("apply_chat_template_kwargs", {})
         self.response_length = config.actor_rollout_ref.rollout.response_length
         self.server_manager = server_manager
         self.tokenizer = tokenizer
@@ -39,7 +40,11 @@ class TwoTurns:
         prompt_ids = await self.loop.run_in_executor(
             None,
             lambda: self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=True, return_dict=False
+                messages,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **self.template_options,
             ),
         )
         ids, mask = list(prompt_ids), []

@@ -100,9 +100,9 @@ def test_whatever_it_answers_is_a_text(body: Any) -> None:
 
 
 async def test_what_fails_is_a_text_for_the_model(url: str) -> None:
-    async with session_with(url, tool_timeout=0.3) as tools:
+    async with session_with(url, tool_timeout=2) as tools:
         assert "HTTP 502" in (await tools.call("fetch", {})).text
-        assert "did not answer within 0.3 s" in (await tools.call("hang", {})).text
+        assert "did not answer within 2 s" in (await tools.call("hang", {})).text
         assert (await tools.call("files__search", {"name": "c"})).text == "files: c"
 
 

@@ -72,7 +72,7 @@ class _Thread:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What the model is asked, and how that follows from a thread, if it does."""
+    """What the model is asked, and how that follows from what it said, if it does."""
 
     conversation: Conversation
     ids: list[int]
@@ -90,6 +90,7 @@ class ChatModel:
         self._ids_of: dict[str, tuple[int, ...]] = {}  # of a reply, by its text
         self._n_running = 0
         self._open: list[OpenTurn] = []
+        self._finished = False
 
     def task_messages(self) -> list[Message]:
         """What the task's conversation begins with: its messages or its query, and before them
@@ -127,6 +128,8 @@ class ChatModel:
             answer = await sampler.ask(prompt.ids, left, max_new_tokens)
         finally:
             self._n_running -= 1
+        if self._finished:
+            raise RuntimeError("the agent has answered before this reply came, which is lost")
         rewrite = Rewrite.AGENT if thread is None and context.n_turns else None
         generated = sampler.add_answer(prompt.ids, answer, prompt.continuation)
         parsed = ParsedTurn(generated.text)
@@ -145,7 +148,8 @@ class ChatModel:
         )
 
     async def finish(self) -> None:
-        """Store the turns that are still open."""
+        """The agent has ended: store the turns that are still open, and take no more."""
+        self._finished = True
         await self._store(list(self._open))
         record = self._sampler.record
         record.turns = [turn_id(record.id, turn) for turn in range(record.n_turns)]
@@ -174,11 +178,13 @@ class ChatModel:
     def _begin(self, messages: list[Message], tools: tuple[ToolSchema, ...]) -> _Prompt:
         entries = [Entry(message, self._generated(message)) for message in messages]
         given = next((i for i, entry in enumerate(entries) if entry.output_ids), len(entries))
-        conversation = Conversation(self._sampler.resources.renderer, messages[:given], tools)
-        ids = list(conversation.prompt_ids)
-        if given < len(entries):
-            ids = list(conversation.rewrite(entries).ids)
-        return _Prompt(conversation, ids, self._unsaid(entries))
+        begun = messages[:given] or messages
+        conversation = Conversation(self._sampler.resources.renderer, begun, tools)
+        unsaid = self._unsaid(entries)
+        if given == len(entries):
+            return _Prompt(conversation, list(conversation.prompt_ids), unsaid)
+        continuation = conversation.rewrite(entries)
+        return _Prompt(conversation, list(continuation.ids), unsaid, continuation)
 
     def _unsaid(self, entries: Sequence[Entry]) -> list[Message]:
         """The messages that stand in no conversation of the record yet."""

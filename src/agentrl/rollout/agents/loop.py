@@ -120,7 +120,7 @@ class LoopSampler(AsyncSampler):
     async def _ask(self, prompt_ids: Sequence[int], max_new_tokens: int | None) -> TokenOutput:
         # What counts is the sequence that the loop returns: a prompt of it and the answer.
         size = len(prompt_ids)
-        left = room_left(self.resources.config.sampling, len(self._calls), size, size)
+        left = room_left(self.resources.config.sampling, self._n_asked, size, size)
         answer = await self.ask(prompt_ids, left, max_new_tokens)
         self._calls.append(_Call(tuple(prompt_ids), answer))
         return TokenOutput(
@@ -187,6 +187,8 @@ def _read(output: object, name: str) -> Any:
 
 def _reward_score(output: object) -> float | None:
     """The score that the loop gave itself, if it did."""
-    given = output if isinstance(output, Mapping) else vars(output)
-    score = given.get("reward_score")
+    if isinstance(output, Mapping):
+        score = output.get("reward_score")
+    else:
+        score = getattr(output, "reward_score", None)
     return None if score is None else float(score)

@@ -142,7 +142,7 @@ def _settings(config: Config) -> Settings:
                 ),
             ),
         ),
-        data=Settings(),
+        data=Settings(apply_chat_template_kwargs=config.chat_template_options),
     )
 
 

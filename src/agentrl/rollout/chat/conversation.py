@@ -14,7 +14,14 @@ from enum import StrEnum
 from itertools import product
 
 from agentrl.rollout.chat.renderer import ChatRenderer, TemplateRefusal, ToolSchema
-from agentrl.rollout.chat.turns import Message, TurnForm, TurnReading, as_message, written_ids
+from agentrl.rollout.chat.turns import (
+    TEXT_FORMS,
+    Message,
+    TurnForm,
+    TurnReading,
+    as_message,
+    written_ids,
+)
 
 _HEADER_LENGTH = 200  # characters; the header of a turn is shorter
 
@@ -61,16 +68,17 @@ class Continuation:
 class _Turn:
     """A generated turn in a conversation.
 
-    headers: ends of the prompt before it, with and without what opens a thought; written: the
-    template's text for it; form: how the template is given it.
+    before: the end of the prompt that it was generated from; written: the template's text for it;
+    message: the form in which the template is given it; call_ids: one for each of its calls.
     """
 
     output_ids: tuple[int, ...]
     stop: int | None
     reading: TurnReading
-    headers: tuple[str, ...]
+    before: str
     written: str
-    form: TurnForm = TurnForm.TEXT
+    call_ids: Sequence[str]
+    message: Message
 
 
 @dataclass(slots=True)
@@ -84,13 +92,14 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What the template makes of a turn in one form.
+    """What the template makes of a turn that it is given as this message.
 
     text: the whole conversation; written: the turn in it; delta: what follows the turn. is_exact:
     the template writes the turn as it was generated.
     """
 
-    form: TurnForm
+    message: Message
+    as_text: bool
     text: str
     written: str = ""
     delta: str = ""
@@ -100,13 +109,12 @@ class _Attempt:
     @property
     def rank(self) -> tuple[bool, bool, bool, bool]:
         """The lesser, the better. As text a turn loses the least where it drifts anyway."""
-        as_text = self.form in (TurnForm.TEXT, TurnForm.REOPENED)
         drifts = self.drift is not None
         return (
             drifts,
             self.drift is Drift.ADDED_UNWRITTEN,
             not self.is_exact,
-            as_text != drifts,
+            self.as_text != drifts,
         )
 
 
@@ -138,7 +146,7 @@ class Conversation:
     @property
     def messages(self) -> list[Message]:
         """The conversation as the template is given it, without guards on text from outside."""
-        return _as_messages(self._renderer, self._items, guarded=False)
+        return _as_messages(self._items, guarded=False)
 
     @property
     def prompt_text(self) -> str:
@@ -151,7 +159,7 @@ class Conversation:
 
     def render_closed(self, message: Message) -> str:
         """The template's text for the conversation with this turn, which nothing follows."""
-        messages = [*_as_messages(self._renderer, self._items), message]
+        messages = [*_as_messages(self._items), message]
         return self._renderer.render_text(messages, self._tools, add_generation_prompt=False)
 
     def extend(self, output_ids: Sequence[int], added: Sequence[Message]) -> Continuation:
@@ -164,22 +172,23 @@ class Conversation:
         best: _Attempt | None = None
         refusal: TemplateRefusal | None = None
         for form in TurnForm:
-            if as_message(turn.reading, form, turn.reading.call_names) is None:
+            message = as_message(turn.reading, form, turn.call_ids)
+            if message is None:
                 continue
-            turn.form = form
+            turn.message = message
             try:
-                attempt = self._attempt(items, turn, len(added))
+                attempt = self._attempt(items, turn, len(added), form in TEXT_FORMS)
             except TemplateRefusal as error:
                 refusal = refusal or error
                 continue
             if best is None or attempt.rank < best.rank:
                 best = attempt
-            if best.is_exact:
+            if best.is_exact and best.drift is None:
                 break
         if best is None:
             assert refusal is not None, "a turn can be put as text at least"
             raise refusal
-        turn.form = best.form
+        turn.message = best.message
         if best.drift is not None:
             log.debug("%s; the conversation goes on in a new segment", best.drift)
             ids, n_rewritten = self._begin(items, best.text)
@@ -206,14 +215,16 @@ class Conversation:
     def _read(self, output_ids: tuple[int, ...]) -> _Turn:
         renderer = self._renderer
         text, stop = renderer.split_turn(output_ids)
-        tail = self._rendered[-_HEADER_LENGTH:]
+        before = self._rendered[-_HEADER_LENGTH:]
         mark = renderer.dialect.thought_marks.open
-        prompted = tail[tail.rindex(mark) :] if tail.rstrip().endswith(mark) else ""
+        prompted = before[before.rindex(mark) :] if before.rstrip().endswith(mark) else ""
         reading = renderer.read_turn(text, prompted, self._tools)
-        return _Turn(output_ids, stop, reading, renderer.codec.headers(tail), text)
-
-    def _read_text(self, written: str, turn: _Turn) -> TurnReading:
-        return self._renderer.read_turn(written, turn.reading.prompted, self._tools)
+        n_calls = sum(len(item.turn.call_ids) for item in self._items if item.turn is not None)
+        call_ids = written_ids(reading) or [
+            renderer.call_id(name, n_calls + index) for index, name in enumerate(reading.call_names)
+        ]
+        message = {"role": "assistant", "content": text}
+        return _Turn(output_ids, stop, reading, before, text, call_ids, message)
 
     def _new(self, entry: Entry) -> _Item:
         if entry.output_ids:
@@ -224,23 +235,30 @@ class Conversation:
         return _Item(Entry(message), self._renderer.guard_message(message))
 
     def _render(self, items: Sequence[_Item]) -> str:
-        return self._renderer.render_text(_as_messages(self._renderer, items), self._tools)
+        return self._renderer.render_text(_as_messages(items), self._tools)
 
-    def _attempt(self, items: Sequence[_Item], turn: _Turn, n_added: int) -> _Attempt:
-        """The turn put in its form: what the template makes of it."""
+    def _attempt(
+        self, items: Sequence[_Item], turn: _Turn, n_added: int, as_text: bool
+    ) -> _Attempt:
+        """What the template makes of the turn as its message now is."""
         text = self._render(items)
         body = turn.reading.text
         found = self._written(text, turn)
         if isinstance(found, Drift):
             keeps = self._find(turn, text, 0) is not None
-            return _Attempt(turn.form, text, drift=found, is_exact=keeps)
+            return _Attempt(turn.message, as_text, text, drift=found, is_exact=keeps)
         written, delta = found
         drift = None
-        if written != body and not self._read_text(written, turn).says_the_same(turn.reading):
+        if written != body and not self._reads_the_same(written, turn.reading):
             drift = Drift.TURN_REWRITTEN
         elif not all(_shows(delta, item.guarded) for item in items[len(items) - n_added :]):
             drift = Drift.ADDED_UNWRITTEN
-        return _Attempt(turn.form, text, written, delta, drift, is_exact=written == body)
+        exact = written == body
+        return _Attempt(turn.message, as_text, text, written, delta, drift, exact)
+
+    def _reads_the_same(self, written: str, reading: TurnReading) -> bool:
+        again = self._renderer.read_turn(written, reading.prompted, self._tools)
+        return again.says_the_same(reading)
 
     def _written(self, text: str, turn: _Turn) -> tuple[str, str] | Drift:
         """How the template writes the turn after the prompt, and what it writes after the turn."""
@@ -292,7 +310,8 @@ class Conversation:
         if turn.stop is not None:
             stop = self._renderer.codec.token(turn.stop)
             ways = [(stop, turn.output_ids), ("", turn.output_ids[:-1])]
-        for (end, ids), header in product(ways, turn.headers):
+        headers = self._renderer.codec.headers(turn.before)
+        for (end, ids), header in product(ways, headers):
             found = text.find(header + turn.written + end, position)
             if found >= 0 and ids:
                 start = found + len(header)
@@ -305,25 +324,15 @@ def _item_of(turn: _Turn) -> _Item:
     return _Item(Entry(message, turn.output_ids), message, turn)
 
 
-def _as_messages(
-    renderer: ChatRenderer, items: Sequence[_Item], guarded: bool = True
-) -> list[Message]:
+def _as_messages(items: Sequence[_Item], guarded: bool = True) -> list[Message]:
     """The template's messages. Results get the ids of the calls before them, in order."""
     messages: list[Message] = []
     waiting: list[tuple[str, str]] = []
-    n_calls = 0
     for item in items:
-        if item.turn is not None:
-            reading = item.turn.reading
-            call_ids = written_ids(reading) or [
-                renderer.call_id(name, n_calls + index)
-                for index, name in enumerate(reading.call_names)
-            ]
-            n_calls += len(call_ids)
-            waiting = list(zip(call_ids, reading.call_names, strict=True))
-            message = as_message(reading, item.turn.form, call_ids)
-            assert message is not None, "the turn's form was tried before"
-            messages.append(message)
+        turn = item.turn
+        if turn is not None:
+            waiting = list(zip(turn.call_ids, turn.reading.call_names, strict=True))
+            messages.append(turn.message)
             continue
         message = item.guarded if guarded else item.entry.message
         if message["role"] == "tool" and waiting:

@@ -1,6 +1,6 @@
-"""What a chat template can express, found out by rendering probes. No model family is named here.
+"""What a chat template can express, found out by rendering probes, whatever family it is of.
 
-    does it write tools?  a tool's results?  a thought, between which marks?
+    does it write tools?  a tool's results?  a system message?  a thought, between which marks?
     with which tokens do its turns end?
 
 A template without tools gets them in the Hermes way, which the default parser reads: schemas in the
@@ -21,6 +21,7 @@ Tools = Sequence[Mapping[str, Any]]
 # Messages, tools, and whether the header of the next turn is wanted; raises what templates raise.
 Apply = Callable[..., str]
 
+_SYSTEM = "probe-system"
 _QUESTION = "probe-question"
 _TURN = "probe-turn"
 _THOUGHT = "probe-thought"
@@ -60,6 +61,7 @@ class Dialect:
     turn_ends: tokens that end a turn, as text and id; the one before tool results comes first.
     """
 
+    takes_system: bool
     writes_tools: bool
     writes_results: bool
     writes_thoughts: bool
@@ -82,7 +84,19 @@ class Dialect:
                 adapted[0] = {**adapted[0], "content": first}
             else:
                 adapted.insert(0, {"role": "system", "content": text})
+        if adapted and adapted[0]["role"] == "system" and not self.takes_system:
+            adapted = _system_in_question(adapted)
         return adapted if self.writes_results else _results_as_user(adapted)
+
+
+def _system_in_question(messages: Sequence[Message]) -> list[Message]:
+    """The system message at the begin of the first question, as Gemma's templates do it."""
+    system, *rest = messages
+    first = next((i for i, message in enumerate(rest) if message["role"] == "user"), None)
+    if first is None:
+        return [{**system, "role": "user"}, *rest]
+    content = f"{system['content']}\n\n{rest[first]['content']}"
+    return [*rest[:first], {**rest[first], "content": content}, *rest[first + 1 :]]
 
 
 def _results_as_user(messages: Sequence[Message]) -> list[Message]:
@@ -129,7 +143,8 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
     called = [_try(apply, [user, call], None, False) for call in calls]
     with_tools = _try(apply, [user], [_TOOL])
     turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
-    marks = _thought_marks(apply, codec, user)
+    marks, shows_thoughts = _thought_marks(apply, codec, user)
+    opens_thoughts = _try(apply, [user]).rstrip().endswith(marks.open)
     if codec.special_texts:
         _check_guards(apply, codec, [user, *turns[:1]])
     follow_ups = [(turn, result) for turn in turns] + [(answer, user)]
@@ -147,9 +162,10 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
             f"{whole.partition(_TURN)[2][:20]!r}"
         )
     return Dialect(
+        takes_system=_SYSTEM in _try(apply, [{"role": "system", "content": _SYSTEM}, user]),
         writes_tools=_NAME in with_tools,
         writes_results=bool(turns),
-        writes_thoughts=_writes_thoughts(apply, user, marks),
+        writes_thoughts=shows_thoughts or opens_thoughts,
         thought_marks=marks,
         named_by_id=bool(turns) and any(_CALL_ID in text and _NAME not in text for text in called),
         turn_ends=tuple(dict.fromkeys(ends)),
@@ -177,8 +193,11 @@ def _shared_length(first: str, second: str) -> int:
     return next(differs, min(len(first), len(second)))
 
 
-def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> ThoughtMarks:
-    """What the template writes around a thought; `<think>` where it does not write one."""
+def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> tuple[ThoughtMarks, bool]:
+    """What the template writes around a thought, and whether it writes one that it is given.
+
+    `<think>` and its end where it does not.
+    """
     fields = dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)
     text = _try(apply, [user, {"role": "assistant", "content": _TURN, **fields}], None, False)
     header = _try(apply, [user], None)
@@ -189,10 +208,10 @@ def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> ThoughtM
     if specials and close_mark.startswith(specials[0][0]):
         close_mark = specials[0][0]  # what follows is the header of what is said
     if found and close_mark.startswith("</"):
-        return ThoughtMarks(open_mark or f"<{close_mark[2:]}", close_mark)
+        return ThoughtMarks(open_mark or f"<{close_mark[2:]}", close_mark), True
     if found and open_mark and close_mark:
-        return ThoughtMarks(open_mark, close_mark)
-    return ThoughtMarks("<think>", "</think>")
+        return ThoughtMarks(open_mark, close_mark), True
+    return ThoughtMarks("<think>", "</think>"), bool(found)
 
 
 def _check_guards(apply: Apply, codec: GuardedCodec, before: Sequence[Message]) -> None:
@@ -205,13 +224,6 @@ def _check_guards(apply: Apply, codec: GuardedCodec, before: Sequence[Message]) 
             "the chat template changes characters of tool results (it may write them as ASCII), so "
             "that tools could write control tokens"
         )
-
-
-def _writes_thoughts(apply: Apply, user: Message, marks: ThoughtMarks) -> bool:
-    """Whether the template writes a thought that it is given, or begins one in the prompt."""
-    turn = {"role": "assistant", "content": _TURN, **dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)}
-    shown = _THOUGHT in _try(apply, [user, turn], None, False)
-    return shown or _try(apply, [user]).rstrip().endswith(marks.open)
 
 
 def _try(

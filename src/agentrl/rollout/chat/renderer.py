@@ -138,7 +138,7 @@ class ChatRenderer:
             raise TemplateRefusal(f"the chat template refuses the messages: {error}") from None
 
     def read_turn(
-        self, text: str, prompted: str, tools: Sequence[ToolSchema] | None
+        self, text: str, prompted: str = "", tools: Sequence[ToolSchema] | None = None
     ) -> TurnReading:
         """What a turn's text says. `prompted`: what the prompt wrote of the turn already."""
         marks = self.dialect.thought_marks

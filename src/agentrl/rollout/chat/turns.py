@@ -110,6 +110,7 @@ class TurnForm(Enum):
     INLINE_JSON = "calls in fields, thought in the content, arguments as JSON text"
 
 
+TEXT_FORMS = (TurnForm.TEXT, TurnForm.REOPENED)
 _JSON_FORMS = (TurnForm.FIELDS_JSON, TurnForm.INLINE_JSON)
 
 

@@ -43,6 +43,7 @@ class MCPSampler(ToolSampler):
         self._added: Sequence[Message] = self._head  # to the prompt of the next turn
         self._rewrite: Rewrite | None = None  # of the conversation before the next turn
         self._calls_in_view: set[bytes] = set()  # keys of those whose results can be read
+        self._last_calls: set[bytes] = set()  # of them, those of the last turn
         self._n_repeats = 0
 
     async def converse(self) -> Record:
@@ -74,8 +75,10 @@ class MCPSampler(ToolSampler):
         if repeated and config.enable_repetition_compress:
             note = {"role": "tool", "content": TAKEN_OUT}
             self._go_on_from(take_out_last_turn(self.entries), Rewrite.REPETITION, [note])
+        else:
+            self._last_calls = {call.key for call in made}
         if config.new_context != "disabled" and len(self.context.ids) > self._longest_prompt:
-            return await self._make_room(made)
+            return await self._make_room()
         return None
 
     async def _use_tools(
@@ -102,17 +105,17 @@ class MCPSampler(ToolSampler):
         )
         return made, repeated
 
-    async def _make_room(self, last: Sequence[MadeCall]) -> StopReason | None:
+    async def _make_room(self) -> StopReason | None:
         """Rewrite a conversation whose next prompt is too long, as `--new_context` says.
 
-        `last`: the calls of the last turn. Returns why it cannot be done, if that is known already.
+        Returns why it cannot be done, if that is known already.
         """
         entries, results = self.entries, self._added
         if self.resources.config.context.new_context == "discard_all_tools":
             self._go_on_from(discard_results(entries), Rewrite.DISCARD_ALL_TOOLS, results)
         else:
             question = ask_for_summary(entries)
-            if question is None:
+            if question is None:  # nothing to sum up; the prompt itself may still be short enough
                 return None
             summary = await self._sum_up(question)
             if isinstance(summary, StopReason):
@@ -121,7 +124,7 @@ class MCPSampler(ToolSampler):
             notes = restarted[len(self._head) - 1].message
             self._go_on_from(restarted, Rewrite.DISCARD_ALL, [notes, *results])
         # Other results can no longer be read, so their calls may be made again.
-        self._calls_in_view = {call.key for call in last}
+        self._calls_in_view = set(self._last_calls)
         return None
 
     async def _sum_up(self, question: Sequence[Entry]) -> str | StopReason:

@@ -7,7 +7,9 @@
 The first that has a name decides. What a scorer says, and what it takes, is in `functions.py`.
 """
 
-from importlib.metadata import entry_points
+import sys
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.scorer_notation import parse_scorer
@@ -62,8 +64,13 @@ def load_scorers(config: Config) -> None:
 
 def known_scorers() -> frozenset[str]:
     """All names."""
-    installed = {entry.name for entry in entry_points(group=GROUP)}
-    return frozenset(BUILT_IN.keys() | _registered.keys() | installed)
+    return frozenset(BUILT_IN.keys() | _registered.keys() | _installed(tuple(sys.path)).keys())
+
+
+@lru_cache(maxsize=1)
+def _installed(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """The entry points of packages in `path`, whose metadata take a while to read."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def find_scorer(name: str) -> Scorer:
@@ -72,7 +79,7 @@ def find_scorer(name: str) -> Scorer:
     scorer = BUILT_IN.get(name) or _registered.get(name)
     if scorer is not None:
         return scorer
-    entry = next(iter(entry_points(group=GROUP, name=name)), None)
+    entry = _installed(tuple(sys.path)).get(name)
     if entry is None:
         raise ValueError(
             f"unknown scorer {name!r}; known: {', '.join(sorted(known_scorers()))} "

@@ -17,7 +17,7 @@ from agentrl.rollout.mcp.agent_config import AgentConfig, load_agent_config
 from agentrl.rollout.scorers.functions import Messages, Scorer, ScorerFunction, conversation
 from agentrl.rollout.scorers.judge import Judge
 from agentrl.rollout.scorers.math_verifier import MathVerifier
-from agentrl.rollout.scorers.registry import find_scorer, load_scorers
+from agentrl.rollout.scorers.registry import find_scorer, known_scorers, load_scorers
 from agentrl.rollout.scorers.results import with_scores
 from agentrl.rollout.scorers.reward_service import RewardService
 from agentrl.rollout.scorers.ruler import Ruler
@@ -66,8 +66,10 @@ class Scorers:
         await self._stack.aclose()
 
     def of_group(self, scorer: str) -> list[str]:
-        """Which scorers of a task's `scorer` look at the whole group."""
-        return [name for name in parse_scorer(scorer) if find_scorer(name).of_group]
+        """Which scorers of a task's `scorer` look at the whole group. None of those that are not
+        known: an agent may score its Records itself, by names of its own."""
+        known = known_scorers()
+        return [n for n in parse_scorer(scorer) if n in known and find_scorer(n).of_group]
 
     async def score(self, task: Task, record: Record) -> Record:
         """The Record with `score`, `scores` and `explanations` by its task's scorer.

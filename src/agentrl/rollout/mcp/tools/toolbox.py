@@ -30,6 +30,7 @@ from agentrl.rollout.mcp.tools.calls import (
     Call,
     Callee,
     CallFailed,
+    why_unsendable,
 )
 from agentrl.rollout.mcp.tools.catalogue import Catalogue, catalogue, patterns
 from agentrl.rollout.mcp.tools.results import (
@@ -147,6 +148,8 @@ class ToolSession:
         if offer is None:
             known = ", ".join(sorted(self._box.catalogue.tools)) or "none"
             return Reading(f"There is no tool {name[:80]!r}. Tools: {known}.", is_error=True)
+        if (reason := why_unsendable(arguments)) is not None:
+            return Reading(f"The arguments of {name} cannot be sent: {reason}.", is_error=True)
         call = Call(offer.tool, arguments, self._meta[offer.server])
         try:
             return read_result(await self._callees[offer.server].call(call))
