@@ -7,6 +7,7 @@ mark for spaces where the family has that. `write` puts a turn as the model does
 the template: that the template writes it so too is what is tested.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -295,8 +296,6 @@ def _bos(family: Family) -> str | None:
 
 def _without_special_bytes(tokenizer: Tokenizer, n_special: int) -> Tokenizer:
     """The bytes' tokens are of the vocabulary, but no control tokens."""
-    import json
-
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = state["added_tokens"][:n_special]
     return Tokenizer.from_str(json.dumps(state))

@@ -1,4 +1,4 @@
-"""What a chat template can express, found out by rendering probes. No model family is named here.
+"""What a chat template can express, found out by rendering probes, whatever family it is of.
 
     does it write tools?  a tool's results?  a system message?  a thought, between which marks?
     with which tokens do its turns end?
@@ -143,7 +143,8 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
     called = [_try(apply, [user, call], None, False) for call in calls]
     with_tools = _try(apply, [user], [_TOOL])
     turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
-    marks = _thought_marks(apply, codec, user)
+    marks, shows_thoughts = _thought_marks(apply, codec, user)
+    opens_thoughts = _try(apply, [user]).rstrip().endswith(marks.open)
     if codec.special_texts:
         _check_guards(apply, codec, [user, *turns[:1]])
     follow_ups = [(turn, result) for turn in turns] + [(answer, user)]
@@ -164,7 +165,7 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
         takes_system=_SYSTEM in _try(apply, [{"role": "system", "content": _SYSTEM}, user]),
         writes_tools=_NAME in with_tools,
         writes_results=bool(turns),
-        writes_thoughts=_writes_thoughts(apply, user, marks),
+        writes_thoughts=shows_thoughts or opens_thoughts,
         thought_marks=marks,
         named_by_id=bool(turns) and any(_CALL_ID in text and _NAME not in text for text in called),
         turn_ends=tuple(dict.fromkeys(ends)),
@@ -192,8 +193,11 @@ def _shared_length(first: str, second: str) -> int:
     return next(differs, min(len(first), len(second)))
 
 
-def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> ThoughtMarks:
-    """What the template writes around a thought; `<think>` where it does not write one."""
+def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> tuple[ThoughtMarks, bool]:
+    """What the template writes around a thought, and whether it writes one that it is given.
+
+    `<think>` and its end where it does not.
+    """
     fields = dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)
     text = _try(apply, [user, {"role": "assistant", "content": _TURN, **fields}], None, False)
     header = _try(apply, [user], None)
@@ -204,10 +208,10 @@ def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> ThoughtM
     if specials and close_mark.startswith(specials[0][0]):
         close_mark = specials[0][0]  # what follows is the header of what is said
     if found and close_mark.startswith("</"):
-        return ThoughtMarks(open_mark or f"<{close_mark[2:]}", close_mark)
+        return ThoughtMarks(open_mark or f"<{close_mark[2:]}", close_mark), True
     if found and open_mark and close_mark:
-        return ThoughtMarks(open_mark, close_mark)
-    return ThoughtMarks("<think>", "</think>")
+        return ThoughtMarks(open_mark, close_mark), True
+    return ThoughtMarks("<think>", "</think>"), bool(found)
 
 
 def _check_guards(apply: Apply, codec: GuardedCodec, before: Sequence[Message]) -> None:
@@ -220,13 +224,6 @@ def _check_guards(apply: Apply, codec: GuardedCodec, before: Sequence[Message]) 
             "the chat template changes characters of tool results (it may write them as ASCII), so "
             "that tools could write control tokens"
         )
-
-
-def _writes_thoughts(apply: Apply, user: Message, marks: ThoughtMarks) -> bool:
-    """Whether the template writes a thought that it is given, or begins one in the prompt."""
-    turn = {"role": "assistant", "content": _TURN, **dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)}
-    shown = _THOUGHT in _try(apply, [user, turn], None, False)
-    return shown or _try(apply, [user]).rstrip().endswith(marks.open)
 
 
 def _try(

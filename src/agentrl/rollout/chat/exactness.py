@@ -2,8 +2,9 @@
 
 A turn is written as the chat template writes it, encoded, and taken for what the model generated.
 Then every prompt must be the template's own tokens for the whole conversation, and text from tools
-must leave no control token behind. What is counted is where the template does not extend what was
-sampled, so that a new segment begins, and what that costs. `agentrl doctor` tells it in words.
+that is full of control tokens must be encoded without one. What is counted is where the template
+does not extend what was sampled, so that a new segment begins, and what that costs.
+`agentrl doctor` tells it in words.
 """
 
 from collections import Counter
@@ -177,9 +178,15 @@ class _Talk:
                 self.reasons.append(continuation.drift)
                 self.context.begin_segment(continuation.ids, continuation.drift)
                 self.needed += len(output) + len(renderer.encode_inside(_joined(added)))
+            if any(self._becomes_control(message["content"]) for message in added):
+                self.fault = "text from tools becomes control tokens"
             n_added = len(continuation.ids) if continuation.extends else 0
             if not self.n_restyled and not self._is_whole(conversation, n_added):
                 self.fault = f"after {text!r} the prompt's tokens are not the template's"
+
+    def _becomes_control(self, text: str) -> bool:
+        codec = self._renderer.codec
+        return not codec.special_ids.isdisjoint(codec.encode(codec.guard_tool_text(text)))
 
     def _is_whole(self, conversation: Conversation, n_added: int) -> bool:
         """Whether the prompt is the template's for the whole conversation.
