@@ -54,6 +54,18 @@ async def test_servers_are_picked_by_name(url: str) -> None:
             pass
 
 
+async def test_what_it_cannot_pass_on_and_tell_apart_is_said(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = a_task(tools_kwargs={"fetch": {"create_kwargs": {"depth": 1}}})
+    async with session_with(url, task):
+        pass
+    assert "tools_kwargs of tasks name 'web': an aggregator takes no create_kwargs" in caplog.text
+    with pytest.raises(ConfigError, match="two servers are named files; write NAME=URL"):
+        async with tools_of(f"one={url},two={url}"):
+            pass
+
+
 @pytest.mark.parametrize(
     ("body", "text", "is_error"),
     [
@@ -100,9 +112,9 @@ def test_whatever_it_answers_is_a_text(body: Any) -> None:
 
 
 async def test_what_fails_is_a_text_for_the_model(url: str) -> None:
-    async with session_with(url, tool_timeout=0.3) as tools:
+    async with session_with(url, tool_timeout=2) as tools:
         assert "HTTP 502" in (await tools.call("fetch", {})).text
-        assert "did not answer within 0.3 s" in (await tools.call("hang", {})).text
+        assert "did not answer within 2 s" in (await tools.call("hang", {})).text
         assert (await tools.call("files__search", {"name": "c"})).text == "files: c"
 
 

@@ -112,9 +112,9 @@ async def test_calls_are_spread_over_the_sessions_of_a_server(tmp_path: Path) ->
 
 
 async def test_a_time_out_of_a_server_of_its_own_is_heeded(tmp_path: Path) -> None:
-    file = config_file(tmp_path, {"counting": counting_process(timeout=0.2)})
+    file = config_file(tmp_path, {"counting": counting_process(timeout=2)})
     async with session_with(file, tool_timeout=60) as tools:
-        assert "did not answer within 0.2 s" in (await tools.call("hang", {})).text
+        assert "did not answer within 2 s" in (await tools.call("hang", {})).text
         assert (await tools.call("count", {})).text == "1"
 
 
@@ -124,3 +124,23 @@ async def test_a_process_ends_with_the_tools(tmp_path: Path) -> None:
         os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("transport", ["stdio", "sse", "http"])
+async def test_arguments_that_no_message_can_hold_cost_only_their_call(
+    tmp_path: Path, counting_server: Callable[..., Any], transport: str
+) -> None:
+    if transport == "stdio":
+        servers: str | Path = config_file(tmp_path, {"counting": counting_process()})
+    else:
+        port = counting_server(transport).port
+        servers = f"http://127.0.0.1:{port}/{'sse' if transport == 'sse' else 'mcp'}"
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    async with session_with(servers, tool_timeout=20) as tools:
+        pid = (await tools.call("pid", {})).text
+        for value in ("half \ud83d of a pair", deep):
+            refused = await tools.call("environment", {"name": value})
+            assert refused.is_error and "cannot be sent" in refused.text
+        assert (await tools.call("pid", {})).text == pid

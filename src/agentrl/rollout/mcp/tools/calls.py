@@ -1,5 +1,6 @@
 """What a call to a server is, and how calls, sessions and servers fail."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,6 +31,22 @@ class Call:
     tool: str
     arguments: dict[str, Any]
     meta: Mapping[str, Any]
+
+
+def why_unsendable(arguments: Mapping[str, Any]) -> str | None:
+    """Why no message can hold these arguments, or None if one can.
+
+    Asked before a call: a message that fails on its way takes down the connection that it shares.
+    """
+    try:
+        json.dumps(arguments, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return "they hold half of a surrogate pair, which is no character"
+    except RecursionError:
+        return "they are nested too deeply"
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
 
 
 class Callee(Protocol):

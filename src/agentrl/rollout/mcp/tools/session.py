@@ -75,6 +75,7 @@ class Session:
         self._ownership = ownership
         self._connection: Connection | None = None
         self._beginning = asyncio.Lock()
+        self._n_failed = 0  # attempts to begin it again
 
     async def __aenter__(self) -> Self:
         try:
@@ -163,19 +164,27 @@ class Session:
             raise CallFailed(made.text)
 
     async def _again(self, lost: Connection) -> Connection:
-        """A connection in the place of `lost`."""
+        """A connection in the place of `lost`, made by the first of the calls that need it."""
+        n_failed = self._n_failed
         async with self._beginning:
-            if self._connection is not None and self._connection is not lost:
-                return self._connection  # another call has made it
-            await lost.close()
-            connection = await self._begin()
-            log.warning("connected to tool server %s again", self._spec.label)
-            if self._ownership is not None:
-                raise CallFailed(
-                    "The connection to the tool server was lost, and the state of its tools with "
-                    "it. They begin anew; this call was not made."
-                )
-            return connection
+            connection = self._connection
+            if self._n_failed != n_failed:
+                # Or calls would wait for one another's attempts, each as long as a handshake.
+                raise ConnectFailed("another call has just tried")
+            if connection is None or connection is lost:
+                await lost.close()
+                try:
+                    connection = await self._begin()
+                except (ConnectFailed, CallFailed):
+                    self._n_failed += 1
+                    raise
+                log.warning("connected to tool server %s again", self._spec.label)
+        if self._ownership is not None:
+            raise CallFailed(
+                "The connection to the tool server was lost, and the state of its tools with it. "
+                "They begin anew; this call was not made."
+            )
+        return connection
 
     async def _say_goodbye(self, connection: Connection, close: Call | None) -> None:
         if close is None:
