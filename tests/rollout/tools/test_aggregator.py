@@ -54,6 +54,18 @@ async def test_servers_are_picked_by_name(url: str) -> None:
             pass
 
 
+async def test_what_it_cannot_pass_on_and_tell_apart_is_said(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = a_task(tools_kwargs={"fetch": {"create_kwargs": {"depth": 1}}})
+    async with session_with(url, task):
+        pass
+    assert "tools_kwargs of tasks name 'web': an aggregator takes no create_kwargs" in caplog.text
+    with pytest.raises(ConfigError, match="two servers are named files; write NAME=URL"):
+        async with tools_of(f"one={url},two={url}"):
+            pass
+
+
 @pytest.mark.parametrize(
     ("body", "text", "is_error"),
     [

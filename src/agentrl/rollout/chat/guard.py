@@ -116,7 +116,10 @@ class GuardedCodec:
         start = max((match.start() for match in self._special.finditer(bare)), default=0)
         later = self._added.search(bare, start + 1)
         whole = guarded[start:]
-        return (whole, guarded[start : later.start()]) if later else (whole,)
+        if later is None:
+            return (whole,)
+        last = max(match.start() for match in self._added.finditer(bare))
+        return whole, guarded[start : later.start()], guarded[last:]
 
 
 def unguarded(text: str) -> str:

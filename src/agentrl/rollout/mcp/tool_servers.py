@@ -106,8 +106,7 @@ def read_servers(agent: AgentConfig) -> tuple[ServerSpec, ...]:
         return ()
     specs = _of_urls(given, agent) if _URLS.match(given) else _of_file(Path(given), agent)
     names = [spec.name for spec in specs]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{_FLAG}: two servers are named {twice[0]}; write NAME=URL")
+    refuse_twins(names)
     wanted = wanted_servers(agent)
     if wanted is None or any(spec.transport is Transport.AGGREGATOR for spec in specs):
         return tuple(specs)  # which servers an aggregator has is not known yet
@@ -122,6 +121,12 @@ def wanted_servers(agent: AgentConfig) -> frozenset[str] | None:
     """
     names = {name.strip() for name in (agent.mcp_server_name or "all").split(",")}
     return None if names == {"all"} else frozenset(names)
+
+
+def refuse_twins(names: Sequence[str]) -> None:
+    """Raises `ConfigError` if two servers have one name."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{_FLAG}: two servers are named {twice[0]}; write NAME=URL")
 
 
 def refuse_unknown_servers(wanted: frozenset[str], known: Sequence[str]) -> None:

@@ -41,7 +41,6 @@ class AggregatedServer:
     """One of an aggregator's servers."""
 
     per_record = False
-    creates_sessions = False
 
     def __init__(self, aggregator: "Aggregator", name: str, offers: tuple[Offer, ...]) -> None:
         self.name = name

@@ -19,6 +19,7 @@ from agentrl.rollout.mcp.tool_servers import (
     ServerSpec,
     Transport,
     read_servers,
+    refuse_twins,
     refuse_unknown_servers,
     wanted_servers,
 )
@@ -75,11 +76,11 @@ class ToolBox:
         """The tools for one record: an async context manager around its conversation."""
         return ToolSession(self, task, record_id)
 
-    def warn_of(self, names: Sequence[str]) -> None:
-        """Say once of each name in tasks' `tools_kwargs` that no tool has it."""
+    def warn_of(self, names: Sequence[str], why: str) -> None:
+        """Say once of each name in tasks' `tools_kwargs` that it is of no use."""
         for name in set(names) - self._named_in_vain:
             self._named_in_vain.add(name)
-            log.warning("tools_kwargs of tasks name %r: there is no such tool or server", name)
+            log.warning("tools_kwargs of tasks name %r: %s", name, why)
 
 
 class ToolSession:
@@ -97,16 +98,19 @@ class ToolSession:
     async def __aenter__(self) -> Self:
         """Open the record's own sessions. Raises `ToolSessionFailed` where one cannot be."""
         given, unknown = create_kwargs(self._task.fields, self._box.catalogue)
-        self._box.warn_of(unknown)
+        self._box.warn_of(unknown, "there is no such tool or server")
         meta = {TASK_ID_KEY: self._task.task_id, RECORD_ID_KEY: self._record_id}
         async with AsyncExitStack() as stack:
             for name, server in self._box.servers.items():
+                self._callees[name] = server
                 self._meta[name] = meta
-                if isinstance(server, MCPServer) and server.per_record:
+                if isinstance(server, AggregatedServer):
+                    if name in given:
+                        self._box.warn_of([name], "an aggregator takes no create_kwargs")
+                    continue
+                if server.per_record:
                     session = server.session_for(given.get(name, {}), meta)
                     self._callees[name] = await stack.enter_async_context(session)
-                else:
-                    self._callees[name] = server
                 if name in given and not server.creates_sessions:
                     self._meta[name] = {**meta, CREATE_KWARGS_KEY: given[name]}
             self._stack = stack.pop_all()
@@ -177,6 +181,7 @@ async def open_tools(
             if opening:
                 await asyncio.wait(opening)
         servers = _picked(found, specs, agent)
+        refuse_twins([server.name for server in servers])
         tools = catalogue(
             [offer for server in servers for offer in server.offers],
             patterns(agent.mcp_allow_tools),
