@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the tests on hosts of their own need of this machine (tests/deployment, tests/chaos): iproute2,
-# and the right to make network namespaces. Installs the first where it can, and says what is missing.
+# What the tests on hosts of their own and those of the sandbox need of this machine (tests/deployment,
+# tests/chaos): iproute2, and the right to make namespaces. Installs the first where it can, and says what is missing.
 set -euo pipefail
 
 if ! command -v ip >/dev/null; then
@@ -17,8 +17,8 @@ if ! command -v ip >/dev/null; then
 fi
 user=()
 [ "$(id -u)" = 0 ] || user=(--map-root-user)
-if ! unshare "${user[@]}" --net true; then
-    echo "tests/network.sh: no network namespaces can be made: run this as root, or allow user" \
+if ! unshare "${user[@]}" --net true || ! unshare --map-root-user --mount --pid --fork true; then
+    echo "tests/network.sh: no network or user namespaces can be made: run this as root, or allow user" \
         "namespaces (as root: sysctl -w kernel.unprivileged_userns_clone=1, or on Ubuntu 24.04" \
         "kernel.apparmor_restrict_unprivileged_userns=0). In a container, start it with" \
         "--cap-add=SYS_ADMIN --cap-add=NET_ADMIN" >&2
