@@ -30,7 +30,9 @@ class GuardedCodec:
         added = [token for token in backend["added_tokens"] if not token["content"].isspace()]
         self._codec = _bare(backend, backend["added_tokens"])
         inside = {**backend, **_without_prefix(backend)}
-        self._codec_inside = _bare(inside, backend["added_tokens"])
+        self._codec_inside = (
+            self._codec if inside == backend else _bare(inside, backend["added_tokens"])
+        )
         self._plain = _bare(inside, [])
         self._added = _any_of([token["content"] for token in added])
         self._special = _any_of([token["content"] for token in added if token["special"]])
