@@ -79,7 +79,7 @@ async def _work_costs(database: RunDatabase, clock: ServerClock, groups: int) ->
         claims.extend(await tasks.claim(Split.TRAIN))
 
     costs: Costs = {"claim": {"command": round(await clock.microseconds(slots, claim), 1)}}
-    made = [new_record(claim, OWNER) for claim in claims]
+    made = [new_record(claim, OWNER, "mcp") for claim in claims]
     half = slots // 2  # written alone; the others in bulk
     lots = [made[first : first + MANY] for first in range(half, slots, MANY)]
 

@@ -38,7 +38,6 @@ from ledger_model import (
 
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.documents import (
-    Record,
     RecordStatus,
     SlotStatus,
     Split,
@@ -47,6 +46,7 @@ from agentrl.databases.documents import (
 )
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.records import new_record
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import UNBOUNDED, Claim, LeaseLost, task_of
 from agentrl.databases.transitions import TERMINAL_SLOTS
@@ -165,11 +165,7 @@ class LedgerMachine(RuleBasedStateMachine):
             slot.status, slot.owner, slot.record = SlotStatus.LEASED, sampler.name, claim.record_id
             slot.until = self.now() + LEASE_S
             if answered:
-                record = Record(
-                    id=claim.record_id, task=group.id, task_id=claim.task.task_id,
-                    traj=claim.traj, attempt=claim.attempt, split=Split.TRAIN, epoch=0,
-                    owner=sampler.name, query="?",
-                )  # fmt: skip
+                record = new_record(claim, sampler.name, "mcp")
                 sampler.attempts[claim.record_id] = Attempt(claim, record)
                 sampler.records.leases.begin([claim.record_id], self.now())
 
@@ -198,12 +194,13 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         status = RecordStatus.FAILED if score is None else RecordStatus.SCORED
         error = "it broke" if score is None else None
+        turn = turn_of(attempt.record)
         attempt.record = attempt.record.model_copy(
-            update={"status": status, "score": score, "error": error}
+            update={"status": status, "score": score, "error": error, "turns": [turn.id]}
         )
 
         async def write() -> None:
-            await sampler.records.add_turn(turn_of(attempt.record))
+            await sampler.records.add_turn(turn)
             await sampler.records.finish(attempt.record)
 
         self.do(write())

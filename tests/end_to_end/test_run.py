@@ -156,7 +156,7 @@ def test_the_summary_says_what_the_database_says(run: FinishedRun) -> None:
     summary = json.loads((run.output / "summary.json").read_text())
     assert set(summary) == {
         "steps", "seconds", "eval_before", "eval_after", "reward_first", "reward_last", "slots",
-        "rows", "max_staleness", "tokens",
+        "rows", "max_staleness", "tokens", "conversations",
     }  # fmt: skip
     rows = Counter(row["status"] for row in run.database["record_data"].find({}, {"status": 1}))
     assert summary["steps"] == STEPS
@@ -164,6 +164,9 @@ def test_the_summary_says_what_the_database_says(run: FinishedRun) -> None:
     assert summary["rows"]["evicted"] == rows["evicted"]
     assert summary["max_staleness"] <= 2
     assert summary["slots"]["failed"] == 0
+    held = summary["conversations"]
+    assert 0 < held["segments"] <= held["records"]  # some had not begun when it ended
+    assert held["junctions"] > 0 == held["drifts"]
     assert 0 <= summary["eval_before"] <= 1 and 0 <= summary["eval_after"] <= 1
     assert (run.output / "curve.png").read_bytes().startswith(b"\x89PNG")
 
