@@ -134,7 +134,7 @@ class ChatModel:
         generated = sampler.add_answer(prompt.ids, answer, prompt.continuation)
         parsed = ParsedTurn(generated.text)
         if schemas and generated.stop_reason is None:
-            parsed = sampler.resources.parse_calls(generated.text, schemas)
+            parsed = sampler.resources.renderer.parse_calls(generated.text, schemas)
         fault = format_error(parsed.calls, schemas)
         turn = OpenTurn(generated, prompt.added, fault, rewrite)
         message: Message = {"role": "assistant", "content": generated.text}

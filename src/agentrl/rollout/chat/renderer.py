@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFas
 from agentrl.rollout.chat.dialect import Dialect, probe_dialect
 from agentrl.rollout.chat.guard import GuardedCodec
 from agentrl.rollout.chat.turns import Message, TurnReading, read_turn
-from agentrl.rollout.tool_calls import DEFAULT_PARSER, parsers_of_template, tool_call_parser
+from agentrl.rollout.tool_calls import choose_parser, parsers_of_template
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class ChatRenderer:
         self.codec = GuardedCodec(tokenizer.backend_tokenizer.to_str())
         self._prompts = lru_cache(maxsize=_CACHED_PROMPTS)(self._render_prompt)
         self.parsers = parsers_of_template(self._apply)
-        self.parse_calls = tool_call_parser(parser or next(iter(self.parsers), DEFAULT_PARSER))
+        self.parse_calls = choose_parser(parser, self.parsers)
         self.dialect: Dialect = probe_dialect(self._apply, self.codec)
         self.turn_end, self.turn_end_id = self.dialect.turn_ends[0]
         self.stop_token_ids = tuple(

@@ -1,4 +1,4 @@
-"""What samplers with tools share: the MCP servers' tools, and the parser of the model's calls."""
+"""What samplers with tools share: the tools of the MCP servers, and the models that browse."""
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from agentrl.rollout.mcp.browse import BrowseAgent
 from agentrl.rollout.mcp.tools import ToolBox, ToolSession, open_tools
 from agentrl.rollout.repetition import call_key
 from agentrl.rollout.sampler import AsyncSampler, SamplerResources
-from agentrl.rollout.tool_calls import Call, MalformedCall, ToolCallParser, choose_parser
+from agentrl.rollout.tool_calls import Call, MalformedCall
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,6 @@ class MCPResources(SamplerResources):
     """What samplers with tools share."""
 
     tools: ToolBox
-    parse_calls: ToolCallParser
     browse: BrowseAgent
 
 
@@ -49,20 +48,19 @@ class ToolSampler(AsyncSampler):
     @classmethod
     @asynccontextmanager
     async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[MCPResources]:
-        """Open the tools and the models that browse, and choose the parser.
+        """Open the tools and the models that browse.
 
         Raises `ConfigError` or `AgentConfigError` for a flag or file that cannot be used, and
         `ToolServerUnreachable` if an MCP server does not answer within `--startup_timeout`.
         """
         agent, patience_s = shared.config.agent, shared.config.sampling.startup_timeout
-        parse_calls = choose_parser(agent.tool_call_parser, shared.renderer.render_text)
         agents = load_agent_config(agent.agent_config_path)
         async with (
             open_tools(agent, patience_s, shared.records) as tools,
             HelpingModels(agents.browse_agent) as models,
         ):
             browse = BrowseAgent(models, shared.config.context)
-            yield MCPResources(**vars(shared), tools=tools, parse_calls=parse_calls, browse=browse)
+            yield MCPResources(**vars(shared), tools=tools, browse=browse)
 
     async def run(self) -> Record:
         """Hold the conversation, with the tools open."""

@@ -57,7 +57,7 @@ class MCPSampler(ToolSampler):
 
     async def _respond(self, turn: GeneratedTurn) -> StopReason | None:
         """Do what a turn asks for and prepare the next one; returns why there will be none."""
-        parsed = self.resources.parse_calls(turn.text, self.resources.tools.schemas)
+        parsed = self.resources.renderer.parse_calls(turn.text, self.resources.tools.schemas)
         reason = turn.stop_reason or self.limit_reached()
         if not parsed.calls and turn.stop_reason is None:
             reason = StopReason.ANSWERED

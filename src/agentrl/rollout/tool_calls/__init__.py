@@ -21,7 +21,6 @@ from agentrl.rollout.tool_calls.calls import (
     tool_names,
 )
 from agentrl.rollout.tool_calls.registry import (
-    DEFAULT_PARSER,
     PARSERS,
     choose_parser,
     parsers_of_template,
@@ -29,7 +28,6 @@ from agentrl.rollout.tool_calls.registry import (
 )
 
 __all__ = [
-    "DEFAULT_PARSER",
     "PARSERS",
     "Call",
     "MalformedCall",

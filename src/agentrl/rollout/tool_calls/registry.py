@@ -1,7 +1,7 @@
 """The parsers by their names in `--tool_call_parser`, and which of them a chat template fits."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -72,12 +72,11 @@ def tool_call_parser(name: str) -> ToolCallParser:
     return parser
 
 
-def choose_parser(wanted: str | None, render: Render) -> ToolCallParser:
-    """The parser asked for, or else the one that reads what the chat template writes.
+def choose_parser(wanted: str | None, fitting: Sequence[str]) -> ToolCallParser:
+    """The parser asked for, or else the first of `fitting`, those that `parsers_of_template` found.
 
     A template that writes no calls leaves Qwen's. Raises ValueError for an unknown name.
     """
-    fitting = parsers_of_template(render)
     name = wanted or next(iter(fitting), DEFAULT_PARSER)
     if fitting and name not in fitting:
         log.warning(
