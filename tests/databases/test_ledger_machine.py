@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 from ledger_model import (
     LEASE_S,
@@ -35,8 +33,9 @@ from ledger_model import (
     SlotModel,
     turn_of,
 )
+from machines import run_machine
 
-from agentrl.databases.connection import RunDatabase, connect
+from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
     RecordStatus,
     SlotStatus,
@@ -511,16 +510,4 @@ class LedgerMachine(RuleBasedStateMachine):
 def test_the_ledger_is_as_its_model_says_whatever_happens_in_whatever_order(
     mongod: EmbeddedMongod,
 ) -> None:
-    with asyncio.Runner() as run:
-        database = run.run(connect(mongod.url, "ledger-machine"))
-        try:
-            run_state_machine_as_test(
-                lambda: LedgerMachine(run, database),
-                settings=settings(
-                    max_examples=20, stateful_step_count=50, deadline=None,
-                    suppress_health_check=[HealthCheck.too_slow],
-                ),
-            )  # fmt: skip
-        finally:
-            run.run(database.client.drop_database(database.name))
-            run.run(database.close())
+    run_machine(LedgerMachine, mongod, examples=20, steps=50)

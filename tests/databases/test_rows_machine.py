@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -20,12 +19,12 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
+from machines import run_machine
 from mortal import MortalDatabase
 
 from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask
-from agentrl.databases.connection import RunDatabase, connect
+from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, Node, RowStatus
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.policies import Lineage
@@ -198,16 +197,4 @@ class RowMachine(RuleBasedStateMachine):
 def test_rows_are_trained_as_often_as_asked_along_the_lineage_whatever_happens(
     mongod: EmbeddedMongod,
 ) -> None:
-    with asyncio.Runner() as run:
-        database = run.run(connect(mongod.url, "row-machine"))
-        try:
-            run_state_machine_as_test(
-                lambda: RowMachine(run, database),
-                settings=settings(
-                    max_examples=25, stateful_step_count=30, deadline=None,
-                    suppress_health_check=[HealthCheck.too_slow],
-                ),
-            )  # fmt: skip
-        finally:
-            run.run(database.client.drop_database(database.name))
-            run.run(database.close())
+    run_machine(RowMachine, mongod, examples=25, steps=30)
