@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pytest
+from stored_turn import make_turn
 
 from agentrl.configs import RewardConfig
-from agentrl.databases.arrays import pack_floats, pack_ints
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
     DBRecordData,
-    DispatchedSamplingTask,
     GroupScore,
     Record,
     RecordStatus,
@@ -22,7 +21,6 @@ from agentrl.databases.documents import (
     Split,
     Task,
     TaskStatus,
-    VersionSpan,
     place_of,
 )
 from agentrl.databases.group_scores import GroupScores
@@ -33,16 +31,6 @@ from agentrl.rollout.mcp.agent_config import AgentConfig
 from agentrl.rollout.scorers import Score, Scorers, register_scorer
 
 SCORES = (1.0, 0.0, 0.0)
-
-
-def make_turn(record: str) -> DispatchedSamplingTask:
-    return DispatchedSamplingTask(
-        _id=f"{record}-0", record_id=record, turn=0, segment=0, service="http://127.0.0.1:1",
-        messages=[], prompt_delta_ids=pack_ints([1, 2, 3]), prompt_len=3,
-        output_ids=pack_ints([4, 5]), output_logprobs=pack_floats([-0.5, -0.25]),
-        output_text="", finish_reason="stop", versions=[VersionSpan(version=0, start=0, end=2)],
-        generate_latency_s=0.0, created_at=datetime.now(UTC),
-    )  # fmt: skip
 
 
 async def scored_group(

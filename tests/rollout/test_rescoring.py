@@ -1,18 +1,17 @@
 """Stored groups are scored anew, on a real mongod: their Records, rows and Tasks follow."""
 
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pytest
+from stored_turn import make_turn
 
 from agentrl.configs import RewardConfig
-from agentrl.databases.arrays import pack_floats, pack_ints, unpack_floats
+from agentrl.databases.arrays import unpack_floats
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
     DBRecordData,
-    DispatchedSamplingTask,
     Record,
     RecordStatus,
     RowStatus,
@@ -22,7 +21,6 @@ from agentrl.databases.documents import (
     Task,
     TaskStatus,
     TrainedStep,
-    VersionSpan,
 )
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.policies import Lineage
@@ -37,16 +35,6 @@ from agentrl.rollout.scorers import Score, Scorers, register_scorer
 
 REWARD = RewardConfig(advantage="mean")
 ANSWERS = ("left", "right", "right")
-
-
-def make_turn(record: str) -> DispatchedSamplingTask:
-    return DispatchedSamplingTask(
-        _id=f"{record}-0", record_id=record, turn=0, segment=0, service="http://127.0.0.1:1",
-        messages=[], prompt_delta_ids=pack_ints([1, 2, 3]), prompt_len=3,
-        output_ids=pack_ints([4, 5]), output_logprobs=pack_floats([-0.5, -0.25]),
-        output_text="", finish_reason="stop", versions=[VersionSpan(version=0, start=0, end=2)],
-        generate_latency_s=0.0, created_at=datetime.now(UTC),
-    )  # fmt: skip
 
 
 async def completed_group(

@@ -142,20 +142,17 @@ def hold(family: Family, talk: Talk) -> Held:
     return held
 
 
-def whole(family: Family, messages: Sequence[Message]) -> list[int] | None:
-    """What transformers makes of the whole structured conversation; None if it refuses."""
+def whole(family: Family, messages: Sequence[Message]) -> list[int]:
+    """What transformers makes of the whole conversation."""
     tokenizer = tokenizer_of(family.name)
     renderer = renderer_of(family.name)
-    try:
-        text = tokenizer.apply_chat_template(
-            renderer.dialect.adapt_messages(messages, TOOLS),
-            tools=TOOLS if renderer.dialect.writes_tools else None,
-            add_generation_prompt=True,
-            tokenize=False,
-            **family.options,
-        )
-    except Exception:
-        return None
+    text = tokenizer.apply_chat_template(
+        renderer.dialect.adapt_messages(messages, TOOLS),
+        tools=TOOLS if renderer.dialect.writes_tools else None,
+        add_generation_prompt=True,
+        tokenize=False,
+        **family.options,
+    )
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
