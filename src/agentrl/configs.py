@@ -56,6 +56,11 @@ class ConfigError(ValueError):
     """A flag has a value that it cannot have. The message is one sentence for the user."""
 
 
+def comma_separated(value: str | None) -> list[str]:
+    """The parts of a flag that takes several."""
+    return [part.strip() for part in (value or "").split(",") if part.strip()]
+
+
 def _flag(default: Any, help: str, **metadata: Any) -> Any:
     """A dataclass field that is a flag."""
     return field(default=default, metadata={"help": help, **metadata})
@@ -376,8 +381,7 @@ class Config:
     @property
     def inference_urls(self) -> list[str]:
         """The services given by URL."""
-        given = (self.sampling.inference_urls or "").split(",")
-        return [url.strip().rstrip("/") for url in given if url.strip()]
+        return [url.rstrip("/") for url in comma_separated(self.sampling.inference_urls)]
 
     @property
     def temperature(self) -> float:

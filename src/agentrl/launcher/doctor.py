@@ -17,7 +17,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from agentrl.configs import AgentConfig, ConfigError
+from agentrl.configs import AgentConfig, ConfigError, comma_separated
 from agentrl.databases.connection import DatabaseUnreachable, connect
 from agentrl.databases.mongod import MongodError, find_mongod
 from agentrl.inference.client import SGLangClient
@@ -95,8 +95,8 @@ def checks_for(arguments: Namespace) -> list[Check]:
     if arguments.mcp_manager_url:
         agent = AgentConfig(**{flag: getattr(arguments, flag) for flag in _TOOL_FLAGS})
         checks.append(Check("tools", partial(_tools, agent)))
-    for service in filter(None, arguments.inference_urls.split(",")):
-        checks.append(Check("inference", partial(_service, service.strip())))
+    for service in comma_separated(arguments.inference_urls):
+        checks.append(Check("inference", partial(_service, service)))
     return checks
 
 

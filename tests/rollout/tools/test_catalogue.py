@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.configs import ConfigError
-from agentrl.rollout.mcp.tools.catalogue import Offer, catalogue, patterns
+from agentrl.configs import ConfigError, comma_separated
+from agentrl.rollout.mcp.tools.catalogue import Offer, catalogue
 
 WEB = (Offer("web", "search"), Offer("web", "fetch"))
 WIKI = (Offer("my wiki", "search"), Offer("my wiki", "edit"))
 
 
 def names(*offers: Offer, allow: str = "", block: str = "") -> list[str]:
-    return list(catalogue(offers, patterns(allow), patterns(block)).tools)
+    return list(catalogue(offers, comma_separated(allow), comma_separated(block)).tools)
 
 
 def test_tools_keep_their_names_unless_two_servers_offer_the_same() -> None:

@@ -162,10 +162,6 @@ class ChatRenderer:
         content = self.codec.guard_values(message["content"], special_only=special_only)
         return {**message, "content": content}
 
-    def guard_tool_text(self, text: str) -> str:
-        """Text from a tool, with every string that is an added token guarded."""
-        return self.codec.guard_tool_text(text)
-
     def encode_inside(self, guarded: str) -> list[int]:
         """The tokens of guarded text that stands within a sequence."""
         return self.codec.encode(guarded, start=False)

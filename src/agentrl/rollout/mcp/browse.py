@@ -6,13 +6,12 @@ can do it, the agent reads the result itself.
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import orjson
 
-from agentrl.configs import ContextConfig
+from agentrl.configs import ContextConfig, comma_separated
 from agentrl.rollout.helping_models import HelpingModels, NoModelAnswered, Reply
 from agentrl.rollout.tool_calls import ParsedCall
 
@@ -41,7 +40,9 @@ class BrowseAgent:
         return (
             bool(self.models)
             and len(result) > self.config.browse_min_chars
-            and any(fnmatchcase(tool, pattern) for pattern in _patterns(self.config.browse_tools))
+            and any(
+                fnmatchcase(tool, pattern) for pattern in comma_separated(self.config.browse_tools)
+            )
         )
 
     async def summarise(self, question: str, call: ParsedCall, result: str) -> Reply[str] | None:
@@ -65,7 +66,3 @@ class BrowseAgent:
 def _read_summary(reply: str) -> str | None:
     """A reply without its thought; None if nothing is left."""
     return reply.rpartition("</think>")[2].strip() or None
-
-
-def _patterns(flag: str) -> Sequence[str]:
-    return [pattern.strip() for pattern in flag.split(",") if pattern.strip()]

@@ -81,11 +81,6 @@ def catalogue(
     return Catalogue(dict(named), renamed)
 
 
-def patterns(flag: str | None) -> list[str]:
-    """A flag's comma separated patterns."""
-    return [pattern.strip() for pattern in (flag or "").split(",") if pattern.strip()]
-
-
 def _matches(offer: Offer, among: Sequence[str]) -> bool:
     names = (offer.tool, offer.full_name)
     return any(fnmatchcase(name, pattern) for pattern in among for name in names)

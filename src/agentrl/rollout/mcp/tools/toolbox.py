@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from agentrl.configs import AgentConfig
+from agentrl.configs import AgentConfig, comma_separated
 from agentrl.databases.documents import ResultFile, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.rollout.mcp.tool_servers import (
@@ -33,7 +33,7 @@ from agentrl.rollout.mcp.tools.calls import (
     CallFailed,
     why_unsendable,
 )
-from agentrl.rollout.mcp.tools.catalogue import Catalogue, catalogue, patterns
+from agentrl.rollout.mcp.tools.catalogue import Catalogue, catalogue
 from agentrl.rollout.mcp.tools.results import (
     Reading,
     ToolAnswer,
@@ -184,8 +184,8 @@ async def open_tools(
         refuse_twins([server.name for server in servers])
         tools = catalogue(
             [offer for server in servers for offer in server.offers],
-            patterns(agent.mcp_allow_tools),
-            patterns(agent.mcp_block_tools),
+            comma_separated(agent.mcp_allow_tools),
+            comma_separated(agent.mcp_block_tools),
         )
         for server in servers:
             names = [name for name, offer in tools.tools.items() if offer.server == server.name]
