@@ -1,0 +1,49 @@
+"""Every flag of a run, in grouped dataclasses that are flat on the command line.
+
+Trainer, samplers and evaluation of one run read the same flags, so that one line starts any of
+them on any machine. A group is handed to the code that needs it; nothing reads flags by name.
+
+    sampling.py   tasks, samplers, services, agents, rewards
+    training.py   model, loss, optimizer, devices, checkpoints
+    parsing.py    the run, all groups as one `Config`, and the checks
+"""
+
+from agentrl.configs.flag import ConfigError, comma_separated
+from agentrl.configs.parsing import Config, RunConfig, config_parser, parse_config
+from agentrl.configs.sampling import (
+    TOOL_CALL_PARSERS,
+    AgentConfig,
+    ContextConfig,
+    DataConfig,
+    RewardConfig,
+    SamplingConfig,
+    ServiceConfig,
+)
+from agentrl.configs.training import (
+    CheckpointConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+)
+
+__all__ = [
+    "TOOL_CALL_PARSERS",
+    "AgentConfig",
+    "CheckpointConfig",
+    "Config",
+    "ConfigError",
+    "ContextConfig",
+    "DataConfig",
+    "LossConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "RewardConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "ServiceConfig",
+    "comma_separated",
+    "config_parser",
+    "parse_config",
+]
