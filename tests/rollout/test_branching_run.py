@@ -33,6 +33,7 @@ from agentrl.databases.tasks import TaskLedger
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.mcp.sampler import MCPSampler
 from agentrl.training.batch import row_sequences
+from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import parallelise
 from agentrl.training.step import StepOptions, train_step
@@ -174,7 +175,7 @@ async def test_branches_are_trained_as_they_were_sampled(
         optimizer,
         make_scheduler(optimizer, OptimizerConfig(), 10),
         [row_sequences(row, Lineage({VERSION: 0}), 0) for row in rows],
-        LossConfig(),
+        Objective(LossConfig()),
         StepOptions(micro_batch_tokens=4000),
     )
     assert statistics.n_train_tokens == sum(

@@ -119,7 +119,8 @@ async def test_a_sampler_that_stood_still_for_two_leases_writes_nothing_more(
 ) -> None:
     await add(database, 2)
     await begin_run(database)
-    flags = ("--lease_seconds", "1", "--drain_seconds", "0")
+    # Longer than a busy machine itself stands still: that would end a lease before the signal.
+    flags = ("--lease_seconds", "4", "--drain_seconds", "0")
     process = subprocess.Popen(
         [sys.executable, str(HERE / "sampler_process.py"), mongod.url, database.name, *flags],
         stdout=subprocess.PIPE,

@@ -28,9 +28,11 @@ from agentrl.training.checkpoint import (
     save_checkpoint,
     supersede_others,
 )
+from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import parallelise
-from agentrl.training.step import StepStatistics, train_step
+from agentrl.training.statistics import StepStatistics
+from agentrl.training.step import train_step
 
 HERE = Path(__file__).parent
 
@@ -46,7 +48,9 @@ class Training:
 
     def step(self, rows: list[DBRecordData]) -> StepStatistics:
         sequences = [sequences_of(row) for row in rows]
-        return train_step(self.model, self.optimizer, self.scheduler, sequences, LOSS, OPTIONS)
+        return train_step(
+            self.model, self.optimizer, self.scheduler, sequences, Objective(LOSS), OPTIONS
+        )
 
     def save(self, output: Path, step: int, limit: int | None = None, fence: int = 1) -> Path:
         state = TrainerState(step=step, version=step, run_name="run", config={}, fence=fence)

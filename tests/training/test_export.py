@@ -13,6 +13,7 @@ from agentrl.configs import ConfigError, LossConfig, ModelConfig, OptimizerConfi
 from agentrl.training.checkpoint import TrainerState, save_checkpoint
 from agentrl.training.export import export_checkpoint, main
 from agentrl.training.model_folder import load_model, load_tokenizer
+from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import parallelise
 from agentrl.training.publication import gather_publication
@@ -29,7 +30,7 @@ def test_an_exported_checkpoint_has_the_trained_logits(tied: bool, tmp_path: Pat
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 1)
     rows = [sequences_of(row) for row in linear_rows(4)]
-    train_step(model, optimizer, scheduler, rows, LossConfig(), StepOptions(512))
+    train_step(model, optimizer, scheduler, rows, Objective(LossConfig()), StepOptions(512))
     with torch.no_grad():
         expected = model(input_ids=IDS).logits
     config = {"model": {"model_name_or_path": str(base)}}

@@ -36,6 +36,7 @@ def inputs(
         advantages=torch.tensor(advantages),
         mask=torch.tensor(mask or [True] * len(ratios)),
         staleness=torch.tensor(staleness or [0] * len(ratios)),
+        sequence_tokens=torch.full((len(ratios),), float(len(ratios))),
     )
 
 
@@ -116,6 +117,7 @@ def test_an_untrained_token_adds_nothing_whatever_its_numbers_are(name: str) -> 
         advantages=torch.tensor([1.0, 1e9]),
         mask=given.mask,
         staleness=given.staleness,
+        sequence_tokens=given.sequence_tokens,
     )
     loss = LOSS_FUNCTIONS[name](odd, LossConfig(loss_calculator=name))
     assert loss.terms[1].item() == 0.0

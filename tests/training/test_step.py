@@ -9,9 +9,11 @@ from torch import Tensor
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.databases.documents import DBRecordData
 from agentrl.training.logprobs import token_logprobs
+from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import parallelise
-from agentrl.training.step import StepOptions, StepStatistics, train_step
+from agentrl.training.statistics import StepStatistics
+from agentrl.training.step import StepOptions, train_step
 
 TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
 
@@ -24,7 +26,7 @@ def one_step(
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
     sequences = [sequences_of(row) for row in rows]
-    statistics = train_step(model, optimizer, scheduler, sequences, loss, options)
+    statistics = train_step(model, optimizer, scheduler, sequences, Objective(loss), options)
     return statistics, [parameter.full_tensor() for parameter in model.parameters()]
 
 
@@ -91,7 +93,14 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone() -> None:
     row = make_row("a", 0, [(0, 9, -1)])
     bad = row.model_copy(update={"advantages": b"\x00\x00\xc0\x7f" * 9})  # NaN
     with pytest.raises(FloatingPointError, match="gradient norm is nan"):
-        train_step(model, optimizer, scheduler, [sequences_of(bad)], LossConfig(), StepOptions(512))
+        train_step(
+            model,
+            optimizer,
+            scheduler,
+            [sequences_of(bad)],
+            Objective(LossConfig()),
+            StepOptions(512),
+        )
     for ours, start in zip(model.parameters(), tiny_model().parameters(), strict=True):
         assert torch.equal(ours.full_tensor(), start)
 
@@ -107,7 +116,7 @@ def test_statistics_describe_the_trained_tokens() -> None:
         optimizer,
         scheduler,
         [sequences_of(row, 3) for row in rows],
-        LossConfig(log_entropy=True),
+        Objective(LossConfig(log_entropy=True)),
         StepOptions(512),
     )
     assert statistics.staleness_max == 3

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.training.checkpoint import TrainerState, save_checkpoint
 from agentrl.training.model_folder import gather_weights, save_model_folder
+from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import exit_process, parallelise
 from agentrl.training.planner import assign_rows
@@ -49,7 +50,7 @@ def main(out: Path) -> None:
         sequences = [
             sequences_of(rows[index], step - 1) for index in mine[accelerator.process_index]
         ]
-        results.append(train_step(model, optimizer, scheduler, sequences, LOSS, OPTIONS))
+        results.append(train_step(model, optimizer, scheduler, sequences, Objective(LOSS), OPTIONS))
         if step == 2:
             state = TrainerState(step=2, version=2, run_name="worker", config={})
             save_checkpoint(out, state, model, optimizer, scheduler, save_total_limit=None)

@@ -214,11 +214,12 @@ def _validate(config: Config) -> None:
         for name, least in _LEAST.items():
             if name in type(values).__dataclass_fields__:
                 _at_least(name, getattr(values, name), least)
-    for flag in fields(ReservedConfig):
-        value = getattr(config.reserved, flag.name)
-        if value != flag.default:
+    for reserved in fields(ReservedConfig):
+        value = getattr(config.reserved, reserved.name)
+        if value != reserved.default:
             raise ConfigError(
-                f"--{flag.name} {value}: this version has only {flag.default}; leave the flag out"
+                f"--{reserved.name} {value}: this version has only {reserved.default}; "
+                "leave the flag out"
             )
     _validate_sampling_params(config.sampling.preferred_sampling_params)
     _json_object("chat_template_kwargs", config.model.chat_template_kwargs)

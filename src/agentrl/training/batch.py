@@ -51,14 +51,16 @@ class MicroBatch:
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
 
-    def loss_inputs(self, logprobs: Tensor) -> LossInputs:
-        """What the loss sees, given the logprobs [N] of the policy being trained."""
+    def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
+        """What the loss sees, given logprobs and entropy [N] of the policy being trained."""
         return LossInputs(
             logprobs=logprobs,
             behaviour_logprobs=self.behaviour_logprobs,
             advantages=self.advantages,
             mask=self.mask,
             staleness=self.staleness,
+            sequence_tokens=self.sequence_tokens,
+            entropy=entropy,
         )
 
 

@@ -33,6 +33,8 @@ class LossInputs:
     advantages: Tensor  # float32
     mask: Tensor  # bool, the tokens that are trained
     staleness: Tensor  # int >= 0, steps that the trained weights are newer than the sampler's
+    sequence_tokens: Tensor  # float32, trained tokens of the token's whole row
+    entropy: Tensor | None = None  # float32, of the policy at the token
 
 
 @dataclass(frozen=True)

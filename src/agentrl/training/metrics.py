@@ -18,7 +18,7 @@ from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import RowStatus
 from agentrl.databases.rows import RowHeader
 from agentrl.training.checkpoint import recorded_config
-from agentrl.training.step import StepStatistics
+from agentrl.training.statistics import StepStatistics
 
 
 @dataclass(frozen=True)

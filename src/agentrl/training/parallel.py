@@ -38,6 +38,18 @@ def check_launch(accelerator: Accelerator) -> None:
         )
 
 
+def join_processes(accelerator: Accelerator) -> None:
+    """Make the process group, of one process if it is alone.
+
+    Raises `RuntimeError` if the launch is not what was asked for, see `check_launch`.
+    """
+    check_launch(accelerator)
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if accelerator.device.type == "cuda" else "gloo"
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend=backend, store=store, rank=0, world_size=1)
+
+
 def parallelise(
     model: PreTrainedModel,
     accelerator: Accelerator,
@@ -51,11 +63,7 @@ def parallelise(
     with float32 master weights and float32 gradient reduction. Raises `RuntimeError` if the
     launch or the sharding is not what was asked for.
     """
-    check_launch(accelerator)
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if accelerator.device.type == "cuda" else "gloo"
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend=backend, store=store, rank=0, world_size=1)
+    join_processes(accelerator)
     mesh = init_device_mesh(
         accelerator.device.type, (accelerator.num_processes,), mesh_dim_names=("dp_shard",)
     )

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.training.batch import TrainingSequence
-from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
+from agentrl.training.learner import Learner
 from agentrl.training.planner import assign_rows
-from agentrl.training.step import StepOptions, StepStatistics, train_step
+from agentrl.training.statistics import StepStatistics
+from agentrl.training.step import StepOptions
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,25 @@ def train_supervised(
         loss_seq_chunk_size=loss_seq_chunk_size,
         max_grad_norm=max_grad_norm,
     )
-    loss = LossConfig(loss_calculator="CrossEntropy")
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     # sharding is for good: a copy is sharded, so that the caller gets a plain model back
-    sharded = copy.deepcopy(model)
-    parallelise(sharded, accelerator)
-    optimizer = make_optimizer(sharded, config)
-    scheduler = make_scheduler(optimizer, config, steps)
+    learner = Learner(
+        copy.deepcopy(model),
+        accelerator,
+        LossConfig(loss_calculator="CrossEntropy"),
+        config,
+        options,
+        steps,
+    )
     batches = _batches(len(rows), rows_per_step, seed)
     for step in range(1, steps + 1):
         batch = next(batches)
         costs = [float(len(sequences[index])) for index in batch]
         mine = assign_rows(costs, accelerator.num_processes)[accelerator.process_index]
-        step_rows = [[sequences[batch[index]]] for index in mine]
-        statistics = train_step(sharded, optimizer, scheduler, step_rows, loss, options)
+        statistics = learner.step([[sequences[batch[index]]] for index in mine])
         if on_step is not None:
             on_step(step, statistics)
-    trained = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True))
+    trained = get_model_state_dict(learner.model, options=StateDictOptions(full_state_dict=True))
     model.load_state_dict(trained)
 
 

@@ -31,7 +31,6 @@ import torch.distributed as dist
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
-from transformers import PreTrainedModel
 
 from agentrl.configs import Config, ConfigError, parse_config
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
@@ -52,12 +51,12 @@ from agentrl.training.checkpoint import (
     supersede_others,
 )
 from agentrl.training.duties import RunDuties
+from agentrl.training.learner import Learner
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
-from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import exit_process, parallelise
+from agentrl.training.parallel import exit_process, join_processes
 from agentrl.training.publication import gather_publication
-from agentrl.training.step import StepOptions, train_step
+from agentrl.training.step import StepOptions
 from agentrl.training.stream import RowStream, StepRows
 
 logger = logging.getLogger(__name__)
@@ -133,25 +132,26 @@ class Trainer:
 
         bf16 = config.model.bf16 or self._accelerator.mixed_precision == "bf16"
         self._published_dtype = torch.bfloat16 if bf16 else torch.float32
-        self._model: PreTrainedModel = load_model(config.model)
-        parallelise(
-            self._model,
-            self._accelerator,
-            bf16=bf16,
-            gradient_checkpointing=config.model.gradient_checkpointing,
-        )
+        join_processes(self._accelerator)
         stack.callback(dist.destroy_process_group)
-        self._options = StepOptions(
-            micro_batch_tokens=config.micro_batch_tokens,
-            pad_to_multiple_of=config.parallel.pad_to_multiple_of,
-            loss_seq_chunk_size=config.parallel.loss_seq_chunk_size,
-            max_grad_norm=optimizer.max_grad_norm,
-        )
-        self._optimizer = make_optimizer(self._model, optimizer)
         self._total_steps = self._from_main(
             lambda duties: self._background.run(duties.count_steps())
         )
-        self._scheduler = make_scheduler(self._optimizer, optimizer, self._total_steps)
+        self._learner = Learner(
+            load_model(config.model),
+            self._accelerator,
+            config.loss,
+            optimizer,
+            StepOptions(
+                micro_batch_tokens=config.micro_batch_tokens,
+                pad_to_multiple_of=config.parallel.pad_to_multiple_of,
+                loss_seq_chunk_size=config.parallel.loss_seq_chunk_size,
+                max_grad_norm=optimizer.max_grad_norm,
+            ),
+            self._total_steps,
+            bf16=bf16,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+        )
         self._step = 0
         self._version = -1
         self._saved_step = -1
@@ -189,10 +189,7 @@ class Trainer:
             began = time.monotonic()
             if self._config.services.inf_share_gpus:
                 self._from_main(lambda duties: self._background.run(duties.release_gpus()))
-            statistics = train_step(
-                self._model, self._optimizer, self._scheduler, rows.mine, self._config.loss,
-                self._options,
-            )  # fmt: skip
+            statistics = self._learner.step(rows.mine)
             train_seconds = time.monotonic() - began
             self._step += 1
             began = time.monotonic()
@@ -235,7 +232,9 @@ class Trainer:
         """Load the checkpoint, if there is one to go on from, and bring ledger and folder to it."""
         checkpoint = self._agree_on_checkpoint()
         if checkpoint is not None:
-            state = load_checkpoint(checkpoint, self._model, self._optimizer, self._scheduler)
+            state = load_checkpoint(
+                checkpoint, self._learner.model, self._learner.optimizer, self._learner.scheduler
+            )
             self._step = self._saved_step = state.step
             logger.info("going on from %s", checkpoint)
         self._version = self._from_main(
@@ -249,7 +248,7 @@ class Trainer:
         """Gather the weights as the next version; services get them while training goes on."""
         self._finish_publishing()
         publication = gather_publication(
-            self._output, self._version + 1, self._step, self._model, self._tokenizer,
+            self._output, self._version + 1, self._step, self._learner.model, self._tokenizer,
             self._published_dtype,
         )  # fmt: skip
         self._version += 1
@@ -283,8 +282,8 @@ class Trainer:
             fence=self._duties.fence if self._duties else 0,  # rank 0 writes it
         )
         save_checkpoint(
-            self._output, state, self._model, self._optimizer, self._scheduler,
-            self._config.checkpoint.save_total_limit,
+            self._output, state, self._learner.model, self._learner.optimizer,
+            self._learner.scheduler, self._config.checkpoint.save_total_limit,
         )  # fmt: skip
         self._saved_step = self._step
 

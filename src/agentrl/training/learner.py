@@ -1,0 +1,51 @@
+"""What learns: the sharded policy with its optimizer and schedule.
+
+A step changes these and a checkpoint keeps them. Not in here: rows, ledger, publication; the
+trainer and supervised training bring rows and say when.
+"""
+
+from collections.abc import Sequence
+
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.training.batch import TrainingSequence
+from agentrl.training.objective import Objective
+from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.parallel import parallelise
+from agentrl.training.statistics import StepStatistics
+from agentrl.training.step import StepOptions, train_step
+
+
+class Learner:
+    """The policy in training. Every rank makes one and makes the same calls."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        accelerator: Accelerator,
+        loss: LossConfig,
+        optimizer: OptimizerConfig,
+        options: StepOptions,
+        total_steps: int,
+        *,
+        bf16: bool = False,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        """Shards `model`, which holds float32 weights, the same on every rank, in place.
+
+        Raises `RuntimeError` if the launch or the sharding is not what was asked for.
+        """
+        parallelise(model, accelerator, bf16=bf16, gradient_checkpointing=gradient_checkpointing)
+        self.model = model
+        self.optimizer = make_optimizer(model, optimizer)
+        self.scheduler = make_scheduler(self.optimizer, optimizer, total_steps)
+        self._objective = Objective(loss)
+        self._options = options
+
+    def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
+        """Train on this rank's rows, each as its sequences, and update the weights once."""
+        return train_step(
+            self.model, self.optimizer, self.scheduler, rows, self._objective, self._options
+        )
