@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from agentrl.configs import LossConfig, OptimizerConfig
-from agentrl.training.batch import TrainingSequence
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, parallelise
+from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions, train_step
 
@@ -31,13 +31,16 @@ class Learner:
         *,
         bf16: bool = False,
         gradient_checkpointing: bool = False,
+        trees: bool = True,
     ) -> None:
         """Shards `model`, which holds float32 weights, the same on every rank, in place.
 
         Raises `ConfigError` if the model cannot be divided as `mesh` asks, `RuntimeError` if the
         sharding is not what was asked for.
         """
-        parallelise(model, mesh, bf16=bf16, gradient_checkpointing=gradient_checkpointing)
+        parallelise(
+            model, mesh, bf16=bf16, gradient_checkpointing=gradient_checkpointing, trees=trees
+        )
         self.model = model
         self.mesh = mesh
         self.optimizer = make_optimizer(model, optimizer)
