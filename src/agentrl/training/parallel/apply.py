@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from agentrl.training.attention import use_tree_attention
 from agentrl.training.logprobs import attach_logprobs
+from agentrl.training.parallel.context import share_lines
 from agentrl.training.parallel.experts import shard_experts, spread_experts
 from agentrl.training.parallel.limits import check_model
 from agentrl.training.parallel.mesh import Mesh
@@ -33,8 +34,8 @@ def parallelise(
 
     `model` holds float32 weights, the same on every rank. With `bf16` it computes in bfloat16,
     with float32 master weights and float32 gradient reduction. `trees`: it gets tree attention if
-    it can have it. Raises `ConfigError` if the model
-    cannot be divided as asked, `RuntimeError` if the sharding is not what was asked for.
+    it can have it. Raises `ConfigError` if the model cannot be divided as asked, `RuntimeError` if
+    the sharding is not what was asked for.
     """
     check_model(model.config, mesh.sizes, mesh.context_mode)
     if trees:
@@ -42,11 +43,12 @@ def parallelise(
     nn.Module.to(model, mesh.device)  # transformers' own wrapper of it has lost its types
     split_matrices(model, mesh)
     spread_experts(model, mesh)
+    line = share_lines(model, mesh)
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     _shard(model, mesh, bf16)
     _check_sharded(model)
-    attach_logprobs(model)
+    attach_logprobs(model, line)
 
 
 def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool) -> None:
