@@ -21,6 +21,7 @@ from agentrl.configs.sampling import (
 )
 from agentrl.configs.training import (
     CheckpointConfig,
+    CriticConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -34,6 +35,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "ContextConfig",
+    "CriticConfig",
     "DataConfig",
     "LossConfig",
     "ModelConfig",

@@ -27,6 +27,7 @@ from agentrl.configs.training import (
     LOSSES,
     SCHEDULES,
     CheckpointConfig,
+    CriticConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -53,6 +54,7 @@ _LEAST: dict[str, float] = {
     "min_turns": 0, "reserve_context_error_count": 0,
     "eval_steps": 0, "eval_attempts": 1,
     "epsilon": 0, "epsilon_higher": 0, "learning_rate": 0, "max_grad_norm": 0,
+    "critic_learning_rate": 0, "critic_updates": 1, "critic_warmup_steps": 0, "value_clip": 0,
     "warmup_steps": 0, "max_steps": -1, "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 1, "max_trained_count": 1, "retrained_interval": 1,
     "micro_batch_tokens": 1, "pad_to_multiple_of": 1, "loss_seq_chunk_size": 1,
@@ -90,6 +92,7 @@ class Config:
     context: ContextConfig
     reward: RewardConfig
     loss: LossConfig
+    critic: CriticConfig
     optimizer: OptimizerConfig
     parallel: ParallelConfig
     checkpoint: CheckpointConfig
@@ -231,11 +234,28 @@ def _validate(config: Config) -> None:
             "--inf_share_gpus: needs --sync_sampling, because services whose memory is given back "
             "cannot sample while the trainer computes"
         )
-    if config.sampling.num_generations < 2 and config.loss.loss_calculator != "CrossEntropy":
+    for name in ("gae_gamma", "gae_lambda"):
+        factor = getattr(config.critic, name)
+        if not 0 <= factor <= 1:
+            raise ConfigError(f"--{name} {factor:g}: must lie between 0 and 1")
+    if config.sampling.num_generations < 2 and not _trains_single_attempts(config):
         raise ConfigError(
             f"--num_generations {config.sampling.num_generations}: an advantage compares attempts "
             "at one task, so there must be at least 2"
         )
+
+
+def _trains_single_attempts(config: Config) -> bool:
+    """Whether an attempt means something to the loss without others at its task."""
+    if config.loss.loss_calculator == "PPO":
+        if config.reward.drop_zero_advantage:
+            raise ConfigError(
+                f"--num_generations {config.sampling.num_generations}: a group of one has advantage "
+                "0, which --drop_zero_advantage leaves out; PPO, whose critic takes the group's "
+                "place, needs --drop_zero_advantage false with it"
+            )
+        return True
+    return config.loss.loss_calculator == "CrossEntropy"
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:
