@@ -51,13 +51,14 @@ class RunningStatistics:
         if len(ratio) == 0:
             return
         staleness = inputs.staleness[mask].double()
+        clipped = token_loss.clipped_low | token_loss.clipped_high
         kl = ratio - 1.0 - log_ratio(inputs).detach()[mask].double()
         entropy_sum = kl.new_zeros(())
         if inputs.entropy is not None:
             self.with_entropy = True
             entropy_sum = inputs.entropy.detach()[mask].double().sum()
         self.sums += torch.stack(
-            [share.double(), ratio.sum(), token_loss.clipped.sum().double(), kl.sum(), entropy_sum,
+            [share.double(), ratio.sum(), clipped.sum().double(), kl.sum(), entropy_sum,
              staleness.sum()]
         )  # fmt: skip
         part = torch.stack([-ratio.min(), ratio.max(), staleness.max()])

@@ -53,6 +53,7 @@ def train_step(
     """
     device = next(model.parameters()).device
     sequences = [sequence for row in rows for sequence in row]
+    row_of = [number for number, row in enumerate(rows) for _ in row]
     plan = pack_sequences(
         [len(sequence) for sequence in sequences],
         options.micro_batch_tokens,
@@ -67,6 +68,7 @@ def train_step(
         batch = (
             collate(
                 [sequences[index] for index in indices],
+                [row_of[index] for index in indices],
                 options.pad_to_multiple_of,
                 device,
             )
