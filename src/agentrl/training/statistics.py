@@ -70,10 +70,11 @@ class RunningStatistics:
         grad_norm: float,
         learning_rate: float,
         n_micro_batches: int,
+        dp_group: dist.ProcessGroup,
     ) -> StepStatistics:
-        """The statistics of the step, the same on every rank. Collective."""
-        dist.all_reduce(self.sums)
-        dist.all_reduce(self.maxima, op=dist.ReduceOp.MAX)
+        """The statistics of the step, the same on every rank. Collective over `dp_group`."""
+        dist.all_reduce(self.sums, group=dp_group)
+        dist.all_reduce(self.maxima, op=dist.ReduceOp.MAX, group=dp_group)
         loss, ratio, clipped, kl, entropy, staleness = self.sums.tolist()
         minus_ratio_min, ratio_max, staleness_max = self.maxima.tolist()
         return StepStatistics(
