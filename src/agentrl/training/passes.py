@@ -1,26 +1,51 @@
-"""Losses whose terms depend on more of the batch than one micro-batch holds: two passes.
+"""From a step's work to gradients: in one pass where the loss allows it, in two where it does not.
 
-A term may depend on its whole sequence (GSPO) or on the whole batch (Clip-Cov), and no micro-batch
-need hold that much. The loss is a function of logprobs and entropies alone, one number a token
-each, so the chain rule parts there:
+The term of a token may depend on its whole sequence (GSPO) or on the whole batch (Clip-Cov), and no
+micro-batch need hold that much. The loss is a function of logprobs and entropies alone, a number or
+two of each token, so that the chain rule parts there:
 
-    first pass, without gradient    logprobs and entropies of all micro-batches -> `joined`
-    the objective, on all of them   its derivative by each -> `Coefficients`
+    first pass, without gradient    logprobs and entropies of all micro-batches
+    the objective, on all of them   its derivative by each: `Coefficients`
     second pass, with gradient      sum(coefficient * logprob) of each micro-batch -> backward
 
 The gradient of the second pass is that of the objective, for any division into micro-batches. What
-the first pass costs is a forward pass. Not in here: the model and its passes (`step`).
+it costs is the first pass, a forward pass. A term that depends on its own token takes one pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from agentrl.training.losses import BatchTotals, LossInputs, TokenLoss
+from agentrl.training.batch import MicroBatch
+from agentrl.training.logprobs import token_logprobs
+from agentrl.training.losses import BatchTotals, LossInputs, Scope, TokenLoss
 from agentrl.training.objective import Objective
+from agentrl.training.parallel import Mesh
+from agentrl.training.statistics import RunningStatistics
+from agentrl.training.work import StepWork
+
+PerToken = TypeVar("PerToken", TokenLoss, "Coefficients")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What models beside the policy say of a step's tokens: [N] float32 for each micro-batch."""
+
+    reference_logprobs: Sequence[Tensor] | None = None
+    advantages: Sequence[Tensor] | None = None  # in place of those of the rows
+
+    def added_to(self, inputs: LossInputs, number: int) -> LossInputs:
+        """The inputs of a micro-batch with what is said of it."""
+        if self.reference_logprobs is not None:
+            inputs = replace(inputs, reference_logprobs=self.reference_logprobs[number])
+        if self.advantages is not None:
+            inputs = replace(inputs, advantages=self.advantages[number])
+        return inputs
 
 
 @dataclass(frozen=True)
@@ -28,24 +53,118 @@ class Coefficients:
     """The derivative of the loss by the logprob and by the entropy of N tokens, each [N]."""
 
     logprobs: Tensor
-    entropy: Tensor | None  # None where the loss does not depend on it
+    entropy: Tensor | None  # None where the loss does not train it
 
     def split(self, sizes: Sequence[int]) -> list["Coefficients"]:
-        """Those of consecutive micro-batches with so many tokens each."""
-        parts = self.logprobs.split(list(sizes))
-        entropies = self.entropy.split(list(sizes)) if self.entropy is not None else None
-        return [
-            Coefficients(part, None if entropies is None else entropies[index])
-            for index, part in enumerate(parts)
-        ]
+        """Those of micro-batches that stand behind each other, with so many tokens each."""
+        logprobs = self.logprobs.split(list(sizes))
+        entropies = [None] * len(sizes) if self.entropy is None else self.entropy.split(list(sizes))
+        return [Coefficients(*pair) for pair in zip(logprobs, entropies, strict=True)]
 
-    def surrogate(self, logprobs: Tensor, entropy: Tensor | None) -> Tensor:
+    def surrogate(self, inputs: LossInputs) -> Tensor:
         """A scalar with the gradient of the loss; its value means nothing."""
-        total = (self.logprobs * logprobs).sum()
+        total = (self.logprobs * inputs.logprobs).sum()
         if self.entropy is not None:
-            assert entropy is not None, "a loss of the entropy is computed with it"
-            total = total + (self.entropy * entropy).sum()
+            assert inputs.entropy is not None, "a loss that trains the entropy is given it"
+            total = total + (self.entropy * inputs.entropy).sum()
         return total
+
+
+class PolicyPasses:
+    """The policy's passes over the work of one step."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        work: StepWork,
+        objective: Objective,
+        chunk_size: int,
+        mesh: Mesh,
+        advice: Advice,
+    ) -> None:
+        """`chunk_size`: tokens whose logits exist at once."""
+        self._model = model
+        self._work = work
+        self._objective = objective
+        self._chunk_size = chunk_size
+        self._mesh = mesh
+        self._advice = advice
+
+    def add_gradients(self, running: RunningStatistics) -> None:
+        """Add the gradient of the objective to the model's, and to `running` what it was."""
+        if not self._takes_two():
+            self._work.train(lambda number, batch: self._share(number, batch, running))
+            return
+        coefficients = self.look(running)
+        self._work.train(
+            lambda number, batch: self._mesh.scale_for_mean_reduction(
+                coefficients[number].surrogate(self._inputs(batch))
+            )
+        )
+
+    def look(self, running: RunningStatistics) -> list[Coefficients]:
+        """The first of two passes: adds to `running` what the objective is, and differentiates it.
+
+        Returns the derivatives by micro-batch. Leaves the model's gradients alone.
+        """
+        work, mesh = self._work, self._mesh
+        parts = [
+            self._advice.added_to(inputs, number)
+            for number, inputs in enumerate(work.evaluate(self._inputs))
+        ]
+        inputs = joined(parts)
+        if self._objective.scope is Scope.BATCH:
+            whole, mine = over_ranks(inputs, work.rows, mesh.dp_group)
+            share, token_loss, derivative = differentiate(self._objective, whole, work.totals)
+            # Each rank has computed the whole loss: an equal part of it is its share.
+            share = share / mesh.dp_size
+            token_loss, derivative = _part(token_loss, mine), _part(derivative, mine)
+        else:
+            share, token_loss, derivative = differentiate(self._objective, inputs, work.totals)
+        running.add(share, token_loss, inputs)
+        return derivative.split([len(part.mask) for part in parts])
+
+    def _takes_two(self) -> bool:
+        """Whether some rank has a micro-batch that holds less than a term depends on."""
+        scope = self._objective.scope
+        if scope is Scope.BATCH:
+            return len(self._work) > 1 or self._mesh.dp_size > 1
+        return scope is Scope.SEQUENCE and self._work.divides_rows
+
+    def _inputs(self, batch: MicroBatch) -> LossInputs:
+        logprobs, entropy = token_logprobs(
+            self._model,
+            batch.input_ids,
+            batch.positions,
+            batch.targets,
+            batch.temperatures,
+            self._chunk_size,
+            self._objective.with_entropy,
+        )
+        return batch.loss_inputs(logprobs, entropy)
+
+    def _share(self, number: int, batch: MicroBatch, running: RunningStatistics) -> Tensor:
+        inputs = self._advice.added_to(self._inputs(batch), number)
+        share, token_loss = self._objective.share(inputs, self._work.totals)
+        running.add(share.detach(), token_loss, inputs)
+        return self._mesh.scale_for_mean_reduction(share)
+
+
+def differentiate(
+    objective: Objective, inputs: LossInputs, totals: BatchTotals
+) -> tuple[Tensor, TokenLoss, Coefficients]:
+    """The loss of `inputs`, its terms, and its derivative by each logprob and trained entropy."""
+    logprobs = inputs.logprobs.detach().requires_grad_()
+    entropy = None if inputs.entropy is None else inputs.entropy.detach()
+    leaves = [logprobs]
+    if entropy is not None and objective.entropy_gradient:
+        leaves.append(entropy.requires_grad_())
+    with torch.enable_grad():
+        share, token_loss = objective.share(
+            replace(inputs, logprobs=logprobs, entropy=entropy), totals
+        )
+    by_logprob, *by_entropy = torch.autograd.grad(share, leaves)
+    return share.detach(), token_loss, Coefficients(by_logprob, next(iter(by_entropy), None))
 
 
 def joined(parts: Sequence[LossInputs]) -> LossInputs:
@@ -53,31 +172,7 @@ def joined(parts: Sequence[LossInputs]) -> LossInputs:
     return _each_field(parts, lambda tensors: torch.cat([tensor.detach() for tensor in tensors]))
 
 
-def differentiate(
-    objective: Objective, inputs: LossInputs, totals: BatchTotals
-) -> tuple[Tensor, TokenLoss, Coefficients]:
-    """The loss of `inputs`, its terms, and its derivative by each logprob and entropy."""
-    logprobs = inputs.logprobs.detach().requires_grad_()
-    entropy = inputs.entropy
-    if entropy is not None and objective.entropy_gradient:
-        entropy = entropy.detach().requires_grad_()
-    with torch.enable_grad():
-        share, token_loss = objective.share(
-            replace(inputs, logprobs=logprobs, entropy=entropy), totals
-        )
-    leaves = [leaf for leaf in (logprobs, entropy) if leaf is not None and leaf.requires_grad]
-    derivatives = torch.autograd.grad(share, leaves, allow_unused=True)
-    by_leaf = [
-        torch.zeros_like(leaf) if derivative is None else derivative
-        for leaf, derivative in zip(leaves, derivatives, strict=True)
-    ]
-    coefficients = Coefficients(by_leaf[0], by_leaf[1] if len(by_leaf) > 1 else None)
-    return share.detach(), token_loss, coefficients
-
-
-def over_ranks(
-    inputs: LossInputs, rows: int, group: dist.ProcessGroup
-) -> tuple[LossInputs, slice]:
+def over_ranks(inputs: LossInputs, rows: int, group: dist.ProcessGroup) -> tuple[LossInputs, slice]:
     """The tokens of all ranks of `group`, the same on each, and where this rank's are among them.
 
     `rows`: how many rows this rank has, so that no two ranks' rows get the same `sequence`.
@@ -89,32 +184,33 @@ def over_ranks(
     sizes[rank] = torch.tensor([len(inputs.logprobs), rows])
     dist.all_reduce(sizes, group=group)
     counts, row_counts = sizes[:, 0].tolist(), sizes[:, 1].tolist()
-    start, first_row = sum(counts[:rank]), sum(row_counts[:rank])
+    start = sum(counts[:rank])
+    mine = slice(start, start + counts[rank])
 
     def gathered(tensors: Sequence[Tensor]) -> Tensor:
         (own,) = tensors
-        whole = torch.zeros(sum(counts), dtype=_summable(own.dtype), device=device)
-        whole[start : start + len(own)] = own
-        dist.all_reduce(whole, group=group)  # every token is 0 on all ranks but its own
+        dtype = torch.int64 if own.dtype == torch.bool else own.dtype
+        whole = torch.zeros(sum(counts), dtype=dtype, device=device)
+        whole[mine] = own.to(dtype)
+        dist.all_reduce(whole, group=group)  # a token is 0 on all ranks but its own
         return whole.to(own.dtype)
 
-    inputs = replace(inputs, sequence=inputs.sequence + first_row)
-    return _each_field([inputs], gathered), slice(start, start + counts[rank])
+    numbered = replace(inputs, sequence=inputs.sequence + sum(row_counts[:rank]))
+    return _each_field([numbered], gathered), mine
 
 
-def part_of(token_loss: TokenLoss, part: slice) -> TokenLoss:
-    """Some of the tokens of a loss."""
-    return TokenLoss(**{field.name: getattr(token_loss, field.name)[part] for field in fields(token_loss)})
-
-
-def _summable(dtype: torch.dtype) -> torch.dtype:
-    return torch.int64 if dtype == torch.bool else dtype
-
-
-def _each_field(parts: Sequence[LossInputs], join):
-    """`join` applied to each tensor of the inputs over all parts; what is None stays None."""
+def _each_field(
+    parts: Sequence[LossInputs], join: Callable[[Sequence[Tensor]], Tensor]
+) -> LossInputs:
+    """`join` applied to each tensor over all parts; what the loss is not given stays None."""
     values = {}
     for field in fields(LossInputs):
         tensors = [getattr(part, field.name) for part in parts]
         values[field.name] = None if tensors[0] is None else join(tensors)
     return LossInputs(**values)
+
+
+def _part(whole: PerToken, part: slice) -> PerToken:
+    """Some of the tokens of what is said of each."""
+    values = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    return type(whole)(**{k: None if v is None else v[part] for k, v in values.items()})

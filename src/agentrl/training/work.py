@@ -20,6 +20,7 @@ from agentrl.training.batch import (
     placeholder,
 )
 from agentrl.training.losses import BatchTotals
+from agentrl.training.parallel import Mesh
 from agentrl.training.planner import pack_sequences, split_to
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ def plan_work(
     rows: Sequence[Sequence[TrainingSequence]],
     budget: int,
     pad_to_multiple_of: int,
-    device: torch.device,
+    mesh: Mesh,
 ) -> StepWork:
     """Divide this rank's rows, each given as its sequences, into micro-batches. Collective.
 
@@ -78,34 +79,40 @@ def plan_work(
     sequences = [sequence for row in rows for sequence in row]
     row_of = [number for number, row in enumerate(rows) for _ in row]
     plan = pack_sequences([len(sequence) for sequence in sequences], budget, pad_to_multiple_of)
-    micro_batches_of: dict[int, set[int]] = {}
-    for number, indices in enumerate(plan):
-        for index in indices:
-            micro_batches_of.setdefault(row_of[index], set()).add(number)
-    divides = any(len(numbers) > 1 for numbers in micro_batches_of.values())
-    totals, n_micro_batches, divides = _agree(count_totals(rows), len(plan), divides, device)
+    totals = _summed(count_totals(rows), mesh)
     if totals.tokens == 0:
         raise ValueError("a step has no trained token in any of its rows")
+    plan = split_to(plan, _most(max(len(plan), 1), mesh))
     return StepWork(
         sequences=sequences,
         row_of=row_of,
         rows=len(rows),
-        plan=split_to(plan, n_micro_batches),
+        plan=plan,
         totals=totals,
-        divides_rows=divides,
+        divides_rows=bool(_most(_divides_rows(plan, row_of), mesh)),
         pad_to_multiple_of=pad_to_multiple_of,
-        device=device,
+        device=mesh.device,
     )
 
 
-def _agree(
-    local: BatchTotals, micro_batches: int, divides: bool, device: torch.device
-) -> tuple[BatchTotals, int, bool]:
-    """Sum the counts over ranks, and take the most micro-batches that any rank has (at least 1)."""
-    counts = torch.tensor([local.tokens, local.sequences], dtype=torch.int64, device=device)
-    most = torch.tensor([max(micro_batches, 1), divides], dtype=torch.int64, device=device)
-    dist.all_reduce(counts)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+def _divides_rows(plan: Sequence[Sequence[int]], row_of: Sequence[int]) -> bool:
+    in_micro_batch: dict[int, int] = {}  # by row, the first that has it
+    return any(
+        in_micro_batch.setdefault(row_of[index], number) != number
+        for number, indices in enumerate(plan)
+        for index in indices
+    )
+
+
+def _summed(local: BatchTotals, mesh: Mesh) -> BatchTotals:
+    counts = torch.tensor([local.tokens, local.sequences], dtype=torch.int64, device=mesh.device)
+    dist.all_reduce(counts, group=mesh.dp_group)
     tokens, sequences = counts.tolist()
-    n_micro_batches, any_divides = most.tolist()
-    return BatchTotals(tokens, sequences), n_micro_batches, bool(any_divides)
+    return BatchTotals(tokens, sequences)
+
+
+def _most(count: int, mesh: Mesh) -> int:
+    """The most that any rank has."""
+    most = torch.tensor(count, dtype=torch.int64, device=mesh.device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=mesh.dp_group)
+    return int(most)

@@ -106,5 +106,3 @@ def _window(config: PreTrainedConfig, kinds: set[str]) -> int | None:
     if getattr(config, "layer_types", None) is not None:
         return window if "sliding_attention" in kinds else None
     return window if getattr(config, "use_sliding_window", True) else None
-
-

@@ -31,5 +31,3 @@ def _kernel(q: Tensor) -> NodeKernel:
     if q.device.type == "cpu":
         return CpuKernel()
     raise NotImplementedError(f"no tree attention for {q.device.type}")
-
-
