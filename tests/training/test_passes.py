@@ -1,6 +1,5 @@
 """Losses that depend on more than a micro-batch holds: the same gradient however it is divided."""
 
-from dataclasses import replace
 
 import pytest
 import torch

@@ -259,9 +259,9 @@ def _trains_single_attempts(config: Config) -> bool:
     if config.loss.loss_calculator == "PPO":
         if config.reward.drop_zero_advantage:
             raise ConfigError(
-                f"--num_generations {config.sampling.num_generations}: a group of one has advantage "
-                "0, which --drop_zero_advantage leaves out; PPO, whose critic takes the group's "
-                "place, needs --drop_zero_advantage false with it"
+                f"--num_generations {config.sampling.num_generations}: a group of one has the "
+                "advantage 0, which --drop_zero_advantage leaves out; PPO, whose critic takes the "
+                "group's place, needs --drop_zero_advantage false with it"
             )
         return True
     return config.loss.loss_calculator == "CrossEntropy"

@@ -32,6 +32,8 @@ class TrainingSequence:
     staleness: NDArray[np.int32]  # steps that the trained weights are newer than the sampler's
     temperature: float
     row_tokens: int  # trained tokens of the whole row, over all its paths
+    trained_before: int = 0  # of them, those of the row's earlier paths
+    reward: float = 0.0  # of the row
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -50,6 +52,7 @@ class MicroBatch:
     staleness: Tensor  # [N] int64, see `TrainingSequence`
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
     sequence: Tensor  # [N] int64, which of the rank's rows the token is of
+    place: Tensor  # [N] int64, which trained token of its row it is, from 0
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
 
     def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
@@ -94,7 +97,7 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
         mask[tokens] = False
         if path_mask.any():
             parts.append((tokens, path_mask))
-    row_tokens = sum(int(path_mask.sum()) for _, path_mask in parts)
+    counts = [int(path_mask.sum()) for _, path_mask in parts]
     return [
         TrainingSequence(
             input_ids=input_ids[tokens],
@@ -103,9 +106,11 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
             logprobs=logprobs[tokens],
             staleness=staleness[tokens],
             temperature=row.temperature,
-            row_tokens=row_tokens,
+            row_tokens=sum(counts),
+            trained_before=sum(counts[:index]),
+            reward=row.reward,
         )
-        for tokens, path_mask in parts
+        for index, (tokens, path_mask) in enumerate(parts)
     ]
 
 
@@ -172,6 +177,7 @@ def collate(
     def tensor(array: NDArray[np.generic], dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
 
+    places = [s.trained_before + np.arange(n) for s, n in zip(sequences, counts, strict=True)]
     starts = np.repeat(np.arange(len(sequences), dtype=np.int64) * width, counts)
     return MicroBatch(
         input_ids=tensor(input_ids, torch.int64),
@@ -183,6 +189,7 @@ def collate(
         staleness=tensor(gathered([s.staleness for s in sequences]), torch.int64),
         sequence_tokens=tensor(repeated([float(s.row_tokens) for s in sequences]), torch.float32),
         sequence=tensor(np.repeat(np.asarray(rows), counts), torch.int64),
+        place=tensor(np.concatenate(places), torch.int64),
         mask=torch.ones(sum(counts), dtype=torch.bool, device=device),
     )
 
@@ -205,5 +212,6 @@ def placeholder(device: torch.device | str = "cpu") -> MicroBatch:
         staleness=index,
         sequence_tokens=one + 1,
         sequence=index,
+        place=index,
         mask=torch.zeros(1, dtype=torch.bool, device=device),
     )
