@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from tiny import linear_rows, make_row, sequences_of, tiny_model, write_tiny_folder
-from transformers import AutoModelForTokenClassification
+from torch import Tensor
+from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from agentrl.configs import ConfigError, CriticConfig, LossConfig, OptimizerConfig
 from agentrl.training.learner import Learner
@@ -68,6 +68,10 @@ def demonstration(
     ]
 
 
+def weights_of(model: PreTrainedModel) -> list[Tensor]:
+    return [parameter.full_tensor().clone() for parameter in model.parameters()]
+
+
 def test_values_learn_what_the_prompt_says_of_the_reward(folder: Path) -> None:
     draw = random.Random(0)
     trainee = learner(folder, CriticConfig(critic_learning_rate=1e-2, critic_updates=2))
@@ -121,8 +125,8 @@ def test_micro_batches_do_not_change_what_critic_and_policy_learn(folder: Path) 
     for budget in (10_000, 50, 1):
         trainee = learner(folder, config, budget=budget, learning_rate=1e-2)
         statistics = [trainee.step(rows) for _ in range(3)]
-        weights = [p.full_tensor() for p in trainee.critic.model.parameters()]
-        results.append((statistics, weights))
+        assert trainee.critic is not None
+        results.append((statistics, weights_of(trainee.critic.model)))
     (whole, weights), *others = results
     assert whole[-1].critic is not None and abs(whole[-1].critic.explained_variance) > 1e-3
     for parts, same in others:
@@ -142,17 +146,15 @@ def test_while_the_critic_warms_up_the_policy_and_its_schedule_wait(folder: Path
     rows = [sequences_of(row) for row in linear_rows(4)]
     config = CriticConfig(critic_learning_rate=1e-2, critic_warmup_steps=2)
     trainee = learner(folder, config, learning_rate=1e-2)
-    start = [p.full_tensor().clone() for p in trainee.model.parameters()]
+    start = weights_of(trainee.model)
     waiting = [trainee.step(rows) for _ in range(2)]
-    assert all(torch.equal(p.full_tensor(), s) for p, s in zip(trainee.model.parameters(), start))
+    assert all(map(torch.equal, weights_of(trainee.model), start))
     assert [said.grad_norm for said in waiting] == [0.0, 0.0]
     assert waiting[0].mismatch_kl > 0, "what the rows are like is said nevertheless"
     assert waiting[0].critic is not None and waiting[1].critic is not None
     assert waiting[1].critic.value_loss != waiting[0].critic.value_loss
     assert trainee.step(rows).grad_norm > 0
-    assert not all(
-        torch.equal(p.full_tensor(), s) for p, s in zip(trainee.model.parameters(), start)
-    )
+    assert not all(map(torch.equal, weights_of(trainee.model), start))
 
 
 def test_a_critic_goes_on_where_its_state_was_taken(folder: Path) -> None:
@@ -164,7 +166,7 @@ def test_a_critic_goes_on_where_its_state_was_taken(folder: Path) -> None:
         lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, one.state_dict()
     )
     expected = one.step(rows)
-    other = learner(folder, replace(config), learning_rate=1e-2)
+    other = learner(folder, config, learning_rate=1e-2)
     other.load_state_dict(state)
     assert other.step(rows) == expected
 

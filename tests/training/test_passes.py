@@ -1,6 +1,5 @@
 """Losses that depend on more than a micro-batch holds: the same gradient however it is divided."""
 
-
 import pytest
 import torch
 from accelerate import Accelerator
@@ -11,9 +10,9 @@ from agentrl.configs import LossConfig
 from agentrl.training.losses import BatchTotals, LossInputs, Scope, TokenLoss
 from agentrl.training.objective import Objective
 from agentrl.training.parallel import make_mesh, parallelise
-from agentrl.training.passes import Advice, PolicyPasses
+from agentrl.training.passes import NO_ADVICE, PolicyPasses
+from agentrl.training.program import make_program
 from agentrl.training.statistics import RunningStatistics
-from agentrl.training.work import plan_work
 
 TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
 
@@ -59,8 +58,8 @@ def gradients(objective: Objective, budget: int) -> tuple[list[Tensor], RunningS
     parallelise(model, mesh)
     rows = [sequences_of(row) for row in [*linear_rows(5), make_row("tree", 9, TREE)]]
     running = RunningStatistics(mesh.device)
-    work = plan_work(rows, budget, 1, mesh)
-    PolicyPasses(model, work, objective, 16, mesh, Advice()).add_gradients(running)
+    program = make_program(model, rows, budget, 1, mesh)
+    PolicyPasses(model, program, objective, 16, mesh, NO_ADVICE).add_gradients(running)
     return [parameter.grad.full_tensor() for parameter in model.parameters()], running
 
 

@@ -20,6 +20,7 @@ from agentrl.configs.sampling import (
     ServiceConfig,
 )
 from agentrl.configs.training import (
+    TREE_ATTENTION,
     CheckpointConfig,
     CriticConfig,
     LossConfig,
@@ -30,6 +31,7 @@ from agentrl.configs.training import (
 
 __all__ = [
     "TOOL_CALL_PARSERS",
+    "TREE_ATTENTION",
     "AgentConfig",
     "CheckpointConfig",
     "Config",

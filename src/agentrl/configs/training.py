@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from agentrl.configs.flag import flag
 
+TREE_ATTENTION = "tree"
 LOSSES = ("GRPO", "MINIRL", "CrossEntropy")
 CONTEXT_MODES = ("ulysses", "allgather")
 SCHEDULES = (
@@ -22,7 +23,11 @@ class ModelConfig:
     chat_template_kwargs: str = flag(
         "{}", 'variables of the chat template, as JSON: {"enable_thinking": false}'
     )
-    attention_implementation: str = flag("sdpa", "attention of the trainer's model")
+    attention_implementation: str = flag(
+        TREE_ATTENTION,
+        "attention of the trainer's model: tree, which computes shared tokens once (sdpa for "
+        "models that cannot), or one of transformers', over padded sequences",
+    )
     bf16: bool = flag(False, "compute in bfloat16, with float32 master weights and reduction")
     gradient_checkpointing: bool = flag(False, "recompute activations in the backward pass")
 

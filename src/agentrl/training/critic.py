@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from transformers import PreTrainedModel
@@ -26,9 +27,9 @@ from agentrl.training.critic_loss import (
 )
 from agentrl.training.gae import generalised_advantages, outcome_rewards, whitened
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import Mesh, clip_grad_norm, parallelise
+from agentrl.training.parallel import Mesh, clip_grad_norm
+from agentrl.training.program import Program, run_program
 from agentrl.training.value_model import attach_values, state_values
-from agentrl.training.work import StepWork
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,11 @@ class Critic:
         config: CriticConfig,
         optimizer: OptimizerConfig,
         total_steps: int,
-        *,
-        bf16: bool = False,
-        gradient_checkpointing: bool = False,
     ) -> None:
-        """Shards `model`, from `load_value_model`, in place, as the policy is sharded.
+        """`model`: from `load_value_model`, and through `parallelise`.
 
         `optimizer` is the policy's, from which the critic has all but the learning rate.
         """
-        parallelise(model, mesh, bf16=bf16, gradient_checkpointing=gradient_checkpointing)
         attach_values(model)
         own = replace(optimizer, learning_rate=config.critic_learning_rate)
         self.model = model
@@ -71,20 +68,25 @@ class Critic:
         self._optimizer = make_optimizer(model, own)
         self._scheduler = make_scheduler(self._optimizer, own, total_steps)
 
-    def estimate(self, work: StepWork, outcomes: Sequence[float]) -> Verdict:
+    @property
+    def warms_up(self) -> bool:
+        """Whether the next step is one of those that train the critic only."""
+        return self._scheduler.last_epoch < self._config.critic_warmup_steps
+
+    @torch.no_grad()
+    def estimate(self, program: Program, outcomes: Sequence[float]) -> Verdict:
         """Advantages and returns of the step. `outcomes`: the reward of each of the rank's rows.
 
         Collective.
         """
         self.model.eval()
-        batches: list[MicroBatch] = []
+        by_batch: list[Tensor] = []
 
-        def values_of(batch: MicroBatch) -> Tensor:
-            batches.append(batch)
-            return self._values(batch)
+        def collect(number: int, batch: MicroBatch, values: Tensor) -> None:
+            by_batch.append(values[batch.prediction])
 
-        by_batch = work.evaluate(values_of)
-        sizes = [len(values) for values in by_batch]
+        run_program(program, self._values, collect)
+        batches = program.batches
         mask = torch.cat([batch.mask for batch in batches])
         values = torch.cat(by_batch)
         sequence = torch.cat([batch.sequence for batch in batches])[mask]
@@ -103,6 +105,7 @@ class Critic:
         returns, advantages = torch.zeros_like(values), torch.zeros_like(values)
         returns[mask] = estimates.returns
         advantages[mask] = whitened(estimates.advantages, *moments[0])
+        sizes = [len(part) for part in by_batch]
         return Verdict(
             values=by_batch,
             returns=returns.split(sizes),
@@ -112,35 +115,16 @@ class Critic:
             explained_variance=explained_variance(moments[3][1], moments[2][1]),
         )
 
-    def learn(self, work: StepWork, verdict: Verdict) -> CriticStatistics:
+    def learn(self, program: Program, verdict: Verdict) -> CriticStatistics:
         """Update the critic towards the returns of `verdict`, `critic_updates` times. Collective.
 
         Raises `FloatingPointError` if a gradient is not finite, and leaves the weights alone.
         """
         self.model.train()
         for _ in range(self._config.critic_updates):
-            loss = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
-
-            def share(number: int, batch: MicroBatch) -> Tensor:
-                terms = value_loss(
-                    self._values(batch), verdict.values[number], verdict.returns[number],
-                    self._config.value_clip,
-                )  # fmt: skip
-                part = torch.where(batch.mask, terms, 0.0).sum() / work.totals.tokens
-                loss.add_(part.detach())
-                return self._mesh.scale_for_mean_reduction(part)
-
-            work.train(share)
-            grad_norm = clip_grad_norm(self.model, self._max_grad_norm)
-            if not math.isfinite(grad_norm):
-                raise FloatingPointError(
-                    f"the critic's gradient norm is {grad_norm}: its weights were left as they "
-                    "are; the rewards of this step or --critic_learning_rate are the place to look"
-                )
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+            loss, grad_norm = self._update(program, verdict)
         self._scheduler.step()
-        torch.distributed.all_reduce(loss, group=self._mesh.dp_group)
+        dist.all_reduce(loss, group=self._mesh.dp_group)
         return CriticStatistics(
             value_loss=float(loss),
             value_mean=verdict.value_mean,
@@ -148,6 +132,30 @@ class Critic:
             explained_variance=verdict.explained_variance,
             critic_grad_norm=grad_norm,
         )
+
+    def _update(self, program: Program, verdict: Verdict) -> tuple[Tensor, float]:
+        """One update; returns this rank's part of the loss before it, and the gradient norm."""
+        loss = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
+
+        def share(number: int, batch: MicroBatch, values: Tensor) -> Tensor:
+            terms = value_loss(
+                values[batch.prediction], verdict.values[number], verdict.returns[number],
+                self._config.value_clip,
+            )  # fmt: skip
+            part = torch.where(batch.mask, terms, 0.0).sum() / program.totals.tokens
+            loss.add_(part.detach())
+            return self._mesh.scale_for_mean_reduction(part)
+
+        run_program(program, self._values, share)
+        grad_norm = clip_grad_norm(self.model, self._max_grad_norm)
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"the critic's gradient norm is {grad_norm}: its weights were left as they are; "
+                "the rewards of this step or --critic_learning_rate are the place to look"
+            )
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss, grad_norm
 
     def state_dict(self) -> dict[str, Any]:
         """All that a checkpoint must hold of the critic; sharded, not copied. Collective."""
@@ -165,5 +173,5 @@ class Critic:
         self._scheduler.load_state_dict(state["scheduler"])
 
     def _values(self, batch: MicroBatch) -> Tensor:
-        """Of the states of the batch's trained tokens [N]."""
+        """Of the states that the batch's predictions are made in [M]."""
         return state_values(self.model, batch)

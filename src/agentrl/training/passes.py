@@ -1,4 +1,4 @@
-"""From a step's work to gradients: in one pass where the loss allows it, in two where it does not.
+"""From a step's program to gradients: in one pass where the loss allows it, in two otherwise.
 
 The term of a token may depend on its whole sequence (GSPO) or on the whole batch (Clip-Cov), and no
 micro-batch need hold that much. The loss is a function of logprobs and entropies alone, a number or
@@ -26,10 +26,11 @@ from agentrl.training.logprobs import token_logprobs
 from agentrl.training.losses import BatchTotals, LossInputs, Scope, TokenLoss
 from agentrl.training.objective import Objective
 from agentrl.training.parallel import Mesh
+from agentrl.training.program import Program, run_program
 from agentrl.training.statistics import RunningStatistics
-from agentrl.training.work import StepWork
 
 PerToken = TypeVar("PerToken", TokenLoss, "Coefficients")
+Output = tuple[Tensor, Tensor | None]  # of a pass: logprobs and entropy, each [M]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Advice:
 
     reference_logprobs: Sequence[Tensor] | None = None
     advantages: Sequence[Tensor] | None = None  # in place of those of the rows
+    policy_waits: bool = False  # this step does not train the policy
 
     def added_to(self, inputs: LossInputs, number: int) -> LossInputs:
         """The inputs of a micro-batch with what is said of it."""
@@ -46,6 +48,9 @@ class Advice:
         if self.advantages is not None:
             inputs = replace(inputs, advantages=self.advantages[number])
         return inputs
+
+
+NO_ADVICE = Advice()
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,12 @@ class Coefficients:
 
 
 class PolicyPasses:
-    """The policy's passes over the work of one step."""
+    """The policy's passes over the program of one step."""
 
     def __init__(
         self,
         model: PreTrainedModel,
-        work: StepWork,
+        program: Program,
         objective: Objective,
         chunk_size: int,
         mesh: Mesh,
@@ -84,43 +89,56 @@ class PolicyPasses:
     ) -> None:
         """`chunk_size`: tokens whose logits exist at once."""
         self._model = model
-        self._work = work
+        self._program = program
         self._objective = objective
         self._chunk_size = chunk_size
         self._mesh = mesh
         self._advice = advice
 
     def add_gradients(self, running: RunningStatistics) -> None:
-        """Add the gradient of the objective to the model's, and to `running` what it was."""
+        """Add the gradient of the objective to the model's, and to `running` what it was.
+
+        Collective.
+        """
         if not self._takes_two():
-            self._work.train(lambda number, batch: self._share(number, batch, running))
+            run_program(
+                self._program,
+                self._forward,
+                lambda number, batch, output: self._share(
+                    self._inputs(number, batch, output), running
+                ),
+            )
             return
         coefficients = self.look(running)
-        self._work.train(
-            lambda number, batch: self._mesh.scale_for_mean_reduction(
-                coefficients[number].surrogate(self._inputs(batch))
-            )
-        )
+
+        def surrogate(number: int, batch: MicroBatch, output: Output) -> Tensor:
+            share = coefficients[number].surrogate(batch.loss_inputs(*output))
+            return self._mesh.scale_for_mean_reduction(share)
+
+        run_program(self._program, self._forward, surrogate)
 
     def look(self, running: RunningStatistics) -> list[Coefficients]:
         """The first of two passes: adds to `running` what the objective is, and differentiates it.
 
-        Returns the derivatives by micro-batch. Leaves the model's gradients alone.
+        Returns the derivatives by micro-batch. Leaves the model's gradients alone. Collective.
         """
-        work, mesh = self._work, self._mesh
-        parts = [
-            self._advice.added_to(inputs, number)
-            for number, inputs in enumerate(work.evaluate(self._inputs))
-        ]
+        parts: list[LossInputs] = []
+
+        def collect(number: int, batch: MicroBatch, output: Output) -> None:
+            parts.append(self._inputs(number, batch, output))
+
+        with torch.no_grad():
+            run_program(self._program, self._forward, collect)
         inputs = joined(parts)
+        totals = self._program.totals
         if self._objective.scope is Scope.BATCH:
-            whole, mine = over_ranks(inputs, work.rows, mesh.dp_group)
-            share, token_loss, derivative = differentiate(self._objective, whole, work.totals)
+            whole, mine = over_ranks(inputs, self._program.n_rows, self._mesh.dp_group)
+            share, token_loss, derivative = differentiate(self._objective, whole, totals)
             # Each rank has computed the whole loss: an equal part of it is its share.
-            share = share / mesh.dp_size
+            share = share / self._mesh.dp_size
             token_loss, derivative = _part(token_loss, mine), _part(derivative, mine)
         else:
-            share, token_loss, derivative = differentiate(self._objective, inputs, work.totals)
+            share, token_loss, derivative = differentiate(self._objective, inputs, totals)
         running.add(share, token_loss, inputs)
         return derivative.split([len(part.mask) for part in parts])
 
@@ -128,24 +146,19 @@ class PolicyPasses:
         """Whether some rank has a micro-batch that holds less than a term depends on."""
         scope = self._objective.scope
         if scope is Scope.BATCH:
-            return len(self._work) > 1 or self._mesh.dp_size > 1
-        return scope is Scope.SEQUENCE and self._work.divides_rows
+            return self._program.n_micro_batches > 1 or self._mesh.dp_size > 1
+        return scope is Scope.SEQUENCE and self._program.divides_rows
 
-    def _inputs(self, batch: MicroBatch) -> LossInputs:
-        logprobs, entropy = token_logprobs(
-            self._model,
-            batch.input_ids,
-            batch.positions,
-            batch.targets,
-            batch.temperatures,
-            self._chunk_size,
-            self._objective.with_entropy,
+    def _forward(self, batch: MicroBatch) -> Output:
+        return token_logprobs(
+            self._model, batch, self._chunk_size, with_entropy=self._objective.with_entropy
         )
-        return batch.loss_inputs(logprobs, entropy)
 
-    def _share(self, number: int, batch: MicroBatch, running: RunningStatistics) -> Tensor:
-        inputs = self._advice.added_to(self._inputs(batch), number)
-        share, token_loss = self._objective.share(inputs, self._work.totals)
+    def _inputs(self, number: int, batch: MicroBatch, output: Output) -> LossInputs:
+        return self._advice.added_to(batch.loss_inputs(*output), number)
+
+    def _share(self, inputs: LossInputs, running: RunningStatistics) -> Tensor:
+        share, token_loss = self._objective.share(inputs, self._program.totals)
         running.add(share.detach(), token_loss, inputs)
         return self._mesh.scale_for_mean_reduction(share)
 

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from agentrl.training.critic_loss import CriticStatistics
 from agentrl.training.losses import BatchTotals, LossInputs, TokenLoss, log_ratio
 
 
@@ -26,6 +27,7 @@ class StepStatistics:
     staleness_max: int
     n_train_tokens: int
     n_micro_batches: int  # of each rank
+    critic: CriticStatistics | None = None
 
 
 class RunningStatistics:

@@ -1,22 +1,23 @@
-"""One optimizer step: sequences of one rank -> micro-batches -> gradients -> update and statistics.
+"""One optimizer step: rows of one rank -> micro-batches -> gradients -> update and statistics.
 
 Shared by the trainer and by supervised training. Every rank calls `train_step` together.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
-from agentrl.training.batch import TrainingSequence
+from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
 from agentrl.training.parallel import Mesh, clip_grad_norm
-from agentrl.training.passes import Advice, PolicyPasses
+from agentrl.training.passes import NO_ADVICE, PolicyPasses
+from agentrl.training.program import make_program
+from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import RunningStatistics, StepStatistics
-from agentrl.training.work import plan_work
 
 
 @dataclass(frozen=True)
@@ -37,25 +38,37 @@ def train_step(
     objective: Objective,
     options: StepOptions,
     mesh: Mesh,
+    beside: ModelsBeside | None = None,
 ) -> StepStatistics:
     """Train on `rows` (this rank's, each as its sequences) and update the weights once.
 
     The result is the same on every rank, and but for rounding the same for any number of ranks and
-    any micro-batch size.
+    any micro-batch size. Raises `FloatingPointError` if a gradient is not finite, and leaves the
+    weights alone.
     """
-    work = plan_work(rows, options.micro_batch_tokens, options.pad_to_multiple_of, mesh)
+    program = make_program(
+        model, rows, options.micro_batch_tokens, options.pad_to_multiple_of, mesh
+    )
+    advice = beside.advise(program, rows) if beside else NO_ADVICE
     model.train()
     running = RunningStatistics(mesh.device)
-    passes = PolicyPasses(model, work, objective, options.loss_seq_chunk_size, mesh, Advice())
-    passes.add_gradients(running)
-    grad_norm = clip_grad_norm(model, options.max_grad_norm)
-    if not math.isfinite(grad_norm):
-        raise FloatingPointError(
-            f"the gradient norm is {grad_norm}: the weights were left as they are; the rows of "
-            "this step or the learning rate before it are the place to look"
-        )
-    learning_rate = float(scheduler.get_last_lr()[0])
-    optimizer.step()
-    scheduler.step()
-    optimizer.zero_grad(set_to_none=True)
-    return running.reduce(work.totals, grad_norm, learning_rate, len(work), mesh.dp_group)
+    passes = PolicyPasses(model, program, objective, options.loss_seq_chunk_size, mesh, advice)
+    grad_norm = learning_rate = 0.0
+    if advice.policy_waits:
+        passes.look(running)
+    else:
+        passes.add_gradients(running)
+        grad_norm = clip_grad_norm(model, options.max_grad_norm)
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"the gradient norm is {grad_norm}: the weights were left as they are; the rows of "
+                "this step or the learning rate before it are the place to look"
+            )
+        learning_rate = float(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+    statistics = running.reduce(
+        program.totals, grad_norm, learning_rate, program.n_micro_batches, mesh.dp_group
+    )
+    return replace(statistics, critic=beside.learn(program)) if beside else statistics

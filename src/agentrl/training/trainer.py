@@ -32,7 +32,7 @@ import transformers
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 
-from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.configs import TREE_ATTENTION, Config, ConfigError, parse_config
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
 from agentrl.databases.documents import TrainerStart
 from agentrl.databases.owners import process_name
@@ -151,6 +151,7 @@ class Trainer:
             self._total_steps,
             bf16=bf16,
             gradient_checkpointing=config.model.gradient_checkpointing,
+            trees=config.model.attention_implementation == TREE_ATTENTION,
         )
         self._step = 0
         self._version = -1

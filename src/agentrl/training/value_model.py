@@ -16,6 +16,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from agentrl.configs import ConfigError
 from agentrl.training.batch import MicroBatch
+from agentrl.training.logprobs import hidden_states
 
 FLAG = "--critic_model_name_or_path"
 _METHOD = "state_values"
@@ -70,8 +71,7 @@ def state_values(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 
 def _forward(self: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    hidden = self.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-    hidden_MH = hidden.flatten(0, 1).index_select(0, batch.positions)
+    hidden_MH = hidden_states(self, batch).flatten(0, 1).index_select(0, batch.positions)
     values: Tensor = _head(self)(hidden_MH)
     return values.squeeze(-1).float()
 

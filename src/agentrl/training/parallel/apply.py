@@ -11,6 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from agentrl.training.attention import use_tree_attention
 from agentrl.training.logprobs import attach_logprobs
 from agentrl.training.parallel.experts import shard_experts, spread_experts
 from agentrl.training.parallel.limits import check_model
@@ -26,14 +27,18 @@ def parallelise(
     *,
     bf16: bool = False,
     gradient_checkpointing: bool = False,
+    trees: bool = True,
 ) -> None:
     """Apply all parallelism to `model` in place and attach `token_logprobs`.
 
     `model` holds float32 weights, the same on every rank. With `bf16` it computes in bfloat16,
-    with float32 master weights and float32 gradient reduction. Raises `ConfigError` if the model
+    with float32 master weights and float32 gradient reduction. `trees`: it gets tree attention if
+    it can have it. Raises `ConfigError` if the model
     cannot be divided as asked, `RuntimeError` if the sharding is not what was asked for.
     """
     check_model(model.config, mesh.sizes, mesh.context_mode)
+    if trees:
+        use_tree_attention(model)
     nn.Module.to(model, mesh.device)  # transformers' own wrapper of it has lost its types
     split_matrices(model, mesh)
     spread_experts(model, mesh)
