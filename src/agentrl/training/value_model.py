@@ -73,7 +73,8 @@ def state_values(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 def _forward(self: PreTrainedModel, batch: MicroBatch) -> Tensor:
     hidden_MH = hidden_states(self, batch).flatten(0, 1).index_select(0, batch.positions)
     values: Tensor = _head(self)(hidden_MH)
-    return values.squeeze(-1).float()
+    # a copy: FSDP warns of a view, for fear of changes in place
+    return values.squeeze(-1).to(torch.float32, copy=True)
 
 
 def _head(model: PreTrainedModel) -> nn.Module:
