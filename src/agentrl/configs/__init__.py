@@ -22,6 +22,7 @@ from agentrl.configs.sampling import (
     ServiceConfig,
 )
 from agentrl.configs.training import (
+    TREE_ATTENTION,
     CheckpointConfig,
     LossConfig,
     ModelConfig,
@@ -31,6 +32,7 @@ from agentrl.configs.training import (
 
 __all__ = [
     "TOOL_CALL_PARSERS",
+    "TREE_ATTENTION",
     "AgentConfig",
     "CheckpointConfig",
     "Config",

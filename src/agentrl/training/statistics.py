@@ -105,11 +105,12 @@ class RunningStatistics:
         grad_norm: float,
         learning_rate: float,
         n_micro_batches: int,
+        dp_group: dist.ProcessGroup,
         grad_norms: Mapping[str, float] | None = None,
     ) -> StepStatistics:
-        """The statistics of the step, the same on every rank. Collective."""
-        dist.all_reduce(self._sums)
-        dist.all_reduce(self._maxima, op=dist.ReduceOp.MAX)
+        """The statistics of the step, the same on every rank. Collective over `dp_group`."""
+        dist.all_reduce(self._sums, group=dp_group)
+        dist.all_reduce(self._maxima, op=dist.ReduceOp.MAX, group=dp_group)
         values = self._sums.tolist()
         sums = dict(zip(_SUMS, values[: len(_SUMS)], strict=True))
         minus_ratio_min, ratio_max, staleness_max = self._maxima.tolist()
