@@ -41,7 +41,7 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--epsilon", "-1"], "--epsilon -1.0: must be at least 0"),
         (["--max_turns", "many"], "--max_turns: invalid int value: 'many'"),
         (["--epsilon"], "--epsilon: expected one argument"),
-        (["--loss_calculator", "PPO"], "known: GRPO, MINIRL, CrossEntropy"),
+        (["--loss_calculator", "DPO"], "known: GRPO, Dr.GRPO, DAPO"),
         (["--advantage", "gae"], "known: mean_std, mean, leave_one_out"),
         (["--weight_update", "pigeon"], "known: disk, distributed, tensor"),
         (["--weight_update_pause", "abort"], "known: retract, in_place"),

@@ -7,8 +7,8 @@ from tiny import linear_rows, make_row, sequences_of, tiny_model
 from torch import Tensor
 
 from agentrl.configs import LossConfig
-from agentrl.training.losses import BatchTotals, LossInputs, Scope, TokenLoss
-from agentrl.training.objective import Objective
+from agentrl.training.losses import BatchTotals, LossInputs, Scope
+from agentrl.training.objective import Objective, TokenTerms
 from agentrl.training.parallel import make_mesh, parallelise
 from agentrl.training.passes import NO_ADVICE, PolicyPasses
 from agentrl.training.program import make_program
@@ -22,7 +22,7 @@ class SequenceRatio(Objective):
 
     scope = Scope.SEQUENCE
 
-    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLoss]:
+    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenTerms]:
         ratio = torch.zeros_like(inputs.logprobs)
         for row in inputs.sequence[inputs.mask].unique():
             tokens = inputs.mask & (inputs.sequence == row)
@@ -30,7 +30,7 @@ class SequenceRatio(Objective):
             assert len(difference) == int(inputs.sequence_tokens[tokens][0]), "the whole row"
             ratio = torch.where(tokens, difference.mean().exp(), ratio)
         terms = -ratio * inputs.advantages / inputs.sequence_tokens
-        return terms.sum() / totals.sequences, _token_loss(terms, inputs)
+        return terms.sum() / totals.sequences, _token_terms(terms, inputs)
 
 
 class BatchSpread(Objective):
@@ -40,16 +40,15 @@ class BatchSpread(Objective):
     with_entropy = True
     entropy_gradient = False
 
-    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLoss]:
+    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenTerms]:
         probabilities = inputs.logprobs[inputs.mask].exp()
         assert len(probabilities) == totals.tokens, "the whole batch"
-        return probabilities.var() * 100, _token_loss(torch.zeros_like(inputs.logprobs), inputs)
+        return probabilities.var() * 100, _token_terms(torch.zeros_like(inputs.logprobs), inputs)
 
 
-def _token_loss(terms: Tensor, inputs: LossInputs) -> TokenLoss:
+def _token_terms(terms: Tensor, inputs: LossInputs) -> TokenTerms:
     none = torch.zeros_like(inputs.mask)
-    ratio = (inputs.logprobs - inputs.behaviour_logprobs).detach().exp()
-    return TokenLoss(terms, ratio, clipped_low=none, clipped_high=none)
+    return TokenTerms(terms.detach(), none, none, none, none, reference_kl=None)
 
 
 def gradients(objective: Objective, budget: int) -> tuple[list[Tensor], RunningStatistics]:
@@ -73,4 +72,4 @@ def test_any_division_into_micro_batches_has_the_gradient_of_the_whole(
         parts, same = gradients(objective(LossConfig()), budget)
         for ours, theirs in zip(parts, whole, strict=True):
             torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-4)
-        torch.testing.assert_close(same.sums, said.sums)
+        torch.testing.assert_close(same._sums, said._sums)

@@ -7,15 +7,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CriticStatistics:
-    """Over all trained tokens of the global batch, with the critic as it was before the step."""
+    """Over all trained tokens of the global batch, with the values of before the step.
 
-    value_loss: float  # mean of the last update's
-    value_mean: float
-    return_mean: float
-    explained_variance: float  # 1 - Var(R - V) / Var(R): 1 is perfect, 0 no better than a constant
-    critic_grad_norm: float  # of the last update, before clipping
+    None in a run without a critic.
+    """
+
+    value_loss: float | None = None  # mean of the last update's
+    value_mean: float | None = None
+    return_mean: float | None = None
+    # 1 - Var(R - V) / Var(R): 1 is perfect, 0 no better than a constant
+    explained_variance: float | None = None
+    critic_grad_norm: float | None = None  # of the last update, before clipping
+
+
+NO_CRITIC = CriticStatistics()
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agentrl.training.critic import Critic, Verdict
-from agentrl.training.critic_loss import CriticStatistics
+from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
 from agentrl.training.passes import Advice
 from agentrl.training.program import Program
 from agentrl.training.reference import Reference
@@ -31,9 +31,9 @@ class ModelsBeside:
             policy_waits=self._critic.warms_up,
         )
 
-    def learn(self, program: Program) -> CriticStatistics | None:
+    def learn(self, program: Program) -> CriticStatistics:
         """Train the critic, if there is one, on what it said of `program`. Collective."""
         if self._critic is None:
-            return None
+            return NO_CRITIC
         assert self._verdict is not None, "it was asked first"
         return self._critic.learn(program, self._verdict)

@@ -23,13 +23,13 @@ from transformers import PreTrainedModel
 
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import token_logprobs
-from agentrl.training.losses import BatchTotals, LossInputs, Scope, TokenLoss
-from agentrl.training.objective import Objective
+from agentrl.training.losses import BatchTotals, LossInputs, Scope
+from agentrl.training.objective import Objective, TokenTerms
 from agentrl.training.parallel import Mesh
 from agentrl.training.program import Program, run_program
 from agentrl.training.statistics import RunningStatistics
 
-PerToken = TypeVar("PerToken", TokenLoss, "Coefficients")
+PerToken = TypeVar("PerToken", TokenTerms, "Coefficients")
 Output = tuple[Tensor, Tensor | None]  # of a pass: logprobs and entropy, each [M]
 
 
@@ -133,13 +133,13 @@ class PolicyPasses:
         totals = self._program.totals
         if self._objective.scope is Scope.BATCH:
             whole, mine = over_ranks(inputs, self._program.n_rows, self._mesh.dp_group)
-            share, token_loss, derivative = differentiate(self._objective, whole, totals)
-            # Each rank has computed the whole loss: an equal part of it is its share.
-            share = share / self._mesh.dp_size
-            token_loss, derivative = _part(token_loss, mine), _part(derivative, mine)
+            share, terms, derivative = differentiate(self._objective, whole, totals)
+            # each rank has computed the whole loss: what it counts of it goes by its tokens
+            share = share * (inputs.mask.sum() / totals.tokens)
+            terms, derivative = _part(terms, mine), _part(derivative, mine)
         else:
-            share, token_loss, derivative = differentiate(self._objective, inputs, totals)
-        running.add(share, token_loss, inputs)
+            share, terms, derivative = differentiate(self._objective, inputs, totals)
+        running.add(share, terms, inputs)
         return derivative.split([len(part.mask) for part in parts])
 
     def _takes_two(self) -> bool:
@@ -158,14 +158,14 @@ class PolicyPasses:
         return self._advice.added_to(batch.loss_inputs(*output), number)
 
     def _share(self, inputs: LossInputs, running: RunningStatistics) -> Tensor:
-        share, token_loss = self._objective.share(inputs, self._program.totals)
-        running.add(share.detach(), token_loss, inputs)
+        share, terms = self._objective.share(inputs, self._program.totals)
+        running.add(share.detach(), terms, inputs)
         return self._mesh.scale_for_mean_reduction(share)
 
 
 def differentiate(
     objective: Objective, inputs: LossInputs, totals: BatchTotals
-) -> tuple[Tensor, TokenLoss, Coefficients]:
+) -> tuple[Tensor, TokenTerms, Coefficients]:
     """The loss of `inputs`, its terms, and its derivative by each logprob and trained entropy."""
     logprobs = inputs.logprobs.detach().requires_grad_()
     entropy = None if inputs.entropy is None else inputs.entropy.detach()
@@ -173,11 +173,9 @@ def differentiate(
     if entropy is not None and objective.entropy_gradient:
         leaves.append(entropy.requires_grad_())
     with torch.enable_grad():
-        share, token_loss = objective.share(
-            replace(inputs, logprobs=logprobs, entropy=entropy), totals
-        )
+        share, terms = objective.share(replace(inputs, logprobs=logprobs, entropy=entropy), totals)
     by_logprob, *by_entropy = torch.autograd.grad(share, leaves)
-    return share.detach(), token_loss, Coefficients(by_logprob, next(iter(by_entropy), None))
+    return share.detach(), terms, Coefficients(by_logprob, next(iter(by_entropy), None))
 
 
 def joined(parts: Sequence[LossInputs]) -> LossInputs:

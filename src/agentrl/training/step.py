@@ -5,12 +5,13 @@ Shared by the trainer and by supervised training. Every rank calls `train_step` 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
+from agentrl.training.critic_loss import NO_CRITIC
 from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
 from agentrl.training.parallel import Mesh, clip_grad_norm
@@ -68,7 +69,12 @@ def train_step(
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-    statistics = running.reduce(
-        program.totals, grad_norm, learning_rate, program.n_micro_batches, mesh.dp_group
+    critic = beside.learn(program) if beside else NO_CRITIC
+    return running.reduce(
+        program.totals,
+        grad_norm,
+        learning_rate,
+        program.n_micro_batches,
+        mesh.dp_group,
+        critic=critic,
     )
-    return replace(statistics, critic=beside.learn(program)) if beside else statistics
