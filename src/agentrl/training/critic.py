@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from transformers import PreTrainedModel
 
 from agentrl.configs import CriticConfig, OptimizerConfig
+from agentrl.training.attention import Trunk
 from agentrl.training.batch import MicroBatch
 from agentrl.training.critic_loss import (
     CriticStatistics,
@@ -85,7 +86,7 @@ class Critic:
         def collect(number: int, batch: MicroBatch, values: Tensor) -> None:
             by_batch.append(values[batch.prediction])
 
-        run_program(program, self._values, collect)
+        run_program(self.model, program, self._values, collect)
         batches = program.batches
         mask = torch.cat([batch.mask for batch in batches])
         values = torch.cat(by_batch)
@@ -146,7 +147,7 @@ class Critic:
             loss.add_(part.detach())
             return self._mesh.scale_for_mean_reduction(part)
 
-        run_program(program, self._values, share)
+        run_program(self.model, program, self._values, share)
         grad_norm = clip_grad_norm(self.model, self._max_grad_norm)
         if not math.isfinite(grad_norm):
             raise FloatingPointError(
@@ -172,6 +173,6 @@ class Critic:
         )
         self._scheduler.load_state_dict(state["scheduler"])
 
-    def _values(self, batch: MicroBatch) -> Tensor:
+    def _values(self, batch: MicroBatch, trunk: Trunk | None) -> Tensor:
         """Of the states that the batch's predictions are made in [M]."""
-        return state_values(self.model, batch)
+        return state_values(self.model, batch, trunk)

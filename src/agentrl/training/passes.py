@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentrl.training.attention import Trunk
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.losses import BatchTotals, LossInputs, Scope
@@ -102,6 +103,7 @@ class PolicyPasses:
         """
         if not self._takes_two():
             run_program(
+                self._model,
                 self._program,
                 self._forward,
                 lambda number, batch, output: self._share(
@@ -115,7 +117,7 @@ class PolicyPasses:
             share = coefficients[number].surrogate(batch.loss_inputs(*output))
             return self._mesh.scale_for_mean_reduction(share)
 
-        run_program(self._program, self._forward, surrogate)
+        run_program(self._model, self._program, self._forward, surrogate)
 
     def look(self, running: RunningStatistics) -> list[Coefficients]:
         """The first of two passes: adds to `running` what the objective is, and differentiates it.
@@ -128,7 +130,7 @@ class PolicyPasses:
             parts.append(self._inputs(number, batch, output))
 
         with torch.no_grad():
-            run_program(self._program, self._forward, collect)
+            run_program(self._model, self._program, self._forward, collect)
         inputs = joined(parts)
         totals = self._program.totals
         if self._objective.scope is Scope.BATCH:
@@ -146,12 +148,12 @@ class PolicyPasses:
         """Whether some rank has a micro-batch that holds less than a term depends on."""
         scope = self._objective.scope
         if scope is Scope.BATCH:
-            return self._program.n_micro_batches > 1 or self._mesh.dp_size > 1
+            return len(self._program.batches) > 1 or self._mesh.dp_size > 1
         return scope is Scope.SEQUENCE and self._program.divides_rows
 
-    def _forward(self, batch: MicroBatch) -> Output:
+    def _forward(self, batch: MicroBatch, trunk: Trunk | None) -> Output:
         return token_logprobs(
-            self._model, batch, self._chunk_size, with_entropy=self._objective.with_entropy
+            self._model, batch, self._chunk_size, self._objective.with_entropy, trunk
         )
 
     def _inputs(self, number: int, batch: MicroBatch, output: Output) -> LossInputs:

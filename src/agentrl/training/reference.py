@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentrl.training.attention import Trunk
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.program import Program, run_program
@@ -33,7 +34,8 @@ class Reference:
         def collect(number: int, batch: MicroBatch, output: tuple[Tensor, Tensor | None]) -> None:
             logprobs.append(output[0][batch.prediction])
 
-        run_program(
-            program, lambda batch: token_logprobs(self._model, batch, self._chunk_size), collect
-        )
+        run_program(self._model, program, self._forward, collect)
         return logprobs
+
+    def _forward(self, batch: MicroBatch, trunk: Trunk | None) -> tuple[Tensor, Tensor | None]:
+        return token_logprobs(self._model, batch, self._chunk_size, trunk=trunk)

@@ -74,7 +74,7 @@ def train_step(
         program.totals,
         grad_norm,
         learning_rate,
-        program.n_micro_batches,
+        len(program.batches),
         mesh.dp_group,
         critic=critic,
     )

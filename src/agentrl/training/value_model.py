@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from agentrl.configs import ConfigError
+from agentrl.training.attention import Trunk
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import hidden_states
 
@@ -24,7 +25,7 @@ _HEADS = ("score", "classifier")  # as transformers' token classifiers name them
 
 
 class _WithValues(Protocol):
-    def state_values(self, batch: MicroBatch) -> Tensor: ...
+    def state_values(self, batch: MicroBatch, trunk: Trunk | None) -> Tensor: ...
 
 
 def load_value_model(folder: Path, attention_implementation: str) -> PreTrainedModel:
@@ -62,16 +63,17 @@ def attach_values(model: PreTrainedModel) -> None:
         register_fsdp_forward_method(model, _METHOD)
 
 
-def state_values(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+def state_values(model: PreTrainedModel, batch: MicroBatch, trunk: Trunk | None = None) -> Tensor:
     """The value [M] float32 of the state that each of the batch's predictions is made in.
 
-    `model` must have been through `attach_values`.
+    `trunk`: what the batch stands behind, if it does. `model` must have been through
+    `attach_values`.
     """
-    return cast(_WithValues, model).state_values(batch)
+    return cast(_WithValues, model).state_values(batch, trunk)
 
 
-def _forward(self: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    hidden_MH = hidden_states(self, batch).flatten(0, 1).index_select(0, batch.positions)
+def _forward(self: PreTrainedModel, batch: MicroBatch, trunk: Trunk | None) -> Tensor:
+    hidden_MH = hidden_states(self, batch, trunk).index_select(0, batch.positions)
     values: Tensor = _head(self)(hidden_MH)
     # a copy: FSDP warns of a view, for fear of changes in place
     return values.squeeze(-1).to(torch.float32, copy=True)
