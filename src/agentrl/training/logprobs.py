@@ -21,7 +21,7 @@ _METHOD = "token_logprobs"
 
 class _WithLogprobs(Protocol):
     def token_logprobs(
-        self, batch: MicroBatch, chunk_size: int, with_entropy: bool
+        self, batch: MicroBatch, chunk_size: int, with_entropy: bool, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
@@ -37,19 +37,30 @@ def attach_logprobs(model: PreTrainedModel) -> None:
 
 
 def token_logprobs(
-    model: PreTrainedModel, batch: MicroBatch, chunk_size: int, with_entropy: bool = False
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    chunk_size: int,
+    with_entropy: bool = False,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(logits / temperature) of the batch's predictions, and that one's entropy.
 
-    Returns logprobs [M] float32, and entropy [M] float32 without gradient if asked for. `model`
-    must have been through `attach_logprobs`, and through `use_tree_attention` if the batch is a
-    forest.
+    Returns logprobs [M] float32, and entropy [M] float32 if asked for, with a gradient if that is
+    asked for too: it costs another chunk of probabilities in the backward pass. `model` must have
+    been through `attach_logprobs`, and through `use_tree_attention` if the batch is a forest.
     """
-    return cast(_WithLogprobs, model).token_logprobs(batch, chunk_size, with_entropy)
+    return cast(_WithLogprobs, model).token_logprobs(
+        batch, chunk_size, with_entropy, entropy_gradient
+    )
 
 
 def _forward(
-    self: PreTrainedModel, batch: MicroBatch, chunk_size: int, with_entropy: bool
+    self: PreTrainedModel,
+    batch: MicroBatch,
+    chunk_size: int,
+    with_entropy: bool,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
     hidden_MH = _hidden(self, batch).flatten(0, 1).index_select(0, batch.positions)
     head = self.get_output_embeddings()
@@ -57,13 +68,13 @@ def _forward(
     targets, temperatures = batch.targets, batch.temperatures
     if len(targets) <= chunk_size:
         # one chunk: recomputing it would save nothing
-        return _chunk(head, hidden_MH, targets, temperatures, with_entropy)
+        return _chunk(head, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
     logprobs, entropies = [], []
     for start in range(0, len(targets), chunk_size):
         part = slice(start, start + chunk_size)
         logprob, entropy = checkpoint(
             _chunk, head, hidden_MH[part], targets[part], temperatures[part], with_entropy,
-            use_reentrant=False, preserve_rng_state=False,
+            entropy_gradient, use_reentrant=False, preserve_rng_state=False,
         )  # fmt: skip
         logprobs.append(logprob)
         entropies.append(entropy)
@@ -90,14 +101,19 @@ def _hidden(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 
 def _chunk(
-    head: nn.Module, hidden_NH: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool
+    head: nn.Module,
+    hidden_NH: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    with_entropy: bool,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
     logits_NV = head(hidden_NH).float() / temperatures[:, None]
     log_z = torch.logsumexp(logits_NV, dim=-1)
     logprobs = logits_NV.gather(-1, targets[:, None]).squeeze(-1) - log_z
     if not with_entropy:
         return logprobs, None
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         probabilities_NV = torch.softmax(logits_NV, dim=-1)
         entropy = log_z - (probabilities_NV * logits_NV).sum(dim=-1)
     return logprobs, entropy

@@ -74,13 +74,17 @@ def run_program(
     chunk_size: int,
     with_entropy: bool,
     consume: Consume,
+    *,
+    entropy_gradient: bool = False,
 ) -> None:
     """One pass over all micro-batches, forward and, of what `consume` returns, backward.
 
     Collective. Under `torch.no_grad()` with a `consume` that returns None it is forward only.
     """
     for number, batch in enumerate(program.batches):
-        logprobs, entropy = token_logprobs(model, batch, chunk_size, with_entropy)
+        logprobs, entropy = token_logprobs(
+            model, batch, chunk_size, with_entropy, entropy_gradient=entropy_gradient
+        )
         loss = consume(number, batch, logprobs, entropy)
         if loss is not None:
             loss.backward()

@@ -5,7 +5,7 @@ Shared by the trainer and by supervised training. Every rank calls `train_step` 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from agentrl.training.batch import MicroBatch
 from agentrl.training.losses import BatchTotals
 from agentrl.training.objective import Objective
-from agentrl.training.parallel import Mesh, clip_grad_norm
+from agentrl.training.parallel import Mesh, clip_grad_norm, layer_grad_norms
 from agentrl.training.program import make_program, run_program
 from agentrl.training.sequences import TrainingSequence, count_totals
 from agentrl.training.statistics import RunningStatistics, StepStatistics
@@ -31,6 +31,7 @@ class StepOptions:
     pad_to_multiple_of: int = 1
     loss_seq_chunk_size: int = 1024  # tokens whose logits exist at once
     max_grad_norm: float = 1.0
+    log_grad_norms: bool = False  # of each layer
 
 
 def train_step(
@@ -63,7 +64,15 @@ def train_step(
         running.add(share.detach(), token_loss, inputs)
         return mesh.scale_for_mean_reduction(share)
 
-    run_program(model, program, options.loss_seq_chunk_size, objective.with_entropy, consume)
+    run_program(
+        model,
+        program,
+        options.loss_seq_chunk_size,
+        objective.with_entropy,
+        consume,
+        entropy_gradient=objective.entropy_gradient,
+    )
+    grad_norms = layer_grad_norms(model) if options.log_grad_norms else None
     grad_norm = clip_grad_norm(model, options.max_grad_norm)
     if not math.isfinite(grad_norm):
         raise FloatingPointError(
@@ -74,12 +83,14 @@ def train_step(
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad(set_to_none=True)
-    return running.reduce(totals, grad_norm, learning_rate, program.n_micro_batches, mesh.dp_group)
+    return running.reduce(
+        totals, grad_norm, learning_rate, program.n_micro_batches, mesh.dp_group, grad_norms
+    )
 
 
 def _global_totals(local: BatchTotals, mesh: Mesh) -> BatchTotals:
     """The sums over data-parallel ranks. Collective."""
-    counts = torch.tensor([local.tokens, local.sequences], dtype=torch.int64, device=mesh.device)
-    dist.all_reduce(counts, group=mesh.dp_group)
-    tokens, sequences = counts.tolist()
-    return BatchTotals(tokens, sequences)
+    sums = torch.tensor(astuple(local), dtype=torch.float64, device=mesh.device)
+    dist.all_reduce(sums, group=mesh.dp_group)
+    tokens, sequences, advantages, squares = sums.tolist()
+    return BatchTotals(int(tokens), int(sequences), advantages, squares)
