@@ -115,7 +115,6 @@ class LossConfig:
     kl_cov_ratio: float = flag(2e-4, "KL-Cov: share of the tokens that get the KL penalty")
     ppo_kl_coef: float = flag(1.0, "KL-Cov: coefficient of the penalty")
     log_entropy: bool = flag(False, "log the policy's entropy")
-    log_grad_norms: bool = flag(False, "log the gradient norm of each layer")
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -171,6 +170,7 @@ class OptimizerConfig:
     adam_beta2: float = flag(0.95, "AdamW beta 2")
     adam_epsilon: float = flag(1e-8, "AdamW epsilon")
     max_grad_norm: float = flag(1.0, "gradient norm to clip to")
+    log_grad_norms: bool = flag(False, "log the gradient norm of each layer too")
     lr_scheduler_type: str = flag("constant", f"learning rate schedule: {', '.join(SCHEDULES)}")
     warmup_steps: int = flag(0, "steps of linear warm-up")
     max_steps: int = flag(-1, "optimizer steps (-1: as --num_train_epochs gives)")

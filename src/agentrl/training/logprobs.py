@@ -21,7 +21,12 @@ _LOGPROBS, _TRUNK = "token_logprobs", "compute_trunk"
 
 class _WithLogprobs(Protocol):
     def token_logprobs(
-        self, batch: MicroBatch, chunk_size: int, with_entropy: bool, trunk: Trunk | None
+        self,
+        batch: MicroBatch,
+        chunk_size: int,
+        with_entropy: bool,
+        entropy_gradient: bool,
+        trunk: Trunk | None,
     ) -> tuple[Tensor, Tensor | None]: ...
 
     def compute_trunk(self, batch: TrunkBatch, trunk: Trunk) -> Tensor: ...
@@ -45,14 +50,19 @@ def token_logprobs(
     chunk_size: int,
     with_entropy: bool = False,
     trunk: Trunk | None = None,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(logits / temperature) of the batch's predictions, and that one's entropy.
 
     `trunk`: what the batch stands behind, if it does. Returns logprobs [M] float32, and entropy
-    [M] float32 without gradient if asked for. `model` must have been through `attach_logprobs`,
-    and through `use_tree_attention` if the batch is a forest.
+    [M] float32 if asked for, with a gradient if that is asked for too: it costs another chunk of
+    probabilities in the backward pass. `model` must have been through `attach_logprobs`, and
+    through `use_tree_attention` if the batch is a forest.
     """
-    return cast(_WithLogprobs, model).token_logprobs(batch, chunk_size, with_entropy, trunk)
+    return cast(_WithLogprobs, model).token_logprobs(
+        batch, chunk_size, with_entropy, entropy_gradient, trunk
+    )
 
 
 def compute_trunk(model: PreTrainedModel, batch: TrunkBatch) -> Trunk:
@@ -72,6 +82,7 @@ def _logprobs(
     batch: MicroBatch,
     chunk_size: int,
     with_entropy: bool,
+    entropy_gradient: bool,
     trunk: Trunk | None,
 ) -> tuple[Tensor, Tensor | None]:
     hidden_MH = hidden_states(self, batch, trunk).index_select(0, batch.positions)
@@ -80,13 +91,13 @@ def _logprobs(
     targets, temperatures = batch.targets, batch.temperatures
     if len(targets) <= chunk_size:
         # one chunk: recomputing it would save nothing
-        return _chunk(head, hidden_MH, targets, temperatures, with_entropy)
+        return _chunk(head, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
     logprobs, entropies = [], []
     for start in range(0, len(targets), chunk_size):
         part = slice(start, start + chunk_size)
         logprob, entropy = checkpoint(
             _chunk, head, hidden_MH[part], targets[part], temperatures[part], with_entropy,
-            use_reentrant=False, preserve_rng_state=False,
+            entropy_gradient, use_reentrant=False, preserve_rng_state=False,
         )  # fmt: skip
         logprobs.append(logprob)
         entropies.append(entropy)
@@ -120,14 +131,19 @@ def _tree_hidden(
 
 
 def _chunk(
-    head: nn.Module, hidden_NH: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool
+    head: nn.Module,
+    hidden_NH: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    with_entropy: bool,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
     logits_NV = head(hidden_NH).float() / temperatures[:, None]
     log_z = torch.logsumexp(logits_NV, dim=-1)
     logprobs = logits_NV.gather(-1, targets[:, None]).squeeze(-1) - log_z
     if not with_entropy:
         return logprobs, None
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         probabilities_NV = torch.softmax(logits_NV, dim=-1)
         entropy = log_z - (probabilities_NV * logits_NV).sum(dim=-1)
     return logprobs, entropy

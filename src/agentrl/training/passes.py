@@ -152,9 +152,11 @@ class PolicyPasses:
         return scope is Scope.SEQUENCE and self._program.divides_rows
 
     def _forward(self, batch: MicroBatch, trunk: Trunk | None) -> Output:
+        objective = self._objective
         return token_logprobs(
-            self._model, batch, self._chunk_size, self._objective.with_entropy, trunk
-        )
+            self._model, batch, self._chunk_size, objective.with_entropy, trunk,
+            entropy_gradient=objective.entropy_gradient,
+        )  # fmt: skip
 
     def _inputs(self, number: int, batch: MicroBatch, output: Output) -> LossInputs:
         return self._advice.added_to(batch.loss_inputs(*output), number)

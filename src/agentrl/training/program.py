@@ -6,7 +6,7 @@ model; a rank that has less to compute runs placeholders.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TypeVar
 
 import torch
@@ -170,10 +170,10 @@ def _divides_rows(sections: Sequence[Section]) -> bool:
 
 def _summed(local: BatchTotals, mesh: Mesh) -> BatchTotals:
     """The sums over data-parallel ranks. Collective."""
-    counts = torch.tensor([local.tokens, local.sequences], dtype=torch.int64, device=mesh.device)
-    dist.all_reduce(counts, group=mesh.dp_group)
-    tokens, sequences = counts.tolist()
-    return BatchTotals(tokens, sequences)
+    sums = torch.tensor(astuple(local), dtype=torch.float64, device=mesh.device)
+    dist.all_reduce(sums, group=mesh.dp_group)
+    tokens, sequences, advantages, squares = sums.tolist()
+    return BatchTotals(int(tokens), int(sequences), advantages, squares)
 
 
 def _most(counts: Sequence[int], mesh: Mesh) -> list[int]:

@@ -122,6 +122,12 @@ def _paths(row: DBRecordData) -> list[list[int]]:
 
 
 def count_totals(rows: Sequence[Sequence[TrainingSequence]]) -> BatchTotals:
-    """Trained tokens, and rows that train something, of one rank. `rows`: each row's sequences."""
+    """What one rank adds to the totals of a step. `rows`: each row's sequences."""
     trained = [row[0].row_tokens for row in rows if row]
-    return BatchTotals(tokens=sum(trained), sequences=len(trained))
+    advantages = [s.advantages[s.loss_mask].astype(np.float64) for row in rows for s in row]
+    return BatchTotals(
+        tokens=sum(trained),
+        sequences=len(trained),
+        advantages=float(sum(values.sum() for values in advantages)),
+        squared_advantages=float(sum(np.square(values).sum() for values in advantages)),
+    )

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from agentrl.training.critic_loss import NO_CRITIC
 from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
-from agentrl.training.parallel import Mesh, clip_grad_norm
+from agentrl.training.parallel import Mesh, clip_grad_norm, layer_grad_norms
 from agentrl.training.passes import NO_ADVICE, PolicyPasses
 from agentrl.training.program import make_program
 from agentrl.training.sequences import TrainingSequence
@@ -29,6 +29,7 @@ class StepOptions:
     pad_to_multiple_of: int = 1
     loss_seq_chunk_size: int = 1024  # tokens whose logits exist at once
     max_grad_norm: float = 1.0
+    log_grad_norms: bool = False  # of each layer
 
 
 def train_step(
@@ -54,11 +55,13 @@ def train_step(
     model.train()
     running = RunningStatistics(mesh.device)
     passes = PolicyPasses(model, program, objective, options.loss_seq_chunk_size, mesh, advice)
-    grad_norm = learning_rate = 0.0
+    grad_norms, grad_norm, learning_rate = None, 0.0, 0.0
     if advice.policy_waits:
         passes.look(running)
     else:
         passes.add_gradients(running)
+        if options.log_grad_norms:
+            grad_norms = layer_grad_norms(model)
         grad_norm = clip_grad_norm(model, options.max_grad_norm)
         if not math.isfinite(grad_norm):
             raise FloatingPointError(
@@ -76,5 +79,6 @@ def train_step(
         learning_rate,
         len(program.batches),
         mesh.dp_group,
-        critic=critic,
+        grad_norms,
+        critic,
     )
