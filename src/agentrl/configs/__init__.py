@@ -24,6 +24,7 @@ from agentrl.configs.sampling import (
 from agentrl.configs.training import (
     TREE_ATTENTION,
     CheckpointConfig,
+    CriticConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -38,6 +39,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "ContextConfig",
+    "CriticConfig",
     "DataConfig",
     "LossConfig",
     "ModelConfig",

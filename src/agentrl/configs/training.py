@@ -27,6 +27,9 @@ class ModelConfig:
     """The policy."""
 
     model_name_or_path: str | None = flag(None, "folder of the model to train")
+    reference_model_name_or_path: str | None = flag(
+        None, "folder of the reference policy of --beta (default --model_name_or_path)"
+    )
     chat_template_kwargs: str = flag(
         "{}", 'variables of the chat template, as JSON: {"enable_thinking": false}'
     )
@@ -136,6 +139,25 @@ class LossConfig:
         if self.whiten_advantages is None:
             return loss_defaults(self.loss_calculator).whiten_advantages
         return self.whiten_advantages
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The critic of `--loss_calculator PPO`."""
+
+    critic_model_name_or_path: str | None = flag(
+        None, "PPO: folder of the critic's start weights (default --model_name_or_path)"
+    )
+    critic_learning_rate: float = flag(1e-5, "PPO: peak learning rate of the critic")
+    critic_updates: int = flag(1, "PPO: optimizer updates of the critic on the rows of a step")
+    critic_warmup_steps: int = flag(0, "PPO: first steps, which train the critic only")
+    gae_gamma: float = flag(1.0, "PPO: discount of a reward for each trained token before it")
+    gae_lambda: float = flag(
+        1.0, "PPO: GAE's lambda; 1 trusts what was reached, 0 what the critic expects"
+    )
+    value_clip: float | None = flag(
+        None, "PPO: how far an update moves a value from that before the step (default: no bound)"
+    )
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,35 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import TreeContext
-from agentrl.training.batch import MicroBatch
+from agentrl.training.attention import TreeContext, Trunk
+from agentrl.training.batch import MicroBatch, TrunkBatch
 
-_METHOD = "token_logprobs"
+_LOGPROBS, _TRUNK = "token_logprobs", "compute_trunk"
 
 
 class _WithLogprobs(Protocol):
     def token_logprobs(
-        self, batch: MicroBatch, chunk_size: int, with_entropy: bool, entropy_gradient: bool
+        self,
+        batch: MicroBatch,
+        chunk_size: int,
+        with_entropy: bool,
+        entropy_gradient: bool,
+        trunk: Trunk | None,
     ) -> tuple[Tensor, Tensor | None]: ...
+
+    def compute_trunk(self, batch: TrunkBatch, trunk: Trunk) -> Tensor: ...
 
 
 def attach_logprobs(model: PreTrainedModel) -> None:
-    """Make `token_logprobs` a forward method of `model`; after `fully_shard`, if that is applied.
+    """Make `token_logprobs` and `compute_trunk` forward methods of `model`; after `fully_shard`.
 
     FSDP gathers parameters around registered methods of its root only: the base model and the head
     called from elsewhere would see shards.
     """
-    setattr(model, _METHOD, types.MethodType(_forward, model))
-    if isinstance(model, FSDPModule):
-        register_fsdp_forward_method(model, _METHOD)
+    for name, function in ((_LOGPROBS, _logprobs), (_TRUNK, _trunk)):
+        setattr(model, name, types.MethodType(function, model))
+        if isinstance(model, FSDPModule):
+            register_fsdp_forward_method(model, name)
 
 
 def token_logprobs(
@@ -41,28 +49,43 @@ def token_logprobs(
     batch: MicroBatch,
     chunk_size: int,
     with_entropy: bool = False,
+    trunk: Trunk | None = None,
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(logits / temperature) of the batch's predictions, and that one's entropy.
 
-    Returns logprobs [M] float32, and entropy [M] float32 if asked for, with a gradient if that is
-    asked for too: it costs another chunk of probabilities in the backward pass. `model` must have
-    been through `attach_logprobs`, and through `use_tree_attention` if the batch is a forest.
+    `trunk`: what the batch stands behind, if it does. Returns logprobs [M] float32, and entropy
+    [M] float32 if asked for, with a gradient if that is asked for too: it costs another chunk of
+    probabilities in the backward pass. `model` must have been through `attach_logprobs`, and
+    through `use_tree_attention` if the batch is a forest.
     """
     return cast(_WithLogprobs, model).token_logprobs(
-        batch, chunk_size, with_entropy, entropy_gradient
+        batch, chunk_size, with_entropy, entropy_gradient, trunk
     )
 
 
-def _forward(
+def compute_trunk(model: PreTrainedModel, batch: TrunkBatch) -> Trunk:
+    """The forward pass over a trunk; its backward pass is `Trunk.backward`."""
+    trunk = Trunk(batch.tokens)
+    # kept out here: FSDP hooks what leaves its method, to gather parameters for the backward pass
+    trunk.keep_hidden(cast(_WithLogprobs, model).compute_trunk(batch, trunk))
+    return trunk
+
+
+def _trunk(self: PreTrainedModel, batch: TrunkBatch, trunk: Trunk) -> Tensor:
+    return _tree_hidden(self, batch, TreeContext(batch.tree, trunk, is_trunk=True))
+
+
+def _logprobs(
     self: PreTrainedModel,
     batch: MicroBatch,
     chunk_size: int,
     with_entropy: bool,
     entropy_gradient: bool,
+    trunk: Trunk | None,
 ) -> tuple[Tensor, Tensor | None]:
-    hidden_MH = _hidden(self, batch).flatten(0, 1).index_select(0, batch.positions)
+    hidden_MH = hidden_states(self, batch, trunk).index_select(0, batch.positions)
     head = self.get_output_embeddings()
     assert isinstance(head, nn.Module)
     targets, temperatures = batch.targets, batch.temperatures
@@ -81,14 +104,21 @@ def _forward(
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
 
-def _hidden(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """The hidden states [B, T, H] of a batch. Padded lines are causal and need no mask."""
-    if batch.tree is None:
+def hidden_states(model: PreTrainedModel, batch: MicroBatch, trunk: Trunk | None) -> Tensor:
+    """The hidden states [trunk_tokens + B * T, H] of a batch and what it stands behind."""
+    if batch.tree is None:  # padded lines are causal and need no mask
         output = model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
         )
-        return cast(Tensor, output.last_hidden_state)
-    tree = TreeContext(batch.tree)
+        return cast(Tensor, output.last_hidden_state).flatten(0, 1)
+    hidden = _tree_hidden(model, batch, TreeContext(batch.tree, trunk)).flatten(0, 1)
+    return hidden if trunk is None else trunk.before_hidden(hidden)
+
+
+def _tree_hidden(
+    model: PreTrainedModel, batch: MicroBatch | TrunkBatch, tree: TreeContext
+) -> Tensor:
+    """The hidden states [1, T, H] of a line, whose attention knows the tree."""
     output = model.base_model(
         input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, tree=tree
     )

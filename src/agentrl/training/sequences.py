@@ -31,6 +31,8 @@ class TrainingSequence:
     staleness: NDArray[np.int32]  # steps that the trained weights are newer than the sampler's
     temperature: float
     row_tokens: int  # trained tokens of the whole row, over all its paths
+    trained_before: int = 0  # of them, those of the row's earlier paths
+    reward: float = 0.0  # of the row
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -74,7 +76,7 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
         mask[tokens] = False
         if path_mask.any():
             parts.append((tokens, path_mask))
-    row_tokens = sum(int(path_mask.sum()) for _, path_mask in parts)
+    counts = [int(path_mask.sum()) for _, path_mask in parts]
     return [
         TrainingSequence(
             input_ids=input_ids[tokens],
@@ -83,9 +85,11 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
             logprobs=logprobs[tokens],
             staleness=staleness[tokens],
             temperature=row.temperature,
-            row_tokens=row_tokens,
+            row_tokens=sum(counts),
+            trained_before=sum(counts[:index]),
+            reward=row.reward,
         )
-        for tokens, path_mask in parts
+        for index, (tokens, path_mask) in enumerate(parts)
     ]
 
 
