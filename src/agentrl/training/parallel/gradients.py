@@ -44,7 +44,12 @@ def layer_grad_norms(model: PreTrainedModel) -> dict[str, float]:
     Names are those of the modules: `model.layers.0`, `model.embed_tokens`, `lm_head`. Collective.
     """
     split = set(model._no_split_modules or ())
-    layers = [name for name, module in model.named_modules() if type(module).__name__ in split]
+    # FSDP has put a class of its own before the module's
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if split & {parent.__name__ for parent in type(module).__mro__}
+    ]
     groups: dict[str, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         layer = next((layer for layer in layers if name.startswith(f"{layer}.")), None)
