@@ -1,17 +1,23 @@
-"""What learns: the sharded policy with its optimizer and schedule.
+"""What learns: the sharded policy with its optimizer and schedule, and the critic if there is one.
 
-A step changes these and a checkpoint keeps them. Not in here: rows, ledger, publication; the
-trainer and supervised training bring rows and say when.
+A step changes these and a checkpoint keeps them. The reference, which only looks on, is held here
+too, because it is sharded like the policy and sees the same micro-batches. Not in here: rows,
+ledger, publication; the trainer and supervised training bring rows and say when.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from transformers import PreTrainedModel
 
-from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.configs import ConfigError, CriticConfig, LossConfig, OptimizerConfig
+from agentrl.training.attention import has_tree_attention
+from agentrl.training.critic import Critic
+from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, parallelise
+from agentrl.training.reference import Reference
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions, train_step
@@ -32,25 +38,71 @@ class Learner:
         bf16: bool = False,
         gradient_checkpointing: bool = False,
         trees: bool = True,
+        reference: PreTrainedModel | None = None,
+        value_model: PreTrainedModel | None = None,
+        critic: CriticConfig | None = None,
     ) -> None:
-        """Shards `model`, which holds float32 weights, the same on every rank, in place.
+        """Shards the models, which hold float32 weights, the same on every rank, in place.
 
-        Raises `ConfigError` if the model cannot be divided as `mesh` asks, `RuntimeError` if the
-        sharding is not what was asked for.
+        `reference`: for a loss that asks for one, if it is not `model` without its adapter.
+        `value_model`, from `load_value_model`, and `critic`: for PPO. Raises `ConfigError` if a
+        model cannot be divided as `mesh` asks, `RuntimeError` if the sharding is not what was asked
+        for.
         """
-        parallelise(
-            model, mesh, bf16=bf16, gradient_checkpointing=gradient_checkpointing, trees=trees
+        shard = partial(
+            parallelise,
+            mesh=mesh,
+            bf16=bf16,
+            gradient_checkpointing=gradient_checkpointing,
+            trees=trees,
         )
+        shard(model)
         self.model = model
         self.mesh = mesh
+        self.critic: Critic | None = None
+        if value_model is not None:
+            critic = critic or CriticConfig()
+            shard(value_model)
+            _check_alike(model, value_model, "--critic_model_name_or_path")
+            self.critic = Critic(value_model, mesh, critic, optimizer, total_steps)
+            total_steps -= critic.critic_warmup_steps
         self.optimizer = make_optimizer(model, optimizer)
         self.scheduler = make_scheduler(self.optimizer, optimizer, total_steps)
         self._objective = Objective(loss)
         self._options = options
+        self._beside = ModelsBeside(self._make_reference(reference, shard), self.critic)
 
     def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
         """Train on this rank's rows, each as its sequences, and update the weights once."""
         return train_step(
             self.model, self.optimizer, self.scheduler, rows, self._objective, self._options,
-            self.mesh,
+            self.mesh, self._beside,
         )  # fmt: skip
+
+    def _make_reference(
+        self, model: PreTrainedModel | None, shard: Callable[[PreTrainedModel], None]
+    ) -> Reference | None:
+        if not self._objective.with_reference:
+            return None
+        if model is None:
+            model = self.model  # without its adapter
+        else:
+            model.requires_grad_(False)
+            shard(model)
+            _check_alike(self.model, model, "--reference_model_name_or_path")
+        return Reference(model, self._options.loss_seq_chunk_size)
+
+
+def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> None:
+    """Raises `ConfigError` if `other` cannot compute the micro-batches of the policy."""
+    if has_tree_attention(policy) and not has_tree_attention(other):
+        raise ConfigError(
+            f"{flag}: {type(other).__name__} cannot attend over trees of tokens, as the policy "
+            "does; give a model of the policy's family"
+        )
+    sizes = [model.config.get_text_config().vocab_size for model in (policy, other)]
+    if sizes[0] > sizes[1]:
+        raise ConfigError(
+            f"{flag}: its vocabulary has {sizes[1]} tokens and the policy's {sizes[0]}; give a "
+            "model with the policy's tokenizer"
+        )

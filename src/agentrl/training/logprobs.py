@@ -5,6 +5,7 @@ pass, so that at most one chunk of logits exists at a time.
 """
 
 import types
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -21,7 +22,12 @@ _LOGPROBS, _TRUNK = "token_logprobs", "compute_trunk"
 
 class _WithLogprobs(Protocol):
     def token_logprobs(
-        self, batch: MicroBatch, chunk_size: int, with_entropy: bool, trunk: Trunk | None
+        self,
+        batch: MicroBatch,
+        chunk_size: int,
+        with_entropy: bool,
+        entropy_gradient: bool,
+        trunk: Trunk | None,
     ) -> tuple[Tensor, Tensor | None]: ...
 
     def compute_trunk(self, batch: TrunkBatch, trunk: Trunk) -> Tensor: ...
@@ -33,21 +39,8 @@ def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> N
     FSDP gathers parameters around registered methods of its root only: the base model and the head
     called from elsewhere would see shards. `line`: how processes share lines, if they do.
     """
-
-    def token_logprobs(
-        self: PreTrainedModel,
-        batch: MicroBatch,
-        chunk_size: int,
-        with_entropy: bool,
-        trunk: Trunk | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        return _logprobs(self, line, batch, chunk_size, with_entropy, trunk)
-
-    def compute_trunk(self: PreTrainedModel, batch: TrunkBatch, trunk: Trunk) -> Tensor:
-        return _tree_hidden(self, line, batch, TreeContext(batch.tree, trunk, is_trunk=True))
-
-    for name, method in ((_LOGPROBS, token_logprobs), (_TRUNK, compute_trunk)):
-        setattr(model, name, types.MethodType(method, model))
+    for name, function in ((_LOGPROBS, _logprobs), (_TRUNK, _trunk)):
+        setattr(model, name, types.MethodType(partial(function, line), model))
         if isinstance(model, FSDPModule):
             register_fsdp_forward_method(model, name)
 
@@ -58,14 +51,19 @@ def token_logprobs(
     chunk_size: int,
     with_entropy: bool = False,
     trunk: Trunk | None = None,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(logits / temperature) of the batch's predictions, and that one's entropy.
 
     `trunk`: what the batch stands behind, if it does. Returns logprobs [M] float32, and entropy
-    [M] float32 without gradient if asked for. `model` must have been through `attach_logprobs`,
-    and through `use_tree_attention` if the batch is a forest.
+    [M] float32 if asked for, with a gradient if that is asked for too: it costs another chunk of
+    probabilities in the backward pass. `model` must have been through `attach_logprobs`, and
+    through `use_tree_attention` if the batch is a forest.
     """
-    return cast(_WithLogprobs, model).token_logprobs(batch, chunk_size, with_entropy, trunk)
+    return cast(_WithLogprobs, model).token_logprobs(
+        batch, chunk_size, with_entropy, entropy_gradient, trunk
+    )
 
 
 def compute_trunk(model: PreTrainedModel, batch: TrunkBatch) -> Trunk:
@@ -76,31 +74,52 @@ def compute_trunk(model: PreTrainedModel, batch: TrunkBatch) -> Trunk:
     return trunk
 
 
+def _trunk(
+    line: SharedLine | None, model: PreTrainedModel, batch: TrunkBatch, trunk: Trunk
+) -> Tensor:
+    return _tree_hidden(model, line, batch, TreeContext(batch.tree, trunk, is_trunk=True))
+
+
 def _logprobs(
-    model: PreTrainedModel,
     line: SharedLine | None,
+    model: PreTrainedModel,
     batch: MicroBatch,
     chunk_size: int,
     with_entropy: bool,
+    entropy_gradient: bool,
     trunk: Trunk | None,
 ) -> tuple[Tensor, Tensor | None]:
-    hidden = _hidden(model, line, batch, trunk)
+    hidden, mine = predicting_states(model, line, batch, trunk)
     head = model.get_output_embeddings()
     assert isinstance(head, nn.Module)
     targets, temperatures = batch.targets, batch.temperatures
-    if line is None:
-        hidden_MH = hidden.index_select(0, _places(batch, trunk))
-        return _in_chunks(head, hidden_MH, targets, temperatures, chunk_size, with_entropy)
-    mine, places = _shared_places(batch, line, trunk)
+    if line is None or mine is None:
+        return _in_chunks(
+            head, hidden, targets, temperatures, chunk_size, with_entropy, entropy_gradient
+        )
     logprobs, entropy = _in_chunks(
-        head, hidden.index_select(0, places), targets[mine], temperatures[mine], chunk_size,
-        with_entropy,
-    )  # fmt: skip
+        head, hidden, targets[mine], temperatures[mine], chunk_size, with_entropy, entropy_gradient
+    )
     count = len(targets)
     return (
         line.collect(logprobs, mine, count),
         None if entropy is None else line.collect(entropy, mine, count),
     )
+
+
+def predicting_states(
+    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, trunk: Trunk | None
+) -> tuple[Tensor, Tensor | None]:
+    """The hidden states that the batch's predictions are made from; in a forward method only.
+
+    Of all predictions, [M, H]; if lines are shared, of those that this process makes [m, H], and
+    which those are [m].
+    """
+    hidden = _hidden(model, line, batch, trunk)
+    if line is None:
+        return hidden.index_select(0, _places(batch, trunk)), None
+    mine, places = _shared_places(batch, line, trunk)
+    return hidden.index_select(0, places), mine
 
 
 def _places(batch: MicroBatch, trunk: Trunk | None) -> Tensor:
@@ -177,16 +196,17 @@ def _in_chunks(
     temperatures: Tensor,
     chunk_size: int,
     with_entropy: bool,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
     if len(targets) <= chunk_size:
         # one chunk: recomputing it would save nothing
-        return _chunk(head, hidden_MH, targets, temperatures, with_entropy)
+        return _chunk(head, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
     logprobs, entropies = [], []
     for start in range(0, len(targets), chunk_size):
         part = slice(start, start + chunk_size)
         logprob, entropy = checkpoint(
             _chunk, head, hidden_MH[part], targets[part], temperatures[part], with_entropy,
-            use_reentrant=False, preserve_rng_state=False,
+            entropy_gradient, use_reentrant=False, preserve_rng_state=False,
         )  # fmt: skip
         logprobs.append(logprob)
         entropies.append(entropy)
@@ -194,14 +214,19 @@ def _in_chunks(
 
 
 def _chunk(
-    head: nn.Module, hidden_NH: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool
+    head: nn.Module,
+    hidden_NH: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    with_entropy: bool,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
     logits_NV = head(hidden_NH).float() / temperatures[:, None]
     log_z = torch.logsumexp(logits_NV, dim=-1)
     logprobs = logits_NV.gather(-1, targets[:, None]).squeeze(-1) - log_z
     if not with_entropy:
         return logprobs, None
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         probabilities_NV = torch.softmax(logits_NV, dim=-1)
         entropy = log_z - (probabilities_NV * logits_NV).sum(dim=-1)
     return logprobs, entropy

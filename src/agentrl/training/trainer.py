@@ -147,6 +147,7 @@ class Trainer:
                 pad_to_multiple_of=config.parallel.pad_to_multiple_of,
                 loss_seq_chunk_size=config.parallel.loss_seq_chunk_size,
                 max_grad_norm=optimizer.max_grad_norm,
+                log_grad_norms=config.optimizer.log_grad_norms,
             ),
             self._total_steps,
             bf16=bf16,

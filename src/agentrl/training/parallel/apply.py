@@ -18,6 +18,7 @@ from agentrl.training.parallel.experts import shard_experts, spread_experts
 from agentrl.training.parallel.limits import check_model
 from agentrl.training.parallel.mesh import Mesh
 from agentrl.training.parallel.tensor import split_matrices
+from agentrl.training.value_model import attach_values, has_value_head
 
 MASTER_DTYPE = torch.float32
 
@@ -30,7 +31,7 @@ def parallelise(
     gradient_checkpointing: bool = False,
     trees: bool = True,
 ) -> None:
-    """Apply all parallelism to `model` in place and attach `token_logprobs`.
+    """Apply all parallelism to `model` in place and attach `token_logprobs` or `state_values`.
 
     `model` holds float32 weights, the same on every rank. With `bf16` it computes in bfloat16,
     with float32 master weights and float32 gradient reduction. `trees`: it gets tree attention if
@@ -49,6 +50,8 @@ def parallelise(
     _shard(model, mesh, bf16)
     _check_sharded(model)
     attach_logprobs(model, line)
+    if has_value_head(model):
+        attach_values(model, line)
 
 
 def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool) -> None:

@@ -1,0 +1,39 @@
+"""The models beside the policy in a step: who is asked before it, and who learns after it."""
+
+from collections.abc import Sequence
+
+from agentrl.training.critic import Critic, Verdict
+from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
+from agentrl.training.passes import Advice
+from agentrl.training.program import Program
+from agentrl.training.reference import Reference
+from agentrl.training.sequences import TrainingSequence
+
+
+class ModelsBeside:
+    """The reference and the critic of a run, each of which there may be or not."""
+
+    def __init__(self, reference: Reference | None, critic: Critic | None) -> None:
+        self._reference = reference
+        self._critic = critic
+        self._verdict: Verdict | None = None
+
+    def advise(self, program: Program, rows: Sequence[Sequence[TrainingSequence]]) -> Advice:
+        """What they say of a step's tokens. `rows`: those of `program`. Collective."""
+        reference_logprobs = self._reference.logprobs(program) if self._reference else None
+        if self._critic is None:
+            return Advice(reference_logprobs)
+        outcomes = [row[0].reward if row else 0.0 for row in rows]
+        self._verdict = self._critic.estimate(program, outcomes)
+        return Advice(
+            reference_logprobs,
+            advantages=self._verdict.advantages,
+            policy_waits=self._critic.warms_up,
+        )
+
+    def learn(self, program: Program) -> CriticStatistics:
+        """Train the critic, if there is one, on what it said of `program`. Collective."""
+        if self._critic is None:
+            return NO_CRITIC
+        assert self._verdict is not None, "it was asked first"
+        return self._critic.learn(program, self._verdict)
