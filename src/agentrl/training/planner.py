@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from agentrl.databases.rows import RowHeader
+from agentrl.training.costs import CostModel
+
 # A group is divided for balance only where that saves this share of a rank's time at least.
 _WORTH_DIVIDING = 0.01
 
@@ -31,8 +34,16 @@ class RankPlan:
 
     @property
     def balance(self) -> float:
-        """The dearest rank's cost over the mean: how many times longer than need be a step takes."""
+        """The dearest rank's cost over the mean: by how much a step is longer than need be."""
         return max(self.costs) / mean(self.costs) if any(self.costs) else 1.0
+
+
+def row_cost(header: RowHeader, costs: CostModel) -> RowCost:
+    """What a row of the database costs; its first prompt is what siblings share."""
+    prompt = header.prompt_len
+    shared = costs.total(prompt, prompt * (prompt + 1) / 2, 0)
+    total = costs.total(header.n_tokens, header.cost, header.n_train_tokens)
+    return RowCost(header.prefix_hash, total - shared, shared)
 
 
 def plan_ranks(rows: Sequence[RowCost], ranks: int) -> RankPlan:
