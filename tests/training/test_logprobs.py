@@ -29,6 +29,7 @@ def batch_of(
         temperatures=temperatures,
         prediction=torch.arange(len(targets)),
         sequence=zeros.long(),
+        place=zeros.long(),
         behaviour_logprobs=zeros,
         advantages=zeros,
         staleness=zeros.long(),

@@ -30,7 +30,7 @@ from agentrl.training.gae import generalised_advantages, outcome_rewards, whiten
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, clip_grad_norm
 from agentrl.training.program import Program, run_program
-from agentrl.training.value_model import attach_values, state_values
+from agentrl.training.value_model import state_values
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,6 @@ class Critic:
 
         `optimizer` is the policy's, from which the critic has all but the learning rate.
         """
-        attach_values(model)
         own = replace(optimizer, learning_rate=config.critic_learning_rate)
         self.model = model
         self._mesh = mesh

@@ -5,6 +5,7 @@ pass, so that at most one chunk of logits exists at a time.
 """
 
 import types
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -13,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import TreeContext, Trunk
+from agentrl.training.attention import SharedLine, TreeContext, Trunk
 from agentrl.training.batch import MicroBatch, TrunkBatch
 
 _LOGPROBS, _TRUNK = "token_logprobs", "compute_trunk"
@@ -32,14 +33,14 @@ class _WithLogprobs(Protocol):
     def compute_trunk(self, batch: TrunkBatch, trunk: Trunk) -> Tensor: ...
 
 
-def attach_logprobs(model: PreTrainedModel) -> None:
+def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> None:
     """Make `token_logprobs` and `compute_trunk` forward methods of `model`; after `fully_shard`.
 
     FSDP gathers parameters around registered methods of its root only: the base model and the head
-    called from elsewhere would see shards.
+    called from elsewhere would see shards. `line`: how processes share lines, if they do.
     """
     for name, function in ((_LOGPROBS, _logprobs), (_TRUNK, _trunk)):
-        setattr(model, name, types.MethodType(function, model))
+        setattr(model, name, types.MethodType(partial(function, line), model))
         if isinstance(model, FSDPModule):
             register_fsdp_forward_method(model, name)
 
@@ -67,28 +68,136 @@ def token_logprobs(
 
 def compute_trunk(model: PreTrainedModel, batch: TrunkBatch) -> Trunk:
     """The forward pass over a trunk; its backward pass is `Trunk.backward`."""
-    trunk = Trunk(batch.tokens)
+    trunk = Trunk(batch.tokens, batch.input_ids.shape[1])
     # kept out here: FSDP hooks what leaves its method, to gather parameters for the backward pass
     trunk.keep_hidden(cast(_WithLogprobs, model).compute_trunk(batch, trunk))
     return trunk
 
 
-def _trunk(self: PreTrainedModel, batch: TrunkBatch, trunk: Trunk) -> Tensor:
-    return _tree_hidden(self, batch, TreeContext(batch.tree, trunk, is_trunk=True))
+def _trunk(
+    line: SharedLine | None, model: PreTrainedModel, batch: TrunkBatch, trunk: Trunk
+) -> Tensor:
+    return _tree_hidden(model, line, batch, TreeContext(batch.tree, trunk, is_trunk=True))
 
 
 def _logprobs(
-    self: PreTrainedModel,
+    line: SharedLine | None,
+    model: PreTrainedModel,
     batch: MicroBatch,
     chunk_size: int,
     with_entropy: bool,
     entropy_gradient: bool,
     trunk: Trunk | None,
 ) -> tuple[Tensor, Tensor | None]:
-    hidden_MH = hidden_states(self, batch, trunk).index_select(0, batch.positions)
-    head = self.get_output_embeddings()
+    hidden, mine = predicting_states(model, line, batch, trunk)
+    head = model.get_output_embeddings()
     assert isinstance(head, nn.Module)
     targets, temperatures = batch.targets, batch.temperatures
+    if line is None or mine is None:
+        return _in_chunks(
+            head, hidden, targets, temperatures, chunk_size, with_entropy, entropy_gradient
+        )
+    logprobs, entropy = _in_chunks(
+        head, hidden, targets[mine], temperatures[mine], chunk_size, with_entropy, entropy_gradient
+    )
+    count = len(targets)
+    return (
+        line.collect(logprobs, mine, count),
+        None if entropy is None else line.collect(entropy, mine, count),
+    )
+
+
+def predicting_states(
+    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, trunk: Trunk | None
+) -> tuple[Tensor, Tensor | None]:
+    """The hidden states that the batch's predictions are made from; in a forward method only.
+
+    Of all predictions, [M, H]; if lines are shared, of those that this process makes [m, H], and
+    which those are [m].
+    """
+    hidden = _hidden(model, line, batch, trunk)
+    if line is None:
+        return hidden.index_select(0, _places(batch, trunk)), None
+    mine, places = _shared_places(batch, line, trunk)
+    return hidden.index_select(0, places), mine
+
+
+def _places(batch: MicroBatch, trunk: Trunk | None) -> Tensor:
+    """Where in what `_hidden` returns each prediction is made from, [M]."""
+    if trunk is None:
+        return batch.positions
+    own = batch.positions - batch.trunk_tokens
+    return torch.where(own < 0, batch.positions, own + trunk.n_hidden)
+
+
+def _shared_places(
+    batch: MicroBatch, line: SharedLine, trunk: Trunk | None
+) -> tuple[Tensor, Tensor]:
+    """Which predictions are this process's [m], and where in `_hidden` each is made from [m]."""
+    positions, length = batch.positions, batch.input_ids.shape[1]
+    if trunk is None:
+        return line.mine(positions, length)
+    before = torch.nonzero(positions < batch.trunk_tokens).squeeze(-1)
+    behind = torch.nonzero(positions >= batch.trunk_tokens).squeeze(-1)
+    mine_before, places_before = line.mine(positions[before], trunk.length)
+    mine_behind, places_behind = line.mine(positions[behind] - batch.trunk_tokens, length)
+    return (
+        torch.cat([before[mine_before], behind[mine_behind]]),
+        torch.cat([places_before, places_behind + trunk.n_hidden]),
+    )
+
+
+def _hidden(
+    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, trunk: Trunk | None
+) -> Tensor:
+    """The hidden states of a trunk's line and of a batch [B * T], each with its padding, [.., H].
+
+    Of shared lines only this process's tokens.
+    """
+    if batch.tree is None:  # padded lines are causal and need no mask
+        output = model.base_model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+        )
+        return cast(Tensor, output.last_hidden_state).flatten(0, 1)
+    hidden = _tree_hidden(model, line, batch, TreeContext(batch.tree, trunk)).flatten(0, 1)
+    return hidden if trunk is None else trunk.before_hidden(hidden)
+
+
+def _tree_hidden(
+    model: PreTrainedModel,
+    line: SharedLine | None,
+    batch: MicroBatch | TrunkBatch,
+    tree: TreeContext,
+) -> Tensor:
+    """The hidden states [1, T, H] of a line whose attention knows the tree.
+
+    Of a shared line only this process's tokens.
+    """
+    input_ids, position_ids = batch.input_ids, batch.position_ids
+    shared = {}
+    if line is not None:
+        input_ids, position_ids = line.take(input_ids), line.take(position_ids)
+        shared = {"line": line}
+    output = model.base_model(
+        input_ids=input_ids, position_ids=position_ids, use_cache=False, tree=tree, **shared
+    )
+    if len(tree.layers) != model.config.get_text_config().num_hidden_layers:
+        raise ValueError(
+            f"{type(model).__name__} did not pass the tree on to the attention of every layer: "
+            "train this model with --attention_implementation sdpa"
+        )
+    return cast(Tensor, output.last_hidden_state)
+
+
+def _in_chunks(
+    head: nn.Module,
+    hidden_MH: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    chunk_size: int,
+    with_entropy: bool,
+    entropy_gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
     if len(targets) <= chunk_size:
         # one chunk: recomputing it would save nothing
         return _chunk(head, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
@@ -102,32 +211,6 @@ def _logprobs(
         logprobs.append(logprob)
         entropies.append(entropy)
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
-
-
-def hidden_states(model: PreTrainedModel, batch: MicroBatch, trunk: Trunk | None) -> Tensor:
-    """The hidden states [trunk_tokens + B * T, H] of a batch and what it stands behind."""
-    if batch.tree is None:  # padded lines are causal and need no mask
-        output = model.base_model(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
-        )
-        return cast(Tensor, output.last_hidden_state).flatten(0, 1)
-    hidden = _tree_hidden(model, batch, TreeContext(batch.tree, trunk)).flatten(0, 1)
-    return hidden if trunk is None else trunk.before_hidden(hidden)
-
-
-def _tree_hidden(
-    model: PreTrainedModel, batch: MicroBatch | TrunkBatch, tree: TreeContext
-) -> Tensor:
-    """The hidden states [1, T, H] of a line, whose attention knows the tree."""
-    output = model.base_model(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, tree=tree
-    )
-    if len(tree.layers) != model.config.get_text_config().num_hidden_layers:
-        raise ValueError(
-            f"{type(model).__name__} did not pass the tree on to the attention of every layer: "
-            "train this model with --attention_implementation sdpa"
-        )
-    return cast(Tensor, output.last_hidden_state)
 
 
 def _chunk(

@@ -6,6 +6,7 @@ that predicts the token. Not in here: what values are good for (`gae`), and thei
 """
 
 import types
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -15,9 +16,9 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from agentrl.configs import ConfigError
-from agentrl.training.attention import Trunk
+from agentrl.training.attention import SharedLine, Trunk
 from agentrl.training.batch import MicroBatch
-from agentrl.training.logprobs import hidden_states
+from agentrl.training.logprobs import predicting_states
 
 FLAG = "--critic_model_name_or_path"
 _METHOD = "state_values"
@@ -49,16 +50,30 @@ def load_value_model(folder: Path, attention_implementation: str) -> PreTrainedM
     missing = set(loaded["missing_keys"])
     if others := sorted(name for name in missing if name.split(".")[0] not in _HEADS):
         raise ConfigError(f"{FLAG} {folder}: the folder has no weights for {others[0]}")
+    head = _head(model)
+    if head is None:
+        raise ConfigError(
+            f"{FLAG} {folder}: {type(model).__name__} has no head of a known name "
+            f"({', '.join(_HEADS)}), so it cannot be a critic: give another model"
+        )
     if missing:
         with torch.no_grad():
-            for parameter in _head(model).parameters():
+            for parameter in head.parameters():
                 parameter.zero_()
     return cast(PreTrainedModel, model)
 
 
-def attach_values(model: PreTrainedModel) -> None:
-    """Make `state_values` a forward method of `model`; after `fully_shard`, if that is applied."""
-    setattr(model, _METHOD, types.MethodType(_forward, model))
+def has_value_head(model: PreTrainedModel) -> bool:
+    """Whether `model` is from `load_value_model`."""
+    return _head(model) is not None
+
+
+def attach_values(model: PreTrainedModel, line: SharedLine | None = None) -> None:
+    """Make `state_values` a forward method of `model`; after `fully_shard`.
+
+    `line`: how processes share lines, if they do.
+    """
+    setattr(model, _METHOD, types.MethodType(partial(_values, line), model))
     if isinstance(model, FSDPModule):
         register_fsdp_forward_method(model, _METHOD)
 
@@ -66,25 +81,24 @@ def attach_values(model: PreTrainedModel) -> None:
 def state_values(model: PreTrainedModel, batch: MicroBatch, trunk: Trunk | None = None) -> Tensor:
     """The value [M] float32 of the state that each of the batch's predictions is made in.
 
-    `trunk`: what the batch stands behind, if it does. `model` must have been through
-    `attach_values`.
+    `trunk`: what the batch stands behind, if it does. `model` must have been through `parallelise`.
     """
     return cast(_WithValues, model).state_values(batch, trunk)
 
 
-def _forward(self: PreTrainedModel, batch: MicroBatch, trunk: Trunk | None) -> Tensor:
-    hidden_MH = hidden_states(self, batch, trunk).index_select(0, batch.positions)
-    values: Tensor = _head(self)(hidden_MH)
+def _values(
+    line: SharedLine | None, model: PreTrainedModel, batch: MicroBatch, trunk: Trunk | None
+) -> Tensor:
+    hidden, mine = predicting_states(model, line, batch, trunk)
+    head = _head(model)
+    assert head is not None, "attached to models with a head only"
     # a copy: FSDP warns of a view, for fear of changes in place
-    return values.squeeze(-1).to(torch.float32, copy=True)
-
-
-def _head(model: PreTrainedModel) -> nn.Module:
-    for name in _HEADS:
-        head = getattr(model, name, None)
-        if isinstance(head, nn.Module):
-            return head
-    raise ConfigError(
-        f"{FLAG}: {type(model).__name__} has no head of a known name ({', '.join(_HEADS)}), so it "
-        "cannot be a critic: give another model"
+    values: Tensor = head(hidden).squeeze(-1).to(torch.float32, copy=True)
+    return (
+        values if line is None or mine is None else line.collect(values, mine, len(batch.targets))
     )
+
+
+def _head(model: PreTrainedModel) -> nn.Module | None:
+    heads = (getattr(model, name, None) for name in _HEADS)
+    return next((head for head in heads if isinstance(head, nn.Module)), None)

@@ -13,10 +13,12 @@ from transformers import PreTrainedModel
 
 from agentrl.training.attention import use_tree_attention
 from agentrl.training.logprobs import attach_logprobs
+from agentrl.training.parallel.context import share_lines
 from agentrl.training.parallel.experts import shard_experts, spread_experts
 from agentrl.training.parallel.limits import check_model
 from agentrl.training.parallel.mesh import Mesh
 from agentrl.training.parallel.tensor import split_matrices
+from agentrl.training.value_model import attach_values, has_value_head
 
 MASTER_DTYPE = torch.float32
 
@@ -29,12 +31,12 @@ def parallelise(
     gradient_checkpointing: bool = False,
     trees: bool = True,
 ) -> None:
-    """Apply all parallelism to `model` in place and attach `token_logprobs`.
+    """Apply all parallelism to `model` in place and attach `token_logprobs` or `state_values`.
 
     `model` holds float32 weights, the same on every rank. With `bf16` it computes in bfloat16,
     with float32 master weights and float32 gradient reduction. `trees`: it gets tree attention if
-    it can have it. Raises `ConfigError` if the model
-    cannot be divided as asked, `RuntimeError` if the sharding is not what was asked for.
+    it can have it. Raises `ConfigError` if the model cannot be divided as asked, `RuntimeError` if
+    the sharding is not what was asked for.
     """
     check_model(model.config, mesh.sizes, mesh.context_mode)
     if trees:
@@ -42,11 +44,14 @@ def parallelise(
     nn.Module.to(model, mesh.device)  # transformers' own wrapper of it has lost its types
     split_matrices(model, mesh)
     spread_experts(model, mesh)
+    line = share_lines(model, mesh)
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     _shard(model, mesh, bf16)
     _check_sharded(model)
-    attach_logprobs(model)
+    attach_logprobs(model, line)
+    if has_value_head(model):
+        attach_values(model, line)
 
 
 def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool) -> None:
