@@ -1,12 +1,14 @@
 """What learns: the sharded policy with its optimizer and schedule.
 
-A step changes these and a checkpoint keeps them. Not in here: rows, ledger, publication; the
-trainer and supervised training bring rows and say when.
+A step changes these and a checkpoint keeps them (`Learner.state_dict`). Not in here: rows, ledger,
+publication; the trainer and supervised training bring rows and say when.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from accelerate import Accelerator
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from transformers import PreTrainedModel
 
 from agentrl.configs import LossConfig, OptimizerConfig
@@ -49,3 +51,21 @@ class Learner:
         return train_step(
             self.model, self.optimizer, self.scheduler, rows, self._objective, self._options
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint must hold for training to go on; sharded, not copied. Collective.
+
+        The weights are under `model`, by their names in the model.
+        """
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of a learner of the same model gave. Collective."""
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        self.scheduler.load_state_dict(state["scheduler"])
