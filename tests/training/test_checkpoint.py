@@ -1,6 +1,5 @@
 """Checkpoints: exact, atomic, written while training goes on, loadable by other processes."""
 
-import multiprocessing
 import resource
 import signal
 import threading
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpointing import ROWS, Training, die_saving
+from forks import FORKS
 from test_ranks import results
 from worker import ROWS as RANKS_ROWS
 
@@ -24,9 +24,6 @@ from agentrl.training.checkpoint import (
     recorded_config,
     supersede_others,
 )
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["checkpointing"])  # each starts with it imported
 
 
 @pytest.fixture
