@@ -17,6 +17,7 @@ from agentrl.databases.documents import DBRecordData
 from agentrl.training.checkpoint import TrainerState
 from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
 from agentrl.training.learner import Learner
+from agentrl.training.parallel import make_mesh
 from agentrl.training.statistics import StepStatistics
 
 ROWS = linear_rows(6)
@@ -28,7 +29,7 @@ class Training:
 
     def __init__(self, output: Path, seed: int = 0, limit: int | None = None) -> None:
         self.learner = Learner(
-            tiny_model(seed=seed), Accelerator(cpu=True), LOSS, OPTIMIZER, OPTIONS, STEPS
+            tiny_model(seed=seed), make_mesh(Accelerator(cpu=True)), LOSS, OPTIMIZER, OPTIONS, STEPS
         )
         self.hold: Callable[[], object] = lambda: None  # the run is ours
         self.saver = CheckpointSaver(output, limit, self._hold)

@@ -15,7 +15,7 @@ from agentrl.training.checkpoint_io import CheckpointSaver
 from agentrl.training.export import export_checkpoint, main
 from agentrl.training.learner import Learner
 from agentrl.training.model_folder import load_model, load_tokenizer
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import make_mesh, parallelise
 from agentrl.training.publication import gather_publication
 from agentrl.training.step import StepOptions
 
@@ -24,7 +24,8 @@ IDS = torch.arange(2, 30)[None]
 
 def learner_of(model: PreTrainedModel) -> Learner:
     optimizer = OptimizerConfig(learning_rate=1e-2)
-    return Learner(model, Accelerator(cpu=True), LossConfig(), optimizer, StepOptions(512), 1)
+    mesh = make_mesh(Accelerator(cpu=True))
+    return Learner(model, mesh, LossConfig(), optimizer, StepOptions(512), 1)
 
 
 def save(learner: Learner, output: Path, base: Path) -> Path:
@@ -63,7 +64,7 @@ def test_an_exported_checkpoint_has_the_trained_logits(tied: bool, tmp_path: Pat
 def test_weights_can_be_published_in_bfloat16(tmp_path: Path) -> None:
     base = write_tiny_folder(tmp_path / "base")
     model = tiny_model()
-    parallelise(model, Accelerator(cpu=True))
+    parallelise(model, make_mesh(Accelerator(cpu=True)))
     publication = gather_publication(
         tmp_path, 0, 0, model, load_tokenizer(str(base)), torch.bfloat16
     )

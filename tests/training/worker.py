@@ -22,7 +22,7 @@ from agentrl.training.checkpoint import TrainerState
 from agentrl.training.checkpoint_io import CheckpointSaver
 from agentrl.training.learner import Learner
 from agentrl.training.model_folder import gather_weights, save_model_folder
-from agentrl.training.parallel import exit_process
+from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.planner import assign_rows
 from agentrl.training.step import StepOptions
 
@@ -39,15 +39,14 @@ ROWS = [
 def main(out: Path) -> None:
     """Three steps of the same rows; the second is one row only, which leaves ranks without any."""
     accelerator = Accelerator(cpu=True)
-    learner = Learner(tiny_model(), accelerator, LOSS, OPTIMIZER, OPTIONS, STEPS)
+    mesh = make_mesh(accelerator)
+    learner = Learner(tiny_model(), mesh, LOSS, OPTIMIZER, OPTIONS, STEPS)
     saver = CheckpointSaver(out, None, hold=lambda: None)
     results = []
     for step in range(1, STEPS + 1):
         rows = ROWS[:1] if step == 2 else ROWS
-        mine = assign_rows([row.cost for row in rows], accelerator.num_processes)
-        sequences = [
-            sequences_of(rows[index], step - 1) for index in mine[accelerator.process_index]
-        ]
+        mine = assign_rows([row.cost for row in rows], mesh.dp_size)
+        sequences = [sequences_of(rows[index], step - 1) for index in mine[mesh.dp_rank]]
         results.append(learner.step(sequences))
         if step == 2:
             saver.save(learner, TrainerState(2, 2, "worker", {}, processes=dist.get_world_size()))

@@ -7,7 +7,6 @@ publication; the trainer and supervised training bring rows and say when.
 from collections.abc import Sequence
 from typing import Any
 
-from accelerate import Accelerator
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from transformers import PreTrainedModel
 
@@ -15,7 +14,7 @@ from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.training.batch import TrainingSequence
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import Mesh, parallelise
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions, train_step
 
@@ -26,7 +25,7 @@ class Learner:
     def __init__(
         self,
         model: PreTrainedModel,
-        accelerator: Accelerator,
+        mesh: Mesh,
         loss: LossConfig,
         optimizer: OptimizerConfig,
         options: StepOptions,
@@ -37,10 +36,12 @@ class Learner:
     ) -> None:
         """Shards `model`, which holds float32 weights, the same on every rank, in place.
 
-        Raises `RuntimeError` if the launch or the sharding is not what was asked for.
+        Raises `ConfigError` if the model cannot be divided as `mesh` asks, `RuntimeError` if the
+        sharding is not what was asked for.
         """
-        parallelise(model, accelerator, bf16=bf16, gradient_checkpointing=gradient_checkpointing)
+        parallelise(model, mesh, bf16=bf16, gradient_checkpointing=gradient_checkpointing)
         self.model = model
+        self.mesh = mesh
         self.optimizer = make_optimizer(model, optimizer)
         self.scheduler = make_scheduler(self.optimizer, optimizer, total_steps)
         self._objective = Objective(loss)
@@ -49,8 +50,9 @@ class Learner:
     def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
         """Train on this rank's rows, each as its sequences, and update the weights once."""
         return train_step(
-            self.model, self.optimizer, self.scheduler, rows, self._objective, self._options
-        )
+            self.model, self.optimizer, self.scheduler, rows, self._objective, self._options,
+            self.mesh,
+        )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         """All that a checkpoint must hold for training to go on; sharded, not copied. Collective.
