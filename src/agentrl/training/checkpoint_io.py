@@ -31,6 +31,7 @@ from agentrl.training.checkpoint import (
     partial_path,
     read_state,
 )
+from agentrl.training.checkpoint_blocks import in_blocks, sharded_as
 
 # The slowest disk decides; a process that dies breaks the connection, which ends a wait at once.
 _LONGEST_WRITE = timedelta(days=1)
@@ -69,7 +70,7 @@ class CheckpointSaver:
         Waits for the save before this one and raises its error, see `wait`.
         """
         self.wait()
-        content = {**learner.state_dict(), **_own_random_state()}
+        content = in_blocks({**learner.state_dict(), **_own_random_state()})
         staged = self._stager.stage(content)
         assert not isinstance(staged, Future), "it was staged at once"
         self._running = Future()
@@ -148,12 +149,14 @@ def load_checkpoint(checkpoint: Path, learner: Stateful) -> TrainerState:
     state = read_state(checkpoint)
     random = _own_random_state() if state.processes == dist.get_world_size() else {}
     content = {**learner.state_dict(), **random}
+    stored = in_blocks(content)
     try:
-        load(content, checkpoint_id=checkpoint)
+        load(stored, checkpoint_id=checkpoint)
     except (OSError, CheckpointException) as error:
         raise CheckpointError(
             f"checkpoint {checkpoint} cannot be read: {_reason(error)}"
         ) from error
+    content = sharded_as(stored, like=content)
     learner.load_state_dict(content)
     if random:
         _restore_random_state(content)
