@@ -27,6 +27,7 @@ from agentrl.configs.training import (
     LOSSES,
     SCHEDULES,
     CheckpointConfig,
+    LoraConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -52,6 +53,7 @@ _LEAST: dict[str, float] = {
     "repetition_early_stop_times": -1, "browse_min_chars": 0, "browse_max_chars": 1,
     "min_turns": 0, "reserve_context_error_count": 0,
     "eval_steps": 0, "eval_attempts": 1,
+    "lora_rank": 0, "lora_alpha": 0,
     "epsilon": 0, "epsilon_higher": 0, "learning_rate": 0, "max_grad_norm": 0,
     "warmup_steps": 0, "max_steps": -1, "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 1, "max_trained_count": 1, "retrained_interval": 1,
@@ -89,6 +91,7 @@ class Config:
     agent: AgentConfig
     context: ContextConfig
     reward: RewardConfig
+    lora: LoraConfig
     loss: LossConfig
     optimizer: OptimizerConfig
     parallel: ParallelConfig

@@ -20,7 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
@@ -33,6 +37,8 @@ from agentrl.databases.documents import TrainerStart
 from agentrl.databases.runs import in_lineage
 
 STATE_FILE = "trainer_state.json"
+# Of a model with an adapter the adapter only: all else is as its folder has it.
+_TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -135,7 +141,11 @@ def load_checkpoint(
     except (OSError, CheckpointException) as error:
         raise CheckpointError(f"checkpoint {checkpoint} cannot be read: {error}") from error
     set_state_dict(
-        model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
+        model,
+        optimizer,
+        model_state_dict=loaded["model"],
+        optim_state_dict=loaded["optimizer"],
+        options=_TRAINED_ONLY,
     )
     scheduler.load_state_dict(loaded["scheduler"])
     if len(list(checkpoint.glob("random-*.pt"))) == dist.get_world_size():
@@ -170,7 +180,7 @@ def _in_lineage(checkpoint: Path, starts: Sequence[TrainerStart]) -> bool:
 def _state_dict(
     model: PreTrainedModel, optimizer: Optimizer, scheduler: LRScheduler
 ) -> dict[str, Any]:
-    model_state, optimizer_state = get_state_dict(model, optimizer)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=_TRAINED_ONLY)
     return {
         "model": model_state,
         "optimizer": optimizer_state,

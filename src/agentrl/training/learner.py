@@ -32,12 +32,23 @@ class Learner:
         *,
         bf16: bool = False,
         gradient_checkpointing: bool = False,
+        activation_offloading: bool = False,
+        param_offload: bool = False,
+        compiled: bool = False,
     ) -> None:
         """Shards `model`, which holds float32 weights, the same on every rank, in place.
 
         Raises `RuntimeError` if the launch or the sharding is not what was asked for.
         """
-        parallelise(model, accelerator, bf16=bf16, gradient_checkpointing=gradient_checkpointing)
+        parallelise(
+            model,
+            accelerator,
+            bf16=bf16,
+            gradient_checkpointing=gradient_checkpointing,
+            activation_offloading=activation_offloading,
+            param_offload=param_offload,
+            compiled=compiled,
+        )
         self.model = model
         self.optimizer = make_optimizer(model, optimizer)
         self.scheduler = make_scheduler(self.optimizer, optimizer, total_steps)

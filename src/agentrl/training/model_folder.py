@@ -10,11 +10,18 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from agentrl.configs import ConfigError, ModelConfig
+from agentrl.training.lora import (
+    adapter_of,
+    adapter_scaling,
+    base_name,
+    is_adapter_weight,
+    merge,
+)
 
 FLAG = "--model_name_or_path"
 
@@ -71,18 +78,32 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 def gather_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
     """A copy of a sharded model's weights, whole, in `dtype`, on rank 0's CPU; collective.
 
-    The other ranks get none. A tied weight is there once, under its first name.
+    The other ranks get none. A tied weight is there once, under its first name; an adapter is
+    merged into what it adapts. One weight at a time is whole on each device.
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(model, options=options)
-    if dist.get_rank() != 0:
-        return {}
-    tied = model.all_tied_weights_keys
-    return {
-        name: value.to(dtype, copy=True)
-        for name, value in weights.items()
-        if isinstance(value, Tensor) and name not in tied
-    }
+    state: dict[str, Tensor] = model.state_dict()
+    tied, scaling = model.all_tied_weights_keys, adapter_scaling(model)
+    main = dist.get_rank() == 0
+    weights = {}
+    for name, value in state.items():
+        if name in tied or is_adapter_weight(name):
+            continue
+        whole = _whole(value)
+        adapter = adapter_of(name)
+        if adapter is not None:
+            a, b = (_whole(state[part]) for part in adapter)
+            whole = merge(whole, a, b, scaling) if main else whole
+        if main:
+            weights[base_name(name)] = whole.to("cpu", dtype, copy=True)
+    return weights
+
+
+def _whole(value: Tensor) -> Tensor:
+    """All of a weight, on every rank; collective if it is sharded."""
+    if not isinstance(value, DTensor):
+        return value
+    # shards that are kept in host memory are gathered by the devices, as the mesh can do it
+    return value.to(value.device_mesh.device_type).full_tensor()
 
 
 def save_model_folder(

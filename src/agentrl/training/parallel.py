@@ -15,11 +15,18 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from agentrl.training.compilation import compile_layers
 from agentrl.training.logprobs import attach_logprobs
+from agentrl.training.offload import offload_activations
 
 MASTER_DTYPE = torch.float32
 
@@ -56,21 +63,29 @@ def parallelise(
     *,
     bf16: bool = False,
     gradient_checkpointing: bool = False,
+    activation_offloading: bool = False,
+    param_offload: bool = False,
+    compiled: bool = False,
 ) -> None:
     """Apply all parallelism to `model` in place and attach `token_logprobs`.
 
-    `model` holds float32 weights, the same on every rank. With `bf16` it computes in bfloat16,
-    with float32 master weights and float32 gradient reduction. Raises `RuntimeError` if the
-    launch or the sharding is not what was asked for.
+    `model` holds float32 weights, the same on every rank; what is not trained may be in another
+    type. With `bf16` it computes in bfloat16, with float32 master weights and float32 gradient
+    reduction. With `param_offload` shards and gradients live on the CPU. Raises `RuntimeError` if
+    the launch or the sharding is not what was asked for.
     """
     join_processes(accelerator)
     mesh = init_device_mesh(
         accelerator.device.type, (accelerator.num_processes,), mesh_dim_names=("dp_shard",)
     )
     model.to(accelerator.device)
+    if compiled:
+        compile_layers(_layers(model))
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    _shard(model, mesh, bf16)
+    if activation_offloading:
+        offload_activations(model)
+    _shard(model, mesh, bf16, param_offload)
     _check_sharded(model, accelerator.num_processes)
     attach_logprobs(model)
 
@@ -101,7 +116,7 @@ def scale_for_mean_reduction(loss: Tensor) -> Tensor:
     return loss * dist.get_world_size()
 
 
-def _shard(model: PreTrainedModel, mesh: DeviceMesh, bf16: bool) -> None:
+def _shard(model: PreTrainedModel, mesh: DeviceMesh, bf16: bool, param_offload: bool) -> None:
     """FSDP2 units: each transformer layer, and the root with all else.
 
     Embedding, norm and head are the root's own. It stays gathered from the first token to the end
@@ -115,10 +130,21 @@ def _shard(model: PreTrainedModel, mesh: DeviceMesh, bf16: bool) -> None:
         reduce_dtype=MASTER_DTYPE,
         cast_forward_inputs=False,
     )
-    reshard = mesh.size() > 1  # alone there is nothing to give back
+    # Alone there is nothing to give back, unless the shards live elsewhere.
+    reshard = mesh.size() > 1 or param_offload
+    offload = (
+        CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        if param_offload
+        else OffloadPolicy()
+    )
     for layer in _layers(model):
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(
+            layer, mesh=mesh, mp_policy=policy, offload_policy=offload,
+            reshard_after_forward=reshard,
+        )  # fmt: skip
+    fully_shard(
+        model, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=False
+    )
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -137,5 +163,5 @@ def _check_sharded(model: nn.Module, ranks: int) -> None:
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor) or parameter.device_mesh.size() != ranks:
             raise RuntimeError(f"parameter {name} is not sharded over {ranks} processes")
-        if parameter.dtype != MASTER_DTYPE:
+        if parameter.requires_grad and parameter.dtype != MASTER_DTYPE:
             raise RuntimeError(f"parameter {name} has master weights in {parameter.dtype}")

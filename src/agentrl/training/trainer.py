@@ -50,8 +50,10 @@ from agentrl.training.checkpoint import (
     save_checkpoint,
     supersede_others,
 )
+from agentrl.training.compilation import check_compiler
 from agentrl.training.duties import RunDuties
 from agentrl.training.learner import Learner
+from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
 from agentrl.training.parallel import exit_process, join_processes
@@ -137,8 +139,14 @@ class Trainer:
         self._total_steps = self._from_main(
             lambda duties: self._background.run(duties.count_steps())
         )
+        model = load_model(config.model)
+        if config.lora.lora_rank:
+            # What is not trained needs no master weights.
+            add_adapter(model, config.lora, frozen_dtype=self._published_dtype)
+        if config.parallel.compile:
+            check_compiler(self._accelerator.device)
         self._learner = Learner(
-            load_model(config.model),
+            model,
             self._accelerator,
             config.loss,
             optimizer,
@@ -151,6 +159,9 @@ class Trainer:
             self._total_steps,
             bf16=bf16,
             gradient_checkpointing=config.model.gradient_checkpointing,
+            activation_offloading=config.parallel.activation_offloading,
+            param_offload=config.parallel.param_offload,
+            compiled=config.parallel.compile,
         )
         self._step = 0
         self._version = -1
