@@ -34,6 +34,7 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: tor
     """
     named = comma_separated(config.lora_target_modules)
     targets = ALL_LINEAR if named == [ALL_LINEAR] else named
+    known = _known(model)
     try:
         inject_adapter_in_model(
             PeftConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets),
@@ -42,14 +43,14 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: tor
         )
     except ValueError as error:
         raise ConfigError(
-            f"--lora_target_modules {config.lora_target_modules}: {_known(model)} ({error})"
+            f"--lora_target_modules {config.lora_target_modules}: {known} ({error})"
         ) from None
     layers = [module for module in model.modules() if type(module) is Linear]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if len(trained) != 2 * len(layers):
         raise ConfigError(
             f"--lora_target_modules {config.lora_target_modules}: only linear layers can be "
-            f"adapted; {_known(model)}"
+            f"adapted; {known}"
         )
     for parameter in model.parameters():
         if not parameter.requires_grad:
@@ -114,11 +115,12 @@ def adapter_state(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _known(model: nn.Module) -> str:
+def _known(model: PreTrainedModel) -> str:
     """What can be adapted, for a message."""
+    head = model.get_output_embeddings()
     names = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not name.endswith(("base_layer", _ADAPTER))
+        if isinstance(module, nn.Linear) and module is not head
     }
     return f"give {ALL_LINEAR}, or some of {', '.join(sorted(names))}"
