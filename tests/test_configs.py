@@ -48,7 +48,7 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--tool_call_parser", "xml"], "known: qwen25, qwen"),
         (["--num_generations", "1"], "must be at least 2"),
         (["--run_name", "a/b"], "must be 1 to 38 letters"),
-        (["--tp_size", "2"], "this version has only 1"),
+        (["--pp_size", "2"], "no pipeline parallelism"),
         (["--inf_mem_ratio", "1"], "must lie between 0 and 1"),
         (["--inf_share_gpus", "true"], "needs --sync_sampling"),
         (["--preferred_sampling_params", "{"], "not JSON"),

@@ -35,7 +35,7 @@ from agentrl.rollout.mcp.sampler import MCPSampler
 from agentrl.training.batch import row_sequences
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import make_mesh, parallelise
 from agentrl.training.step import StepOptions, train_step
 
 VERSION = 2  # of the policy that the service has
@@ -168,7 +168,8 @@ async def test_branches_are_trained_as_they_were_sampled(
 
     # The trainer's model, which is the one that sampled, finds the sampler's logprobs again.
     model = demo_model()
-    parallelise(model, Accelerator(cpu=True))
+    mesh = make_mesh(Accelerator(cpu=True))
+    parallelise(model, mesh)
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-4))
     statistics = train_step(
         model,
@@ -177,6 +178,7 @@ async def test_branches_are_trained_as_they_were_sampled(
         [row_sequences(row, Lineage({VERSION: 0}), 0) for row in rows],
         Objective(LossConfig()),
         StepOptions(micro_batch_tokens=4000),
+        mesh,
     )
     assert statistics.n_train_tokens == sum(
         len(demo_renderer.encode(line)) for lines in said.values() for line in lines

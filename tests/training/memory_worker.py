@@ -20,7 +20,7 @@ from agentrl.configs import LoraConfig, LossConfig, OptimizerConfig
 from agentrl.training.learner import Learner
 from agentrl.training.lora import add_adapter
 from agentrl.training.model_folder import gather_weights
-from agentrl.training.parallel import exit_process
+from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.planner import assign_rows
 from agentrl.training.step import StepOptions
 
@@ -58,7 +58,7 @@ def make_learner(*, lora: bool = False, bf16: bool = False, **ways: bool) -> Lea
         add_adapter(model, LORA, frozen_dtype=torch.bfloat16 if bf16 else torch.float32)
     return Learner(
         model,
-        Accelerator(cpu=True),
+        make_mesh(Accelerator(cpu=True)),
         LossConfig(log_entropy=True),
         OptimizerConfig(learning_rate=1e-2, weight_decay=0.01),
         StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32),

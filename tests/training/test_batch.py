@@ -76,7 +76,7 @@ def test_a_damaged_row_is_named(change: dict[str, object], said: str) -> None:
 def test_the_tensors_hold_each_trained_token_beside_its_predecessor() -> None:
     rows = [make_row("a", 0, [(0, 9, -1)], version=1), make_row("b", 1, TREE, version=2)]
     sequences = [sequence for row in rows for sequence in sequences_of(row, 4)]
-    batch = collate(sequences, pad_to_multiple_of=8)
+    batch = collate(sequences, range(len(sequences)), pad_to_multiple_of=8)
     assert batch.input_ids.shape == (4, 24)
     assert len(batch.targets) == sum(row.n_train_tokens for row in rows)
     flat = batch.input_ids.flatten()

@@ -30,7 +30,7 @@ from agentrl.training.checkpoint import (
 )
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import make_mesh, parallelise
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import train_step
 
@@ -42,15 +42,17 @@ class Training:
 
     def __init__(self, seed: int = 0) -> None:
         self.model: Qwen3ForCausalLM = tiny_model(seed=seed)
-        parallelise(self.model, Accelerator(cpu=True))
+        self.mesh = make_mesh(Accelerator(cpu=True))
+        parallelise(self.model, self.mesh)
         self.optimizer = make_optimizer(self.model, OPTIMIZER)
         self.scheduler = make_scheduler(self.optimizer, OPTIMIZER, STEPS)
 
     def step(self, rows: list[DBRecordData]) -> StepStatistics:
         sequences = [sequences_of(row) for row in rows]
         return train_step(
-            self.model, self.optimizer, self.scheduler, sequences, Objective(LOSS), OPTIONS
-        )
+            self.model, self.optimizer, self.scheduler, sequences, Objective(LOSS), OPTIONS,
+            self.mesh,
+        )  # fmt: skip
 
     def save(self, output: Path, step: int, limit: int | None = None, fence: int = 1) -> Path:
         state = TrainerState(step=step, version=step, run_name="run", config={}, fence=fence)

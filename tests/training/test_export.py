@@ -15,7 +15,7 @@ from agentrl.training.export import export_checkpoint, main
 from agentrl.training.model_folder import load_model, load_tokenizer
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import make_mesh, parallelise
 from agentrl.training.publication import gather_publication
 from agentrl.training.step import StepOptions, train_step
 
@@ -26,11 +26,12 @@ IDS = torch.arange(2, 30)[None]
 def test_an_exported_checkpoint_has_the_trained_logits(tied: bool, tmp_path: Path) -> None:
     base = write_tiny_folder(tmp_path / "base", tied=tied)
     model = load_model(ModelConfig(model_name_or_path=str(base)))
-    parallelise(model, Accelerator(cpu=True))
+    mesh = make_mesh(Accelerator(cpu=True))
+    parallelise(model, mesh)
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 1)
     rows = [sequences_of(row) for row in linear_rows(4)]
-    train_step(model, optimizer, scheduler, rows, Objective(LossConfig()), StepOptions(512))
+    train_step(model, optimizer, scheduler, rows, Objective(LossConfig()), StepOptions(512), mesh)
     with torch.no_grad():
         expected = model(input_ids=IDS).logits
     config = {"model": {"model_name_or_path": str(base)}}
@@ -54,7 +55,7 @@ def test_an_exported_checkpoint_has_the_trained_logits(tied: bool, tmp_path: Pat
 def test_weights_can_be_published_in_bfloat16(tmp_path: Path) -> None:
     base = write_tiny_folder(tmp_path / "base")
     model = tiny_model()
-    parallelise(model, Accelerator(cpu=True))
+    parallelise(model, make_mesh(Accelerator(cpu=True)))
     publication = gather_publication(
         tmp_path, 0, 0, model, load_tokenizer(str(base)), torch.bfloat16
     )
@@ -68,7 +69,7 @@ def test_weights_can_be_published_in_bfloat16(tmp_path: Path) -> None:
 def test_an_existing_folder_is_not_overwritten_by_an_export(tmp_path: Path) -> None:
     base = write_tiny_folder(tmp_path / "base")
     model = tiny_model()
-    parallelise(model, Accelerator(cpu=True))
+    parallelise(model, make_mesh(Accelerator(cpu=True)))
     optimizer = make_optimizer(model, OptimizerConfig())
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 1)
     state = TrainerState(step=1, version=1, run_name="run", config={})

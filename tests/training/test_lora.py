@@ -17,7 +17,7 @@ from agentrl.configs import ConfigError, LoraConfig
 from agentrl.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
 from agentrl.training.lora import adapter_off, add_adapter, has_adapter
 from agentrl.training.model_folder import gather_weights, load_tokenizer, save_model_folder
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import make_mesh, parallelise
 
 IDS = torch.arange(2, 30)[None]
 
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_peft_alone() -> None:
     ours = tiny_model()
     config = LoraConfig(lora_rank=4, lora_alpha=8.0, lora_target_modules="q_proj, down_proj")
     add_adapter(ours, config, frozen_dtype=torch.float32)
-    parallelise(ours, Accelerator(cpu=True))
+    parallelise(ours, make_mesh(Accelerator(cpu=True)))
     expected = {name.removeprefix("base_model.model."): p for name, p in alone.named_parameters()}
     for name, parameter in ours.named_parameters():
         with torch.no_grad():
@@ -105,6 +105,6 @@ def test_target_modules_that_cannot_be_adapted_are_refused(targets: str) -> None
 def test_what_is_not_trained_is_held_in_the_dtype_asked_for() -> None:
     model = tiny_model()
     add_adapter(model, LORA, frozen_dtype=torch.bfloat16)
-    parallelise(model, Accelerator(cpu=True), bf16=True)
+    parallelise(model, make_mesh(Accelerator(cpu=True)), bf16=True)
     for name, parameter in model.named_parameters():
         assert parameter.dtype == (torch.float32 if "lora_" in name else torch.bfloat16), name

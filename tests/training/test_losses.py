@@ -37,6 +37,7 @@ def inputs(
         mask=torch.tensor(mask or [True] * len(ratios)),
         staleness=torch.tensor(staleness or [0] * len(ratios)),
         sequence_tokens=torch.full((len(ratios),), float(len(ratios))),
+        sequence=torch.zeros(len(ratios), dtype=torch.int64),
     )
 
 
@@ -50,15 +51,18 @@ def test_grpo_clips_the_ratio_where_the_advantage_pushes_outward() -> None:
     loss = grpo(given, LossConfig(epsilon=0.2, epsilon_higher=0.3))
     # r A, or clip(r) A = 1.3 * 2 and 0.8 * -2 where that is smaller
     assert loss.terms.tolist() == pytest.approx([-2.0, -2.6, 3.0, -1.0, 1.6], abs=1e-6)
-    assert loss.clipped.tolist() == [False, True, False, False, True]
+    assert loss.clipped_high.tolist() == [False, True, False, False, False]
+    assert loss.clipped_low.tolist() == [False, False, False, False, True]
     # d(-r A)/d log pi = -r A where it is not clipped
     assert gradient(loss.terms, given) == [-2.0, 0.0, 3.0, -1.0, 0.0]
 
 
 def test_the_upper_clip_range_is_the_lower_one_unless_it_is_given() -> None:
     given = inputs([1.25], [1.0])
-    assert grpo(given, LossConfig(epsilon=0.2)).clipped.tolist() == [True]
-    assert grpo(given, LossConfig(epsilon=0.2, epsilon_higher=0.28)).clipped.tolist() == [False]
+    assert grpo(given, LossConfig(epsilon=0.2)).clipped_high.tolist() == [True]
+    assert grpo(given, LossConfig(epsilon=0.2, epsilon_higher=0.28)).clipped_high.tolist() == [
+        False
+    ]
 
 
 def test_the_cap_on_the_weight_bounds_a_bad_token_in_grpo() -> None:
@@ -89,7 +93,8 @@ def test_strict_in_bound_leaves_out_every_ratio_out_of_range(name: str) -> None:
     given = inputs([1.0, 1.5, 0.5, 1.5, 0.5], [1.0, 1.0, 1.0, -1.0, -1.0])
     loss = LOSS_FUNCTIONS[name](given, LossConfig(strict_in_bound=True))
     assert gradient(loss.terms, given) == [-1.0, 0.0, 0.0, 0.0, 0.0]
-    assert loss.clipped.tolist() == [False, True, True, True, True]
+    assert loss.clipped_high.tolist() == [False, True, False, True, False]
+    assert loss.clipped_low.tolist() == [False, False, True, False, True]
 
 
 @pytest.mark.parametrize("name", ["GRPO", "MINIRL"])
@@ -118,6 +123,7 @@ def test_an_untrained_token_adds_nothing_whatever_its_numbers_are(name: str) -> 
         mask=given.mask,
         staleness=given.staleness,
         sequence_tokens=given.sequence_tokens,
+        sequence=given.sequence,
     )
     loss = LOSS_FUNCTIONS[name](odd, LossConfig(loss_calculator=name))
     assert loss.terms[1].item() == 0.0

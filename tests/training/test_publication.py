@@ -18,7 +18,7 @@ from agentrl.databases.mongod import free_port
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.model_folder import load_tokenizer
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import make_mesh, parallelise
 from agentrl.training.publication import Publication, Publisher, gather_publication
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def engines(base: Path) -> Iterator[tuple[Engine, Engine]]:
 def publication(base: Path, tmp_path: Path) -> Callable[[int], Publication]:
     """Makes publications of a model that differs from what engines start with."""
     model = tiny_model()
-    parallelise(model, Accelerator(cpu=True))
+    parallelise(model, make_mesh(Accelerator(cpu=True)))
     tokenizer = load_tokenizer(str(base))
 
     def make(version: int) -> Publication:
@@ -120,7 +120,7 @@ async def test_a_publication_reaches_services_ledger_and_disk(
 
 async def test_gathered_weights_do_not_change_with_the_model(base: Path, tmp_path: Path) -> None:
     model = tiny_model()
-    parallelise(model, Accelerator(cpu=True))
+    parallelise(model, make_mesh(Accelerator(cpu=True)))
     made = gather_publication(tmp_path, 0, 0, model, load_tokenizer(str(base)), torch.float32)
     before = {name: tensor.clone() for name, tensor in made.weights.tensors.items()}
     with torch.no_grad():

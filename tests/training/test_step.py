@@ -11,7 +11,7 @@ from agentrl.databases.documents import DBRecordData
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import make_mesh, parallelise
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions, train_step
 
@@ -22,11 +22,12 @@ def one_step(
     rows: list[DBRecordData], loss: LossConfig, options: StepOptions, *, checkpointing: bool = False
 ) -> tuple[StepStatistics, list[Tensor]]:
     model = tiny_model()
-    parallelise(model, Accelerator(cpu=True), gradient_checkpointing=checkpointing)
+    mesh = make_mesh(Accelerator(cpu=True))
+    parallelise(model, mesh, gradient_checkpointing=checkpointing)
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
     sequences = [sequences_of(row) for row in rows]
-    statistics = train_step(model, optimizer, scheduler, sequences, Objective(loss), options)
+    statistics = train_step(model, optimizer, scheduler, sequences, Objective(loss), options, mesh)
     return statistics, [parameter.full_tensor() for parameter in model.parameters()]
 
 
@@ -87,7 +88,8 @@ def test_a_tree_trains_like_its_paths_as_separate_rows() -> None:
 
 def test_a_step_that_is_not_finite_leaves_the_weights_alone() -> None:
     model = tiny_model()
-    parallelise(model, Accelerator(cpu=True))
+    mesh = make_mesh(Accelerator(cpu=True))
+    parallelise(model, mesh)
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
     row = make_row("a", 0, [(0, 9, -1)])
@@ -100,6 +102,7 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone() -> None:
             [sequences_of(bad)],
             Objective(LossConfig()),
             StepOptions(512),
+            mesh,
         )
     for ours, start in zip(model.parameters(), tiny_model().parameters(), strict=True):
         assert torch.equal(ours.full_tensor(), start)
@@ -108,7 +111,8 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone() -> None:
 def test_statistics_describe_the_trained_tokens() -> None:
     rows = [make_row(f"r{i}", i, [(0, 20, -1)], version=i) for i in range(3)]
     model = tiny_model()
-    parallelise(model, Accelerator(cpu=True))
+    mesh = make_mesh(Accelerator(cpu=True))
+    parallelise(model, mesh)
     optimizer = make_optimizer(model, OptimizerConfig())
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
     statistics = train_step(
@@ -118,6 +122,7 @@ def test_statistics_describe_the_trained_tokens() -> None:
         [sequences_of(row, 3) for row in rows],
         Objective(LossConfig(log_entropy=True)),
         StepOptions(512),
+        mesh,
     )
     assert statistics.staleness_max == 3
     assert statistics.staleness_mean == pytest.approx(2.0)
@@ -129,7 +134,7 @@ def test_statistics_describe_the_trained_tokens() -> None:
 
 def test_bf16_computes_in_bfloat16_and_leaves_weights_and_temperatures_in_float32() -> None:
     model = tiny_model()
-    parallelise(model, Accelerator(cpu=True), bf16=True)
+    parallelise(model, make_mesh(Accelerator(cpu=True)), bf16=True)
     ids = torch.arange(2, 22).reshape(2, 10)
     positions, temperatures = torch.arange(9), torch.full((9,), 0.7)
     targets = ids[0, 1:]

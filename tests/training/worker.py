@@ -22,7 +22,7 @@ from agentrl.training.checkpoint import TrainerState, save_checkpoint
 from agentrl.training.model_folder import gather_weights, save_model_folder
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import exit_process, parallelise
+from agentrl.training.parallel import exit_process, make_mesh, parallelise
 from agentrl.training.planner import assign_rows
 from agentrl.training.step import StepOptions, train_step
 
@@ -40,17 +40,18 @@ def main(out: Path) -> None:
     """Three steps of the same rows; the second is one row only, which leaves ranks without any."""
     accelerator = Accelerator(cpu=True)
     model = tiny_model()
-    parallelise(model, accelerator)
+    mesh = make_mesh(accelerator)
+    parallelise(model, mesh)
     optimizer = make_optimizer(model, OPTIMIZER)
     scheduler = make_scheduler(optimizer, OPTIMIZER, STEPS)
     results = []
     for step in range(1, STEPS + 1):
         rows = ROWS[:1] if step == 2 else ROWS
-        mine = assign_rows([row.cost for row in rows], accelerator.num_processes)
-        sequences = [
-            sequences_of(rows[index], step - 1) for index in mine[accelerator.process_index]
-        ]
-        results.append(train_step(model, optimizer, scheduler, sequences, Objective(LOSS), OPTIONS))
+        mine = assign_rows([row.cost for row in rows], mesh.dp_size)
+        sequences = [sequences_of(rows[index], step - 1) for index in mine[mesh.dp_rank]]
+        results.append(
+            train_step(model, optimizer, scheduler, sequences, Objective(LOSS), OPTIONS, mesh)
+        )
         if step == 2:
             state = TrainerState(step=2, version=2, run_name="worker", config={})
             save_checkpoint(out, state, model, optimizer, scheduler, save_total_limit=None)

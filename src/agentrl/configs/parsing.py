@@ -24,6 +24,7 @@ from agentrl.configs.sampling import (
     ServiceConfig,
 )
 from agentrl.configs.training import (
+    CONTEXT_MODES,
     LOSSES,
     SCHEDULES,
     CheckpointConfig,
@@ -59,6 +60,7 @@ _LEAST: dict[str, float] = {
     "gradient_accumulation_steps": 1, "max_trained_count": 1, "retrained_interval": 1,
     "micro_batch_tokens": 1, "pad_to_multiple_of": 1, "loss_seq_chunk_size": 1,
     "save_steps": 1, "save_total_limit": 1, "logging_steps": 1,
+    "tp_size": 1, "cp_size": 1, "ep_size": 1, "dp_replicate_size": 1, "pp_size": 1,
     "inf_tp_size": 1, "inf_ep_size": 1,
 }  # fmt: skip
 
@@ -204,6 +206,7 @@ def _validate(config: Config) -> None:
             f"--max_tokens ({config.sampling.max_tokens}), which ends a record"
         )
     _one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
+    _one_of("cp_mode", config.parallel.cp_mode, CONTEXT_MODES)
     _one_of("report_to", config.run.report_to, TRACKERS)
     _one_of("weight_update", config.services.weight_update, WEIGHT_UPDATES)
     _one_of("weight_update_pause", config.services.weight_update_pause, WEIGHT_UPDATE_PAUSES)
@@ -217,6 +220,12 @@ def _validate(config: Config) -> None:
         for name, least in _LEAST.items():
             if name in type(values).__dataclass_fields__:
                 _at_least(name, getattr(values, name), least)
+    if config.parallel.pp_size > 1:
+        raise ConfigError(
+            f"--pp_size {config.parallel.pp_size}: there is no pipeline parallelism, because a "
+            "step's trees have no common shape to send between stages; use --dp_replicate_size, "
+            "--tp_size, --cp_size or --ep_size"
+        )
     for reserved in fields(ReservedConfig):
         value = getattr(config.reserved, reserved.name)
         if value != reserved.default:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from agentrl.configs.flag import flag
 
 LOSSES = ("GRPO", "MINIRL", "CrossEntropy")
+CONTEXT_MODES = ("ulysses", "allgather")
 SCHEDULES = (
     "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial",
 )  # fmt: skip
@@ -76,8 +77,18 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Devices and memory."""
+    """Devices and memory. Processes that no degree claims share the data."""
 
+    tp_size: int = flag(1, "tensor parallelism: processes that share each matrix")
+    cp_size: int = flag(1, "context parallelism: processes that share each sequence")
+    cp_mode: str = flag(
+        "ulysses",
+        "how they attend: ulysses (each has some heads of all tokens) or allgather (each has all "
+        "heads of its tokens, and the keys and values of all)",
+    )
+    ep_size: int = flag(1, "expert parallelism: processes that experts are spread over")
+    dp_replicate_size: int = flag(1, "copies of the sharded model (HSDP), one per node say")
+    pp_size: int = flag(1, "pipeline parallelism: only 1, see docs/parallelism.md")
     use_cpu: bool = flag(False, "train on the CPU though there is a GPU")
     micro_batch_tokens: int | None = flag(
         None, "tokens of one forward pass, padding included (default --max_tokens)"
@@ -110,8 +121,4 @@ class CheckpointConfig:
 class ReservedConfig:
     """Flags whose feature this version does not have: only the default is taken."""
 
-    tp_size: int = flag(1, "tensor parallelism (only 1 in this version)")
-    cp_size: int = flag(1, "context parallelism (only 1 in this version)")
-    pp_size: int = flag(1, "pipeline parallelism (only 1 in this version)")
-    ep_size: int = flag(1, "expert parallelism (only 1 in this version)")
     dynamic_batching: bool = flag(True, "fill micro-batches by tokens (only true in this version)")

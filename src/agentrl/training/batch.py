@@ -49,6 +49,7 @@ class MicroBatch:
     advantages: Tensor  # [N] float32
     staleness: Tensor  # [N] int64, see `TrainingSequence`
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
+    sequence: Tensor  # [N] int64, which of the rank's rows the token is of
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
 
     def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
@@ -60,6 +61,7 @@ class MicroBatch:
             mask=self.mask,
             staleness=self.staleness,
             sequence_tokens=self.sequence_tokens,
+            sequence=self.sequence,
             entropy=entropy,
         )
 
@@ -143,10 +145,14 @@ def count_totals(rows: Sequence[Sequence[TrainingSequence]]) -> BatchTotals:
 
 def collate(
     sequences: Sequence[TrainingSequence],
+    rows: Sequence[int],
     pad_to_multiple_of: int = 1,
     device: torch.device | str = "cpu",
 ) -> MicroBatch:
-    """Pad `sequences` (at least one) on the right and gather what the loss needs."""
+    """Pad `sequences` (at least one) on the right and gather what the loss needs.
+
+    `rows`: of which of the rank's rows each of them is.
+    """
     longest = max(len(sequence) for sequence in sequences)
     width = -(-longest // pad_to_multiple_of) * pad_to_multiple_of
     input_ids = np.zeros((len(sequences), width), dtype=np.int64)
@@ -176,6 +182,7 @@ def collate(
         advantages=tensor(gathered([s.advantages for s in sequences]), torch.float32),
         staleness=tensor(gathered([s.staleness for s in sequences]), torch.int64),
         sequence_tokens=tensor(repeated([float(s.row_tokens) for s in sequences]), torch.float32),
+        sequence=tensor(np.repeat(np.asarray(rows), counts), torch.int64),
         mask=torch.ones(sum(counts), dtype=torch.bool, device=device),
     )
 
@@ -197,5 +204,6 @@ def placeholder(device: torch.device | str = "cpu") -> MicroBatch:
         advantages=one,
         staleness=index,
         sequence_tokens=one + 1,
+        sequence=index,
         mask=torch.zeros(1, dtype=torch.bool, device=device),
     )

@@ -6,14 +6,13 @@ trainer and supervised training bring rows and say when.
 
 from collections.abc import Sequence
 
-from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.training.batch import TrainingSequence
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import parallelise
+from agentrl.training.parallel import Mesh, parallelise
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions, train_step
 
@@ -24,7 +23,7 @@ class Learner:
     def __init__(
         self,
         model: PreTrainedModel,
-        accelerator: Accelerator,
+        mesh: Mesh,
         loss: LossConfig,
         optimizer: OptimizerConfig,
         options: StepOptions,
@@ -38,11 +37,12 @@ class Learner:
     ) -> None:
         """Shards `model`, which holds float32 weights, the same on every rank, in place.
 
-        Raises `RuntimeError` if the launch or the sharding is not what was asked for.
+        Raises `ConfigError` if the model cannot be divided as `mesh` asks, `RuntimeError` if the
+        sharding is not what was asked for.
         """
         parallelise(
             model,
-            accelerator,
+            mesh,
             bf16=bf16,
             gradient_checkpointing=gradient_checkpointing,
             activation_offloading=activation_offloading,
@@ -50,6 +50,7 @@ class Learner:
             compiled=compiled,
         )
         self.model = model
+        self.mesh = mesh
         self.optimizer = make_optimizer(model, optimizer)
         self.scheduler = make_scheduler(self.optimizer, optimizer, total_steps)
         self._objective = Objective(loss)
@@ -58,5 +59,6 @@ class Learner:
     def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
         """Train on this rank's rows, each as its sequences, and update the weights once."""
         return train_step(
-            self.model, self.optimizer, self.scheduler, rows, self._objective, self._options
-        )
+            self.model, self.optimizer, self.scheduler, rows, self._objective, self._options,
+            self.mesh,
+        )  # fmt: skip

@@ -7,6 +7,7 @@ from agentrl.training.losses import (
     LOSS_FUNCTIONS,
     BatchTotals,
     LossInputs,
+    Scope,
     TokenLoss,
     normalisation_of,
     normalise,
@@ -25,6 +26,21 @@ class Objective:
     def with_entropy(self) -> bool:
         """Whether the entropy of the policy is wanted."""
         return self._config.log_entropy
+
+    @property
+    def entropy_gradient(self) -> bool:
+        """Whether the entropy that is wanted is trained, and must carry its gradient."""
+        return False
+
+    @property
+    def with_reference(self) -> bool:
+        """Whether `LossInputs.reference_logprobs` are wanted."""
+        return False
+
+    @property
+    def scope(self) -> Scope:
+        """How much of the batch `share` must see at once, to be exact."""
+        return Scope.TOKEN
 
     def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLoss]:
         """The scalar to differentiate, whose sum over all parts is the loss, and its terms."""

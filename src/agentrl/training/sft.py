@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.training.batch import TrainingSequence
 from agentrl.training.learner import Learner
+from agentrl.training.parallel import make_mesh
 from agentrl.training.planner import assign_rows
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions
@@ -64,10 +65,11 @@ def train_supervised(
         max_grad_norm=max_grad_norm,
     )
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    mesh = make_mesh(accelerator)
     # sharding is for good: a copy is sharded, so that the caller gets a plain model back
     learner = Learner(
         copy.deepcopy(model),
-        accelerator,
+        mesh,
         LossConfig(loss_calculator="CrossEntropy"),
         config,
         options,
@@ -77,7 +79,7 @@ def train_supervised(
     for step in range(1, steps + 1):
         batch = next(batches)
         costs = [float(len(sequences[index])) for index in batch]
-        mine = assign_rows(costs, accelerator.num_processes)[accelerator.process_index]
+        mine = assign_rows(costs, mesh.dp_size)[mesh.dp_rank]
         statistics = learner.step([[sequences[batch[index]]] for index in mine])
         if on_step is not None:
             on_step(step, statistics)

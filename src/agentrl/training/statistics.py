@@ -51,13 +51,14 @@ class RunningStatistics:
         if len(ratio) == 0:
             return
         staleness = inputs.staleness[mask].double()
+        clipped = token_loss.clipped_low | token_loss.clipped_high
         kl = ratio - 1.0 - log_ratio(inputs).detach()[mask].double()
         entropy_sum = kl.new_zeros(())
         if inputs.entropy is not None:
             self.with_entropy = True
             entropy_sum = inputs.entropy.detach()[mask].double().sum()
         self.sums += torch.stack(
-            [share.double(), ratio.sum(), token_loss.clipped.sum().double(), kl.sum(), entropy_sum,
+            [share.double(), ratio.sum(), clipped.sum().double(), kl.sum(), entropy_sum,
              staleness.sum()]
         )  # fmt: skip
         part = torch.stack([-ratio.min(), ratio.max(), staleness.max()])
@@ -69,10 +70,11 @@ class RunningStatistics:
         grad_norm: float,
         learning_rate: float,
         n_micro_batches: int,
+        dp_group: dist.ProcessGroup,
     ) -> StepStatistics:
-        """The statistics of the step, the same on every rank. Collective."""
-        dist.all_reduce(self.sums)
-        dist.all_reduce(self.maxima, op=dist.ReduceOp.MAX)
+        """The statistics of the step, the same on every rank. Collective over `dp_group`."""
+        dist.all_reduce(self.sums, group=dp_group)
+        dist.all_reduce(self.maxima, op=dist.ReduceOp.MAX, group=dp_group)
         loss, ratio, clipped, kl, entropy, staleness = self.sums.tolist()
         minus_ratio_min, ratio_max, staleness_max = self.maxima.tolist()
         return StepStatistics(

@@ -23,7 +23,7 @@ from agentrl.training.batch import (
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.losses import BatchTotals
 from agentrl.training.objective import Objective
-from agentrl.training.parallel import clip_grad_norm, scale_for_mean_reduction
+from agentrl.training.parallel import Mesh, clip_grad_norm
 from agentrl.training.planner import pack_sequences, split_to
 from agentrl.training.statistics import RunningStatistics, StepStatistics
 
@@ -45,20 +45,22 @@ def train_step(
     rows: Sequence[Sequence[TrainingSequence]],
     objective: Objective,
     options: StepOptions,
+    mesh: Mesh,
 ) -> StepStatistics:
     """Train on `rows` (this rank's, each as its sequences) and update the weights once.
 
     The result is the same on every rank, and but for rounding the same for any number of ranks and
     any micro-batch size.
     """
-    device = next(model.parameters()).device
+    device = mesh.device
     sequences = [sequence for row in rows for sequence in row]
+    row_of = [number for number, row in enumerate(rows) for _ in row]
     plan = pack_sequences(
         [len(sequence) for sequence in sequences],
         options.micro_batch_tokens,
         options.pad_to_multiple_of,
     )
-    totals, n_micro_batches = _agree(count_totals(rows), len(plan), device)
+    totals, n_micro_batches = _agree(count_totals(rows), len(plan), mesh)
     if totals.tokens == 0:
         raise ValueError("a step has no trained token in any of its rows")
     model.train()
@@ -67,13 +69,14 @@ def train_step(
         batch = (
             collate(
                 [sequences[index] for index in indices],
+                [row_of[index] for index in indices],
                 options.pad_to_multiple_of,
                 device,
             )
             if indices
             else placeholder(device)
         )
-        _accumulate(model, batch, totals, objective, options, running)
+        _accumulate(model, batch, totals, objective, options, mesh, running)
     grad_norm = clip_grad_norm(model, options.max_grad_norm)
     if not math.isfinite(grad_norm):
         raise FloatingPointError(
@@ -84,7 +87,7 @@ def train_step(
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad(set_to_none=True)
-    return running.reduce(totals, grad_norm, learning_rate, n_micro_batches)
+    return running.reduce(totals, grad_norm, learning_rate, n_micro_batches, mesh.dp_group)
 
 
 def _accumulate(
@@ -93,6 +96,7 @@ def _accumulate(
     totals: BatchTotals,
     objective: Objective,
     options: StepOptions,
+    mesh: Mesh,
     running: RunningStatistics,
 ) -> None:
     logprobs, entropy = token_logprobs(
@@ -106,15 +110,15 @@ def _accumulate(
     )
     inputs = batch.loss_inputs(logprobs, entropy)
     share, token_loss = objective.share(inputs, totals)
-    scale_for_mean_reduction(share).backward()
+    mesh.scale_for_mean_reduction(share).backward()
     running.add(share.detach(), token_loss, inputs)
 
 
-def _agree(local: BatchTotals, micro_batches: int, device: torch.device) -> tuple[BatchTotals, int]:
+def _agree(local: BatchTotals, micro_batches: int, mesh: Mesh) -> tuple[BatchTotals, int]:
     """Sum the counts over ranks, and take the most micro-batches that any rank has (at least 1)."""
-    counts = torch.tensor([local.tokens, local.sequences], dtype=torch.int64, device=device)
-    most = torch.tensor(max(micro_batches, 1), dtype=torch.int64, device=device)
-    dist.all_reduce(counts)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    counts = torch.tensor([local.tokens, local.sequences], dtype=torch.int64, device=mesh.device)
+    most = torch.tensor(max(micro_batches, 1), dtype=torch.int64, device=mesh.device)
+    dist.all_reduce(counts, group=mesh.dp_group)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=mesh.dp_group)
     tokens, sequences = counts.tolist()
     return BatchTotals(tokens, sequences), int(most)

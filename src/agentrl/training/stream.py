@@ -25,6 +25,7 @@ from agentrl.databases.policies import Lineage, load_lineage
 from agentrl.databases.rows import RowHeader, RowLedger, fetch_rows
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.batch import TrainingSequence, row_sequences
+from agentrl.training.parallel import Mesh
 from agentrl.training.planner import assign_rows
 
 T = TypeVar("T")
@@ -113,20 +114,26 @@ class LedgerSource:
 
 
 class RowStream:
-    """The stream of one rank. All ranks start and take the same steps in the same order."""
+    """The stream of one process. All start and take the same steps in the same order."""
 
     def __init__(
-        self, background: BackgroundLoop, database: RunDatabase, source: RowSource | None
+        self,
+        background: BackgroundLoop,
+        database: RunDatabase,
+        source: RowSource | None,
+        mesh: Mesh,
     ) -> None:
         """`source`: on rank 0 only. Collective: every rank makes one."""
         self._background = background
         self._database = database
         self._source = source
         self._lineage = Lineage()
-        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self._rank, self._ranks = mesh.dp_rank, mesh.dp_size
         # of its own, because it is used from another thread than training's collectives
         self._group = (
-            dist.new_group(backend="gloo", timeout=_PLAN_TIMEOUT) if self._ranks > 1 else None
+            dist.new_group(backend="gloo", timeout=_PLAN_TIMEOUT)
+            if dist.get_world_size() > 1
+            else None
         )
         self._pending: Future[StepRows | None] | None = None
 

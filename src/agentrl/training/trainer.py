@@ -56,7 +56,7 @@ from agentrl.training.learner import Learner
 from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
-from agentrl.training.parallel import exit_process, join_processes
+from agentrl.training.parallel import ParallelSizes, exit_process, make_mesh
 from agentrl.training.publication import gather_publication
 from agentrl.training.step import StepOptions
 from agentrl.training.stream import RowStream, StepRows
@@ -119,7 +119,7 @@ class Trainer:
         rows_per_step = (
             optimizer.per_device_train_batch_size
             * optimizer.gradient_accumulation_steps
-            * self._accelerator.num_processes
+            * ParallelSizes.of(config.parallel, self._accelerator.num_processes).dp
         )
         self._background = stack.enter_context(BackgroundLoop())
         self._database = self._connect()
@@ -134,7 +134,7 @@ class Trainer:
 
         bf16 = config.model.bf16 or self._accelerator.mixed_precision == "bf16"
         self._published_dtype = torch.bfloat16 if bf16 else torch.float32
-        join_processes(self._accelerator)
+        mesh = make_mesh(self._accelerator, config.parallel)
         stack.callback(dist.destroy_process_group)
         self._total_steps = self._from_main(
             lambda duties: self._background.run(duties.count_steps())
@@ -147,7 +147,7 @@ class Trainer:
             check_compiler(self._accelerator.device)
         self._learner = Learner(
             model,
-            self._accelerator,
+            mesh,
             config.loss,
             optimizer,
             StepOptions(
@@ -174,7 +174,7 @@ class Trainer:
         self._resume()
         metrics = MetricsWriter(self._output, self._accelerator, self._config, self._step)
         source = self._duties.source(self._stop) if self._duties else None
-        stream = RowStream(self._background, self._database, source)
+        stream = RowStream(self._background, self._database, source, self._learner.mesh)
         self._publish(evaluate=self._step == 0)
         self._report(TRAINING)
         if self._duties and self._step == 0:

@@ -12,54 +12,16 @@ whether because of staleness or because sampler and trainer round differently.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 from agentrl.configs import LossConfig
+from agentrl.training.losses.inputs import LossInputs, TokenLoss
+from agentrl.training.losses.normalisation import Normalisation
 
 # exp(20) is 5e8: a ratio beyond is noise, and must not become infinite and then NaN
 _MAX_LOG_RATIO = 20.0
-
-
-@dataclass(frozen=True)
-class LossInputs:
-    """What the loss knows of N tokens. All tensors are [N]."""
-
-    logprobs: Tensor  # float32, of the policy being trained; carries the gradient
-    behaviour_logprobs: Tensor  # float32, the sampler's
-    advantages: Tensor  # float32
-    mask: Tensor  # bool, the tokens that are trained
-    staleness: Tensor  # int >= 0, steps that the trained weights are newer than the sampler's
-    sequence_tokens: Tensor  # float32, trained tokens of the token's whole row
-    entropy: Tensor | None = None  # float32, of the policy at the token
-
-
-@dataclass(frozen=True)
-class TokenLoss:
-    """A loss before normalisation. All tensors are [N]; all but `terms` are detached."""
-
-    terms: Tensor  # float32, 0 where a token is not trained
-    ratio: Tensor  # float32, pi / mu
-    clipped: Tensor  # bool, trained tokens that get no gradient because of the clip range
-
-
-class Normalisation(StrEnum):
-    """How the terms of a batch become one number. Each divides by counts of the global batch."""
-
-    TOKEN = "token"  # mean over all trained tokens
-    SEQUENCE = "sequence"  # mean over the tokens of a sequence, then over sequences
-    NONE = "none"  # no length normalisation: sum over tokens, mean over sequences
-
-
-@dataclass(frozen=True)
-class BatchTotals:
-    """Counts over all ranks and micro-batches of one optimizer step."""
-
-    tokens: int  # trained tokens
-    sequences: int  # rows with at least one trained token
 
 
 def log_ratio(inputs: LossInputs) -> Tensor:
@@ -100,8 +62,8 @@ def grpo(inputs: LossInputs, config: LossConfig) -> TokenLoss:
         weight = weight.clamp(max=config.importance_weight_cap_ratio)
     clipped_terms = ratio.clamp(low, high) * advantages
     terms = -torch.minimum(weight * advantages, clipped_terms)
-    clipped = _pushed_out(ratio, advantages, low, high)
-    return _token_loss(terms, ratio, clipped, inputs, config)
+    low_out, high_out = _pushed_out(ratio, advantages, low, high)
+    return _token_loss(terms, ratio, low_out, high_out, inputs, config)
 
 
 def minirl(inputs: LossInputs, config: LossConfig) -> TokenLoss:
@@ -122,9 +84,9 @@ def minirl(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     weight = ratio
     if config.importance_weight_cap_ratio is not None:
         weight = weight.clamp(max=config.importance_weight_cap_ratio)
-    clipped = _pushed_out(ratio, advantages, low, high)
-    terms = torch.where(clipped, 0.0, -weight * advantages * inputs.logprobs)
-    return _token_loss(terms, ratio, clipped, inputs, config)
+    low_out, high_out = _pushed_out(ratio, advantages, low, high)
+    terms = torch.where(low_out | high_out, 0.0, -weight * advantages * inputs.logprobs)
+    return _token_loss(terms, ratio, low_out, high_out, inputs, config)
 
 
 def cross_entropy(inputs: LossInputs, config: LossConfig) -> TokenLoss:
@@ -134,8 +96,8 @@ def cross_entropy(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     """
     del config
     ratio = log_ratio(inputs).detach().exp()
-    clipped = torch.zeros_like(inputs.mask)
-    return TokenLoss(torch.where(inputs.mask, -inputs.logprobs, 0.0), ratio, clipped)
+    none = torch.zeros_like(inputs.mask)
+    return TokenLoss(torch.where(inputs.mask, -inputs.logprobs, 0.0), ratio, none, none)
 
 
 LossFunction = Callable[[LossInputs, LossConfig], TokenLoss]
@@ -157,36 +119,27 @@ def normalisation_of(config: LossConfig) -> Normalisation:
     return Normalisation.TOKEN if config.token_level_loss else Normalisation.SEQUENCE
 
 
-def normalise(
-    terms: Tensor, sequence_tokens: Tensor, normalisation: Normalisation, totals: BatchTotals
-) -> Tensor:
-    """This part's share of the global batch's loss, a scalar.
-
-    `terms` [N]; `sequence_tokens` [N] is how many trained tokens the token's whole sequence has,
-    wherever they are computed. The sum of the results over every part of the batch is the loss.
-    Tokens that a loss leaves out (clip mask, `strict_in_bound`) stay in the counts: leaving many
-    out makes the step smaller, and the counts are known before any forward pass.
-    """
-    if normalisation is Normalisation.TOKEN:
-        return terms.sum() / max(totals.tokens, 1)
-    if normalisation is Normalisation.SEQUENCE:
-        return (terms / sequence_tokens).sum() / max(totals.sequences, 1)
-    return terms.sum() / max(totals.sequences, 1)
-
-
-def _pushed_out(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Tokens [N] whose ratio is out of the range in the direction that their advantage pushes."""
-    return ((advantages > 0) & (ratio > high)) | ((advantages < 0) & (ratio < low))
+def _pushed_out(
+    ratio: Tensor, advantages: Tensor, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """Tokens [N] whose ratio is below, and above, the range and is pushed on by the advantage."""
+    return (advantages < 0) & (ratio < low), (advantages > 0) & (ratio > high)
 
 
 def _token_loss(
-    terms: Tensor, ratio: Tensor, clipped: Tensor, inputs: LossInputs, config: LossConfig
+    terms: Tensor,
+    ratio: Tensor,
+    low_out: Tensor,
+    high_out: Tensor,
+    inputs: LossInputs,
+    config: LossConfig,
 ) -> TokenLoss:
-    low, high = clip_range(config)
     ratio = ratio.detach()
     kept = inputs.mask
     if config.strict_in_bound:
-        out = (ratio < low) | (ratio > high)
-        clipped = clipped | out
-        kept = kept & ~out
-    return TokenLoss(torch.where(kept, terms, 0.0), ratio, clipped.detach() & inputs.mask)
+        low, high = clip_range(config)
+        low_out, high_out = ratio < low, ratio > high
+        kept = kept & ~low_out & ~high_out
+    return TokenLoss(
+        torch.where(kept, terms, 0.0), ratio, low_out & inputs.mask, high_out & inputs.mask
+    )

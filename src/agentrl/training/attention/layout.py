@@ -1,0 +1,168 @@
+"""Where the nodes of a forest stand in one line of tokens, and which attention calls that makes.
+
+Pure Python and numpy: no tensors, no devices. Nodes stand in depth-first order, so that the
+descendants of a node are the tokens right behind it, one contiguous slice:
+
+    prompt | branch | branch of the branch | another branch | another prompt | ...
+
+A token attends to all tokens of the nodes above its own, and causally within its own. That is one
+causal call per node (`runs`: neighbours of equal length share one) and, for each inner node, one
+call without a mask in which all its descendants attend to it (`spans`). Nothing that is masked is
+ever computed, and no token is copied. A chain is a tree of one node, and chains packed beside each
+other are a forest without inner nodes: causal calls only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Run:
+    """`count` neighbouring nodes of `length` tokens each, every one attending to itself."""
+
+    query: int  # where the first of their queries stands
+    key: int  # where the first of their keys stands
+    count: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """The queries of some descendants of a node, all of which attend to all keys of the node."""
+
+    query: int
+    query_end: int
+    key: int
+    key_end: int
+
+
+class TreeLayout:
+    """A forest in one line.
+
+    Invariants: every token is in one node; a node's parent stands before it, and only other
+    descendants of that parent stand between the two.
+    """
+
+    def __init__(
+        self,
+        parents: Sequence[int],
+        lengths: Sequence[int],
+        queries: tuple[int, int] | None = None,
+    ) -> None:
+        """Nodes in depth-first order: the index of each one's parent (-1: a root), its tokens.
+
+        `queries`: attention is asked for by these tokens only, first and one past the last; all
+        tokens are keys. Raises `ValueError` for nodes that are empty or in another order.
+        """
+        self.parents = tuple(parents)
+        self.lengths = tuple(lengths)
+        self.starts, depths, self.ends = _places(self.parents, self.lengths)
+        self.n_tokens = sum(self.lengths)
+        self.queries = (0, self.n_tokens) if queries is None else queries
+        self._depths = depths
+
+    @property
+    def n_queries(self) -> int:
+        """How many tokens ask."""
+        return self.queries[1] - self.queries[0]
+
+    @cached_property
+    def longest_path(self) -> int:
+        """Tokens from a root to the deepest leaf."""
+        return max((d + n for d, n in zip(self._depths, self.lengths, strict=True)), default=0)
+
+    @cached_property
+    def positions(self) -> NDArray[np.int64]:
+        """How many tokens stand before each query on its way from the root, [n_queries]."""
+        every = np.arange(self.n_tokens)
+        offsets = np.asarray(self._depths) - np.asarray(self.starts)
+        return (every + np.repeat(offsets, self.lengths))[slice(*self.queries)]
+
+    @cached_property
+    def visible_until(self) -> NDArray[np.int64]:
+        """One past the last token that sees each token, [n_tokens].
+
+        Token q sees token k if and only if k <= q < visible_until[k].
+        """
+        return np.repeat(np.asarray(self.ends), self.lengths)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The causal calls. Query places count from the first query."""
+        runs: list[Run] = []
+        for start, end in self._query_pieces():
+            length = end - start
+            last = runs[-1] if runs else None
+            if last is not None and last.length == length:
+                runs[-1] = Run(last.query, last.key, last.count + 1, length)
+            else:
+                runs.append(Run(start - self.queries[0], start, 1, length))
+        return tuple(runs)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """The calls without a mask. Query places count from the first query."""
+        first, last = self.queries
+        spans = []
+        for start, length, end in zip(self.starts, self.lengths, self.ends, strict=True):
+            # a node that the queries begin or end within is a chain of two nodes there
+            cuts = [start, *(cut for cut in (first, last) if start < cut < start + length)]
+            for key, key_end in zip(cuts, [*cuts[1:], start + length], strict=True):
+                query, query_end = max(key_end, first), min(end, last)
+                if query < query_end:
+                    spans.append(Span(query - first, query_end - first, key, key_end))
+        return tuple(spans)
+
+    @cached_property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it sees: what attention costs."""
+        causal = sum(run.count * run.length * (run.length + 1) // 2 for run in self.runs)
+        return causal + sum(
+            (span.query_end - span.query) * (span.key_end - span.key) for span in self.spans
+        )
+
+    def restrict(self, start: int, end: int) -> "TreeLayout":
+        """The same tokens as keys, and only those from `start` to `end` as queries."""
+        if not 0 <= start <= end <= self.n_tokens:
+            raise ValueError(f"queries {start} to {end} of {self.n_tokens} tokens")
+        return TreeLayout(self.parents, self.lengths, (start, end))
+
+    def _query_pieces(self) -> list[tuple[int, int]]:
+        """The nodes, as far as they are queries: start and end."""
+        first, last = self.queries
+        pieces = [
+            (max(start, first), min(start + length, last))
+            for start, length in zip(self.starts, self.lengths, strict=True)
+        ]
+        return [(start, end) for start, end in pieces if start < end]
+
+
+def _places(
+    parents: Sequence[int], lengths: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Of each node: its first token, the tokens above it, one past its last descendant's last."""
+    starts: list[int] = []
+    depths: list[int] = []
+    way: list[int] = []  # from a root to the last node
+    position = 0
+    for node, (parent, length) in enumerate(zip(parents, lengths, strict=True)):
+        while way and way[-1] != parent:
+            way.pop()
+        if length <= 0 or (parent != -1 and not way):
+            raise ValueError(
+                f"node {node} ({length} tokens, parent {parent}) is empty or not in depth-first "
+                "order"
+            )
+        way.append(node)
+        starts.append(position)
+        depths.append(0 if parent == -1 else depths[parent] + lengths[parent])
+        position += length
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    for node in reversed(range(len(parents))):
+        if parents[node] >= 0:
+            ends[parents[node]] = max(ends[parents[node]], ends[node])
+    return tuple(starts), tuple(depths), tuple(ends)

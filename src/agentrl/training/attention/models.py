@@ -1,0 +1,110 @@
+"""Tree attention as an attention implementation of transformers, and which models can have it."""
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+from agentrl.training.attention.context import TreeContext
+from agentrl.training.attention.tree import tree_attention
+
+IMPLEMENTATION = "agentrl_tree"
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    tree: TreeContext | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Attention of one layer, as transformers calls it; the model passes `tree` on as it is given.
+
+    Returns [1, T, H, D]. Raises `ValueError` if the model wants something that is not computed.
+    """
+    if tree is None:
+        raise ValueError(
+            f"{type(module).__name__} did not pass the tree on to its attention: train this model "
+            "with --attention_implementation sdpa"
+        )
+    refuse_extras(module, attention_mask, dropout, kwargs, tree)
+    key, value = tree.whole(module.layer_idx, key, value)  # type: ignore[arg-type]
+    return tree_attention(query, key, value, tree.layout, scaling).transpose(1, 2), None
+
+
+def refuse_extras(
+    module: nn.Module,
+    attention_mask: Tensor | None,
+    dropout: float,
+    kwargs: dict[str, object],
+    tree: TreeContext,
+) -> None:
+    """Raise `ValueError` if a layer asks for what tree attention does not do."""
+    window = kwargs.get("sliding_window")
+    extras = {
+        "a mask": attention_mask is not None,
+        "dropout": dropout > 0.0,
+        "a sliding window": isinstance(window, int) and window < tree.layout.longest_path,
+        "sinks": kwargs.get("s_aux") is not None,
+        "a soft cap": kwargs.get("softcap") is not None,
+        "a position bias": kwargs.get("position_bias") is not None,
+    }
+    for name, wanted in extras.items():
+        if wanted:
+            raise ValueError(
+                f"{type(module).__name__} asks for {name}, which tree attention does not have: "
+                "train this model with --attention_implementation sdpa"
+            )
+
+
+AttentionInterface.register(IMPLEMENTATION, attention_forward)
+
+
+def use_tree_attention(model: PreTrainedModel, longest: int) -> str | None:
+    """Give `model` tree attention if it can have it; otherwise say why it cannot.
+
+    `longest`: tokens of the longest sequence. Returns None, or the reason.
+    """
+    reason = why_no_trees(model, longest)
+    if reason is None:
+        model.set_attn_implementation(IMPLEMENTATION)
+    return reason
+
+
+def has_tree_attention(model: PreTrainedModel) -> bool:
+    """Whether `use_tree_attention` gave it to `model`."""
+    return bool(model.config._attn_implementation == IMPLEMENTATION)
+
+
+def why_no_trees(model: PreTrainedModel, longest: int) -> str | None:
+    """What about `model` tree attention cannot do, for sequences of at most `longest` tokens."""
+    config = model.config.get_text_config()
+    if not model._supports_attention_backend or not model._can_set_attn_implementation():
+        return "its attention is not exchangeable (AttentionInterface)"
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = _window(config, kinds)
+    kinds -= {"sliding_attention"}
+    if kinds - {"full_attention"}:
+        return f"it has layers of {', '.join(sorted(kinds - {'full_attention'}))}"
+    if window is not None and window < longest:
+        return f"its layers see {window} tokens at most, sequences have up to {longest}"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "it caps its attention scores"
+    if any(name.rsplit(".", 1)[-1] == "sinks" for name, _ in model.named_parameters()):
+        return "its attention has sinks"
+    if getattr(config, "attention_dropout", 0.0):
+        return "it was trained with attention dropout, which its configuration asks for"
+    return None
+
+
+def _window(config: PreTrainedConfig, kinds: set[str]) -> int | None:
+    """Tokens that a layer with a sliding window sees, if there is such a layer."""
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "layer_types", None) is not None:
+        return window if "sliding_attention" in kinds else None
+    return window if getattr(config, "use_sliding_window", True) else None
+
+

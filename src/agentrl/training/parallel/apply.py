@@ -1,0 +1,114 @@
+"""Parallelism applied to a model, top to bottom in the order it happens.
+
+Accelerate launches the processes and reads the environment; it does not wrap the model, because it
+never enables FSDP2 on CPU and says nothing about it. What is asked for here is therefore asserted
+afterwards. One process is a mesh of one and takes the same path.
+"""
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from agentrl.training.compilation import compile_layers
+from agentrl.training.logprobs import attach_logprobs
+from agentrl.training.offload import offload_activations
+from agentrl.training.parallel.experts import shard_experts, spread_experts
+from agentrl.training.parallel.limits import check_model
+from agentrl.training.parallel.mesh import Mesh
+from agentrl.training.parallel.tensor import split_matrices
+
+MASTER_DTYPE = torch.float32
+
+
+def parallelise(
+    model: PreTrainedModel,
+    mesh: Mesh,
+    *,
+    bf16: bool = False,
+    gradient_checkpointing: bool = False,
+    activation_offloading: bool = False,
+    param_offload: bool = False,
+    compiled: bool = False,
+) -> None:
+    """Apply all parallelism to `model` in place and attach `token_logprobs`.
+
+    `model` holds float32 weights, the same on every rank; what is not trained may be in another
+    type. With `bf16` it computes in bfloat16, with float32 master weights and float32 gradient
+    reduction. With `param_offload` shards and their gradients live on the CPU. Raises `ConfigError`
+    if the model cannot be divided as asked, `RuntimeError` if the sharding is not what was asked
+    for.
+    """
+    check_model(model.config, mesh.sizes, mesh.context_mode)
+    nn.Module.to(model, mesh.device)  # transformers' own wrapper of it has lost its types
+    split_matrices(model, mesh)
+    spread_experts(model, mesh)
+    if compiled:
+        compile_layers(_layers(model))
+    if gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    if activation_offloading:
+        offload_activations(model)
+    _shard(model, mesh, bf16, param_offload)
+    _check_sharded(model)
+    attach_logprobs(model)
+
+
+def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool, param_offload: bool) -> None:
+    """FSDP2 units: spread experts, each transformer layer, and the root with all else.
+
+    Embedding, norm and head are the root's own. It stays gathered from the first token to the end
+    of the backward pass, so that the head's chunks, which a rank may have more of than another,
+    cause no collective; and an embedding tied to the head is one parameter, to be in one unit.
+    """
+    # Inputs are not cast: the sampling temperatures among them would lose digits, and hidden states
+    # have the parameters' type anyway.
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bf16 else None,
+        reduce_dtype=MASTER_DTYPE,
+        cast_forward_inputs=False,
+    )
+    offload = (
+        CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda")
+        if param_offload
+        else OffloadPolicy()
+    )
+    shard_experts(model, mesh, policy, offload)
+    # Alone there is nothing to give back, unless the shards live elsewhere.
+    reshard = mesh.sizes.fsdp > 1 or param_offload
+    unit = partial(fully_shard, mesh=mesh.fsdp_mesh, mp_policy=policy, offload_policy=offload)
+    for layer in _layers(model):
+        unit(layer, reshard_after_forward=reshard)
+    unit(model, reshard_after_forward=False)
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The transformer layers: the modules of the classes that must not be split."""
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise RuntimeError(
+            f"{type(model).__name__} does not name its layers (_no_split_modules): it cannot be "
+            "sharded layer by layer"
+        )
+    return layers
+
+
+def _check_sharded(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor) or not _has_fsdp(parameter):
+            raise RuntimeError(f"parameter {name} is not sharded over the processes")
+        if parameter.requires_grad and parameter.dtype != MASTER_DTYPE:
+            raise RuntimeError(f"parameter {name} has master weights in {parameter.dtype}")
+
+
+def _has_fsdp(parameter: DTensor) -> bool:
+    return bool({"fsdp", "efsdp"} & set(parameter.device_mesh.mesh_dim_names or ()))

@@ -1,0 +1,76 @@
+"""Norm and clip of gradients whose parameters are sharded in different ways.
+
+`torch.nn.utils.clip_grad_norm_` wants all gradients on one mesh. Here each is on its own: sharded
+over data, over data and tensor parallelism, or over experts.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+@torch.no_grad()
+def grad_norms(groups: Sequence[Iterable[nn.Parameter]]) -> Tensor:
+    """The norm of the gradients of each group of parameters, [groups] float64 on the CPU.
+
+    Each process sums the squares that it holds, divided by the number of processes that hold the
+    same, and one reduction over all processes adds them. A parameter without gradient counts 0.
+    Collective.
+    """
+    squares = torch.stack([_held_squares(parameters) for parameters in groups])
+    dist.all_reduce(squares)
+    return squares.sqrt().cpu()
+
+
+@torch.no_grad()
+def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
+    """Clip the gradients to `max_norm` (0: do not) and return their norm before. Collective."""
+    norm = float(grad_norms([list(model.parameters())])[0])
+    if max_norm and norm > max_norm:
+        scale = max_norm / (norm + 1e-6)
+        torch._foreach_mul_(
+            [_local(p.grad) for p in model.parameters() if p.grad is not None], scale
+        )
+    return norm
+
+
+def _held_squares(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """This process's part of the squared norm; the parts of all processes add up to it."""
+    by_holders: dict[int, list[Tensor]] = {}
+    device = torch.device("cpu")
+    for parameter in parameters:
+        device = _meeting_device(parameter)
+        if parameter.grad is not None:
+            by_holders.setdefault(_holders(parameter.grad), []).append(_local(parameter.grad))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for holders, gradients in by_holders.items():
+        norms = torch.stack(torch._foreach_norm(gradients)).double()
+        total += (norms**2).sum().to(device) / holders
+    return total
+
+
+def _holders(gradient: Tensor) -> int:
+    """How many processes hold each element."""
+    processes = dist.get_world_size()
+    if not isinstance(gradient, DTensor):
+        return processes
+    mesh = gradient.device_mesh
+    shards = 1
+    for dim, placement in enumerate(gradient.placements):
+        if not placement.is_replicate():
+            shards *= mesh.size(dim)
+    return processes // shards
+
+
+def _meeting_device(parameter: nn.Parameter) -> torch.device:
+    """Where processes talk of it, though its shards may be kept on the CPU."""
+    if isinstance(parameter, DTensor):
+        return torch.device(parameter.device_mesh.device_type)
+    return parameter.device
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

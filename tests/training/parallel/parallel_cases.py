@@ -1,0 +1,165 @@
+"""Small training cases, and what an arrangement of processes makes of them.
+
+A case is a model, rows and a loss. `run` trains it for two steps on a mesh and returns all that
+must not depend on the mesh.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from tiny import VOCABULARY, linear_rows, make_row, sequences_of, tiny_model
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
+
+from agentrl.configs import LossConfig, OptimizerConfig, ParallelConfig
+from agentrl.databases.documents import DBRecordData
+from agentrl.training.learner import Learner
+from agentrl.training.parallel import Mesh
+from agentrl.training.planner import assign_rows
+from agentrl.training.step import StepOptions
+
+STEPS = 2
+# clipped: the gradient norm, which is above 1 in all cases, scales every gradient
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, weight_decay=0.01, max_grad_norm=1.0)
+OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32, max_grad_norm=1.0)
+
+CHAINS = linear_rows(7)
+TREES = [
+    make_row("bushy", 20, [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]),
+    make_row("deep", 21, [(0, 9, -1), (9, 10, 0), (10, 19, 1), (19, 31, 0)]),
+    *linear_rows(3),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained."""
+
+    model: Callable[[], PreTrainedModel]
+    rows: list[DBRecordData]
+    loss: LossConfig = LossConfig(token_level_loss=False, log_entropy=True)
+    gradient_checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it, on every rank the same."""
+
+    statistics: list[dict[str, float]]  # by step
+    gradients: dict[str, Tensor]  # of the first step, clipped, whole
+    weights: dict[str, Tensor]  # after the last step, whole
+
+
+def random_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of `config` whose norms and biases are not all alike."""
+    torch.manual_seed(3)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+_SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def _qwen2() -> PreTrainedModel:
+    return random_model(Qwen2Config(**_SIZES, tie_word_embeddings=True))
+
+
+def _llama() -> PreTrainedModel:
+    return random_model(LlamaConfig(**_SIZES, head_dim=8))
+
+
+def _qwen3_moe() -> PreTrainedModel:
+    return random_model(
+        Qwen3MoeConfig(
+            **_SIZES, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+            norm_topk_prob=True,
+        )
+    )  # fmt: skip
+
+
+CASES = {
+    "chains": Case(tiny_model, CHAINS),
+    "trees": Case(tiny_model, TREES, gradient_checkpointing=True),
+    "qwen2": Case(_qwen2, CHAINS, LossConfig()),
+    "llama": Case(_llama, TREES),
+    "qwen3_moe": Case(_qwen3_moe, TREES, gradient_checkpointing=True),
+}
+
+
+def run(case: Case, mesh: Mesh) -> Outcome:
+    """Train the case. Collective over all processes of `mesh`."""
+    learner = Learner(
+        case.model(), mesh, case.loss, OPTIMIZER, OPTIONS, STEPS,
+        gradient_checkpointing=case.gradient_checkpointing,
+    )  # fmt: skip
+    gradients: list[dict[str, Tensor]] = []
+
+    def keep(optimizer: Optimizer, args: object, kwargs: object) -> None:
+        gradients.append(
+            {
+                name: _whole(parameter.grad)
+                for name, parameter in learner.model.named_parameters()
+                if parameter.grad is not None
+            }
+        )
+
+    learner.optimizer.register_step_pre_hook(keep)
+    mine = assign_rows([row.cost for row in case.rows], mesh.dp_size)[mesh.dp_rank]
+    statistics = []
+    for step in range(STEPS):
+        taken = learner.step([sequences_of(case.rows[index], step) for index in mine])
+        statistics.append(
+            {
+                "loss": taken.loss,
+                "grad_norm": taken.grad_norm,
+                "entropy": taken.entropy or 0.0,
+                "ratio_mean": taken.ratio_mean,
+                "n_train_tokens": taken.n_train_tokens,
+            }
+        )
+    weights = {name: _whole(parameter) for name, parameter in learner.model.named_parameters()}
+    return Outcome(statistics, gradients[0], weights)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole.detach().clone()
+
+
+# Arrangements by number of processes: the flags, and the cases trained on it.
+DENSE = ("chains", "trees", "qwen2", "llama")
+ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
+    2: {
+        "dp2": (ParallelConfig(), (*DENSE, "qwen3_moe")),
+        "replicate2": (ParallelConfig(dp_replicate_size=2), ("trees",)),
+        "tp2": (ParallelConfig(tp_size=2), (*DENSE, "qwen3_moe")),
+        "ep2": (ParallelConfig(ep_size=2), ("qwen3_moe",)),
+        "ep2_tp2": (ParallelConfig(ep_size=2, tp_size=2), ("qwen3_moe",)),
+    },
+    4: {
+        "hsdp2x2": (ParallelConfig(dp_replicate_size=2), ("trees", "qwen3_moe")),
+        "dp2_tp2": (ParallelConfig(tp_size=2), ("trees", "qwen2", "qwen3_moe")),
+        "dp2_tp2_ep2": (ParallelConfig(tp_size=2, ep_size=2), ("qwen3_moe",)),
+        "dp2_tp2_ep4": (ParallelConfig(tp_size=2, ep_size=4), ("qwen3_moe",)),
+        "dp4_ep2": (ParallelConfig(ep_size=2), ("qwen3_moe",)),
+        "hsdp2x2_ep2": (ParallelConfig(dp_replicate_size=2, ep_size=2), ("qwen3_moe",)),
+    },
+}

@@ -1,0 +1,84 @@
+"""However processes share the work, it is the same training: loss, norm, gradients, weights."""
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from parallel_cases import ARRANGEMENTS, CASES, run
+
+from agentrl.training.parallel import make_mesh
+
+HERE = Path(__file__).parent
+CONFIG = HERE.parents[2] / "assets" / "fsdp2_cpu.yml"
+
+
+@cache
+def alone(case: str) -> dict[str, Any]:
+    """What one process makes of a case."""
+    return asdict(run(CASES[case], make_mesh(Accelerator(cpu=True))))
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders of the launched processes' outcomes, by number of processes; started when asked."""
+    folders: dict[int, Path] = {}
+    return folders
+
+
+def outcome_of(
+    processes: int, name: str, launched: dict[int, Path], folders: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """One outcome of a launch of so many processes, which makes all of theirs."""
+    if processes not in launched:
+        out = folders.mktemp(f"processes-{processes}")
+        ended = subprocess.run(
+            [
+                sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
+                "--num_processes", str(processes), "--main_process_port", "0",
+                str(HERE / "parallel_worker.py"), str(out),
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr[-5000:]
+        launched[processes] = out
+    outcome: dict[str, Any] = torch.load(launched[processes] / f"{name}.pt")
+    return outcome
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("processes", "arrangement", "case"),
+    [
+        (processes, arrangement, case)
+        for processes, arrangements in ARRANGEMENTS.items()
+        for arrangement, (_, cases) in arrangements.items()
+        for case in cases
+    ],
+)
+def test_an_arrangement_of_processes_trains_what_one_process_trains(
+    processes: int,
+    arrangement: str,
+    case: str,
+    launched: dict[int, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    ours = outcome_of(processes, f"{arrangement}-{case}", launched, tmp_path_factory)
+    expected = alone(case)
+    for step, reference in zip(ours["statistics"], expected["statistics"], strict=True):
+        assert step == pytest.approx(reference, rel=1e-4, abs=1e-6)
+    assert expected["statistics"][0]["grad_norm"] > 1, "it is clipped"
+    for what, tolerance in (("gradients", 2e-5), ("weights", 5e-4)):
+        assert ours[what].keys() == expected[what].keys()
+        for name, tensor in expected[what].items():
+            torch.testing.assert_close(
+                ours[what][name], tensor, atol=tolerance, rtol=1e-3,
+                msg=lambda message, name=name, what=what: f"{what} of {name}: {message}",
+            )  # fmt: skip
