@@ -7,36 +7,44 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from tiny import linear_rows, sequences_of, tiny_model, write_tiny_folder
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from agentrl.configs import ConfigError, LossConfig, ModelConfig, OptimizerConfig
-from agentrl.training.checkpoint import TrainerState, save_checkpoint
+from agentrl.training.checkpoint import TrainerState, checkpoint_path
+from agentrl.training.checkpoint_io import CheckpointSaver
 from agentrl.training.export import export_checkpoint, main
+from agentrl.training.learner import Learner
 from agentrl.training.model_folder import load_model, load_tokenizer
-from agentrl.training.objective import Objective
-from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import make_mesh, parallelise
 from agentrl.training.publication import gather_publication
-from agentrl.training.step import StepOptions, train_step
+from agentrl.training.step import StepOptions
 
 IDS = torch.arange(2, 30)[None]
+
+
+def learner_of(model: PreTrainedModel) -> Learner:
+    optimizer = OptimizerConfig(learning_rate=1e-2)
+    return Learner(model, make_mesh(Accelerator(cpu=True)), LossConfig(), optimizer, StepOptions(512), 1)
+
+
+def save(learner: Learner, output: Path, base: Path) -> Path:
+    """A checkpoint of it, as of a run that started from `base`."""
+    config = {"model": {"model_name_or_path": str(base)}}
+    saver = CheckpointSaver(output, None, hold=lambda: None)
+    saver.save(learner, TrainerState(step=1, version=1, run_name="run", config=config))
+    saver.wait()
+    return checkpoint_path(output, 1)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_exported_checkpoint_has_the_trained_logits(tied: bool, tmp_path: Path) -> None:
     base = write_tiny_folder(tmp_path / "base", tied=tied)
     model = load_model(ModelConfig(model_name_or_path=str(base)))
-    mesh = make_mesh(Accelerator(cpu=True))
-    parallelise(model, mesh)
-    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
-    scheduler = make_scheduler(optimizer, OptimizerConfig(), 1)
-    rows = [sequences_of(row) for row in linear_rows(4)]
-    train_step(model, optimizer, scheduler, rows, Objective(LossConfig()), StepOptions(512), mesh)
+    learner = learner_of(model)
+    learner.step([sequences_of(row) for row in linear_rows(4)])
     with torch.no_grad():
         expected = model(input_ids=IDS).logits
-    config = {"model": {"model_name_or_path": str(base)}}
-    state = TrainerState(step=1, version=1, run_name="run", config=config)
-    save_checkpoint(tmp_path, state, model, optimizer, scheduler, None)
+    save(learner, tmp_path, base)
     tokenizer = load_tokenizer(str(base))
     gather_publication(tmp_path, 7, 1, model, tokenizer, torch.float32).write()
     dist.destroy_process_group()
@@ -68,12 +76,7 @@ def test_weights_can_be_published_in_bfloat16(tmp_path: Path) -> None:
 
 def test_an_existing_folder_is_not_overwritten_by_an_export(tmp_path: Path) -> None:
     base = write_tiny_folder(tmp_path / "base")
-    model = tiny_model()
-    parallelise(model, make_mesh(Accelerator(cpu=True)))
-    optimizer = make_optimizer(model, OptimizerConfig())
-    scheduler = make_scheduler(optimizer, OptimizerConfig(), 1)
-    state = TrainerState(step=1, version=1, run_name="run", config={})
-    checkpoint = save_checkpoint(tmp_path, state, model, optimizer, scheduler, None)
+    checkpoint = save(learner_of(tiny_model()), tmp_path, base)
     with pytest.raises(ConfigError, match="exists already"):
         export_checkpoint(checkpoint, base, base)
 

@@ -14,7 +14,8 @@ from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
 from agentrl.configs import ConfigError, LoraConfig
-from agentrl.training.checkpoint import TrainerState, load_checkpoint, save_checkpoint
+from agentrl.training.checkpoint import TrainerState, checkpoint_path
+from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
 from agentrl.training.lora import adapter_off, add_adapter, has_adapter
 from agentrl.training.model_folder import gather_weights, load_tokenizer, save_model_folder
 from agentrl.training.parallel import make_mesh, parallelise
@@ -82,16 +83,18 @@ def test_what_is_published_is_the_merged_model_under_its_own_names(tmp_path: Pat
 def test_a_checkpoint_holds_the_adapter_only_and_training_goes_on_from_it(tmp_path: Path) -> None:
     learner = make_learner(lora=True)
     train(learner)
-    state = TrainerState(step=2, version=2, run_name="run", config={})
-    parts = learner.model, learner.optimizer, learner.scheduler
-    checkpoint = save_checkpoint(tmp_path, state, *parts, None)
+    saver = CheckpointSaver(tmp_path, None, hold=lambda: None)
+    saver.save(learner, TrainerState(2, 2, "run", config={}, processes=1))
+    saver.wait()
+    saver.close()
+    checkpoint = checkpoint_path(tmp_path, 2)
     saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     assert all("lora_" in name for name in saved if name.startswith("model."))
     expected = train(learner)
     dist.destroy_process_group()
 
     again = make_learner(lora=True)
-    load_checkpoint(checkpoint, again.model, again.optimizer, again.scheduler)
+    load_checkpoint(checkpoint, again)
     assert train(again) == expected
 
 

@@ -226,6 +226,12 @@ def _validate(config: Config) -> None:
             "step's trees have no common shape to send between stages; use --dp_replicate_size, "
             "--tp_size, --cp_size or --ep_size"
         )
+    if config.lora.lora_rank and (config.parallel.tp_size > 1 or config.parallel.ep_size > 1):
+        raise ConfigError(
+            f"--lora_rank {config.lora.lora_rank}: an adapter cannot be split over --tp_size or "
+            "--ep_size, because the model's plan for them does not know it; shard over data or use "
+            "--cp_size"
+        )
     for reserved in fields(ReservedConfig):
         value = getattr(config.reserved, reserved.name)
         if value != reserved.default:

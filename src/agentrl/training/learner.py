@@ -1,11 +1,17 @@
 """What learns: the sharded policy with its optimizer and schedule.
 
-A step changes these and a checkpoint keeps them. Not in here: rows, ledger, publication; the
-trainer and supervised training bring rows and say when.
+A step changes these and a checkpoint keeps them (`Learner.state_dict`). Not in here: rows, ledger,
+publication; the trainer and supervised training bring rows and say when.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from transformers import PreTrainedModel
 
 from agentrl.configs import LossConfig, OptimizerConfig
@@ -62,3 +68,26 @@ class Learner:
             self.model, self.optimizer, self.scheduler, rows, self._objective, self._options,
             self.mesh,
         )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint must hold for training to go on; sharded, not copied. Collective.
+
+        The weights are under `model`, by their names in the model; of a model with an adapter the
+        adapter only, all else being as the model's folder has it.
+        """
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        named = self.model.named_parameters(remove_duplicate=False)
+        for name in [name for name, parameter in named if not parameter.requires_grad]:
+            del model[name]
+        return {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of a learner of the same model gave. Collective."""
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=False),  # what is not trained is not in it
+        )
+        self.scheduler.load_state_dict(state["scheduler"])
