@@ -24,7 +24,7 @@ from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.planner import assign_rows
 from agentrl.training.step import StepOptions
 
-LORA = LoraConfig(lora_rank=4, lora_alpha=8.0)
+LORA = LoraConfig(lora_rank=4, lora_alpha=8)
 STEPS = 2
 WAYS: dict[str, dict[str, bool]] = {
     "plain": {},

@@ -1,5 +1,6 @@
 """An adapter on the tiny model: what is trained, what is published, what a checkpoint holds."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.configs import ConfigError, LoraConfig
 from agentrl.training.checkpoint import TrainerState, checkpoint_path
 from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
+from agentrl.training.export import main as export
 from agentrl.training.lora import adapter_off, add_adapter, has_adapter
 from agentrl.training.model_folder import gather_weights, load_tokenizer, save_model_folder
 from agentrl.training.parallel import make_mesh, parallelise
@@ -41,7 +43,9 @@ def test_only_the_adapter_is_trained_and_off_it_is_the_start_policy() -> None:
     with adapter_off(model):
         assert torch.equal(logits(model), logits(start))
     train(learner)  # and it still learns after having been off
-    assert all(parameter.requires_grad == ("lora_" in n) for n, parameter in model.named_parameters())
+    assert all(
+        parameter.requires_grad == ("lora_" in n) for n, parameter in model.named_parameters()
+    )
 
 
 def test_gradients_are_those_of_peft_alone() -> None:
@@ -51,7 +55,7 @@ def test_gradients_are_those_of_peft_alone() -> None:
     )
     torch.manual_seed(1)
     ours = tiny_model()
-    config = LoraConfig(lora_rank=4, lora_alpha=8.0, lora_target_modules="q_proj, down_proj")
+    config = LoraConfig(lora_rank=4, lora_alpha=8, lora_target_modules="q_proj, down_proj")
     add_adapter(ours, config, frozen_dtype=torch.float32)
     parallelise(ours, make_mesh(Accelerator(cpu=True)))
     expected = {name.removeprefix("base_model.model."): p for name, p in alone.named_parameters()}
@@ -76,6 +80,21 @@ def test_what_is_published_is_the_merged_model_under_its_own_names(tmp_path: Pat
     tokenizer = load_tokenizer(str(base))
     save_model_folder(learner.model, tokenizer, weights, tmp_path / "out", torch.float32)
     assert not (tmp_path / "out" / "adapter_config.json").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(logits(loaded), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_export_has_the_adapter_merged(tmp_path: Path) -> None:
+    base = write_tiny_folder(tmp_path / "base")
+    learner = make_learner(lora=True)
+    train(learner)
+    expected = logits(learner.model.eval())
+    config = {"model": {"model_name_or_path": str(base)}, "lora": asdict(LORA)}
+    saver = CheckpointSaver(tmp_path, None, hold=lambda: None)
+    saver.save(learner, TrainerState(2, 2, "run", config, processes=1))
+    saver.close()
+    dist.destroy_process_group()
+    assert export([str(tmp_path), str(tmp_path / "out")]) == 0
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     torch.testing.assert_close(logits(loaded), expected, atol=1e-5, rtol=1e-5)
 

@@ -29,7 +29,7 @@ class LoraConfig:
     """A low-rank adapter that is trained in place of the model's own weights."""
 
     lora_rank: int = flag(0, "rank of a LoRA adapter to train (0: train all weights)")
-    lora_alpha: float = flag(32.0, "the adapter's output is scaled by this, over its rank")
+    lora_alpha: int = flag(32, "the adapter's output is scaled by this, over its rank")
     lora_target_modules: str = flag(
         "all-linear", "linear layers to adapt, comma separated, or all-linear (without the head)"
     )

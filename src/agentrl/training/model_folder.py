@@ -3,8 +3,9 @@
 import copy
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -78,24 +79,29 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 def gather_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
     """A copy of a sharded model's weights, whole, in `dtype`, on rank 0's CPU; collective.
 
-    The other ranks get none. A tied weight is there once, under its first name; an adapter is
-    merged into what it adapts. One weight at a time is whole on each device.
+    The other ranks get none. One weight at a time is whole on each device.
+    """
+    main = dist.get_rank() == 0
+    return {
+        name: weight.to("cpu", dtype, copy=True) for name, weight in whole_weights(model) if main
+    }
+
+
+def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The model's weights one by one, each whole; collective if it is sharded.
+
+    A tied weight comes once, under its first name; an adapter is merged into what it adapts.
     """
     state: dict[str, Tensor] = model.state_dict()
     tied, scaling = model.all_tied_weights_keys, adapter_scaling(model)
-    main = dist.get_rank() == 0
-    weights = {}
     for name, value in state.items():
         if name in tied or is_adapter_weight(name):
             continue
-        whole = _whole(value)
-        adapter = adapter_of(name)
+        weight, adapter = _whole(value), adapter_of(name)
         if adapter is not None:
             a, b = (_whole(state[part]) for part in adapter)
-            whole = merge(whole, a, b, scaling) if main else whole
-        if main:
-            weights[base_name(name)] = whole.to("cpu", dtype, copy=True)
-    return weights
+            weight = merge(weight, a, b, scaling)
+        yield base_name(name), weight
 
 
 def _whole(value: Tensor) -> Tensor:
@@ -103,7 +109,8 @@ def _whole(value: Tensor) -> Tensor:
     if not isinstance(value, DTensor):
         return value
     # shards that are kept in host memory are gathered by the devices, as the mesh can do it
-    return value.to(value.device_mesh.device_type).full_tensor()
+    sharded = cast(DTensor, value.to(value.device_mesh.device_type))
+    return cast(Tensor, sharded.full_tensor())
 
 
 def save_model_folder(

@@ -35,9 +35,7 @@ def shard_experts(
         return
     names = ("dp_replicate", "efsdp") if mesh.sizes.dp_replicate > 1 else ("efsdp",)
     for module in _expert_modules(model, mesh):
-        fully_shard(
-            module, mesh=mesh.experts[names], mp_policy=policy, offload_policy=offload
-        )
+        fully_shard(module, mesh=mesh.experts[names], mp_policy=policy, offload_policy=offload)
         assert isinstance(module, FSDPModule)
         # An expert gets the tokens of all processes of its group, so its gradient covers as many
         # sequences as any other's, though fewer processes reduce it.
