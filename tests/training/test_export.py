@@ -24,9 +24,8 @@ IDS = torch.arange(2, 30)[None]
 
 def learner_of(model: PreTrainedModel) -> Learner:
     optimizer = OptimizerConfig(learning_rate=1e-2)
-    return Learner(
-        model, make_mesh(Accelerator(cpu=True)), LossConfig(), optimizer, StepOptions(512), 1
-    )
+    mesh = make_mesh(Accelerator(cpu=True))
+    return Learner(model, mesh, LossConfig(), optimizer, StepOptions(512), 1)
 
 
 def save(learner: Learner, output: Path, base: Path) -> Path:

@@ -110,7 +110,7 @@ def _whole(value: Tensor) -> Tensor:
         return value
     # shards that are kept in host memory are gathered by the devices, as the mesh can do it
     sharded = cast(DTensor, value.to(value.device_mesh.device_type))
-    return cast(Tensor, sharded.full_tensor())
+    return sharded.full_tensor()
 
 
 def save_model_folder(
