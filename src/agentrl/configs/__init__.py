@@ -21,6 +21,7 @@ from agentrl.configs.sampling import (
 )
 from agentrl.configs.training import (
     CheckpointConfig,
+    LoraConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -35,6 +36,7 @@ __all__ = [
     "ConfigError",
     "ContextConfig",
     "DataConfig",
+    "LoraConfig",
     "LossConfig",
     "ModelConfig",
     "OptimizerConfig",

@@ -28,6 +28,7 @@ from agentrl.configs.training import (
     LOSSES,
     SCHEDULES,
     CheckpointConfig,
+    LoraConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -53,6 +54,7 @@ _LEAST: dict[str, float] = {
     "repetition_early_stop_times": -1, "browse_min_chars": 0, "browse_max_chars": 1,
     "min_turns": 0, "reserve_context_error_count": 0,
     "eval_steps": 0, "eval_attempts": 1,
+    "lora_rank": 0, "lora_alpha": 0,
     "epsilon": 0, "epsilon_higher": 0, "learning_rate": 0, "max_grad_norm": 0,
     "warmup_steps": 0, "max_steps": -1, "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 1, "max_trained_count": 1, "retrained_interval": 1,
@@ -91,6 +93,7 @@ class Config:
     agent: AgentConfig
     context: ContextConfig
     reward: RewardConfig
+    lora: LoraConfig
     loss: LossConfig
     optimizer: OptimizerConfig
     parallel: ParallelConfig
@@ -222,6 +225,12 @@ def _validate(config: Config) -> None:
             f"--pp_size {config.parallel.pp_size}: there is no pipeline parallelism, because a "
             "step's trees have no common shape to send between stages; use --dp_replicate_size, "
             "--tp_size, --cp_size or --ep_size"
+        )
+    if config.lora.lora_rank and (config.parallel.tp_size > 1 or config.parallel.ep_size > 1):
+        raise ConfigError(
+            f"--lora_rank {config.lora.lora_rank}: an adapter cannot be split over --tp_size or "
+            "--ep_size, because the model's plan for them does not know it; shard over data or use "
+            "--cp_size"
         )
     for reserved in fields(ReservedConfig):
         value = getattr(config.reserved, reserved.name)

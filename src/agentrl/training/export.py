@@ -9,16 +9,19 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.configs import ConfigError
+from agentrl.configs import ConfigError, LoraConfig, ModelConfig
 from agentrl.training.checkpoint import CheckpointError, list_checkpoints, read_state
+from agentrl.training.lora import add_adapter, is_adapter_weight
 from agentrl.training.model_folder import (
     ModelFolderError,
     check_model_folder,
+    load_model,
     load_tokenizer,
     save_model_folder,
+    whole_weights,
 )
 
 
@@ -29,14 +32,21 @@ def export_checkpoint(checkpoint_dir: Path, model_dir: Path, out_dir: Path) -> N
     of its weights are kept. `out_dir` appears when it is complete. Raises `CheckpointError`,
     `ConfigError` or `ModelFolderError`.
     """
-    read_state(checkpoint_dir)
+    recorded = read_state(checkpoint_dir).config
     check_model_folder(str(model_dir))
     if out_dir.exists():
         raise ConfigError(f"{out_dir} exists already: remove it, or export to another folder")
-    config = AutoConfig.from_pretrained(model_dir)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    weights = model.state_dict()
     disable_progress_bar()
+    config = AutoConfig.from_pretrained(model_dir)
+    lora = LoraConfig(**recorded.get("lora", {}))
+    model: PreTrainedModel
+    if lora.lora_rank:
+        model = load_model(ModelConfig(model_name_or_path=str(model_dir)))
+        add_adapter(model, lora, frozen_dtype=torch.float32)
+        weights = {n: value for n, value in model.state_dict().items() if is_adapter_weight(n)}
+    else:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        weights = model.state_dict()
     try:
         with warnings.catch_warnings():
             # that one process loads it, which is what is wanted
@@ -48,7 +58,8 @@ def export_checkpoint(checkpoint_dir: Path, model_dir: Path, out_dir: Path) -> N
         ) from error
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     out_dir.parent.mkdir(parents=True, exist_ok=True)
-    save_model_folder(model, load_tokenizer(str(model_dir)), weights, out_dir, dtype)
+    whole = dict(whole_weights(model))
+    save_model_folder(model, load_tokenizer(str(model_dir)), whole, out_dir, dtype)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,7 +7,11 @@ publication; the trainer and supervised training bring rows and say when.
 from collections.abc import Sequence
 from typing import Any
 
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from transformers import PreTrainedModel
 
 from agentrl.configs import LossConfig, OptimizerConfig
@@ -33,13 +37,24 @@ class Learner:
         *,
         bf16: bool = False,
         gradient_checkpointing: bool = False,
+        activation_offloading: bool = False,
+        param_offload: bool = False,
+        compiled: bool = False,
     ) -> None:
         """Shards `model`, which holds float32 weights, the same on every rank, in place.
 
         Raises `ConfigError` if the model cannot be divided as `mesh` asks, `RuntimeError` if the
         sharding is not what was asked for.
         """
-        parallelise(model, mesh, bf16=bf16, gradient_checkpointing=gradient_checkpointing)
+        parallelise(
+            model,
+            mesh,
+            bf16=bf16,
+            gradient_checkpointing=gradient_checkpointing,
+            activation_offloading=activation_offloading,
+            param_offload=param_offload,
+            compiled=compiled,
+        )
         self.model = model
         self.mesh = mesh
         self.optimizer = make_optimizer(model, optimizer)
@@ -57,9 +72,13 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """All that a checkpoint must hold for training to go on; sharded, not copied. Collective.
 
-        The weights are under `model`, by their names in the model.
+        The weights are under `model`, by their names in the model; of a model with an adapter the
+        adapter only, all else being as the model's folder has it.
         """
         model, optimizer = get_state_dict(self.model, self.optimizer)
+        named = self.model.named_parameters(remove_duplicate=False)
+        for name in [name for name, parameter in named if not parameter.requires_grad]:
+            del model[name]
         return {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -69,5 +88,6 @@ class Learner:
             self.optimizer,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=False),  # what is not trained is not in it
         )
         self.scheduler.load_state_dict(state["scheduler"])

@@ -44,8 +44,10 @@ from agentrl.training.checkpoint import (
     supersede_others,
 )
 from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
+from agentrl.training.compilation import check_compiler
 from agentrl.training.duties import RunDuties
 from agentrl.training.learner import Learner
+from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
 from agentrl.training.parallel import ParallelSizes, exit_process, make_mesh
@@ -106,6 +108,8 @@ class Trainer:
         check_writable(self._output)
         checkpoint_to_resume(config, [])  # refused here, if it cannot be, and chosen later
         self._accelerator = make_accelerator(config)
+        if config.parallel.compile:
+            check_compiler(self._accelerator.device)
         torch.manual_seed(config.run.seed)
 
         optimizer = config.optimizer
@@ -132,8 +136,12 @@ class Trainer:
         self._total_steps = self._from_main(
             lambda duties: self._background.run(duties.count_steps())
         )
+        model = load_model(config.model)
+        if config.lora.lora_rank:
+            # What is not trained needs no master weights.
+            add_adapter(model, config.lora, frozen_dtype=self._published_dtype)
         self._learner = Learner(
-            load_model(config.model),
+            model,
             mesh,
             config.loss,
             optimizer,
@@ -146,6 +154,9 @@ class Trainer:
             self._total_steps,
             bf16=bf16,
             gradient_checkpointing=config.model.gradient_checkpointing,
+            activation_offloading=config.parallel.activation_offloading,
+            param_offload=config.parallel.param_offload,
+            compiled=config.parallel.compile,
         )
         self._saver = CheckpointSaver(
             self._output, config.checkpoint.save_total_limit, self._hold_run
