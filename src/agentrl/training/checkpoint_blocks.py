@@ -6,7 +6,6 @@ halves. Those are gathered along such a mesh dimension for as long as it takes; 
 as they are.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,10 +60,9 @@ def _is_scattered(tensor: DTensor, index: int) -> bool:
     placement = tensor.placements[index]
     if not isinstance(placement, _StridedShard):
         return False
-    sharded_before = math.prod(
-        int(tensor.device_mesh.size(other))
-        for other in range(index + 1, tensor.device_mesh.ndim)
-        if isinstance(tensor.placements[other], (Shard, _StridedShard))
-        and tensor.placements[other].dim == placement.dim  # type: ignore[attr-defined]
-    )
+    sharded_before = 1
+    for other in range(index + 1, tensor.device_mesh.ndim):
+        later = tensor.placements[other]
+        if isinstance(later, (Shard, _StridedShard)) and later.dim == placement.dim:
+            sharded_before *= tensor.device_mesh.size(other)
     return placement.split_factor != sharded_before

@@ -4,6 +4,7 @@ import copy
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -120,7 +121,23 @@ def save_model_folder(
     path: Path,
     dtype: torch.dtype,
 ) -> None:
-    """Write config, tokenizer and `weights`, as `dtype`: to another name first, then renamed.
+    """Write config, tokenizer and `weights`, as `dtype`; `path` appears when it is complete.
+
+    Raises `ModelFolderError` if the disk refuses.
+    """
+    with written_at_once(path) as folder:
+        # a dictionary of its own: save_pretrained empties it
+        cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        model.save_pretrained(folder, state_dict=cast)
+        config = copy.deepcopy(model.config)
+        config.dtype = dtype  # the model's own is that of its master weights
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def written_at_once(path: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `path` when the block ends.
 
     Raises `ModelFolderError` if the disk refuses.
     """
@@ -128,15 +145,11 @@ def save_model_folder(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        # a dictionary of its own: save_pretrained empties it
-        cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        model.save_pretrained(partial, state_dict=cast)
-        config = copy.deepcopy(model.config)
-        config.dtype = dtype  # the model's own is that of its master weights
-        config.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        yield partial
         if path.exists():
             shutil.rmtree(path)
         os.rename(partial, path)
     except (OSError, SafetensorError) as error:
         raise ModelFolderError(f"weights cannot be written to {path}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
