@@ -13,18 +13,15 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from agentrl.training.attention import TreeContext
+from agentrl.training.batch import MicroBatch
+
 _METHOD = "token_logprobs"
 
 
 class _WithLogprobs(Protocol):
     def token_logprobs(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        temperatures: Tensor,
-        chunk_size: int,
-        with_entropy: bool,
+        self, batch: MicroBatch, chunk_size: int, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
@@ -40,53 +37,56 @@ def attach_logprobs(model: PreTrainedModel) -> None:
 
 
 def token_logprobs(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    positions: Tensor,
-    targets: Tensor,
-    temperatures: Tensor,
-    chunk_size: int,
-    with_entropy: bool = False,
+    model: PreTrainedModel, batch: MicroBatch, chunk_size: int, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """log softmax(logits / temperature) of `targets`, and the entropy of that distribution.
+    """log softmax(logits / temperature) of the batch's predictions, and that one's entropy.
 
-    `input_ids` [B, T], right padded: attention is causal and no mask is passed, so that a padded
-    token is seen by nobody and attention takes its fast path. `positions` [N] index the flattened
-    [B * T] hidden states; each predicts its entry of `targets` [N] at its entry of `temperatures`
-    [N]. Returns logprobs [N] float32, and entropy [N] float32 without gradient if asked for.
-    `model` must have been through `attach_logprobs`.
+    Returns logprobs [M] float32, and entropy [M] float32 without gradient if asked for. `model`
+    must have been through `attach_logprobs`, and through `use_tree_attention` if the batch is a
+    forest.
     """
-    return cast(_WithLogprobs, model).token_logprobs(
-        input_ids, positions, targets, temperatures, chunk_size, with_entropy
-    )
+    return cast(_WithLogprobs, model).token_logprobs(batch, chunk_size, with_entropy)
 
 
 def _forward(
-    self: PreTrainedModel,
-    input_ids: Tensor,
-    positions: Tensor,
-    targets: Tensor,
-    temperatures: Tensor,
-    chunk_size: int,
-    with_entropy: bool,
+    self: PreTrainedModel, batch: MicroBatch, chunk_size: int, with_entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    hidden = self.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-    hidden_NH = hidden.flatten(0, 1).index_select(0, positions)
+    hidden_MH = _hidden(self, batch).flatten(0, 1).index_select(0, batch.positions)
     head = self.get_output_embeddings()
     assert isinstance(head, nn.Module)
+    targets, temperatures = batch.targets, batch.temperatures
     if len(targets) <= chunk_size:
         # one chunk: recomputing it would save nothing
-        return _chunk(head, hidden_NH, targets, temperatures, with_entropy)
+        return _chunk(head, hidden_MH, targets, temperatures, with_entropy)
     logprobs, entropies = [], []
     for start in range(0, len(targets), chunk_size):
         part = slice(start, start + chunk_size)
         logprob, entropy = checkpoint(
-            _chunk, head, hidden_NH[part], targets[part], temperatures[part], with_entropy,
+            _chunk, head, hidden_MH[part], targets[part], temperatures[part], with_entropy,
             use_reentrant=False, preserve_rng_state=False,
         )  # fmt: skip
         logprobs.append(logprob)
         entropies.append(entropy)
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+
+
+def _hidden(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """The hidden states [B, T, H] of a batch. Padded lines are causal and need no mask."""
+    if batch.tree is None:
+        output = model.base_model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+        )
+        return cast(Tensor, output.last_hidden_state)
+    tree = TreeContext(batch.tree)
+    output = model.base_model(
+        input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, tree=tree
+    )
+    if len(tree.layers) != model.config.get_text_config().num_hidden_layers:
+        raise ValueError(
+            f"{type(model).__name__} did not pass the tree on to the attention of every layer: "
+            "train this model with --attention_implementation sdpa"
+        )
+    return cast(Tensor, output.last_hidden_state)
 
 
 def _chunk(

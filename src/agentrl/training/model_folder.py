@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from agentrl.configs import ConfigError, ModelConfig
+from agentrl.configs import TREE_ATTENTION, ConfigError, ModelConfig
 from agentrl.training.lora import (
     adapter_of,
     adapter_scaling,
@@ -63,11 +63,12 @@ def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
 def load_model(config: ModelConfig) -> PreTrainedModel:
     """The folder's model with float32 master weights, on the CPU. Raises `ConfigError`."""
     folder = check_model_folder(config.model_name_or_path)
+    attention = config.attention_implementation
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
-            attn_implementation=config.attention_implementation,
+            attn_implementation="sdpa" if attention == TREE_ATTENTION else attention,
         )
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
