@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import TreeContext
+from agentrl.training.attention import SharedLine, TreeContext
 from agentrl.training.batch import MicroBatch
 
 _METHOD = "token_logprobs"
@@ -25,13 +25,19 @@ class _WithLogprobs(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
-def attach_logprobs(model: PreTrainedModel) -> None:
+def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> None:
     """Make `token_logprobs` a forward method of `model`; after `fully_shard`, if that is applied.
 
     FSDP gathers parameters around registered methods of its root only: the base model and the head
-    called from elsewhere would see shards.
+    called from elsewhere would see shards. `line`: how processes share lines, if they do.
     """
-    setattr(model, _METHOD, types.MethodType(_forward, model))
+
+    def method(
+        self: PreTrainedModel, batch: MicroBatch, chunk_size: int, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        return _forward(self, line, batch, chunk_size, with_entropy)
+
+    setattr(model, _METHOD, types.MethodType(method, model))
     if isinstance(model, FSDPModule):
         register_fsdp_forward_method(model, _METHOD)
 
@@ -49,12 +55,40 @@ def token_logprobs(
 
 
 def _forward(
-    self: PreTrainedModel, batch: MicroBatch, chunk_size: int, with_entropy: bool
+    model: PreTrainedModel,
+    line: SharedLine | None,
+    batch: MicroBatch,
+    chunk_size: int,
+    with_entropy: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    hidden_MH = _hidden(self, batch).flatten(0, 1).index_select(0, batch.positions)
-    head = self.get_output_embeddings()
+    hidden = _hidden(model, line, batch).flatten(0, 1)
+    head = model.get_output_embeddings()
     assert isinstance(head, nn.Module)
-    targets, temperatures = batch.targets, batch.temperatures
+    if line is None:
+        hidden_MH = hidden.index_select(0, batch.positions)
+        return _in_chunks(
+            head, hidden_MH, batch.targets, batch.temperatures, chunk_size, with_entropy
+        )
+    mine, places = line.mine(batch.positions, batch.input_ids.shape[1])
+    logprobs, entropy = _in_chunks(
+        head, hidden.index_select(0, places), batch.targets[mine], batch.temperatures[mine],
+        chunk_size, with_entropy,
+    )  # fmt: skip
+    count = len(batch.targets)
+    return (
+        line.collect(logprobs, mine, count),
+        None if entropy is None else line.collect(entropy, mine, count),
+    )
+
+
+def _in_chunks(
+    head: nn.Module,
+    hidden_MH: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    chunk_size: int,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor | None]:
     if len(targets) <= chunk_size:
         # one chunk: recomputing it would save nothing
         return _chunk(head, hidden_MH, targets, temperatures, with_entropy)
@@ -70,16 +104,24 @@ def _forward(
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
 
 
-def _hidden(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """The hidden states [B, T, H] of a batch. Padded lines are causal and need no mask."""
+def _hidden(model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch) -> Tensor:
+    """The hidden states [B, T, H] of a batch. Padded lines are causal and need no mask.
+
+    Of a shared line only this process's tokens.
+    """
     if batch.tree is None:
         output = model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
         )
         return cast(Tensor, output.last_hidden_state)
     tree = TreeContext(batch.tree)
+    input_ids, position_ids = batch.input_ids, batch.position_ids
+    shared = {}
+    if line is not None:
+        input_ids, position_ids = line.take(input_ids), line.take(position_ids)
+        shared = {"line": line}
     output = model.base_model(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, tree=tree
+        input_ids=input_ids, position_ids=position_ids, use_cache=False, tree=tree, **shared
     )
     if len(tree.layers) != model.config.get_text_config().num_hidden_layers:
         raise ValueError(

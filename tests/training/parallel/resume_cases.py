@@ -22,7 +22,7 @@ ARRANGEMENTS = {
         ParallelConfig(),
         ParallelConfig(tp_size=2),
         ParallelConfig(dp_replicate_size=2),
-        ParallelConfig(dp_replicate_size=2, tp_size=2),
+        ParallelConfig(cp_size=2, tp_size=2),
     ),
     "qwen3_moe": (
         ParallelConfig(ep_size=2),

@@ -16,13 +16,23 @@ from agentrl.training.attention.models import (
     use_tree_attention,
     why_no_trees,
 )
+from agentrl.training.attention.shared import (
+    SHARED_IMPLEMENTATION,
+    AllGather,
+    SharedLine,
+    Ulysses,
+)
 from agentrl.training.attention.tree import tree_attention
 
 __all__ = [
     "IMPLEMENTATION",
+    "SHARED_IMPLEMENTATION",
+    "AllGather",
+    "SharedLine",
     "TreeContext",
     "TreeLayout",
     "Trunk",
+    "Ulysses",
     "has_tree_attention",
     "tree_attention",
     "use_tree_attention",

@@ -22,6 +22,7 @@ from agentrl.training.attention import use_tree_attention
 from agentrl.training.compilation import compile_layers
 from agentrl.training.logprobs import attach_logprobs
 from agentrl.training.offload import offload_activations
+from agentrl.training.parallel.context import share_lines
 from agentrl.training.parallel.experts import shard_experts, spread_experts
 from agentrl.training.parallel.limits import check_model
 from agentrl.training.parallel.mesh import Mesh
@@ -55,6 +56,7 @@ def parallelise(
     nn.Module.to(model, mesh.device)  # transformers' own wrapper of it has lost its types
     split_matrices(model, mesh)
     spread_experts(model, mesh)
+    line = share_lines(model, mesh)
     if compiled:
         compile_layers(_layers(model))
     if gradient_checkpointing:
@@ -63,7 +65,7 @@ def parallelise(
         offload_activations(model)
     _shard(model, mesh, bf16, param_offload)
     _check_sharded(model)
-    attach_logprobs(model)
+    attach_logprobs(model, line)
 
 
 def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool, param_offload: bool) -> None:
