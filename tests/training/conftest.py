@@ -28,14 +28,16 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def launch(processes: int, out: Path) -> subprocess.Popen[bytes]:
+def launch(
+    processes: int, out: Path, program: Path = HERE / "worker.py"
+) -> subprocess.Popen[bytes]:
     out.mkdir()
     log = (out / "log").open("wb")
     return subprocess.Popen(
         [
             sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
             "--num_processes", str(processes), "--main_process_port", "0",
-            str(HERE / "worker.py"), str(out),
+            str(program), str(out),
         ],
         stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

@@ -1,18 +1,25 @@
 """What learns: the sharded policy with its optimizer and schedule, and the critic if there is one.
 
-A step changes these and a checkpoint keeps them. The reference, which only looks on, is held here
-too, because it is sharded like the policy and sees the same micro-batches. Not in here: rows,
-ledger, publication; the trainer and supervised training bring rows and say when.
+A step changes these and a checkpoint keeps them (`Learner.state_dict`). The reference, which only
+looks on, is held here too, because it is sharded like the policy and sees the same micro-batches.
+Not in here: rows, ledger, publication; the trainer and supervised training bring rows and say when.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from transformers import PreTrainedModel
 
 from agentrl.configs import ConfigError, CriticConfig, LossConfig, OptimizerConfig
 from agentrl.training.attention import has_tree_attention
 from agentrl.training.critic import Critic
+from agentrl.training.lora import has_adapter
 from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
@@ -37,6 +44,9 @@ class Learner:
         *,
         bf16: bool = False,
         gradient_checkpointing: bool = False,
+        activation_offloading: bool = False,
+        param_offload: bool = False,
+        compiled: bool = False,
         trees: bool = True,
         reference: PreTrainedModel | None = None,
         value_model: PreTrainedModel | None = None,
@@ -54,6 +64,9 @@ class Learner:
             mesh=mesh,
             bf16=bf16,
             gradient_checkpointing=gradient_checkpointing,
+            activation_offloading=activation_offloading,
+            param_offload=param_offload,
+            compiled=compiled,
             trees=trees,
         )
         shard(model)
@@ -79,13 +92,40 @@ class Learner:
             self.mesh, self._beside,
         )  # fmt: skip
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint must hold for training to go on; sharded, not copied. Collective.
+
+        The weights are under `model`, by their names in the model; of a model with an adapter the
+        adapter only, all else being as the model's folder has it.
+        """
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        named = self.model.named_parameters(remove_duplicate=False)
+        for name in [name for name, parameter in named if not parameter.requires_grad]:
+            del model[name]
+        state = {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
+        return state if self.critic is None else {**state, "critic": self.critic.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of a learner of the same model gave. Collective."""
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=False),  # what is not trained is not in it
+        )
+        self.scheduler.load_state_dict(state["scheduler"])
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])
+
     def _make_reference(
         self, model: PreTrainedModel | None, shard: Callable[[PreTrainedModel], None]
     ) -> Reference | None:
         if not self._objective.with_reference:
             return None
         if model is None:
-            model = self.model  # without its adapter
+            assert has_adapter(self.model), "a policy is no reference of its own"
+            model = self.model
         else:
             model.requires_grad_(False)
             shard(model)
