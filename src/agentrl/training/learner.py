@@ -7,6 +7,7 @@ publication; the trainer and supervised training bring rows and say when.
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -14,8 +15,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedModel
 
-from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.configs import LossConfig, ModelConfig, OptimizerConfig
 from agentrl.training.batch import TrainingSequence
+from agentrl.training.loading import fill
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, parallelise
@@ -35,6 +37,7 @@ class Learner:
         options: StepOptions,
         total_steps: int,
         *,
+        start: ModelConfig | None = None,
         bf16: bool = False,
         gradient_checkpointing: bool = False,
         activation_offloading: bool = False,
@@ -43,6 +46,7 @@ class Learner:
     ) -> None:
         """Shards `model`, which holds float32 weights, the same on every rank, in place.
 
+        With `start` the model is an `empty_model` and gets its weights from there once sharded.
         Raises `ConfigError` if the model cannot be divided as `mesh` asks, `RuntimeError` if the
         sharding is not what was asked for.
         """
@@ -55,6 +59,8 @@ class Learner:
             param_offload=param_offload,
             compiled=compiled,
         )
+        if start is not None:
+            fill(model, start, mesh, torch.device("cpu") if param_offload else mesh.device)
         self.model = model
         self.mesh = mesh
         self.optimizer = make_optimizer(model, optimizer)

@@ -47,9 +47,10 @@ from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
 from agentrl.training.compilation import check_compiler
 from agentrl.training.duties import RunDuties
 from agentrl.training.learner import Learner
+from agentrl.training.loading import empty_model
 from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
-from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
+from agentrl.training.model_folder import ModelFolderError, load_tokenizer
 from agentrl.training.parallel import ParallelSizes, exit_process, make_mesh
 from agentrl.training.publication import gather_publication
 from agentrl.training.startup import check_writable, checkpoint_to_resume, make_accelerator
@@ -136,7 +137,7 @@ class Trainer:
         self._total_steps = self._from_main(
             lambda duties: self._background.run(duties.count_steps())
         )
-        model = load_model(config.model)
+        model = empty_model(config.model)
         if config.lora.lora_rank:
             # What is not trained needs no master weights.
             add_adapter(model, config.lora, frozen_dtype=self._published_dtype)
@@ -152,6 +153,7 @@ class Trainer:
                 max_grad_norm=optimizer.max_grad_norm,
             ),
             self._total_steps,
+            start=config.model,
             bf16=bf16,
             gradient_checkpointing=config.model.gradient_checkpointing,
             activation_offloading=config.parallel.activation_offloading,
