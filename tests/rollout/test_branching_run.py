@@ -32,10 +32,10 @@ from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.mcp.sampler import MCPSampler
-from agentrl.training.batch import row_sequences
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import make_mesh, parallelise
+from agentrl.training.sequences import row_sequences
 from agentrl.training.step import StepOptions, train_step
 
 VERSION = 2  # of the policy that the service has

@@ -1,13 +1,15 @@
 """Rows as sequences, and sequences as tensors."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
-import torch
 from tiny import make_row, sequences_of
 
 from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
-from agentrl.databases.documents import Node
-from agentrl.training.batch import collate, count_totals
+from agentrl.databases.documents import DBRecordData, Node
+from agentrl.training.batch import MicroBatch, collate_forest, collate_padded
+from agentrl.training.sequences import count_totals
 
 #        0: tokens 0-6
 #        ├── 1: 6-12
@@ -73,21 +75,44 @@ def test_a_damaged_row_is_named(change: dict[str, object], said: str) -> None:
         sequences_of(row)
 
 
-def test_the_tensors_hold_each_trained_token_beside_its_predecessor() -> None:
-    rows = [make_row("a", 0, [(0, 9, -1)], version=1), make_row("b", 1, TREE, version=2)]
+def two_rows() -> list[DBRecordData]:
+    return [make_row("a", 0, [(0, 9, -1)], version=1), make_row("b", 1, TREE, version=2)]
+
+
+@pytest.mark.parametrize("collate", [collate_forest, collate_padded])
+def test_the_tensors_hold_each_trained_token_beside_its_predecessor(
+    collate: Callable[..., MicroBatch],
+) -> None:
+    rows = two_rows()
     sequences = [sequence for row in rows for sequence in sequences_of(row, 4)]
-    batch = collate(sequences, range(len(sequences)), pad_to_multiple_of=8)
-    assert batch.input_ids.shape == (4, 24)
-    assert len(batch.targets) == sum(row.n_train_tokens for row in rows)
-    flat = batch.input_ids.flatten()
-    assert torch.equal(flat[batch.positions + 1], batch.targets)
+    batch = collate(sequences, [0, 1, 1, 1], pad_to_multiple_of=8)
+    assert len(batch.prediction) == sum(row.n_train_tokens for row in rows)
+    before = np.concatenate([s.input_ids[s.trained - 1] for s in sequences])
+    trained = np.concatenate([s.input_ids[s.trained] for s in sequences])
+    depths = np.concatenate([s.trained - 1 for s in sequences])
+    source = batch.positions[batch.prediction]
+    assert batch.input_ids.flatten()[source].tolist() == before.tolist()
+    assert batch.position_ids.flatten()[source].tolist() == depths.tolist()
+    assert batch.targets[batch.prediction].tolist() == trained.tolist()
     n_first = rows[0].n_train_tokens
     assert batch.staleness.tolist() == [3] * n_first + [2] * rows[1].n_train_tokens
+    assert batch.sequence.tolist() == [0] * n_first + [1] * rows[1].n_train_tokens
     assert batch.sequence_tokens[0] == n_first
     trained = np.flatnonzero(unpack_mask(rows[0].loss_mask))
     expected = unpack_floats(rows[0].logprobs)[trained]
     assert batch.behaviour_logprobs[:n_first].tolist() == expected.tolist()
     assert batch.mask.all()
+
+
+def test_a_forest_holds_no_token_twice_and_none_that_predicts_nothing() -> None:
+    tree = make_row("b", 1, [(0, 20, -1), (20, 40, 0), (40, 45, 1), (45, 52, 1), (52, 58, 0)])
+    sequences = [*sequences_of(two_rows()[0]), *sequences_of(tree)]
+    batch = collate_forest(sequences, [0, 1, 1, 1], pad_to_multiple_of=8)
+    assert batch.tree is not None
+    # the last token of each of the four leaves is only predicted
+    assert batch.tree.lengths == (8, 20, 20, 4, 6, 5, 1)
+    assert batch.tree.parents == (-1, -1, 1, 2, 2, 1, -1)
+    assert batch.input_ids.shape == (1, 64)
 
 
 def test_totals_count_rows_not_paths() -> None:

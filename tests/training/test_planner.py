@@ -1,9 +1,9 @@
 """The planner's invariants, as its docstrings state them."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.training.planner import assign_rows, pack_sequences, split_to
+from agentrl.training.planner import assign_rows, pack_sequences, pack_trees
 
 COSTS = st.lists(st.floats(min_value=0.5, max_value=1e5), max_size=60)
 LENGTHS = st.lists(st.integers(min_value=1, max_value=500), max_size=60)
@@ -37,20 +37,16 @@ def test_micro_batches_hold_every_sequence_once_within_the_budget(
     assert flat == sorted(lengths, reverse=True), "like lengths stand together"
 
 
-@given(LENGTHS, st.integers(1, 2000), st.integers(0, 40))
-@settings(deadline=None)
-def test_splitting_reaches_the_count_and_loses_nothing(
-    lengths: list[int], budget: int, more: int
+@given(LENGTHS, st.integers(1, 2000))
+def test_micro_batches_hold_every_tree_once_within_the_budget(
+    sizes: list[int], budget: int
 ) -> None:
-    plan = pack_sequences(lengths, budget)
-    split = split_to(plan, len(plan) + more)
-    assert len(split) == len(plan) + more
-    assert sorted(index for batch in split for index in batch) == list(range(len(lengths)))
-    parents = [set(batch) for batch in plan]
-    for batch in split:
-        assert not batch or any(set(batch) <= parent for parent in parents), "none grew"
-    if any(len(batch) > 1 for batch in split):
-        assert all(split), "none is empty while another can be split"
+    plan = pack_trees(sizes, budget)
+    assert sorted(index for batch in plan for index in batch) == list(range(len(sizes)))
+    loads = [sum(sizes[index] for index in batch) for batch in plan]
+    assert loads == sorted(loads, reverse=True)
+    for batch, load in zip(plan, loads, strict=True):
+        assert load <= budget or len(batch) == 1
 
 
 def test_a_row_over_the_budget_is_alone() -> None:

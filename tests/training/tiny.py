@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask
 from agentrl.databases.documents import DBRecordData, Node
 from agentrl.databases.policies import Lineage
-from agentrl.training.batch import TrainingSequence, row_sequences
+from agentrl.training.sequences import TrainingSequence, row_sequences
 
 VOCABULARY = 64
 LINEAGE = Lineage({version: version for version in range(20)})  # each version by the step so named

@@ -1,209 +1,173 @@
-"""Rows of the database to training sequences, and sequences to the tensors of a micro-batch.
+"""A part of a step's sequences as the tensors of one forward pass.
 
-A row is a token tree. It is trained here by its root-to-leaf paths, each one causal sequence; a
-node that several paths share is computed in each of them and trained in the first only.
+Two shapes: a forest in one line, for models with tree attention, where no token stands twice and
+none is padding but to a multiple; and padded lines, one per sequence, for the others.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
-from agentrl.databases.documents import DBRecordData
-from agentrl.databases.policies import Lineage
-from agentrl.training.losses import BatchTotals, LossInputs
-
-
-@dataclass(frozen=True)
-class TrainingSequence:
-    """One causal sequence of L tokens. All arrays are [L].
-
-    A token is predicted from the one before it, so `loss_mask[0]` is always False.
-    """
-
-    input_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
-    advantages: NDArray[np.float32]
-    logprobs: NDArray[np.float32]  # the sampler's
-    staleness: NDArray[np.int32]  # steps that the trained weights are newer than the sampler's
-    temperature: float
-    row_tokens: int  # trained tokens of the whole row, over all its paths
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
+from agentrl.training.attention import TreeLayout
+from agentrl.training.forest import merge
+from agentrl.training.losses import LossInputs
+from agentrl.training.sequences import TrainingSequence
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The tensors of one forward pass: B sequences of T tokens, N trained tokens."""
+    """The tensors of one forward pass: B lines of T tokens, M predictions, N trained tokens.
 
-    input_ids: Tensor  # [B, T] int64, right padded with 0
-    positions: Tensor  # [N] int64, into [B * T]: whose hidden state predicts the token
-    targets: Tensor  # [N] int64, the token
-    temperatures: Tensor  # [N] float32
+    Where sequences share a prefix they share its predictions too: a prediction is one token at one
+    place, and it is the prediction of every trained token that it serves.
+    """
+
+    input_ids: Tensor  # [B, T] int64, padded with 0
+    position_ids: Tensor  # [B, T] int64, how many tokens stand before it in its sequence
+    tree: TreeLayout | None  # of the one line; None: causal lines padded on the right
+    positions: Tensor  # [M] int64, into [B * T]: whose hidden state predicts the token
+    targets: Tensor  # [M] int64, the token
+    temperatures: Tensor  # [M] float32
+    prediction: Tensor  # [N] int64, into [M]
+    sequence: Tensor  # [N] int64, which of this rank's rows the token is of
     behaviour_logprobs: Tensor  # [N] float32
     advantages: Tensor  # [N] float32
     staleness: Tensor  # [N] int64, see `TrainingSequence`
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
-    sequence: Tensor  # [N] int64, which of the rank's rows the token is of
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
 
     def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
-        """What the loss sees, given logprobs and entropy [N] of the policy being trained."""
+        """What the loss sees, given the predictions' logprobs and entropy [M]."""
         return LossInputs(
-            logprobs=logprobs,
+            logprobs=logprobs[self.prediction],
             behaviour_logprobs=self.behaviour_logprobs,
             advantages=self.advantages,
             mask=self.mask,
             staleness=self.staleness,
             sequence_tokens=self.sequence_tokens,
             sequence=self.sequence,
-            entropy=entropy,
+            entropy=None if entropy is None else entropy[self.prediction],
         )
 
 
-def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[TrainingSequence]:
-    """The row's root-to-leaf paths that train something, in depth-first order of their leaves.
-
-    `step`: optimizer steps in the weights that will be trained, from which staleness counts.
-    Raises `ValueError` naming the row if its arrays and its tree do not fit together.
-    """
-    input_ids, versions = unpack_ints(row.input_ids), unpack_ints(row.versions)
-    advantages, logprobs = unpack_floats(row.advantages), unpack_floats(row.logprobs)
-    untrained = unpack_mask(row.loss_mask) == 0
-    for array in (input_ids, versions, advantages, logprobs, untrained):
-        if len(array) != row.n_tokens:
-            raise ValueError(
-                f"row {row.id}: an array has {len(array)} tokens where n_tokens says "
-                f"{row.n_tokens}; the document is damaged, remove it from record_data"
-            )
-    paths = _paths(row)
-    staleness = np.zeros_like(versions)
-    for version in row.policy_versions:
-        staleness[versions == version] = lineage.age(version, step)
-    mask = ~untrained  # shrinks as tokens are given to a path: each is trained once
-    parts: list[tuple[NDArray[np.intp], NDArray[np.bool_]]] = []
-    for path in paths:
-        tokens = np.concatenate([np.arange(row.nodes[n].start, row.nodes[n].end) for n in path])
-        path_mask = mask[tokens]
-        path_mask[0] = False
-        mask[tokens] = False
-        if path_mask.any():
-            parts.append((tokens, path_mask))
-    row_tokens = sum(int(path_mask.sum()) for _, path_mask in parts)
-    return [
-        TrainingSequence(
-            input_ids=input_ids[tokens],
-            loss_mask=path_mask,
-            advantages=advantages[tokens],
-            logprobs=logprobs[tokens],
-            staleness=staleness[tokens],
-            temperature=row.temperature,
-            row_tokens=row_tokens,
-        )
-        for tokens, path_mask in parts
-    ]
-
-
-def _paths(row: DBRecordData) -> list[list[int]]:
-    """Root-to-leaf paths as node indices; nodes stand in depth-first order."""
-    inner = {node.parent for node in row.nodes}
-    position = 0
-    for index, node in enumerate(row.nodes):
-        if node.start != position or node.end <= node.start or not -1 <= node.parent < index:
-            raise ValueError(
-                f"row {row.id}: node {index} ({node.start}, {node.end}, parent {node.parent}) is "
-                "no part of a tree in depth-first order; the document is damaged, remove it from "
-                "record_data"
-            )
-        position = node.end
-    if position != row.n_tokens:
-        raise ValueError(
-            f"row {row.id}: its nodes end at token {position}, n_tokens says {row.n_tokens}; the "
-            "document is damaged, remove it from record_data"
-        )
-    paths = []
-    for leaf in range(len(row.nodes)):
-        if leaf in inner:
-            continue
-        path = [leaf]
-        while (parent := row.nodes[path[-1]].parent) >= 0:
-            path.append(parent)
-        paths.append(path[::-1])
-    return paths
-
-
-def count_totals(rows: Sequence[Sequence[TrainingSequence]]) -> BatchTotals:
-    """Trained tokens, and rows that train something, of one rank. `rows`: each row's sequences."""
-    trained = [row[0].row_tokens for row in rows if row]
-    return BatchTotals(tokens=sum(trained), sequences=len(trained))
-
-
-def collate(
+def collate_forest(
     sequences: Sequence[TrainingSequence],
     rows: Sequence[int],
     pad_to_multiple_of: int = 1,
     device: torch.device | str = "cpu",
 ) -> MicroBatch:
-    """Pad `sequences` (at least one) on the right and gather what the loss needs.
-
-    `rows`: of which of the rank's rows each of them is.
-    """
-    longest = max(len(sequence) for sequence in sequences)
-    width = -(-longest // pad_to_multiple_of) * pad_to_multiple_of
-    input_ids = np.zeros((len(sequences), width), dtype=np.int64)
-    trained = [np.flatnonzero(sequence.loss_mask) for sequence in sequences]
-    counts = [len(tokens) for tokens in trained]
-    for line, sequence in enumerate(sequences):
-        input_ids[line, : len(sequence)] = sequence.input_ids
-
-    def gathered(arrays: list[NDArray[np.generic]]) -> NDArray[np.generic]:
-        return np.concatenate(
-            [array[tokens] for array, tokens in zip(arrays, trained, strict=True)]
-        )
-
-    def repeated(values: list[float]) -> NDArray[np.float32]:
-        return np.repeat(np.asarray(values, dtype=np.float32), counts)
-
-    def tensor(array: NDArray[np.generic], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
-
-    starts = np.repeat(np.arange(len(sequences), dtype=np.int64) * width, counts)
-    return MicroBatch(
-        input_ids=tensor(input_ids, torch.int64),
-        positions=tensor(starts + np.concatenate(trained) - 1, torch.int64),
-        targets=tensor(gathered([sequence.input_ids for sequence in sequences]), torch.int64),
-        temperatures=tensor(repeated([s.temperature for s in sequences]), torch.float32),
-        behaviour_logprobs=tensor(gathered([s.logprobs for s in sequences]), torch.float32),
-        advantages=tensor(gathered([s.advantages for s in sequences]), torch.float32),
-        staleness=tensor(gathered([s.staleness for s in sequences]), torch.int64),
-        sequence_tokens=tensor(repeated([float(s.row_tokens) for s in sequences]), torch.float32),
-        sequence=tensor(np.repeat(np.asarray(rows), counts), torch.int64),
-        mask=torch.ones(sum(counts), dtype=torch.bool, device=device),
+    """Merge `sequences` (at least one; `rows`: the row of each) into one line."""
+    forest = merge([sequence.inputs for sequence in sequences])
+    parents, lengths = forest.parents, forest.lengths
+    padding = -len(forest.input_ids) % pad_to_multiple_of
+    if padding:  # a tree of its own, which nobody sees
+        parents, lengths = (*parents, -1), (*lengths, padding)
+    layout = TreeLayout(parents, lengths)
+    input_ids = np.pad(forest.input_ids.astype(np.int64), (0, padding))
+    return _micro_batch(
+        input_ids[None], layout.positions[None], layout, forest.places, sequences, rows, device
     )
 
 
-def placeholder(device: torch.device | str = "cpu") -> MicroBatch:
+def collate_padded(
+    sequences: Sequence[TrainingSequence],
+    rows: Sequence[int],
+    pad_to_multiple_of: int = 1,
+    device: torch.device | str = "cpu",
+) -> MicroBatch:
+    """Pad `sequences` (at least one; `rows`: the row of each) on the right, each in its line."""
+    longest = max(len(sequence.inputs) for sequence in sequences)
+    width = -(-longest // pad_to_multiple_of) * pad_to_multiple_of
+    input_ids = np.zeros((len(sequences), width), dtype=np.int64)
+    places = []
+    for line, sequence in enumerate(sequences):
+        inputs = sequence.inputs
+        input_ids[line, : len(inputs)] = inputs
+        places.append(line * width + np.arange(len(inputs)))
+    positions = np.broadcast_to(np.arange(width), input_ids.shape)
+    return _micro_batch(input_ids, positions, None, places, sequences, rows, device)
+
+
+def placeholder(
+    pad_to_multiple_of: int = 1, device: torch.device | str = "cpu", *, tree: bool = True
+) -> MicroBatch:
     """A micro-batch without weight, for a rank that has fewer than the others.
 
     It goes through the model like any other, so that all ranks meet in the same collectives, and
     its masked token adds exactly 0 to loss and gradients.
     """
-    one = torch.zeros(1, device=device)
-    index = torch.zeros(1, dtype=torch.int64, device=device)
-    return MicroBatch(
-        input_ids=torch.zeros((1, 2), dtype=torch.int64, device=device),
-        positions=index,
-        targets=index,
-        temperatures=one + 1,
-        behaviour_logprobs=one,
-        advantages=one,
-        staleness=index,
-        sequence_tokens=one + 1,
-        sequence=index,
-        mask=torch.zeros(1, dtype=torch.bool, device=device),
+    nothing = TrainingSequence(
+        input_ids=np.zeros(2, dtype=np.int32),
+        loss_mask=np.array([False, True]),
+        advantages=np.zeros(2, dtype=np.float32),
+        logprobs=np.zeros(2, dtype=np.float32),
+        staleness=np.zeros(2, dtype=np.int32),
+        temperature=1.0,
+        row_tokens=1,
     )
+    collate = collate_forest if tree else collate_padded
+    batch = collate([nothing], [0], pad_to_multiple_of, device)
+    return replace(batch, mask=torch.zeros_like(batch.mask))
+
+
+def _micro_batch(
+    input_ids: NDArray[np.int64],
+    position_ids: NDArray[np.int64],
+    layout: TreeLayout | None,
+    places: Sequence[NDArray[np.int64]],
+    sequences: Sequence[TrainingSequence],
+    rows: Sequence[int],
+    device: torch.device | str,
+) -> MicroBatch:
+    """`places`: where each sequence's inputs stand in the flattened `input_ids`."""
+    trained = [sequence.trained for sequence in sequences]
+    counts = [len(tokens) for tokens in trained]
+
+    def gathered(arrays: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
+        return np.concatenate(
+            [array[tokens] for array, tokens in zip(arrays, trained, strict=True)]
+        )
+
+    def repeated(values: Sequence[float]) -> NDArray[np.float64]:
+        return np.repeat(np.asarray(values, dtype=np.float64), counts)
+
+    def tensor(array: NDArray[np.generic], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
+
+    sources = np.concatenate(
+        [place[tokens - 1] for place, tokens in zip(places, trained, strict=True)]
+    )
+    targets = gathered([sequence.input_ids for sequence in sequences])
+    temperatures = repeated([sequence.temperature for sequence in sequences])
+    entries, prediction = _distinct(sources, targets, temperatures)
+    return MicroBatch(
+        input_ids=tensor(input_ids, torch.int64),
+        position_ids=tensor(position_ids, torch.int64),
+        tree=layout,
+        positions=tensor(sources[entries], torch.int64),
+        targets=tensor(targets[entries], torch.int64),
+        temperatures=tensor(temperatures[entries], torch.float32),
+        prediction=tensor(prediction, torch.int64),
+        sequence=tensor(np.repeat(np.asarray(rows), counts), torch.int64),
+        behaviour_logprobs=tensor(gathered([s.logprobs for s in sequences]), torch.float32),
+        advantages=tensor(gathered([s.advantages for s in sequences]), torch.float32),
+        staleness=tensor(gathered([s.staleness for s in sequences]), torch.int64),
+        sequence_tokens=tensor(repeated([float(s.row_tokens) for s in sequences]), torch.float32),
+        mask=torch.ones(sum(counts), dtype=torch.bool, device=device),
+    )
+
+
+def _distinct(
+    *columns: NDArray[np.generic],
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Of N entries that are equal in all `columns` [N] one each, [M]; and whose it is, [N]."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, number = np.unique(column, return_inverse=True)
+        key = key * len(values) + number
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return first, which

@@ -31,6 +31,7 @@ from agentrl.training.checkpoint import (
     partial_path,
     read_state,
 )
+from agentrl.training.checkpoint_blocks import in_blocks, sharded_as
 
 # The slowest disk decides; a process that dies breaks the connection, which ends a wait at once.
 _LONGEST_WRITE = timedelta(days=1)
@@ -69,7 +70,7 @@ class CheckpointSaver:
         Waits for the save before this one and raises its error, see `wait`.
         """
         self.wait()
-        content = {**learner.state_dict(), **_own_random_state()}
+        content = in_blocks({**learner.state_dict(), **_own_random_state()})
         staged = self._stager.stage(content)
         assert not isinstance(staged, Future), "it was staged at once"
         self._running = Future()
@@ -120,7 +121,7 @@ class CheckpointSaver:
                 process_group=self._group,
             )
         except CheckpointException as error:  # on all processes, wherever it failed
-            raise _refused(final, _reason(error)) from error
+            raise _refused(final, failure_reason(error)) from error
         self._on_main(final, self._hold)
         self._on_main(final, lambda: finish_checkpoint(self._output, state, self._limit))
 
@@ -148,16 +149,26 @@ def load_checkpoint(checkpoint: Path, learner: Stateful) -> TrainerState:
     state = read_state(checkpoint)
     random = _own_random_state() if state.processes == dist.get_world_size() else {}
     content = {**learner.state_dict(), **random}
+    stored = in_blocks(content)
     try:
-        load(content, checkpoint_id=checkpoint)
+        load(stored, checkpoint_id=checkpoint)
     except (OSError, CheckpointException) as error:
         raise CheckpointError(
-            f"checkpoint {checkpoint} cannot be read: {_reason(error)}"
+            f"checkpoint {checkpoint} cannot be read: {failure_reason(error)}"
         ) from error
+    content = sharded_as(stored, like=content)
     learner.load_state_dict(content)
     if random:
         _restore_random_state(content)
     return state
+
+
+def failure_reason(error: BaseException) -> str:
+    """What DCP failed at, on the first process that failed; its own message is pages long."""
+    if not isinstance(error, CheckpointException):
+        return str(error)
+    rank, (first, _) = min(error.failures.items())
+    return f"{first or type(first).__name__} (process {rank})"
 
 
 def _own_random_state() -> dict[str, Any]:
@@ -177,11 +188,3 @@ def _restore_random_state(content: Mapping[str, Any]) -> None:
 
 def _refused(final: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"checkpoint {final} cannot be written: {reason}")
-
-
-def _reason(error: BaseException) -> str:
-    """What failed, of the first process that failed; `CheckpointException` holds pages."""
-    if not isinstance(error, CheckpointException):
-        return str(error)
-    rank, (first, _) = min(error.failures.items())
-    return f"{first or type(first).__name__} (process {rank})"

@@ -16,11 +16,11 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers import PreTrainedModel
 
 from agentrl.configs import LossConfig, ModelConfig, OptimizerConfig
-from agentrl.training.batch import TrainingSequence
 from agentrl.training.loading import fill
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, parallelise
+from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions, train_step
 
@@ -43,6 +43,7 @@ class Learner:
         activation_offloading: bool = False,
         param_offload: bool = False,
         compiled: bool = False,
+        trees: bool = True,
     ) -> None:
         """Shards `model`, which holds float32 weights, the same on every rank, in place.
 
@@ -58,6 +59,7 @@ class Learner:
             activation_offloading=activation_offloading,
             param_offload=param_offload,
             compiled=compiled,
+            trees=trees,
         )
         if start is not None:
             fill(model, start, mesh, torch.device("cpu") if param_offload else mesh.device)

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.configs import ConfigError, ModelConfig
 from agentrl.training.lora import base_name, initial_adapter, is_adapter_weight
-from agentrl.training.model_folder import FLAG, check_model_folder, load_model
+from agentrl.training.model_folder import FLAG, check_model_folder, first_attention, load_model
 from agentrl.training.parallel.mesh import Mesh
 from agentrl.training.safetensors_folder import SafetensorsFolder, UnknownLayout, Window
 
@@ -48,7 +48,7 @@ def empty_model(config: ModelConfig) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 AutoConfig.from_pretrained(folder),
                 dtype=torch.float32,
-                attn_implementation=config.attention_implementation,
+                attn_implementation=first_attention(config),
             )
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -153,9 +153,7 @@ def _distribute(whole: Tensor, parameter: Tensor) -> Tensor:
     """The part of `whole`, which every process has, that it holds of `parameter`."""
     if not isinstance(parameter, DTensor):
         return whole
-    return distribute_tensor(
-        whole, parameter.device_mesh, parameter.placements, src_data_rank=None
-    )
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _places(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:

@@ -4,6 +4,7 @@ import copy
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from agentrl.configs import ConfigError, ModelConfig
+from agentrl.configs import TREE_ATTENTION, ConfigError, ModelConfig
 from agentrl.training.lora import (
     adapter_of,
     adapter_scaling,
@@ -66,7 +67,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
-            attn_implementation=config.attention_implementation,
+            attn_implementation=first_attention(config),
         )
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -74,6 +75,12 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             f"{FLAG} {config.model_name_or_path}: the model cannot be loaded ({reason})"
         ) from None
     return model
+
+
+def first_attention(config: ModelConfig) -> str:
+    """What a model is made with: tree attention comes later, if the model can have it."""
+    attention = config.attention_implementation
+    return "sdpa" if attention == TREE_ATTENTION else attention
 
 
 def gather_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -120,7 +127,23 @@ def save_model_folder(
     path: Path,
     dtype: torch.dtype,
 ) -> None:
-    """Write config, tokenizer and `weights`, as `dtype`: to another name first, then renamed.
+    """Write config, tokenizer and `weights`, as `dtype`; `path` appears when it is complete.
+
+    Raises `ModelFolderError` if the disk refuses.
+    """
+    with written_at_once(path) as folder:
+        # a dictionary of its own: save_pretrained empties it
+        converted = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        model.save_pretrained(folder, state_dict=converted)
+        config = copy.deepcopy(model.config)
+        config.dtype = dtype  # the model's own is that of its master weights
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def written_at_once(path: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `path` when the block ends.
 
     Raises `ModelFolderError` if the disk refuses.
     """
@@ -128,15 +151,11 @@ def save_model_folder(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        # a dictionary of its own: save_pretrained empties it
-        cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        model.save_pretrained(partial, state_dict=cast)
-        config = copy.deepcopy(model.config)
-        config.dtype = dtype  # the model's own is that of its master weights
-        config.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        yield partial
         if path.exists():
             shutil.rmtree(path)
         os.rename(partial, path)
     except (OSError, SafetensorError) as error:
         raise ModelFolderError(f"weights cannot be written to {path}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

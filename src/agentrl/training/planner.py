@@ -46,22 +46,23 @@ def pack_sequences(
     return batches
 
 
-def split_to(batches: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """The same sequences in exactly `count` micro-batches, where `count >= len(batches)`.
+def pack_trees(sizes: Sequence[int], budget: int) -> list[list[int]]:
+    """One rank's trees to micro-batches that hold their tokens, the fullest first.
 
-    Every rank must make the same number of forward and backward passes, because each is a
-    collective of the sharded model. Invariants: every sequence is still in exactly one
-    micro-batch, no micro-batch grew, those added by splitting come from the fullest; when nothing
-    is left to split the rest are empty (the caller computes something without weight there).
+    First fit, the largest first. Invariants: every tree is in exactly one micro-batch; a
+    micro-batch has at most `budget` tokens, unless it is one tree that is larger. Returns the
+    trees' indices by micro-batch, each in order.
     """
-    assert count >= len(batches), "a plan cannot shrink"
-    plan = [list(batch) for batch in batches]
-    while len(plan) < count:
-        fullest = max(range(len(plan)), key=lambda index: (len(plan[index]), -index), default=None)
-        if fullest is None or len(plan[fullest]) < 2:
-            plan.extend([] for _ in range(count - len(plan)))
-            break
-        batch = plan[fullest]
-        half = (len(batch) + 1) // 2
-        plan[fullest : fullest + 1] = [batch[:half], batch[half:]]
-    return plan
+    batches: list[list[int]] = []
+    loads: list[int] = []
+    for tree in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        fits = (batch for batch, load in enumerate(loads) if load + sizes[tree] <= budget)
+        place = next(fits, None)
+        if place is None:
+            batches.append([])
+            loads.append(0)
+            place = len(batches) - 1
+        batches[place].append(tree)
+        loads[place] += sizes[tree]
+    order = sorted(range(len(batches)), key=lambda batch: (-loads[batch], batch))
+    return [sorted(batches[batch]) for batch in order]

@@ -128,8 +128,10 @@ class _Concatenated:
                 pieces.append(
                     part.read((*window[: self.dim], slice(start, stop), *window[self.dim + 1 :]))
                 )
-        return torch.cat(pieces, self.dim) if pieces else self.parts[0].read(
-            (*window[: self.dim], slice(0, 0), *window[self.dim + 1 :])
+        return (
+            torch.cat(pieces, self.dim)
+            if pieces
+            else self.parts[0].read((*window[: self.dim], slice(0, 0), *window[self.dim + 1 :]))
         )
 
 
@@ -146,7 +148,7 @@ def _tensors(folder: Path) -> dict[str, _Stored]:
             file = safe_open(folder / name, framework="pt")
         except (OSError, SafetensorError) as error:
             raise UnknownLayout(f"{name} cannot be read as safetensors ({error})") from None
-        for key in file.keys():  # noqa: SIM118: it is no dictionary
+        for key in file.keys():  # noqa: SIM118 - it is no dictionary
             stored = file.get_slice(key)
             if stored.get_dtype() not in _FLOATS:
                 raise UnknownLayout(f"{key} is stored as {stored.get_dtype()}")

@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from transformers import PreTrainedModel
 
 from agentrl.configs import LossConfig, OptimizerConfig
-from agentrl.training.batch import TrainingSequence
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import make_mesh
 from agentrl.training.planner import assign_rows
+from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions
 

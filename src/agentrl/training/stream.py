@@ -24,9 +24,9 @@ from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.policies import Lineage, load_lineage
 from agentrl.databases.rows import RowHeader, RowLedger, fetch_rows
 from agentrl.training.background import BackgroundLoop
-from agentrl.training.batch import TrainingSequence, row_sequences
 from agentrl.training.parallel import Mesh
 from agentrl.training.planner import assign_rows
+from agentrl.training.sequences import TrainingSequence, row_sequences
 
 T = TypeVar("T")
 

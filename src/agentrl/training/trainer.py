@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.configs import TREE_ATTENTION, Config, ConfigError, parse_config
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
 from agentrl.databases.owners import process_name
 from agentrl.databases.runs import EVALUATING, FINISHED, TRAINING, TrainerAlive, TrainerReplaced
@@ -159,6 +159,7 @@ class Trainer:
             activation_offloading=config.parallel.activation_offloading,
             param_offload=config.parallel.param_offload,
             compiled=config.parallel.compile,
+            trees=config.model.attention_implementation == TREE_ATTENTION,
         )
         self._saver = CheckpointSaver(
             self._output, config.checkpoint.save_total_limit, self._hold_run

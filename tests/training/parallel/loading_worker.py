@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `tiny`
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from parallel_cases import ARRANGEMENTS, CASES
+from parallel_cases import ARRANGEMENTS
 from transformers import Qwen3Config
 
 from agentrl.configs import LoraConfig, ModelConfig, ParallelConfig

@@ -29,6 +29,7 @@ from agentrl.training.planner import assign_rows
 from agentrl.training.step import StepOptions
 
 STEPS = 2
+LOSS = LossConfig(token_level_loss=False, log_entropy=True)
 # clipped: the gradient norm, which is above 1 in all cases, scales every gradient
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, weight_decay=0.01, max_grad_norm=1.0)
 OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32, max_grad_norm=1.0)
@@ -47,7 +48,7 @@ class Case:
 
     model: Callable[[], PreTrainedModel]
     rows: list[DBRecordData]
-    loss: LossConfig = LossConfig(token_level_loss=False, log_entropy=True)
+    loss: LossConfig = LOSS
     gradient_checkpointing: bool = False
 
 
@@ -145,21 +146,40 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 # Arrangements by number of processes: the flags, and the cases trained on it.
-DENSE = ("chains", "trees", "qwen2", "llama")
+_DENSE = ("chains", "trees", "qwen2", "llama")
+_ALL = (*_DENSE, "qwen3_moe")
+_MOE = ("qwen3_moe",)
 ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
     2: {
-        "dp2": (ParallelConfig(), (*DENSE, "qwen3_moe")),
+        "dp2": (ParallelConfig(), _ALL),
         "replicate2": (ParallelConfig(dp_replicate_size=2), ("trees",)),
-        "tp2": (ParallelConfig(tp_size=2), (*DENSE, "qwen3_moe")),
-        "ep2": (ParallelConfig(ep_size=2), ("qwen3_moe",)),
-        "ep2_tp2": (ParallelConfig(ep_size=2, tp_size=2), ("qwen3_moe",)),
+        "tp2": (ParallelConfig(tp_size=2), _ALL),
+        "ulysses2": (ParallelConfig(cp_size=2), _ALL),
+        "allgather2": (ParallelConfig(cp_size=2, cp_mode="allgather"), _ALL),
+        "ep2": (ParallelConfig(ep_size=2), _MOE),
+        "tp2_ep2": (ParallelConfig(tp_size=2, ep_size=2), _MOE),
+        "ulysses2_ep2": (ParallelConfig(cp_size=2, ep_size=2), _MOE),
     },
     4: {
-        "hsdp2x2": (ParallelConfig(dp_replicate_size=2), ("trees", "qwen3_moe")),
-        "dp2_tp2": (ParallelConfig(tp_size=2), ("trees", "qwen2", "qwen3_moe")),
-        "dp2_tp2_ep2": (ParallelConfig(tp_size=2, ep_size=2), ("qwen3_moe",)),
-        "dp2_tp2_ep4": (ParallelConfig(tp_size=2, ep_size=4), ("qwen3_moe",)),
-        "dp4_ep2": (ParallelConfig(ep_size=2), ("qwen3_moe",)),
-        "hsdp2x2_ep2": (ParallelConfig(dp_replicate_size=2, ep_size=2), ("qwen3_moe",)),
+        "replicate2_shard2": (ParallelConfig(dp_replicate_size=2), ("trees", "qwen3_moe")),
+        "shard2_tp2": (ParallelConfig(tp_size=2), ("trees", "qwen2", "qwen3_moe")),
+        "shard2_allgather2": (ParallelConfig(cp_size=2, cp_mode="allgather"), ("trees", "llama")),
+        "replicate2_ulysses2": (ParallelConfig(dp_replicate_size=2, cp_size=2), ("trees",)),
+        "ulysses4": (ParallelConfig(cp_size=4), ("trees",)),
+        "ulysses2_tp2": (ParallelConfig(cp_size=2, tp_size=2), ("trees", "qwen3_moe")),
+        "shard2_tp2_ep2": (ParallelConfig(tp_size=2, ep_size=2), _MOE),
+        "shard2_tp2_ep4": (ParallelConfig(tp_size=2, ep_size=4), _MOE),
+        "shard4_ep2": (ParallelConfig(ep_size=2), _MOE),
+        "replicate2_shard2_ep2": (ParallelConfig(dp_replicate_size=2, ep_size=2), _MOE),
     },
-}
+    8: {
+        "shard2_ulysses2_tp2": (ParallelConfig(cp_size=2, tp_size=2), ("chains", "trees", "llama")),
+        "shard2_allgather2_tp2": (
+            ParallelConfig(cp_size=2, tp_size=2, cp_mode="allgather"), ("trees",),
+        ),
+        "shard2_ulysses2_tp2_ep4": (ParallelConfig(cp_size=2, tp_size=2, ep_size=4), _MOE),
+        "replicate2_ulysses2_tp2_ep2": (
+            ParallelConfig(dp_replicate_size=2, cp_size=2, tp_size=2, ep_size=2), _MOE,
+        ),
+    },
+}  # fmt: skip

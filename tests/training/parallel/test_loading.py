@@ -1,17 +1,14 @@
 """A folder's weights, read in parts, are those that transformers loads whole."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
+from launching import launch
 from loading_worker import LARGE, check_equal
 from parallel_cases import CASES
-from test_equality import CONFIG, HERE
 from tiny import tiny_model
 from transformers import Qwen3ForCausalLM
 
@@ -73,13 +70,6 @@ def test_however_it_is_sharded_each_process_reads_its_part(processes: int, tmp_p
     for name, case in CASES.items():
         case.model().save_pretrained(tmp_path / name)
     Qwen3ForCausalLM(LARGE).save_pretrained(tmp_path / "large")
-    ended = subprocess.run(
-        [
-            sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
-            "--num_processes", str(processes), "--main_process_port", "0",
-            str(HERE / "loading_worker.py"), str(tmp_path),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-5000:]
+    program = Path(__file__).parent / "loading_worker.py"
+    process = launch(program, processes, tmp_path, MALLOC_MMAP_THRESHOLD_="1048576")
+    assert process.wait(timeout=180) == 0, (tmp_path / "log").read_text()[-5000:]

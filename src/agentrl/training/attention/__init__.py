@@ -1,11 +1,11 @@
 """Attention over forests: every shared token computed once, exact, forward and backward.
 
-    layout      where nodes stand and which calls that makes; pure
-    tree        `tree_attention`, the entry
-    nodewise    the autograd function and the interface of kernels
-    cpu, cuda   the kernels of devices
-    context     what a forward pass carries to its layers; keys and values of a trunk
-    models      registration with transformers, and which models can have it
+layout      where nodes stand and which calls that makes; pure
+tree        `tree_attention`, the entry
+nodewise    the autograd function and the interface of kernels
+cpu, cuda   the kernels of devices
+context     what a forward pass carries to its layers; keys and values of a trunk
+models      registration with transformers, and which models can have it
 """
 
 from agentrl.training.attention.context import TreeContext, Trunk
@@ -16,13 +16,23 @@ from agentrl.training.attention.models import (
     use_tree_attention,
     why_no_trees,
 )
+from agentrl.training.attention.shared import (
+    SHARED_IMPLEMENTATION,
+    AllGather,
+    SharedLine,
+    Ulysses,
+)
 from agentrl.training.attention.tree import tree_attention
 
 __all__ = [
     "IMPLEMENTATION",
+    "SHARED_IMPLEMENTATION",
+    "AllGather",
+    "SharedLine",
     "TreeContext",
     "TreeLayout",
     "Trunk",
+    "Ulysses",
     "has_tree_attention",
     "tree_attention",
     "use_tree_attention",

@@ -5,7 +5,7 @@ its roots follow. A pass over the trunk keeps them (`Trunk.keep`), passes over p
 branches attend to them as leaves, and their gradients, summed over the parts, are the trunk's.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -53,9 +53,11 @@ class TreeContext:
     layout: TreeLayout  # with a trunk: that of trunk and forest, with the forest as its queries
     trunk: Trunk | None = None
     is_trunk: bool = False  # this pass is the one over the trunk
+    layers: set[int] = field(default_factory=set)  # that have asked for `whole`
 
     def whole(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values that the layout counts, given those of the tokens of this pass."""
+        self.layers.add(layer)
         if self.trunk is None:
             return key, value
         if self.is_trunk:

@@ -93,7 +93,7 @@ def _token_major(like: Tensor, dtype: torch.dtype) -> Tensor:
 def _nodes(x: Tensor, start: int, run: Run) -> Tensor:
     """[1, H, T, ...] to a view [count, H, length, ...] of the run's nodes."""
     line = x[0][:, start : start + run.count * run.length]
-    return line.unflatten(1, (run.count, run.length)).transpose(0, 1)
+    return torch.unflatten(line, 1, (run.count, run.length)).transpose(0, 1)
 
 
 def _queries(x: Tensor, run: Run) -> Tensor:

@@ -80,7 +80,8 @@ class TreeLayout:
         """How many tokens stand before each query on its way from the root, [n_queries]."""
         every = np.arange(self.n_tokens)
         offsets = np.asarray(self._depths) - np.asarray(self.starts)
-        return (every + np.repeat(offsets, self.lengths))[slice(*self.queries)]
+        positions: NDArray[np.int64] = every + np.repeat(offsets, self.lengths)
+        return positions[slice(*self.queries)]
 
     @cached_property
     def visible_until(self) -> NDArray[np.int64]:

@@ -1,10 +1,15 @@
 """Tree attention as an attention implementation of transformers, and which models can have it."""
 
+import logging
+
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentrl.training.attention.context import TreeContext
 from agentrl.training.attention.tree import tree_attention
+
+logger = logging.getLogger(__name__)
 
 IMPLEMENTATION = "agentrl_tree"
 
@@ -23,13 +28,14 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """Attention of one layer, as transformers calls it; the model passes `tree` on as it is given.
 
-    Returns [1, T, H, D]. Raises `ValueError` if the model wants something that is not computed.
+    Returns [1, T, H, D]. A model that is called without a tree is causal. Raises `ValueError` if
+    the model wants something that is not computed.
     """
     if tree is None:
-        raise ValueError(
-            f"{type(module).__name__} did not pass the tree on to its attention: train this model "
-            "with --attention_implementation sdpa"
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+        return output, None
     refuse_extras(module, attention_mask, dropout, kwargs, tree)
     key, value = tree.whole(module.layer_idx, key, value)  # type: ignore[arg-type]
     return tree_attention(query, key, value, tree.layout, scaling).transpose(1, 2), None
@@ -63,24 +69,25 @@ def refuse_extras(
 AttentionInterface.register(IMPLEMENTATION, attention_forward)
 
 
-def use_tree_attention(model: PreTrainedModel, longest: int) -> str | None:
-    """Give `model` tree attention if it can have it; otherwise say why it cannot.
-
-    `longest`: tokens of the longest sequence. Returns None, or the reason.
-    """
-    reason = why_no_trees(model, longest)
+def use_tree_attention(model: PreTrainedModel) -> None:
+    """Give `model` tree attention if it can have it; otherwise log why it cannot."""
+    reason = why_no_trees(model)
     if reason is None:
         model.set_attn_implementation(IMPLEMENTATION)
-    return reason
+    else:
+        logger.warning(
+            "%s trains padded sequences, in which shared prefixes are computed again: %s",
+            type(model).__name__, reason,
+        )  # fmt: skip
 
 
 def has_tree_attention(model: PreTrainedModel) -> bool:
-    """Whether `use_tree_attention` gave it to `model`."""
-    return bool(model.config._attn_implementation == IMPLEMENTATION)
+    """Whether `model` attends over forests: by this implementation, or one made of it."""
+    return str(model.config._attn_implementation).startswith(IMPLEMENTATION)
 
 
-def why_no_trees(model: PreTrainedModel, longest: int) -> str | None:
-    """What about `model` tree attention cannot do, for sequences of at most `longest` tokens."""
+def why_no_trees(model: PreTrainedModel) -> str | None:
+    """What about `model` tree attention cannot do; None if there is nothing."""
     config = model.config.get_text_config()
     if not model._supports_attention_backend or not model._can_set_attn_implementation():
         return "its attention is not exchangeable (AttentionInterface)"
@@ -89,8 +96,9 @@ def why_no_trees(model: PreTrainedModel, longest: int) -> str | None:
     kinds -= {"sliding_attention"}
     if kinds - {"full_attention"}:
         return f"it has layers of {', '.join(sorted(kinds - {'full_attention'}))}"
-    if window is not None and window < longest:
-        return f"its layers see {window} tokens at most, sequences have up to {longest}"
+    longest = getattr(config, "max_position_embeddings", None)
+    if window is not None and (longest is None or window < longest):
+        return f"its layers see {window} tokens at most"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "it caps its attention scores"
     if any(name.rsplit(".", 1)[-1] == "sinks" for name, _ in model.named_parameters()):
@@ -106,5 +114,3 @@ def _window(config: PreTrainedConfig, kinds: set[str]) -> int | None:
     if getattr(config, "layer_types", None) is not None:
         return window if "sliding_attention" in kinds else None
     return window if getattr(config, "use_sliding_window", True) else None
-
-

@@ -46,7 +46,7 @@ class NodeWiseAttention(torch.autograd.Function):
     """`NodeKernel` as a differentiable function."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: torch.autograd.function.FunctionCtx,
         q: Tensor,
         k: Tensor,
@@ -62,7 +62,7 @@ class NodeWiseAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: torch.autograd.function.FunctionCtx, grad: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Gradients of q, k and v; the rest is no tensor."""

@@ -23,7 +23,7 @@ def tree_attention(
         )
     kernel = _kernel(q)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return NodeWiseAttention.apply(q, k, v, layout, scale, kernel)  # type: ignore[no-any-return,no-untyped-call]
+    return NodeWiseAttention.apply(q, k, v, layout, scale, kernel)  # type: ignore[no-any-return]
 
 
 def _kernel(q: Tensor) -> NodeKernel:
@@ -31,5 +31,3 @@ def _kernel(q: Tensor) -> NodeKernel:
     if q.device.type == "cpu":
         return CpuKernel()
     raise NotImplementedError(f"no tree attention for {q.device.type}")
-
-

@@ -3,6 +3,10 @@
     launch.py      the processes that were launched, joined and ended
     sizes.py       the degrees that the flags ask for, and what is refused
     mesh.py        the processes by degree, and their groups
+    tensor.py      matrices split over processes
+    experts.py     experts spread over processes
+    context.py     lines of tokens shared by processes
+    limits.py      which models can be divided so
     apply.py       a model made parallel, top to bottom in the order it happens
     gradients.py   norm and clip of gradients, however their parameters are sharded
 

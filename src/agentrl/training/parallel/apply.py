@@ -18,9 +18,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from agentrl.training.attention import use_tree_attention
 from agentrl.training.compilation import compile_layers
 from agentrl.training.logprobs import attach_logprobs
 from agentrl.training.offload import offload_activations
+from agentrl.training.parallel.context import share_lines
 from agentrl.training.parallel.experts import shard_experts, spread_experts
 from agentrl.training.parallel.limits import check_model
 from agentrl.training.parallel.mesh import Mesh
@@ -38,19 +40,23 @@ def parallelise(
     activation_offloading: bool = False,
     param_offload: bool = False,
     compiled: bool = False,
+    trees: bool = True,
 ) -> None:
     """Apply all parallelism to `model` in place and attach `token_logprobs`.
 
     `model` holds float32 weights, the same on every rank; what is not trained may be in another
     type. With `bf16` it computes in bfloat16, with float32 master weights and float32 gradient
-    reduction. With `param_offload` shards and their gradients live on the CPU. Raises `ConfigError`
-    if the model cannot be divided as asked, `RuntimeError` if the sharding is not what was asked
-    for.
+    reduction. With `param_offload` shards and their gradients live on the CPU. `trees`: it gets
+    tree attention if it can have it. Raises `ConfigError` if the model cannot be divided as asked,
+    `RuntimeError` if the sharding is not what was asked for.
     """
     check_model(model.config, mesh.sizes, mesh.context_mode)
+    if trees:
+        use_tree_attention(model)
     _to_device(model, mesh.device)
     split_matrices(model, mesh)
     spread_experts(model, mesh)
+    line = share_lines(model, mesh)
     if compiled:
         compile_layers(_layers(model))
     if gradient_checkpointing:
@@ -59,7 +65,7 @@ def parallelise(
         offload_activations(model)
     _shard(model, mesh, bf16, param_offload)
     _check_sharded(model)
-    attach_logprobs(model)
+    attach_logprobs(model, line)
 
 
 def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool, param_offload: bool) -> None:

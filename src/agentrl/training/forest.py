@@ -1,0 +1,136 @@
+"""Sequences merged under the prefixes that they share, so that each shared token is computed once.
+
+Pure. Merging goes by the tokens themselves: segments of a row, siblings on one prompt and rows
+that merely begin with the same system prompt are all found the same way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int32]
+
+# A shorter piece is computed again by each sequence instead of being a node of its own, because
+# every node is a call of the attention kernel in each layer.
+MIN_SHARED = 8
+
+
+@dataclass(frozen=True)
+class Forest:
+    """S sequences as a forest of T tokens in one line, nodes in depth-first order.
+
+    Invariants: `input_ids[places[s]]` is sequence s; along it, every node is the child of the one
+    before; no token is in two nodes.
+    """
+
+    parents: tuple[int, ...]  # of each node, -1 for a root
+    lengths: tuple[int, ...]
+    input_ids: Tokens  # [T]
+    places: tuple[NDArray[np.int64], ...]  # of each sequence: where its tokens stand in the line
+    last_nodes: tuple[int, ...]  # of each sequence: where it ends
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    tokens: Tokens
+    parent: "_Node | None"
+    children: list["_Node"] = field(default_factory=list)
+    ending: list[int] = field(default_factory=list)  # sequences whose last token is in here
+
+    def child_like(self, tokens: Tokens) -> tuple["_Node | None", int]:
+        """The child that begins most like `tokens`, and how many tokens they share."""
+        best, most = None, 0
+        for child in self.children:
+            if child.tokens[0] == tokens[0]:
+                shared = _shared(child.tokens, tokens)
+                if shared > most:
+                    best, most = child, shared
+        return best, most
+
+    def split(self, at: int, ends: Sequence[int]) -> None:
+        """Cut after `at` tokens; `ends`: where each sequence ends within its last node."""
+        rest = _Node(self.tokens[at:], self, self.children)
+        for child in rest.children:
+            child.parent = rest
+        rest.ending = [sequence for sequence in self.ending if ends[sequence] > at]
+        self.ending = [sequence for sequence in self.ending if ends[sequence] <= at]
+        self.tokens, self.children = self.tokens[:at], [rest]
+
+
+def merge(sequences: Sequence[Tokens], min_shared: int = MIN_SHARED) -> Forest:
+    """The forest of `sequences`, none of which is empty, in their order as far as that goes.
+
+    A piece of fewer than `min_shared` tokens is not split off for sharing.
+    """
+    top = _Node(np.empty(0, dtype=np.int32), None)
+    ends = [0] * len(sequences)
+    for index, tokens in enumerate(sequences):
+        _insert(top, index, tokens, ends, min_shared)
+    return _lay_out(top, sequences)
+
+
+def _insert(top: _Node, index: int, tokens: Tokens, ends: list[int], min_shared: int) -> None:
+    node, left = top, tokens
+    while True:
+        child, shared = node.child_like(left)
+        if child is not None and shared == len(left):
+            break  # all of it stands here already
+        if child is not None and shared == len(child.tokens):
+            node, left = child, left[shared:]
+            if not node.children:
+                node.tokens = np.concatenate([node.tokens, left])
+                child, shared = node, len(node.tokens)
+                break
+            continue
+        if child is not None and shared >= min_shared:
+            _split(child, shared, ends)
+            node, left = child, left[shared:]
+        child, shared = _Node(left, node), len(left)
+        node.children.append(child)
+        break
+    child.ending.append(index)
+    ends[index] = shared
+
+
+def _split(node: _Node, at: int, ends: list[int]) -> None:
+    node.split(at, ends)
+    for sequence in node.children[0].ending:
+        ends[sequence] -= at
+
+
+def _shared(one: Tokens, other: Tokens) -> int:
+    """How many tokens two sequences begin with alike."""
+    length = min(len(one), len(other))
+    different = one[:length] != other[:length]
+    return int(different.argmax()) if different.any() else length
+
+
+def _lay_out(top: _Node, sequences: Sequence[Tokens]) -> Forest:
+    parents: list[int] = []
+    pieces: list[Tokens] = []
+    ways: list[NDArray[np.int64]] = []  # of each node: places from its root to its end
+    places: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)] * len(sequences)
+    last_nodes = [0] * len(sequences)
+    position = 0
+    stack = [(child, -1) for child in reversed(top.children)]
+    while stack:
+        node, parent = stack.pop()
+        number = len(parents)
+        parents.append(parent)
+        pieces.append(node.tokens)
+        own = np.arange(position, position + len(node.tokens))
+        ways.append(own if parent == -1 else np.concatenate([ways[parent], own]))
+        position += len(node.tokens)
+        for sequence in node.ending:
+            places[sequence] = ways[number][: len(sequences[sequence])]
+            last_nodes[sequence] = number
+        stack.extend((child, number) for child in reversed(node.children))
+    return Forest(
+        parents=tuple(parents),
+        lengths=tuple(len(piece) for piece in pieces),
+        input_ids=np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32),
+        places=tuple(places),
+        last_nodes=tuple(last_nodes),
+    )

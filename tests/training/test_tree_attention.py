@@ -1,0 +1,132 @@
+"""Attention over forests against a dense mask in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from agentrl.training.attention import TreeLayout, tree_attention
+
+HEADS, KV_HEADS = 6, 2
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> TreeLayout:
+    """Up to nine nodes of up to seven tokens, single tokens and several roots among them."""
+    parents: list[int] = []
+    way: list[int] = []  # to the last node: the only places for the next one
+    for node in range(draw(st.integers(1, 9))):
+        keep = draw(st.integers(0, len(way)))
+        way = [*way[:keep], node]
+        parents.append(way[-2] if len(way) > 1 else -1)
+    lengths = [draw(st.sampled_from([1, 1, 2, 5, 5, 7])) for _ in parents]
+    return TreeLayout(parents, lengths)
+
+
+def dense_mask(layout: TreeLayout) -> Tensor:
+    """Which query sees which key, from the parents alone."""
+    above = [{node} for node in range(len(layout.parents))]
+    for node, parent in enumerate(layout.parents):
+        if parent >= 0:
+            above[node] |= above[parent]
+    node_of = [node for node, length in enumerate(layout.lengths) for _ in range(length)]
+    rows = [
+        [key <= query and node_of[key] in above[node_of[query]] for key in range(len(node_of))]
+        for query in range(len(node_of))
+    ]
+    return torch.tensor(rows)[slice(*layout.queries)]
+
+
+def inputs(layout: TreeLayout, width: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(layout.n_tokens)
+    shapes = ((HEADS, layout.n_queries), (KV_HEADS, layout.n_tokens), (KV_HEADS, layout.n_tokens))
+    # as a model makes them: the heads of a token side by side
+    return [
+        torch.randn(1, tokens, heads, width, generator=generator).transpose(1, 2)
+        for heads, tokens in shapes
+    ]
+
+
+def output_and_gradients(layout: TreeLayout, tensors: list[Tensor], *, dense: bool) -> list[Tensor]:
+    q, k, v = (tensor.detach().requires_grad_() for tensor in tensors)
+    if dense:
+        groups = HEADS // KV_HEADS
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q,
+            k.repeat_interleave(groups, 1),
+            v.repeat_interleave(groups, 1),
+            attn_mask=dense_mask(layout),
+        )
+    else:
+        out = tree_attention(q, k, v, layout)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
+    return [out, *torch.autograd.grad((out * weights).sum(), (q, k, v))]
+
+
+def assert_exact(layout: TreeLayout, *, width: int = 8) -> None:
+    tensors = inputs(layout, width)
+    ours = output_and_gradients(layout, tensors, dense=False)
+    double = [tensor.double() for tensor in tensors]
+    expected = output_and_gradients(layout, double, dense=True)
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=2e-5, rtol=2e-5)
+
+
+@given(forests())
+@settings(deadline=None, max_examples=60)
+def test_any_forest_is_exact_in_output_and_gradients(layout: TreeLayout) -> None:
+    assert_exact(layout)
+
+
+@given(forests(), st.data())
+@settings(deadline=None, max_examples=60)
+def test_any_slice_of_the_queries_is_exact_too(layout: TreeLayout, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, layout.n_tokens - 1))
+    end = data.draw(st.integers(start + 1, layout.n_tokens))
+    part = layout.restrict(start, end)
+    assert_exact(part)
+    assert part.positions.tolist() == layout.positions[start:end].tolist()
+
+
+@given(forests())
+def test_pairs_and_visibility_are_those_of_the_mask(layout: TreeLayout) -> None:
+    mask = dense_mask(layout)
+    assert layout.pairs == mask.sum()
+    token = torch.arange(layout.n_tokens)
+    until = torch.from_numpy(layout.visible_until)
+    assert torch.equal(mask, (token <= token[:, None]) & (token[:, None] < until))
+    assert layout.positions.tolist() == (mask.sum(1) - 1).tolist()
+
+
+@pytest.mark.parametrize("width", [1, 5, 64, 80, 256])
+def test_heads_may_have_any_width(width: int) -> None:
+    assert_exact(TreeLayout([-1, 0, 0], [20, 40, 40]), width=width)
+
+
+def test_packed_chains_are_causal_calls_only() -> None:
+    layout = TreeLayout([-1, -1, -1, -1], [5, 7, 7, 3])
+    assert layout.spans == ()
+    assert [(run.query, run.count, run.length) for run in layout.runs] == [
+        (0, 1, 5),
+        (5, 2, 7),
+        (19, 1, 3),
+    ]
+
+
+def test_bfloat16_loses_no_more_than_its_own_rounding() -> None:
+    layout = TreeLayout([-1, 0, 1, 2, 0], [30, 20, 10, 10, 20])
+    tensors = [tensor.bfloat16() for tensor in inputs(layout, 16)]
+    ours = output_and_gradients(layout, tensors, dense=False)
+    expected = output_and_gradients(layout, [t.double() for t in tensors], dense=True)
+    for one, other in zip(ours, expected, strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one.double(), other, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("parents", "lengths"), [([0], [1]), ([-1, 1], [1, 1]), ([-1, 0, -1, 0], [1] * 4), ([-1], [0])]
+)
+def test_nodes_in_another_order_are_refused(parents: list[int], lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="depth-first"):
+        TreeLayout(parents, lengths)
