@@ -186,5 +186,5 @@ def test_a_folder_with_a_head_of_its_own_keeps_it_and_one_without_starts_at_0(
     model.save_pretrained(tmp_path / "critic")
     assert load_value_model(ModelConfig(str(tmp_path / "critic"))).score.weight.min() == 0.5
     assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").num_labels == 1
-    with pytest.raises(ConfigError, match="--critic_model_name_or_path .*no config.json"):
+    with pytest.raises(ConfigError, match=r"--critic_model_name_or_path .*no config\.json"):
         load_value_model(ModelConfig(str(tmp_path)))

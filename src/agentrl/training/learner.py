@@ -5,10 +5,11 @@ looks on, is held here too, because it is sharded like the policy and sees the s
 Not in here: rows, ledger, publication; the trainer and supervised training bring rows and say when.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -16,9 +17,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedModel
 
-from agentrl.configs import ConfigError, CriticConfig, LossConfig, OptimizerConfig
+from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, OptimizerConfig
 from agentrl.training.attention import has_tree_attention
 from agentrl.training.critic import Critic
+from agentrl.training.loading import empty_model, fill
 from agentrl.training.lora import has_adapter
 from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
@@ -42,22 +44,24 @@ class Learner:
         options: StepOptions,
         total_steps: int,
         *,
+        start: ModelConfig | None = None,
         bf16: bool = False,
         gradient_checkpointing: bool = False,
         activation_offloading: bool = False,
         param_offload: bool = False,
         compiled: bool = False,
         trees: bool = True,
-        reference: PreTrainedModel | None = None,
+        reference: ModelConfig | None = None,
         value_model: PreTrainedModel | None = None,
         critic: CriticConfig | None = None,
     ) -> None:
         """Shards the models, which hold float32 weights, the same on every rank, in place.
 
-        `reference`: for a loss that asks for one, if it is not `model` without its adapter.
-        `value_model`, from `load_value_model`, and `critic`: for PPO. Raises `ConfigError` if a
-        model cannot be divided as `mesh` asks, `RuntimeError` if the sharding is not what was asked
-        for.
+        With `start` the policy is an `empty_model` and gets its weights from there once sharded.
+        `reference`: where the reference policy is, for a loss that asks for one, if it is not
+        `model` without its adapter. `value_model`, from `load_value_model`, and `critic`: for PPO.
+        Raises `ConfigError` if a model cannot be divided as `mesh` asks, `RuntimeError` if the
+        sharding is not what was asked for.
         """
         shard = partial(
             parallelise,
@@ -69,7 +73,10 @@ class Learner:
             compiled=compiled,
             trees=trees,
         )
+        home = torch.device("cpu") if param_offload else mesh.device
         shard(model)
+        if start is not None:
+            fill(model, start, mesh, home)
         self.model = model
         self.mesh = mesh
         self.critic: Critic | None = None
@@ -83,7 +90,17 @@ class Learner:
         self.scheduler = make_scheduler(self.optimizer, optimizer, total_steps)
         self._objective = Objective(loss)
         self._options = options
-        self._beside = ModelsBeside(self._make_reference(reference, shard), self.critic)
+        reference_policy: Reference | None = None
+        if self._objective.with_reference:
+            reference_model = model
+            if reference is not None:
+                reference_model = empty_model(reference).requires_grad_(False)
+                shard(reference_model)
+                fill(reference_model, reference, mesh, home)
+                _check_alike(model, reference_model, "--reference_model_name_or_path")
+            assert reference or has_adapter(model), "a policy is no reference of its own"
+            reference_policy = Reference(reference_model, options.loss_seq_chunk_size)
+        self._beside = ModelsBeside(reference_policy, self.critic)
 
     def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
         """Train on this rank's rows, each as its sequences, and update the weights once."""
@@ -117,20 +134,6 @@ class Learner:
         self.scheduler.load_state_dict(state["scheduler"])
         if self.critic is not None:
             self.critic.load_state_dict(state["critic"])
-
-    def _make_reference(
-        self, model: PreTrainedModel | None, shard: Callable[[PreTrainedModel], None]
-    ) -> Reference | None:
-        if not self._objective.with_reference:
-            return None
-        if model is None:
-            assert has_adapter(self.model), "a policy is no reference of its own"
-            model = self.model
-        else:
-            model.requires_grad_(False)
-            shard(model)
-            _check_alike(self.model, model, "--reference_model_name_or_path")
-        return Reference(model, self._options.loss_seq_chunk_size)
 
 
 def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> None:

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel
 
-from agentrl.configs import Config
+from agentrl.configs import Config, ModelConfig
 from agentrl.training.critic import Critic, Verdict
 from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
-from agentrl.training.model_folder import load_model
 from agentrl.training.passes import Advice
 from agentrl.training.program import Program
 from agentrl.training.reference import Reference
@@ -16,18 +15,15 @@ from agentrl.training.sequences import TrainingSequence
 from agentrl.training.value_model import load_value_model
 
 
-def load_reference(config: Config) -> PreTrainedModel | None:
-    """The reference policy's model, if the loss wants one that is not the policy's adapter off.
+def reference_model(config: Config) -> ModelConfig | None:
+    """Where the reference policy is, if the loss wants one that is not the policy's adapter off.
 
-    The folder decides, and not the weights of a checkpoint: a resume changes no reference. Raises
-    `ConfigError`.
+    A folder, and not the weights of a checkpoint: a resume changes no reference.
     """
     folder = config.model.reference_model_name_or_path
     if not config.loss.beta or (config.lora.lora_rank and folder is None):
         return None
-    return load_model(
-        replace(config.model, model_name_or_path=folder or config.model.model_name_or_path)
-    )
+    return replace(config.model, model_name_or_path=folder or config.model.model_name_or_path)
 
 
 def load_critic(config: Config) -> PreTrainedModel | None:

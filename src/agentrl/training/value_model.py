@@ -17,8 +17,8 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 from agentrl.configs import ConfigError, ModelConfig
 from agentrl.training.attention import SharedLine, Trunk
 from agentrl.training.batch import MicroBatch
-from agentrl.training.model_folder import check_model_folder, first_attention
 from agentrl.training.logprobs import predicting_states
+from agentrl.training.model_folder import check_model_folder, first_attention
 
 FLAG = "--critic_model_name_or_path"
 _METHOD = "state_values"

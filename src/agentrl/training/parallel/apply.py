@@ -54,7 +54,7 @@ def parallelise(
     check_model(model.config, mesh.sizes, mesh.context_mode)
     if trees:
         use_tree_attention(model)
-    nn.Module.to(model, mesh.device)  # transformers' own wrapper of it has lost its types
+    _to_device(model, mesh.device)
     split_matrices(model, mesh)
     spread_experts(model, mesh)
     line = share_lines(model, mesh)
@@ -97,6 +97,11 @@ def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool, param_offload: bool) 
     for layer in _layers(model):
         unit(layer, reshard_after_forward=reshard)
     unit(model, reshard_after_forward=False)
+
+
+def _to_device(model: nn.Module, device: torch.device) -> None:
+    """What has values to the device; what has none yet gets them there when it is sharded."""
+    model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:
