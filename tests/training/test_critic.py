@@ -71,7 +71,7 @@ def demonstration(
 
 
 def weights_of(model: PreTrainedModel) -> list[Tensor]:
-    return [tensor.full_tensor().clone() for tensor in model.state_dict().values()]
+    return [parameter.full_tensor().clone() for parameter in model.parameters()]
 
 
 def critic_of(statistics: StepStatistics) -> dict[str, float]:
