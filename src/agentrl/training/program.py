@@ -129,8 +129,10 @@ def run_program(
             number += 1
         if trunk is not None and torch.is_grad_enabled():
             trunk.backward()
-    if not torch.is_grad_enabled() and isinstance(model, FSDPModule):
-        model.reshard()  # the root stays gathered for a backward pass, which does not come
+    if not torch.is_grad_enabled():
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what stayed gathered for a backward pass, which does not come
 
 
 def _align(
