@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import HERE, launch
+from launching import HERE, launch
 from memory_worker import WAYS, make_learner, train
 from tiny import tiny_model
 
@@ -69,7 +69,7 @@ def test_two_processes_train_by_every_way_as_one_does(tmp_path: Path) -> None:
     folders = {n: tmp_path / str(n) for n in (1, 2)}
     results = {}
     for n, folder in folders.items():
-        process = launch(n, folder, HERE / "memory_worker.py")
+        process = launch(HERE / "memory_worker.py", n, folder)
         assert process.wait(timeout=100) == 0, (folder / "log").read_text()
         results[n] = json.loads((folder / "result.json").read_text())
     for way in WAYS:

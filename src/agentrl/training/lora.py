@@ -9,6 +9,7 @@ Not in here: where the weights of model and adapter come from (`loading`) and go
 (`model_folder`).
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -88,6 +89,13 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 def is_adapter_weight(name: str) -> bool:
     """Whether a name of the adapted model's state belongs to the adapter."""
     return name.endswith((_A, _B))
+
+
+def initial_adapter(name: str, shape: torch.Size) -> Tensor:
+    """What PEFT gives a new adapter: A as a linear layer's weight, drawn, and B = 0; whole."""
+    if name.endswith(_B):
+        return torch.zeros(shape)
+    return nn.init.kaiming_uniform_(torch.empty(shape), a=math.sqrt(5))
 
 
 def base_name(name: str) -> str:

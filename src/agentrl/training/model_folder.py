@@ -32,15 +32,15 @@ class ModelFolderError(RuntimeError):
     """A model folder cannot be written. The message is one sentence for the user."""
 
 
-def check_model_folder(path: str | None) -> Path:
+def check_model_folder(path: str | None, flag: str = FLAG) -> Path:
     """The folder of a model, if it looks like one. Raises `ConfigError` if not."""
     if path is None:
-        raise ConfigError(f"{FLAG} is needed: the folder of the model")
+        raise ConfigError(f"{flag} is needed: the folder of the model")
     folder = Path(path)
     if not folder.is_dir():
-        raise ConfigError(f"{FLAG} {path}: there is no such folder")
+        raise ConfigError(f"{flag} {path}: there is no such folder")
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{FLAG} {path}: no model, the folder has no config.json")
+        raise ConfigError(f"{flag} {path}: no model, the folder has no config.json")
     return folder
 
 
@@ -63,12 +63,11 @@ def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
 def load_model(config: ModelConfig) -> PreTrainedModel:
     """The folder's model with float32 master weights, on the CPU. Raises `ConfigError`."""
     folder = check_model_folder(config.model_name_or_path)
-    attention = config.attention_implementation
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
-            attn_implementation="sdpa" if attention == TREE_ATTENTION else attention,
+            attn_implementation=first_attention(config),
         )
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -76,6 +75,12 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             f"{FLAG} {config.model_name_or_path}: the model cannot be loaded ({reason})"
         ) from None
     return model
+
+
+def first_attention(config: ModelConfig) -> str:
+    """What a model is made with: tree attention comes later, if the model can have it."""
+    attention = config.attention_implementation
+    return "sdpa" if attention == TREE_ATTENTION else attention
 
 
 def gather_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -128,8 +133,8 @@ def save_model_folder(
     """
     with written_at_once(path) as folder:
         # a dictionary of its own: save_pretrained empties it
-        cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        model.save_pretrained(folder, state_dict=cast)
+        converted = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        model.save_pretrained(folder, state_dict=converted)
         config = copy.deepcopy(model.config)
         config.dtype = dtype  # the model's own is that of its master weights
         config.save_pretrained(folder)

@@ -47,9 +47,11 @@ from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
 from agentrl.training.compilation import check_compiler
 from agentrl.training.duties import RunDuties
 from agentrl.training.learner import Learner
+from agentrl.training.loading import empty_model
 from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
-from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
+from agentrl.training.model_folder import ModelFolderError, load_tokenizer
+from agentrl.training.models_beside import load_critic, reference_model
 from agentrl.training.parallel import ParallelSizes, exit_process, make_mesh
 from agentrl.training.publication import gather_publication
 from agentrl.training.startup import check_writable, checkpoint_to_resume, make_accelerator
@@ -136,7 +138,7 @@ class Trainer:
         self._total_steps = self._from_main(
             lambda duties: self._background.run(duties.count_steps())
         )
-        model = load_model(config.model)
+        model = empty_model(config.model)
         if config.lora.lora_rank:
             # What is not trained needs no master weights.
             add_adapter(model, config.lora, frozen_dtype=self._published_dtype)
@@ -150,14 +152,19 @@ class Trainer:
                 pad_to_multiple_of=config.parallel.pad_to_multiple_of,
                 loss_seq_chunk_size=config.parallel.loss_seq_chunk_size,
                 max_grad_norm=optimizer.max_grad_norm,
+                log_grad_norms=config.optimizer.log_grad_norms,
             ),
             self._total_steps,
+            start=config.model,
             bf16=bf16,
             gradient_checkpointing=config.model.gradient_checkpointing,
             activation_offloading=config.parallel.activation_offloading,
             param_offload=config.parallel.param_offload,
             compiled=config.parallel.compile,
             trees=config.model.attention_implementation == TREE_ATTENTION,
+            reference=reference_model(config),
+            value_model=load_critic(config),
+            critic=config.critic,
         )
         self._saver = CheckpointSaver(
             self._output, config.checkpoint.save_total_limit, self._hold_run
