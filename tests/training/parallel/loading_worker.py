@@ -86,7 +86,7 @@ def check_memory(folder: Path, mesh: Mesh) -> None:
     with PeakMemory() as peak:
         fill(model, config, mesh, mesh.device)
     part = size / dist.get_world_size()
-    assert part < peak.grown < part + size / 8, f"{peak.grown} of {size} bytes"
+    assert 0.9 * part < peak.grown < part + size / 8, f"{peak.grown} of {size} bytes"
 
 
 class PeakMemory:
