@@ -7,7 +7,6 @@ that predicts the token. Not in here: what values are good for (`gae`), and thei
 
 import types
 from functools import partial
-from pathlib import Path
 from typing import Protocol, cast
 
 import torch
@@ -15,10 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
-from agentrl.configs import ConfigError
+from agentrl.configs import ConfigError, ModelConfig
 from agentrl.training.attention import SharedLine, Trunk
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import predicting_states
+from agentrl.training.model_folder import check_model_folder, first_attention
 
 FLAG = "--critic_model_name_or_path"
 _METHOD = "state_values"
@@ -29,19 +29,20 @@ class _WithValues(Protocol):
     def state_values(self, batch: MicroBatch, trunk: Trunk | None) -> Tensor: ...
 
 
-def load_value_model(folder: Path, attention_implementation: str) -> PreTrainedModel:
+def load_value_model(config: ModelConfig) -> PreTrainedModel:
     """The folder's model as a token classifier of one label, in float32 on the CPU.
 
     A folder of a language model has no such head: it then starts as 0, on every rank alike, so that
     the first values are 0 and the first step's advantages are those without a critic. A folder that
     a critic was saved to keeps its own. Raises `ConfigError`.
     """
+    folder = check_model_folder(config.model_name_or_path, FLAG)
     try:
         model, loaded = AutoModelForTokenClassification.from_pretrained(
             folder,
             num_labels=1,
             dtype=torch.float32,
-            attn_implementation=attention_implementation,
+            attn_implementation=first_attention(config),
             output_loading_info=True,
         )
     except (OSError, ValueError, ImportError, RuntimeError) as error:
