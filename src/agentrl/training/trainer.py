@@ -45,6 +45,7 @@ from agentrl.training.checkpoint import (
 )
 from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
 from agentrl.training.compilation import check_compiler
+from agentrl.training.costs import CostModel
 from agentrl.training.duties import RunDuties
 from agentrl.training.learner import Learner
 from agentrl.training.loading import empty_model
@@ -181,7 +182,9 @@ class Trainer:
         self._resume()
         metrics = MetricsWriter(self._output, self._accelerator, self._config, self._step)
         source = self._duties.source(self._stop) if self._duties else None
-        stream = RowStream(self._background, self._database, source, self._learner.mesh)
+        learner = self._learner
+        costs = CostModel.of(learner.model)
+        stream = RowStream(self._background, self._database, source, learner.mesh, costs)
         self._publish(evaluate=self._step == 0)
         self._report(TRAINING)
         if self._duties and self._step == 0:
@@ -233,7 +236,13 @@ class Trainer:
             if self._duties:
                 counts = self._background.run(self._duties.counts())
                 line = step_metrics(
-                    self._step, trained_version, statistics, rows.headers, times, counts
+                    self._step,
+                    trained_version,
+                    statistics,
+                    rows.headers,
+                    rows.balance,
+                    times,
+                    counts,
                 )
                 metrics.write(line)
                 logger.info(
