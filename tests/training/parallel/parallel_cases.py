@@ -7,6 +7,7 @@ must not depend on the mesh.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 import torch
 from tiny import VOCABULARY, linear_rows, make_row, sequences_of, tiny_model
@@ -23,7 +24,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from agentrl.configs import CriticConfig, LossConfig, OptimizerConfig, ParallelConfig
+from agentrl.configs import CriticConfig, LossConfig, ModelConfig, OptimizerConfig, ParallelConfig
 from agentrl.databases.documents import DBRecordData
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import Mesh
@@ -132,11 +133,14 @@ CASES = {
 def run(case: Case, mesh: Mesh) -> Outcome:
     """Train the case. Collective over all processes of `mesh`."""
     model = case.model()
-    learner = Learner(
-        model, mesh, case.loss, OPTIMIZER, OPTIONS, STEPS,
-        gradient_checkpointing=case.gradient_checkpointing,
-        value_model=_critic(model.config) if case.critic else None, critic=case.critic,
-    )  # fmt: skip
+    with TemporaryDirectory() as folder:
+        if case.critic:
+            _critic(model.config).save_pretrained(folder)
+        learner = Learner(
+            model, mesh, case.loss, OPTIMIZER, OPTIONS, STEPS,
+            gradient_checkpointing=case.gradient_checkpointing,
+            value_start=ModelConfig(folder) if case.critic else None, critic=case.critic,
+        )  # fmt: skip
     gradients: list[dict[str, Tensor]] = []
 
     def keep(optimizer: Optimizer, args: object, kwargs: object) -> None:
