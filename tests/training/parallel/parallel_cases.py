@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
 import torch
+import torch.distributed as dist
 from tiny import VOCABULARY, linear_rows, make_row, sequences_of, tiny_model
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -133,14 +134,19 @@ CASES = {
 def run(case: Case, mesh: Mesh) -> Outcome:
     """Train the case. Collective over all processes of `mesh`."""
     model = case.model()
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as own:
+        (folder,) = everywhere = [own]
         if case.critic:
-            _critic(model.config).save_pretrained(folder)
+            dist.broadcast_object_list(everywhere, src=0)
+            (folder,) = everywhere
+            _critic(model.config).save_pretrained(folder)  # which rank 0 does
+            dist.barrier()
         learner = Learner(
             model, mesh, case.loss, OPTIMIZER, OPTIONS, STEPS,
             gradient_checkpointing=case.gradient_checkpointing,
             value_start=ModelConfig(folder) if case.critic else None, critic=case.critic,
         )  # fmt: skip
+        dist.barrier()  # all have read it
     gradients: list[dict[str, Tensor]] = []
 
     def keep(optimizer: Optimizer, args: object, kwargs: object) -> None:
