@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.training.planner import assign_rows, pack_sequences, pack_trees
+from agentrl.training.planner import assign_rows, pack_sequences
 
 COSTS = st.lists(st.floats(min_value=0.5, max_value=1e5), max_size=60)
 LENGTHS = st.lists(st.integers(min_value=1, max_value=500), max_size=60)
@@ -35,18 +35,6 @@ def test_micro_batches_hold_every_sequence_once_within_the_budget(
         assert len(batch) * padded <= budget or len(batch) == 1
     flat = [lengths[index] for batch in plan for index in batch]
     assert flat == sorted(lengths, reverse=True), "like lengths stand together"
-
-
-@given(LENGTHS, st.integers(1, 2000))
-def test_micro_batches_hold_every_tree_once_within_the_budget(
-    sizes: list[int], budget: int
-) -> None:
-    plan = pack_trees(sizes, budget)
-    assert sorted(index for batch in plan for index in batch) == list(range(len(sizes)))
-    loads = [sum(sizes[index] for index in batch) for batch in plan]
-    assert loads == sorted(loads, reverse=True)
-    for batch, load in zip(plan, loads, strict=True):
-        assert load <= budget or len(batch) == 1
 
 
 def test_a_row_over_the_budget_is_alone() -> None:

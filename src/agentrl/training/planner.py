@@ -44,25 +44,3 @@ def pack_sequences(
             batches.append([sequence])
             longest = -(-lengths[sequence] // pad_to_multiple_of) * pad_to_multiple_of
     return batches
-
-
-def pack_trees(sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """One rank's trees to micro-batches that hold their tokens, the fullest first.
-
-    First fit, the largest first. Invariants: every tree is in exactly one micro-batch; a
-    micro-batch has at most `budget` tokens, unless it is one tree that is larger. Returns the
-    trees' indices by micro-batch, each in order.
-    """
-    batches: list[list[int]] = []
-    loads: list[int] = []
-    for tree in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        fits = (batch for batch, load in enumerate(loads) if load + sizes[tree] <= budget)
-        place = next(fits, None)
-        if place is None:
-            batches.append([])
-            loads.append(0)
-            place = len(batches) - 1
-        batches[place].append(tree)
-        loads[place] += sizes[tree]
-    order = sorted(range(len(batches)), key=lambda batch: (-loads[batch], batch))
-    return [sorted(batches[batch]) for batch in order]

@@ -74,7 +74,7 @@ def train_step(
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad(set_to_none=True)
-    return running.reduce(totals, grad_norm, learning_rate, program.n_micro_batches, mesh.dp_group)
+    return running.reduce(totals, grad_norm, learning_rate, len(program.batches), mesh.dp_group)
 
 
 def _global_totals(local: BatchTotals, mesh: Mesh) -> BatchTotals:

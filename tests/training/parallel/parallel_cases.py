@@ -32,12 +32,18 @@ STEPS = 2
 LOSS = LossConfig(token_level_loss=False, log_entropy=True)
 # clipped: the gradient norm, which is above 1 in all cases, scales every gradient
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, weight_decay=0.01, max_grad_norm=1.0)
-OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32, max_grad_norm=1.0)
 
 CHAINS = linear_rows(7)
 TREES = [
     make_row("bushy", 20, [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]),
     make_row("deep", 21, [(0, 9, -1), (9, 10, 0), (10, 19, 1), (19, 31, 0)]),
+    *linear_rows(3),
+]
+
+
+# a root that takes half a micro-batch, with branches that do not fit beside it
+TRUNKS = [
+    make_row("wide", 30, [(0, 30, -1), *((30 + 20 * i, 50 + 20 * i, 0) for i in range(5))]),
     *linear_rows(3),
 ]
 
@@ -49,6 +55,7 @@ class Case:
     model: Callable[[], PreTrainedModel]
     rows: list[DBRecordData]
     loss: LossConfig = LOSS
+    micro_batch_tokens: int = 96
     gradient_checkpointing: bool = False
 
 
@@ -99,6 +106,7 @@ def _qwen3_moe() -> PreTrainedModel:
 CASES = {
     "chains": Case(tiny_model, CHAINS),
     "trees": Case(tiny_model, TREES, gradient_checkpointing=True),
+    "trunks": Case(tiny_model, TRUNKS, gradient_checkpointing=True, micro_batch_tokens=64),
     "qwen2": Case(_qwen2, CHAINS, LossConfig()),
     "llama": Case(_llama, TREES),
     "qwen3_moe": Case(_qwen3_moe, TREES, gradient_checkpointing=True),
@@ -107,8 +115,11 @@ CASES = {
 
 def run(case: Case, mesh: Mesh) -> Outcome:
     """Train the case. Collective over all processes of `mesh`."""
+    options = StepOptions(
+        micro_batch_tokens=case.micro_batch_tokens, loss_seq_chunk_size=32, max_grad_norm=1.0
+    )
     learner = Learner(
-        case.model(), mesh, case.loss, OPTIMIZER, OPTIONS, STEPS,
+        case.model(), mesh, case.loss, OPTIMIZER, options, STEPS,
         gradient_checkpointing=case.gradient_checkpointing,
     )  # fmt: skip
     gradients: list[dict[str, Tensor]] = []
@@ -147,7 +158,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 # Arrangements by number of processes: the flags, and the cases trained on it.
 _DENSE = ("chains", "trees", "qwen2", "llama")
-_ALL = (*_DENSE, "qwen3_moe")
+_ALL = (*_DENSE, "trunks", "qwen3_moe")
 _MOE = ("qwen3_moe",)
 ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
     2: {
@@ -165,7 +176,7 @@ ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
         "shard2_tp2": (ParallelConfig(tp_size=2), ("trees", "qwen2", "qwen3_moe")),
         "shard2_allgather2": (ParallelConfig(cp_size=2, cp_mode="allgather"), ("trees", "llama")),
         "replicate2_ulysses2": (ParallelConfig(dp_replicate_size=2, cp_size=2), ("trees",)),
-        "ulysses4": (ParallelConfig(cp_size=4), ("trees",)),
+        "ulysses4": (ParallelConfig(cp_size=4), ("trees", "trunks")),
         "ulysses2_tp2": (ParallelConfig(cp_size=2, tp_size=2), ("trees", "qwen3_moe")),
         "shard2_tp2_ep2": (ParallelConfig(tp_size=2, ep_size=2), _MOE),
         "shard2_tp2_ep4": (ParallelConfig(tp_size=2, ep_size=4), _MOE),
@@ -173,7 +184,7 @@ ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
         "replicate2_shard2_ep2": (ParallelConfig(dp_replicate_size=2, ep_size=2), _MOE),
     },
     8: {
-        "shard2_ulysses2_tp2": (ParallelConfig(cp_size=2, tp_size=2), ("chains", "trees", "llama")),
+        "shard2_ulysses2_tp2": (ParallelConfig(cp_size=2, tp_size=2), ("trees", "trunks", "llama")),
         "shard2_allgather2_tp2": (
             ParallelConfig(cp_size=2, tp_size=2, cp_mode="allgather"), ("trees",),
         ),
