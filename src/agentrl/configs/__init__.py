@@ -5,7 +5,9 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
 
     sampling.py   tasks, samplers, services, agents, rewards
     training.py   model, loss, optimizer, devices, checkpoints
-    parsing.py    the run, all groups as one `Config`, and the checks
+    losses.py     the losses by name, and the defaults that go with each
+    parsing.py    the run, all groups as one `Config`, and the checks; `loss_checks.py`: the loss's
+    user_module.py   a user's own file that a flag names
 """
 
 from agentrl.configs.flag import ConfigError, comma_separated
@@ -22,6 +24,8 @@ from agentrl.configs.sampling import (
 from agentrl.configs.training import (
     TREE_ATTENTION,
     CheckpointConfig,
+    CriticConfig,
+    LoraConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -36,7 +40,9 @@ __all__ = [
     "Config",
     "ConfigError",
     "ContextConfig",
+    "CriticConfig",
     "DataConfig",
+    "LoraConfig",
     "LossConfig",
     "ModelConfig",
     "OptimizerConfig",

@@ -3,15 +3,16 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from transformers.hf_argparser import HfArgumentParser
 
-from agentrl.configs.flag import ConfigError, comma_separated, flag
+from agentrl.configs.flag import ConfigError, comma_separated, flag, one_of, one_of_or_function
+from agentrl.configs.loss_checks import validate_loss
+from agentrl.configs.losses import ADVANTAGES, loss_defaults
 from agentrl.configs.sampling import (
-    ADVANTAGES,
     NEW_CONTEXTS,
     TOOL_CALL_PARSERS,
     WEIGHT_UPDATE_PAUSES,
@@ -25,9 +26,10 @@ from agentrl.configs.sampling import (
 )
 from agentrl.configs.training import (
     CONTEXT_MODES,
-    LOSSES,
     SCHEDULES,
     CheckpointConfig,
+    CriticConfig,
+    LoraConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -53,7 +55,13 @@ _LEAST: dict[str, float] = {
     "repetition_early_stop_times": -1, "browse_min_chars": 0, "browse_max_chars": 1,
     "min_turns": 0, "reserve_context_error_count": 0,
     "eval_steps": 0, "eval_attempts": 1,
-    "epsilon": 0, "epsilon_higher": 0, "learning_rate": 0, "max_grad_norm": 0,
+    "lora_rank": 0, "lora_alpha": 0,
+    "epsilon": 0, "epsilon_higher": 0, "beta1": 0, "beta2": 0, "dual_clip": 1,
+    "importance_weight_cap_ratio": 0, "rollout_rs_threshold": 1, "rollout_rs_threshold_lower": 0,
+    "out_of_date_decay": 0, "beta": 0, "entropy_coef": 0, "clip_cov_ratio": 0, "kl_cov_ratio": 0,
+    "ppo_kl_coef": 0, "sapo_temperature_pos": 0.001, "sapo_temperature_neg": 0.001,
+    "critic_learning_rate": 0, "critic_updates": 1, "critic_warmup_steps": 0, "value_clip": 0,
+    "learning_rate": 0, "max_grad_norm": 0,
     "warmup_steps": 0, "max_steps": -1, "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 1, "max_trained_count": 1, "retrained_interval": 1,
     "micro_batch_tokens": 1, "pad_to_multiple_of": 1, "loss_seq_chunk_size": 1,
@@ -91,7 +99,9 @@ class Config:
     agent: AgentConfig
     context: ContextConfig
     reward: RewardConfig
+    lora: LoraConfig
     loss: LossConfig
+    critic: CriticConfig
     optimizer: OptimizerConfig
     parallel: ParallelConfig
     checkpoint: CheckpointConfig
@@ -172,14 +182,17 @@ def parse_config(
     )
     if unknown:
         raise ConfigError(f"unknown flag {unknown[0]}: `{prog} --help` lists them all")
-    config = Config(*groups)
+    config = _with_loss_defaults(Config(*groups))
     _validate(config)
     return config
 
 
-def _one_of(flag: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigError(f"--{flag} {value}: not known; known: {', '.join(known)}")
+def _with_loss_defaults(config: Config) -> Config:
+    """With the advantage that the loss's paper has, if none is given: samplers know no loss."""
+    if config.reward.advantage is not None:
+        return config
+    advantage = loss_defaults(config.loss.loss_calculator).advantage
+    return replace(config, reward=replace(config.reward, advantage=advantage))
 
 
 def _at_least(flag: str, value: float | None, least: float) -> None:
@@ -189,11 +202,11 @@ def _at_least(flag: str, value: float | None, least: float) -> None:
 
 def _validate(config: Config) -> None:
     """Refuse values that would fail later, or quietly mean something else."""
-    _one_of("loss_calculator", config.loss.loss_calculator, LOSSES)
-    _one_of("advantage", config.reward.advantage, ADVANTAGES)
+    validate_loss(config.loss)
+    one_of_or_function("advantage", config.reward.estimator, ADVANTAGES)
     if config.agent.tool_call_parser is not None:
-        _one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
-    _one_of("new_context", config.context.new_context, NEW_CONTEXTS)
+        one_of("tool_call_parser", config.agent.tool_call_parser, TOOL_CALL_PARSERS)
+    one_of("new_context", config.context.new_context, NEW_CONTEXTS)
     longest = config.sampling.max_prompt_tokens
     if config.context.new_context != "disabled" and not (
         longest is not None and longest < config.sampling.max_tokens
@@ -202,11 +215,11 @@ def _validate(config: Config) -> None:
             f"--new_context {config.context.new_context}: needs --max_prompt_tokens, below "
             f"--max_tokens ({config.sampling.max_tokens}), which ends a record"
         )
-    _one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
-    _one_of("cp_mode", config.parallel.cp_mode, CONTEXT_MODES)
-    _one_of("report_to", config.run.report_to, TRACKERS)
-    _one_of("weight_update", config.services.weight_update, WEIGHT_UPDATES)
-    _one_of("weight_update_pause", config.services.weight_update_pause, WEIGHT_UPDATE_PAUSES)
+    one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
+    one_of("cp_mode", config.parallel.cp_mode, CONTEXT_MODES)
+    one_of("report_to", config.run.report_to, TRACKERS)
+    one_of("weight_update", config.services.weight_update, WEIGHT_UPDATES)
+    one_of("weight_update_pause", config.services.weight_update_pause, WEIGHT_UPDATE_PAUSES)
     if not RUN_NAME.fullmatch(config.run.run_name):
         raise ConfigError(
             f"--run_name {config.run.run_name!r}: must be 1 to 38 letters, digits, - or _, "
@@ -222,6 +235,12 @@ def _validate(config: Config) -> None:
             f"--pp_size {config.parallel.pp_size}: there is no pipeline parallelism, because a "
             "step's trees have no common shape to send between stages; use --dp_replicate_size, "
             "--tp_size, --cp_size or --ep_size"
+        )
+    if config.lora.lora_rank and (config.parallel.tp_size > 1 or config.parallel.ep_size > 1):
+        raise ConfigError(
+            f"--lora_rank {config.lora.lora_rank}: an adapter cannot be split over --tp_size or "
+            "--ep_size, because the model's plan for them does not know it; shard over data or use "
+            "--cp_size"
         )
     for reserved in fields(ReservedConfig):
         value = getattr(config.reserved, reserved.name)
@@ -240,7 +259,12 @@ def _validate(config: Config) -> None:
             "--inf_share_gpus: needs --sync_sampling, because services whose memory is given back "
             "cannot sample while the trainer computes"
         )
-    if config.sampling.num_generations < 2 and config.loss.loss_calculator != "CrossEntropy":
+    for name in ("gae_gamma", "gae_lambda"):
+        factor = getattr(config.critic, name)
+        if not 0 <= factor <= 1:
+            raise ConfigError(f"--{name} {factor:g}: must lie between 0 and 1")
+    compares = config.reward.estimator != "score" and config.loss.loss_calculator != "CrossEntropy"
+    if config.sampling.num_generations < 2 and compares:
         raise ConfigError(
             f"--num_generations {config.sampling.num_generations}: an advantage compares attempts "
             "at one task, so there must be at least 2"

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from agentrl.configs.flag import flag
+from agentrl.configs.losses import ADVANTAGES, loss_defaults
 
-ADVANTAGES = ("mean_std", "mean", "leave_one_out")
 TOOL_CALL_PARSERS = (
     "qwen25", "qwen", "qwen3_coder", "mistral", "llama3", "deepseekv3", "pythonic", "kimi_k2",
     "glm45", "gpt-oss", "minicpm",
@@ -159,7 +159,11 @@ class ContextConfig:
 class RewardConfig:
     """From scores to advantages."""
 
-    advantage: str = flag("mean_std", f"advantage of a group: {', '.join(ADVANTAGES)}")
+    advantage: str | None = flag(
+        None,
+        f"advantage of a group: {', '.join(ADVANTAGES)}; or path/to/file.py:function (default: "
+        "that of the loss's paper)",
+    )
     adv_scaling: float = flag(1.0, "factor on every advantage")
     drop_zero_advantage: bool = flag(True, "leave out records whose advantage is 0")
     minimal_advantage: float | None = flag(
@@ -174,3 +178,8 @@ class RewardConfig:
         None, "of a group's records that ended at a limit, train only so many (default: all)"
     )
     scorer_module: str | None = flag(None, "Python file that registers scorers")
+
+    @property
+    def estimator(self) -> str:
+        """`advantage`; GRPO's where neither the flag nor a loss names one."""
+        return self.advantage or loss_defaults("GRPO").advantage

@@ -1,15 +1,25 @@
 """Flags of the trainer: model, loss, optimizer, devices, checkpoints."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.configs.flag import flag
+from agentrl.configs.losses import (
+    KL_ESTIMATORS,
+    LOSSES,
+    PROXIMAL_POLICIES,
+    RATIO_LEVELS,
+    loss_defaults,
+)
 
 TREE_ATTENTION = "tree"
-LOSSES = ("GRPO", "MINIRL", "CrossEntropy")
 CONTEXT_MODES = ("ulysses", "allgather")
 SCHEDULES = (
     "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial",
 )  # fmt: skip
+
+# A flag that is true, false or left to others is true where it stands alone.
+_SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
 
 
 @dataclass(frozen=True)
@@ -17,6 +27,9 @@ class ModelConfig:
     """The policy."""
 
     model_name_or_path: str | None = flag(None, "folder of the model to train")
+    reference_model_name_or_path: str | None = flag(
+        None, "folder of the reference policy of --beta (default --model_name_or_path)"
+    )
     chat_template_kwargs: str = flag(
         "{}", 'variables of the chat template, as JSON: {"enable_thinking": false}'
     )
@@ -30,22 +43,132 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class LossConfig:
-    """The loss."""
+class LoraConfig:
+    """A low-rank adapter that is trained in place of the model's own weights."""
 
-    loss_calculator: str = flag("GRPO", f"loss: {', '.join(LOSSES)}", aliases=["--loss_calculater"])
-    token_level_loss: bool = flag(True, "average over tokens of the batch; off: over sequences")
+    lora_rank: int = flag(0, "rank of a LoRA adapter to train (0: train all weights)")
+    lora_alpha: int = flag(32, "the adapter's output is scaled by this, over its rank")
+    lora_target_modules: str = flag(
+        "all-linear", "linear layers to adapt, comma separated, or all-linear (without the head)"
+    )
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The loss. What is None stands at what the loss's paper has, see `losses.py`."""
+
+    loss_calculator: str = flag(
+        "GRPO",
+        f"loss: {', '.join(LOSSES)}; or path/to/file.py:function",
+        aliases=["--loss_calculater"],
+    )
+    token_level_loss: bool | None = flag(
+        None,
+        "average over tokens of the batch; false: over sequences (default: the loss's)",
+        **_SWITCH,
+    )
     skip_length_normalization: bool = flag(False, "sum over tokens, average over sequences only")
-    epsilon: float = flag(0.2, "clip range below 1 of the importance ratio")
-    epsilon_higher: float | None = flag(None, "clip range above 1 (default --epsilon)")
+    epsilon: float | None = flag(
+        None, "clip range below 1 of the importance ratio (default: the loss's, mostly 0.2)"
+    )
+    epsilon_higher: float | None = flag(
+        None, "clip range above 1 (default: the loss's, or --epsilon)"
+    )
+    beta1: float | None = flag(
+        None, "CE-GRPO: keep this share of the gradient of tokens below the clip range"
+    )
+    beta2: float | None = flag(
+        None, "CE-GRPO: keep this share of the gradient of tokens above the clip range"
+    )
+    dual_clip: float | None = flag(
+        None, "cap on the importance ratio of tokens with a negative advantage (default: none)"
+    )
     strict_in_bound: bool = flag(False, "leave tokens out whose ratio is out of the clip range")
     importance_weight_cap_ratio: float | None = flag(
         None, "cap on the importance weight between trainer and sampler (default: none)"
     )
+    proximal_policy: str = flag(
+        "behaviour",
+        "policy that the clip range is around, apart from the sampler's: "
+        f"{', '.join(PROXIMAL_POLICIES)}",
+    )
+    rollout_is: str | None = flag(
+        None,
+        "weigh by the ratio of proximal and sampler's policy, cut at "
+        f"--importance_weight_cap_ratio: {', '.join(RATIO_LEVELS)} (default: not)",
+    )
+    rollout_rs: str | None = flag(
+        None,
+        "leave out what the sampler's policy is too far from, by the ratio of: "
+        f"{', '.join(RATIO_LEVELS)} (default: nothing)",
+    )
+    rollout_rs_threshold: float = flag(2.0, "largest ratio that --rollout_rs keeps")
+    rollout_rs_threshold_lower: float | None = flag(
+        None, "and least (default: 1 / --rollout_rs_threshold)"
+    )
     out_of_date_decay: float | None = flag(
         None, "factor on a token's advantage for each step that its policy version is old"
     )
+    whiten_advantages: bool | None = flag(
+        None,
+        "advantages of a step to mean 0 and deviation 1 over its tokens (default: the loss's)",
+        **_SWITCH,
+    )
+    beta: float = flag(0.0, "coefficient of the KL divergence to the reference model")
+    kl_estimator: str = flag("k3", f"how it is estimated: {', '.join(KL_ESTIMATORS)}")
+    kl_in_advantage: bool = flag(False, "take it off the advantages; off: add it to the loss")
+    entropy_coef: float = flag(0.0, "coefficient of the entropy bonus")
+    sapo_temperature_pos: float = flag(1.0, "SAPO: temperature where the advantage is positive")
+    sapo_temperature_neg: float = flag(1.05, "SAPO: temperature where it is not")
+    clip_cov_ratio: float = flag(2e-4, "Clip-Cov: share of the tokens that get no gradient")
+    clip_cov_lb: float = flag(1.0, "Clip-Cov: least covariance of these")
+    clip_cov_ub: float = flag(5.0, "Clip-Cov: largest covariance of these")
+    kl_cov_ratio: float = flag(2e-4, "KL-Cov: share of the tokens that get the KL penalty")
+    ppo_kl_coef: float = flag(1.0, "KL-Cov: coefficient of the penalty")
     log_entropy: bool = flag(False, "log the policy's entropy")
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Lower and upper bound of the importance ratio."""
+        defaults = loss_defaults(self.loss_calculator)
+        below = defaults.epsilon if self.epsilon is None else self.epsilon
+        above = defaults.epsilon_higher if self.epsilon_higher is None else self.epsilon_higher
+        return 1.0 - below, 1.0 + (below if above is None else above)
+
+    @property
+    def normalisation(self) -> str:
+        """One of `NORMALISATIONS`."""
+        if self.skip_length_normalization:
+            return "none"
+        if self.token_level_loss is None:
+            return loss_defaults(self.loss_calculator).normalisation
+        return "token" if self.token_level_loss else "sequence"
+
+    @property
+    def whitens(self) -> bool:
+        """Whether advantages are normalised over the global batch."""
+        if self.whiten_advantages is None:
+            return loss_defaults(self.loss_calculator).whiten_advantages
+        return self.whiten_advantages
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The critic of `--loss_calculator PPO`."""
+
+    critic_model_name_or_path: str | None = flag(
+        None, "PPO: folder of the critic's start weights (default --model_name_or_path)"
+    )
+    critic_learning_rate: float = flag(1e-5, "PPO: peak learning rate of the critic")
+    critic_updates: int = flag(1, "PPO: optimizer updates of the critic on the rows of a step")
+    critic_warmup_steps: int = flag(0, "PPO: first steps, which train the critic only")
+    gae_gamma: float = flag(1.0, "PPO: discount of a reward for each trained token before it")
+    gae_lambda: float = flag(
+        1.0, "PPO: GAE's lambda; 1 trusts what was reached, 0 what the critic expects"
+    )
+    value_clip: float | None = flag(
+        None, "PPO: how far an update moves a value from that before the step (default: no bound)"
+    )
 
 
 @dataclass(frozen=True)
@@ -58,6 +181,7 @@ class OptimizerConfig:
     adam_beta2: float = flag(0.95, "AdamW beta 2")
     adam_epsilon: float = flag(1e-8, "AdamW epsilon")
     max_grad_norm: float = flag(1.0, "gradient norm to clip to")
+    log_grad_norms: bool = flag(False, "log the gradient norm of each layer too")
     lr_scheduler_type: str = flag("constant", f"learning rate schedule: {', '.join(SCHEDULES)}")
     warmup_steps: int = flag(0, "steps of linear warm-up")
     max_steps: int = flag(-1, "optimizer steps (-1: as --num_train_epochs gives)")
@@ -89,6 +213,13 @@ class ParallelConfig:
     )
     pad_to_multiple_of: int = flag(1, "pad micro-batches to a multiple of so many tokens")
     loss_seq_chunk_size: int = flag(1024, "tokens whose logits exist at once")
+    activation_offloading: bool = flag(
+        False, "keep what the backward pass needs in host memory until it needs it"
+    )
+    param_offload: bool = flag(
+        False, "keep master weights, gradients and optimizer state in host memory"
+    )
+    compile: bool = flag(False, "compile each transformer layer (torch.compile)")
 
 
 @dataclass(frozen=True)
@@ -108,5 +239,4 @@ class CheckpointConfig:
 class ReservedConfig:
     """Flags whose feature this version does not have: only the default is taken."""
 
-    activation_offloading: bool = flag(False, "activations to the CPU (only false in this version)")
     dynamic_batching: bool = flag(True, "fill micro-batches by tokens (only true in this version)")

@@ -12,8 +12,11 @@ import tempfile
 from pathlib import Path
 
 from agentrl.configs import Config, ConfigError
+from agentrl.configs.flag import is_function
+from agentrl.configs.user_module import load_user_function
 from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.rollout.advantages import find_estimator
 from agentrl.rollout.agents import find_agent, known_agents, load_agents, may_score_itself
 from agentrl.rollout.answers import KNOWN_SCHEMAS
 from agentrl.rollout.mcp.agent_config import load_agent_config
@@ -92,6 +95,9 @@ def check_task_file(file: str, config: Config) -> list[TaskLine]:
     """
     load_scorers(config)
     load_agents(config)
+    find_estimator(config.reward.estimator)
+    if is_function(config.loss.loss_calculator):
+        load_user_function(config.loss.loss_calculator, "loss_calculator")
     tasks = read_tasks(Path(file), known_scorers(), KNOWN_SCHEMAS, known_agents())
     agents = {name: find_agent(name) for name in {agent_of(task, config) for task in tasks}}
     by_scorer = [task for task in tasks if not may_score_itself(agents[agent_of(task, config)])]

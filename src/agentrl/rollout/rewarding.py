@@ -1,8 +1,8 @@
 """From the scores of a group to what is trained of it: pure functions, in one visible order.
 
-    scores -> advantage estimator -> efficiency -> scaling      an advantage for each Record
-           -> rules that leave Records out, one after the other which Records become rows
-           -> statuses of turns                                 an advantage for each turn
+    scores -> estimator (`advantages.py`) -> efficiency -> scaling    an advantage for each Record
+           -> rules that leave Records out, one after the other       which Records become rows
+           -> statuses of turns                                       an advantage for each turn
 
 A group is all Records of a Task that have a score; those that failed, or that a scorer did not
 score, take no part in it. Where a rule draws, the draw follows from the ids of Task and Record: the
@@ -10,16 +10,15 @@ same group always gives the same rewards, in whatever order its Records come.
 """
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from agentrl.configs import RewardConfig
 from agentrl.databases.documents import Record, StopReason, TurnStatus
+from agentrl.rollout.advantages import GREEDY_TRAJ, find_estimator, score_of
 
 ZERO = 1e-6  # an advantage below this carries no gradient
-STD_FLOOR = 1e-4  # keeps a group of equal scores finite
 SUCCESS_SCORE = 0.5  # a Record with at least this score is right, where a scorer grades
 EFFICIENCY_SPREAD = 0.2  # between the right Records of most and fewest turns, in advantage
 LIMITS = frozenset(
@@ -30,35 +29,6 @@ LIMITS = frozenset(
         StopReason.MAX_NEW_TOKENS,
     }
 )
-
-
-def mean_std(scores: Sequence[float]) -> list[float]:
-    """A_i = (r_i - mean(r)) / (std(r) + 1e-4), std with n - 1 (GRPO, arXiv 2402.03300, eq. 3.1)."""
-    centred = mean(scores)
-    if len(scores) < 2:
-        return centred
-    std = math.sqrt(sum(value * value for value in centred) / (len(scores) - 1))
-    return [value / (std + STD_FLOOR) for value in centred]
-
-
-def mean(scores: Sequence[float]) -> list[float]:
-    """A_i = r_i - mean(r) (Dr.GRPO, arXiv 2503.20783; MiniRL, arXiv 2512.01374)."""
-    average = sum(scores) / len(scores)
-    return [score - average for score in scores]
-
-
-def leave_one_out(scores: Sequence[float]) -> list[float]:
-    """A_i = r_i - mean of the others = n / (n - 1) * (r_i - mean(r)) (RLOO, arXiv 2402.14740)."""
-    if len(scores) < 2:
-        return [0.0 for _ in scores]
-    return [value * len(scores) / (len(scores) - 1) for value in mean(scores)]
-
-
-ESTIMATORS: dict[str, Callable[[Sequence[float]], list[float]]] = {
-    "mean_std": mean_std,
-    "mean": mean,
-    "leave_one_out": leave_one_out,
-}
 
 
 def efficiency(scores: Sequence[float], turns: Sequence[int]) -> list[float]:
@@ -83,6 +53,11 @@ def efficiency(scores: Sequence[float], turns: Sequence[int]) -> list[float]:
 # those that stay.
 
 Kept = Sequence[int]
+
+
+def sampled(records: Sequence[Record], kept: Kept) -> list[int]:
+    """`--advantage remax`: the greedy attempt is the baseline of its group, and not trained."""
+    return [i for i in kept if records[i].traj != GREEDY_TRAJ]
 
 
 def more_turns_than(min_turns: int, records: Sequence[Record], kept: Kept) -> list[int]:
@@ -136,8 +111,8 @@ def reward_group(task: str, records: Sequence[Record], config: RewardConfig) -> 
     """
     if not records:
         return []
-    scores = [_score_of(record) for record in records]
-    advantages = ESTIMATORS[config.advantage](scores)
+    scores = [score_of(record) for record in records]
+    advantages = find_estimator(config.estimator)(records)
     if config.efficient_rewarding:
         added = efficiency(scores, [record.n_turns for record in records])
         advantages = [a + b for a, b in zip(advantages, added, strict=True)]
@@ -156,6 +131,8 @@ def _rules(
 ) -> Mapping[str, Callable[[Kept], list[int]]]:
     """The rules that the flags ask for, in the order in which they are applied."""
     rules: dict[str, Callable[[Kept], list[int]]] = {}
+    if config.estimator == "remax":
+        rules["greedy_baseline"] = partial(sampled, records)
     if config.min_turns > 0:
         rules["min_turns"] = partial(more_turns_than, config.min_turns, records)
     if config.reserve_context_error_count is not None:
@@ -163,7 +140,8 @@ def _rules(
         rules["reserve_context_error_count"] = partial(few_at_limits, count, task, records)
     if config.balance_sample:
         rules["balance_sample"] = partial(balanced, task, records)
-    if config.drop_zero_advantage:
+    # A score is not an advantage yet: 0 says nothing of the gradient.
+    if config.drop_zero_advantage and config.estimator != "score":
         rules["drop_zero_advantage"] = partial(with_gradient, records, advantages)
     if config.minimal_advantage is not None:
         rules["minimal_advantage"] = partial(above, config.minimal_advantage, advantages)
@@ -182,13 +160,8 @@ def turn_advantages(advantage: float, statuses: Sequence[TurnStatus]) -> list[fl
     ]
 
 
-def _score_of(record: Record) -> float:
-    assert record.score is not None, f"{record.id} has no score, so it is in no group"
-    return record.score
-
-
 def _is_right(record: Record) -> bool:
-    return _score_of(record) >= SUCCESS_SCORE
+    return score_of(record) >= SUCCESS_SCORE
 
 
 def _has_gradient(record: Record, advantage: float) -> bool:

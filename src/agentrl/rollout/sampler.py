@@ -20,6 +20,7 @@ from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
     Rewrite,
+    Split,
     StopReason,
     ToolCall,
     TurnStatus,
@@ -29,6 +30,7 @@ from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
+from agentrl.rollout.advantages import GREEDY_TRAJ
 from agentrl.rollout.chat import (
     ChatRenderer,
     Continuation,
@@ -238,7 +240,7 @@ class AsyncSampler(ABC):
         if max_new_tokens is not None:
             of_turn = min(of_turn, max_new_tokens)
         params = SamplingParams(
-            **cast(dict[str, Any], self.resources.config.sampling_params),
+            **cast(dict[str, Any], self._sampling_params()),
             max_new_tokens=min(of_turn, left),
             stop_token_ids=self.resources.renderer.stop_token_ids,
         )
@@ -273,6 +275,15 @@ class AsyncSampler(ABC):
             cached_tokens=generation.cached_tokens,
             latency_s=generation.latency_s,
         )
+
+    def _sampling_params(self) -> dict[str, float]:
+        """The run's; greedy for the attempt that is its group's baseline (`--advantage remax`)."""
+        config, record = self.resources.config, self.record
+        if (config.reward.estimator, record.split, record.traj) == (
+            "remax", Split.TRAIN, GREEDY_TRAJ,
+        ):  # fmt: skip
+            return {**config.sampling_params, "temperature": 0.0}
+        return config.sampling_params
 
     def add_answer(
         self, prompt_ids: Sequence[int], answer: ModelAnswer, continuation: Continuation | None

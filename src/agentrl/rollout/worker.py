@@ -13,6 +13,7 @@ from agentrl.databases.owners import process_name
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.services import register_urls
 from agentrl.inference.pool import ServicePool
+from agentrl.rollout.advantages import find_estimator
 from agentrl.rollout.agents import find_agent, load_agents
 from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.sampler import AsyncSampler
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
 async def sample(config: Config, evaluation: int | None = None) -> None:
     """Sample for the run of `config`, or only its evaluation number `evaluation`."""
     load_agents(config)
+    find_estimator(config.reward.estimator)
     assert config.run.db_connection_string is not None, "the launcher gives every sampler a URL"
     database = await connect(
         config.run.db_connection_string, config.run.run_name, config.sampling.startup_timeout

@@ -35,6 +35,7 @@ class MicroBatch:
     temperatures: Tensor  # [M] float32
     prediction: Tensor  # [N] int64, into [M]
     sequence: Tensor  # [N] int64, which of this rank's rows the token is of
+    place: Tensor  # [N] int64, which trained token of its row it is, from 0
     behaviour_logprobs: Tensor  # [N] float32
     advantages: Tensor  # [N] float32
     staleness: Tensor  # [N] int64, see `TrainingSequence`
@@ -243,6 +244,7 @@ def _micro_batch(
     sources = np.concatenate(
         [place[tokens - 1] for place, tokens in zip(places, trained, strict=True)]
     )
+    row_places = [s.trained_before + np.arange(n) for s, n in zip(sequences, counts, strict=True)]
     targets = gathered([sequence.input_ids for sequence in sequences])
     temperatures = repeated([sequence.temperature for sequence in sequences])
     entries, prediction = _distinct(sources, targets, temperatures)
@@ -255,6 +257,7 @@ def _micro_batch(
         temperatures=tensor(temperatures[entries], torch.float32),
         prediction=tensor(prediction, torch.int64),
         sequence=tensor(np.repeat(np.asarray(rows), counts), torch.int64),
+        place=tensor(np.concatenate(row_places), torch.int64),
         behaviour_logprobs=tensor(gathered([s.logprobs for s in sequences]), torch.float32),
         advantages=tensor(gathered([s.advantages for s in sequences]), torch.float32),
         staleness=tensor(gathered([s.staleness for s in sequences]), torch.int64),

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, pstdev
+from typing import Any
 
 from accelerate import Accelerator
 
@@ -22,48 +23,32 @@ from agentrl.training.statistics import StepStatistics
 
 
 @dataclass(frozen=True)
-class StepMetrics:
-    """One line of `metrics.jsonl`. Token statistics are over the step's trained tokens."""
+class StepTimes:
+    """Where the seconds of a step went."""
 
-    step: int
-    version: int  # the policy version that was trained
-    time: float  # seconds since 1970, when the step ended
-    loss: float
-    grad_norm: float  # before clipping
-    learning_rate: float
-    reward_mean: float  # over the step's rows: what filters left out is not in it
-    reward_std: float
-    ratio_mean: float  # of pi / mu
-    ratio_min: float
-    ratio_max: float
-    clip_fraction: float
-    mismatch_kl: float
-    entropy: float | None  # with --log_entropy
-    staleness_mean: float  # in steps of the checkpoint lineage
-    staleness_max: int
-    n_rows: int
-    n_junctions: int  # of the rows: where a turn was followed by more
-    n_drifts: int  # junctions where the chat template rewrites what was sampled
-    n_tokens: int
-    n_train_tokens: int
     step_seconds: float  # from the end of the last step to the end of this one
     train_seconds: float  # forward, backward and update
     wait_seconds: float  # for rows
     publish_seconds: float  # that training stood still to gather the weights
     stall_seconds: float  # that services generated nothing for the last publication that is done
-    rows_ready: int  # rows that wait in the database
-    rows_evicted: int  # of the whole run: too old to be trained
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """Where the seconds of a step went; see `StepMetrics`."""
+class StepMetrics(StepStatistics, StepTimes):
+    """One line of `metrics.jsonl`: these, and what the step says of its tokens and its times."""
 
-    step_seconds: float
-    train_seconds: float
-    wait_seconds: float
-    publish_seconds: float
-    stall_seconds: float
+    step: int
+    version: int  # the policy version that was trained
+    time: float  # seconds since 1970, when the step ended
+    reward_mean: float  # over the step's rows: what filters left out is not in it
+    reward_std: float
+    n_rows: int
+    n_junctions: int  # of the rows: where a turn was followed by more
+    n_drifts: int  # junctions where the chat template rewrites what was sampled
+    n_tokens: int
+    plan_balance: float  # the dearest rank's operations over the mean of all ranks
+    rows_ready: int  # rows that wait in the database
+    rows_evicted: int  # of the whole run: too old to be trained
 
 
 def step_metrics(
@@ -71,6 +56,7 @@ def step_metrics(
     version: int,
     statistics: StepStatistics,
     rows: Sequence[RowHeader],
+    plan_balance: float,
     times: StepTimes,
     counts: Mapping[RowStatus, int],
 ) -> StepMetrics:
@@ -83,27 +69,17 @@ def step_metrics(
         step=step,
         version=version,
         time=time.time(),
-        loss=statistics.loss,
-        grad_norm=statistics.grad_norm,
-        learning_rate=statistics.learning_rate,
         reward_mean=mean(rewards),
         reward_std=pstdev(rewards),
-        ratio_mean=statistics.ratio_mean,
-        ratio_min=statistics.ratio_min,
-        ratio_max=statistics.ratio_max,
-        clip_fraction=statistics.clip_fraction,
-        mismatch_kl=statistics.mismatch_kl,
-        entropy=statistics.entropy,
-        staleness_mean=statistics.staleness_mean,
-        staleness_max=statistics.staleness_max,
         n_rows=len(rows),
         n_junctions=sum(row.n_junctions for row in rows),
         n_drifts=sum(row.n_drifts for row in rows),
         n_tokens=sum(row.n_tokens for row in rows),
-        n_train_tokens=statistics.n_train_tokens,
-        **asdict(times),
+        plan_balance=plan_balance,
         rows_ready=counts[RowStatus.READY],
         rows_evicted=counts[RowStatus.EVICTED],
+        **asdict(statistics),
+        **asdict(times),
     )
 
 
@@ -128,13 +104,12 @@ class MetricsWriter:
         """Append one step; every `logging_steps` steps."""
         if not self._accelerator.is_main_process or metrics.step % self._every:
             return
-        values = asdict(metrics)
+        values = {"step": metrics.step, **asdict(metrics)}  # the line begins with it
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
         if self._tracks:
             del values["step"], values["time"]
-            shown = {name: value for name, value in values.items() if value is not None}
-            self._accelerator.log(shown, step=metrics.step)
+            self._accelerator.log(_scalars(values), step=metrics.step)
 
     def close(self) -> None:
         """Flush the tracker. Not by `end_training`, which takes the process group along."""
@@ -149,6 +124,19 @@ def check_tracker(report_to: str) -> None:
             f"--report_to {report_to}: the package {report_to} is not installed: "
             f"pip install {report_to}, or leave the flag out"
         )
+
+
+def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """What trackers can draw: numbers, those of a list or a mapping one by one, without None."""
+    shown: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            shown.update({f"{name}/{key}": part for key, part in value.items()})
+        elif isinstance(value, tuple):
+            shown.update({f"{name}/{place}": part for place, part in enumerate(value)})
+        elif value is not None:
+            shown[name] = value
+    return shown
 
 
 def _set_aside_after(file: Path, step: int) -> None:

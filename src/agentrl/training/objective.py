@@ -1,49 +1,145 @@
-"""The loss that the flags describe: a loss function, its layers, its normalisation."""
+"""The loss that the flags describe: a loss function, its layers, its normalisation.
 
+    advantages   whitened over the batch -> decayed by staleness -> KL penalty taken off
+    ratio        around the proximal policy
+    terms        the loss function -> importance weights -> tokens left out
+                 -> KL to the reference added -> entropy bonus taken off
+    scalar       normalised over the global batch
+
+Each line is one flag's, or nothing; all of them go with every loss function, except that a
+supervised loss has no advantages and no ratio for the first three lines.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
 from torch import Tensor
 
 from agentrl.configs import LossConfig
 from agentrl.training.losses import (
-    LOSS_FUNCTIONS,
     BatchTotals,
     LossInputs,
+    Normalisation,
     Scope,
     TokenLoss,
-    normalisation_of,
+    loss_function,
     normalise,
+    scope_of,
 )
+from agentrl.training.losses.divergence import kl_divergence
+from agentrl.training.losses.importance import (
+    Correction,
+    correction,
+    correction_scope,
+    proximal_policy,
+)
+
+_SUPERVISED = "CrossEntropy"
+_STD_FLOOR = 1e-8  # keeps a batch of equal advantages finite
+
+
+@dataclass(frozen=True)
+class TokenTerms:
+    """What the objective made of N tokens. All tensors are [N] and detached."""
+
+    terms: Tensor  # float32, before normalisation; 0 where a token is not trained
+    clipped_low: Tensor  # bool, trained tokens on which the clip range took effect from below
+    clipped_high: Tensor  # bool, and from above
+    truncated: Tensor  # bool, trained tokens whose importance weight was cut
+    left_out: Tensor  # bool, trained tokens that a layer left out
+    reference_kl: Tensor | None  # float32, estimate of KL(pi || reference), with --beta
 
 
 class Objective:
     """From the tokens of a part of the batch to that part's share of the loss."""
 
     def __init__(self, config: LossConfig) -> None:
+        """Raises `ConfigError` if the loss is one of a user's file that cannot be used."""
         self._config = config
-        self._function = LOSS_FUNCTIONS[config.loss_calculator]
-        self._normalisation = normalisation_of(config)
+        self._function = loss_function(config)
+        self._normalisation = Normalisation(config.normalisation)
+        self._supervised = config.loss_calculator == _SUPERVISED
 
     @property
     def with_entropy(self) -> bool:
         """Whether the entropy of the policy is wanted."""
-        return self._config.log_entropy
+        return self._config.log_entropy or self.entropy_gradient
 
     @property
     def entropy_gradient(self) -> bool:
         """Whether the entropy that is wanted is trained, and must carry its gradient."""
-        return False
+        return self._config.entropy_coef > 0
 
     @property
     def with_reference(self) -> bool:
         """Whether `LossInputs.reference_logprobs` are wanted."""
-        return False
+        return self._config.beta > 0
 
     @property
     def scope(self) -> Scope:
         """How much of the batch `share` must see at once, to be exact."""
-        return Scope.TOKEN
+        if self._supervised:
+            return Scope.TOKEN
+        return max(scope_of(self._function), correction_scope(self._config))
 
-    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLoss]:
+    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenTerms]:
         """The scalar to differentiate, whose sum over all parts is the loss, and its terms."""
-        token_loss = self._function(inputs, self._config)
-        share = normalise(token_loss.terms, inputs.sequence_tokens, self._normalisation, totals)
-        return share, token_loss
+        config = self._config
+        divergence = None
+        if config.beta > 0:
+            assert inputs.reference_logprobs is not None, "with_reference was not heeded"
+            divergence = kl_divergence(
+                inputs.logprobs, inputs.reference_logprobs, config.kl_estimator
+            )
+        if not self._supervised:
+            inputs = self._prepared(inputs, totals, divergence)
+        loss = self._function(inputs, config)
+        terms, corrected = loss.terms, self._correction(inputs, loss)
+        if corrected is not None:
+            terms = torch.where(corrected.kept, terms * corrected.weight, 0.0)
+        if divergence is not None and not config.kl_in_advantage:
+            terms = terms + config.beta * divergence
+        if self.entropy_gradient:
+            assert inputs.entropy is not None, "with_entropy was not heeded"
+            terms = terms - config.entropy_coef * inputs.entropy
+        mask = inputs.mask
+        terms = torch.where(mask, terms, 0.0)
+        share = normalise(terms, inputs.sequence_tokens, self._normalisation, totals)
+        none = torch.zeros_like(mask)
+        return share, TokenTerms(
+            terms=terms.detach(),
+            clipped_low=loss.clipped_low & mask,
+            clipped_high=loss.clipped_high & mask,
+            truncated=none if corrected is None else corrected.truncated & mask,
+            left_out=none if corrected is None else ~corrected.kept & mask,
+            reference_kl=None if divergence is None else divergence.detach(),
+        )
+
+    def _prepared(
+        self, inputs: LossInputs, totals: BatchTotals, divergence: Tensor | None
+    ) -> LossInputs:
+        """With the advantages and the proximal policy of the flags."""
+        config = self._config
+        advantages = inputs.advantages
+        if config.whitens:
+            std = totals.advantage_std + _STD_FLOOR
+            advantages = (advantages - totals.advantage_mean) / std
+        if config.out_of_date_decay is not None:
+            # the weights' own tokens keep theirs
+            advantages = advantages * config.out_of_date_decay**inputs.staleness
+        if config.kl_in_advantage and divergence is not None:
+            advantages = advantages - config.beta * divergence.detach()
+        return replace(
+            inputs, advantages=advantages, proximal_logprobs=proximal_policy(inputs, config)
+        )
+
+    def _correction(self, inputs: LossInputs, loss: TokenLoss) -> Correction | None:
+        """The importance weights, and what `--rollout_rs` and `--strict_in_bound` leave."""
+        if self._supervised:
+            return None
+        corrected = correction(inputs, self._config)
+        if not self._config.strict_in_bound:
+            return corrected
+        low, high = self._config.clip_range
+        within = (loss.ratio >= low) & (loss.ratio <= high)
+        return replace(corrected, kept=corrected.kept & within)

@@ -6,14 +6,16 @@ model; a rank that has less to compute runs placeholders.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import has_tree_attention
+from agentrl.training.attention import Trunk, has_tree_attention
 from agentrl.training.batch import (
     MicroBatch,
     TrunkBatch,
@@ -24,15 +26,19 @@ from agentrl.training.batch import (
     placeholder_trunk,
 )
 from agentrl.training.forest import merge
-from agentrl.training.logprobs import compute_trunk, token_logprobs
+from agentrl.training.logprobs import compute_trunk
+from agentrl.training.losses import BatchTotals
 from agentrl.training.packing import pack_forest
 from agentrl.training.parallel import Mesh
 from agentrl.training.planner import pack_sequences
-from agentrl.training.sequences import TrainingSequence
+from agentrl.training.sequences import TrainingSequence, count_totals
 
-# What a pass gives to whom: the number of the micro-batch, the micro-batch, its predictions'
-# logprobs [M] and entropy [M]. Returns the scalar to differentiate, or None.
-Consume = Callable[[int, MicroBatch, Tensor, Tensor | None], Tensor | None]
+Output = TypeVar("Output")
+# What a pass over a micro-batch, behind a trunk or not, computes: a policy's logprobs, a critic's
+# values.
+Forward = Callable[[MicroBatch, Trunk | None], Output]
+# Who gets it, with the micro-batch and its number. Returns the scalar to differentiate, or None.
+Consume = Callable[[int, MicroBatch, Output], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,9 @@ class Program:
     """This rank's passes of a step: as many as every other rank's, in sections of equal shape."""
 
     sections: tuple[Section, ...]
+    n_rows: int  # of this rank
+    totals: BatchTotals  # of all ranks
+    divides_rows: bool  # whether any rank has tokens of one row in several micro-batches
 
     @property
     def batches(self) -> list[MicroBatch]:
@@ -62,7 +71,13 @@ def make_program(
     pad_to_multiple_of: int,
     mesh: Mesh,
 ) -> Program:
-    """Divide `rows` (this rank's, each as its sequences) into micro-batches. Collective."""
+    """Divide `rows` (this rank's, each as its sequences) into micro-batches. Collective.
+
+    Raises `ValueError` if no rank has a token to train.
+    """
+    totals = _summed(count_totals(rows), mesh)
+    if totals.tokens == 0:
+        raise ValueError("a step has no trained token in any of its rows")
     sequences = [sequence for row in rows for sequence in row]
     row_of = [number for number, row in enumerate(rows) for _ in row]
     pad, device = pad_to_multiple_of, mesh.device
@@ -86,17 +101,19 @@ def make_program(
             collate_padded([sequences[i] for i in part], [row_of[i] for i in part], pad, device)
             for part in pack_sequences(lengths, micro_batch_tokens, pad)
         ]
-    return _align(trunks, plain, placeholder(pad, device, tree=tree), pad, mesh)
+    sections = _align(trunks, plain, placeholder(pad, device, tree=tree), pad, mesh)
+    return Program(
+        sections=sections,
+        n_rows=len(rows),
+        totals=totals,
+        divides_rows=bool(_most([_divides_rows(sections)], mesh)[0]),
+    )
 
 
 def run_program(
-    model: PreTrainedModel,
-    program: Program,
-    chunk_size: int,
-    with_entropy: bool,
-    consume: Consume,
+    model: PreTrainedModel, program: Program, forward: Forward[Output], consume: Consume[Output]
 ) -> None:
-    """One pass over all micro-batches, forward and, of what `consume` returns, backward.
+    """One pass of `model` over all micro-batches: forward and, of what `consume` returns, backward.
 
     Collective. Under `torch.no_grad()` it is forward only. The micro-batches are counted as in
     `Program.batches`.
@@ -106,18 +123,21 @@ def run_program(
         trunk = None if section.trunk is None else compute_trunk(model, section.trunk)
         for batch in section.batches:
             behind = trunk if batch.trunk_tokens else None
-            logprobs, entropy = token_logprobs(model, batch, chunk_size, with_entropy, behind)
-            loss = consume(number, batch, logprobs, entropy)
+            loss = consume(number, batch, forward(batch, behind))
             if loss is not None:
                 loss.backward()
             number += 1
         if trunk is not None and torch.is_grad_enabled():
             trunk.backward()
+    if not torch.is_grad_enabled():
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what stayed gathered for a backward pass, which does not come
 
 
 def _align(
     trunks: Sequence[Section], plain: Sequence[MicroBatch], empty: MicroBatch, pad: int, mesh: Mesh
-) -> Program:
+) -> tuple[Section, ...]:
     """Fill up with `empty` and empty trunks to what the ranks with most have. Collective.
 
     A section has as many micro-batches as any rank's has; where this rank's has fewer, plain ones
@@ -139,7 +159,26 @@ def _align(
     n_left = _most([max(len(left), 1 - n_trunks)], mesh)[0]
     if n_left:
         sections.append(Section(None, (*left, *[empty] * (n_left - len(left)))))
-    return Program(tuple(sections))
+    return tuple(sections)
+
+
+def _divides_rows(sections: Sequence[Section]) -> bool:
+    """Whether tokens of one row are in several micro-batches."""
+    rows = [
+        row
+        for section in sections
+        for batch in section.batches
+        for row in batch.sequence[batch.mask].unique().tolist()
+    ]
+    return len(set(rows)) < len(rows)
+
+
+def _summed(local: BatchTotals, mesh: Mesh) -> BatchTotals:
+    """The sums over data-parallel ranks. Collective."""
+    sums = torch.tensor(astuple(local), dtype=torch.float64, device=mesh.device)
+    dist.all_reduce(sums, group=mesh.dp_group)
+    tokens, sequences, advantages, squares = sums.tolist()
+    return BatchTotals(int(tokens), int(sequences), advantages, squares)
 
 
 def _most(counts: Sequence[int], mesh: Mesh) -> list[int]:

@@ -16,8 +16,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from agentrl.configs import Config, ConfigError
+from agentrl.configs.user_module import load_user_module
 from agentrl.rollout.sampler import AsyncSampler
-from agentrl.rollout.user_module import load_user_module
 
 GROUP = "agentrl.agents"
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from agentrl.configs import Config, ConfigError
+from agentrl.configs.user_module import load_user_module
 from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.rollout.mcp.agent_config import AgentConfig
 from agentrl.rollout.scorers.compared_texts import contains, exact_match, f1
@@ -20,7 +21,6 @@ from agentrl.rollout.scorers.judge import Judge
 from agentrl.rollout.scorers.math_verifier import MathVerifier
 from agentrl.rollout.scorers.reward_service import RewardService
 from agentrl.rollout.scorers.ruler import Ruler
-from agentrl.rollout.user_module import load_user_module
 
 GROUP = "agentrl.scorers"
 _registered: dict[str, Scorer] = {}

@@ -5,25 +5,20 @@ its roots follow. A pass over the trunk keeps them (`Trunk.keep`), passes over p
 branches attend to them as leaves, and their gradients, summed over the parts, are the trunk's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from agentrl.training.attention.layout import TreeLayout
 
-if TYPE_CHECKING:
-    from agentrl.training.attention.shared import SharedLine
-
 
 class Trunk:
-    """Keys and values of each layer, [1, H_kv, P, D], and hidden states of P tokens."""
+    """Keys and values of each layer, [1, H_kv, P, D], and the hidden states, of P tokens."""
 
-    def __init__(self, tokens: int) -> None:
-        """`tokens`: P, without padding."""
+    def __init__(self, tokens: int, length: int) -> None:
+        """`tokens`: P; `length`: of their line, with padding."""
+        self.length = length
         self._tokens = tokens
         self._layers: dict[int, tuple[_Kept, _Kept]] = {}
         self._hidden: _Kept | None = None
@@ -35,8 +30,17 @@ class Trunk:
             self._layers[layer] = _Kept(key[:, :, part]), _Kept(value[:, :, part])
 
     def keep_hidden(self, hidden: Tensor) -> None:
-        """The last hidden states [1, T, H] of the pass over the trunk, T >= P."""
-        self._hidden = _Kept(hidden[0, : self._tokens])
+        """The last hidden states [1, T, H] of the pass over the trunk, or this process's of them.
+
+        They may be those of padding too, which nobody asks for.
+        """
+        self._hidden = _Kept(hidden[0])
+
+    @property
+    def n_hidden(self) -> int:
+        """How many hidden states `before_hidden` puts before others."""
+        assert self._hidden is not None, "the pass over the trunk has not ended"
+        return len(self._hidden.leaf)
 
     def before(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The trunk's keys and values, then the forest's own."""
@@ -85,7 +89,6 @@ class TreeContext:
     layout: TreeLayout  # with a trunk: that of trunk and forest, with the forest as its queries
     trunk: Trunk | None = None
     is_trunk: bool = False  # this pass is the one over the trunk
-    line: SharedLine | None = None  # how processes share the tokens of this pass, if they do
     layers: set[int] = field(default_factory=set)  # that have asked for `whole`
 
     def whole(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

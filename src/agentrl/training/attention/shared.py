@@ -61,28 +61,24 @@ class SharedLine(ABC):
         padded = pad(line, (0, part * self._parts - line.shape[1]))
         return torch.cat([padded[:, i * part : (i + 1) * part] for i in self._own], dim=1)
 
-    def mine(self, positions: Tensor, length: int, before: int = 0) -> tuple[Tensor, Tensor]:
-        """Which of `positions` [M] are this process's, in a line of `length` tokens.
+    def mine(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Which of `positions` [M] in a line of `length` tokens are this process's.
 
-        `before`: so many tokens stand before the line and are whole on every process; their
-        positions are dealt out. Returns the indices [m], and where they stand among the tokens
-        before and this process's own [m].
+        Returns their indices [m], and where they stand among this process's tokens [m].
         """
         part = self._part_length(length)
-        of_line = (positions - before).clamp(min=0)
+        which = positions // part
         slots = torch.full((self._parts,), -1, dtype=torch.int64)
         slots[list(self._own)] = torch.arange(self.parts_each)
-        slot = slots.to(positions.device)[of_line // part]
-        place = torch.where(positions < before, positions, before + slot * part + of_line % part)
-        is_mine = torch.where(positions < before, positions % self._size == self._rank, slot >= 0)
-        indices = torch.nonzero(is_mine).squeeze(-1)
-        return indices, place[indices]
+        slot = slots.to(positions.device)[which]
+        indices = torch.nonzero(slot >= 0).squeeze(-1)
+        return indices, slot[indices] * part + positions[indices] % part
 
     def gather(self, own: Tensor) -> Tensor:
         """The whole line [A, T with padding, D] of each process's `own` tokens [A, own, D]."""
         pieces = _gather(own, self._group).unflatten(2, (self.parts_each, -1))
         # [process, A, slot, part, D] to the parts in order
-        by_part: Tensor = pieces.movedim(2, 1).flatten(0, 1)[self._places]
+        by_part = pieces.movedim(2, 1).flatten(0, 1)[self._places]
         return by_part.movedim(0, 1).flatten(1, 2)
 
     def collect(self, values: Tensor, indices: Tensor, count: int) -> Tensor:
@@ -169,6 +165,7 @@ class AllGather(SharedLine):
         return torch.cat(outs, dim=2)
 
 
+@torch.compiler.disable  # as `models.attention_forward`
 def attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -177,18 +174,18 @@ def attention_forward(
     attention_mask: Tensor | None,
     *,
     tree: TreeContext,
+    line: SharedLine,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, as transformers calls it; the model passes `tree` on.
+    """Attention of one layer, as transformers calls it; the model passes `tree` and `line` on.
 
     Returns [1, own tokens, H, D]. Raises `ValueError` if the model wants what is not computed.
     """
     refuse_extras(module, attention_mask, dropout, kwargs, tree)
     whole = partial(tree.whole, module.layer_idx)  # type: ignore[arg-type]
-    assert tree.line is not None, "the processes share lines, and this one is not shared"
-    out = tree.line.attend(query, key, value, tree.layout, whole, scaling)
+    out = line.attend(query, key, value, tree.layout, whole, scaling)
     return out.transpose(1, 2), None
 
 
@@ -234,7 +231,7 @@ class _Gather(torch.autograd.Function):
         size = dist.get_world_size(group)
         gathered = x.new_empty((size * x.shape[0], *x.shape[1:]))
         dist.all_gather_single(gathered, x.contiguous(), group=group)
-        return gathered.view(size, *x.shape)
+        return gathered.unflatten(0, (size, -1))
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:

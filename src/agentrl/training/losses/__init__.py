@@ -1,33 +1,43 @@
-"""Losses: pure functions of per-token tensors, and how they become one number."""
+"""Losses: pure functions of per-token tensors, and how they become one number.
 
-from agentrl.training.losses.inputs import BatchTotals, LossInputs, Scope, TokenLoss
-from agentrl.training.losses.normalisation import Normalisation, normalise
-from agentrl.training.losses.policy import (
-    LOSS_FUNCTIONS,
+    inputs.py          what a loss is given and gives back; what `depends_on` says of it
+    clipped.py weighted.py covariance.py supervised.py    the loss functions
+    registry.py        these by name, and a user's from a file
+    ratio.py           ratios of policies, their caps
+    importance.py divergence.py    layers over any loss
+    normalisation.py   from terms of tokens to the loss of the global batch
+
+Not in here: models, ranks, micro-batches. How flags put these together is `objective.py`.
+"""
+
+from agentrl.configs import LossConfig
+from agentrl.training.losses.inputs import (
+    BatchTotals,
     LossFunction,
-    clip_range,
-    cross_entropy,
-    decayed_advantages,
-    grpo,
-    log_ratio,
-    minirl,
-    normalisation_of,
+    LossInputs,
+    Scope,
+    TokenLoss,
+    depends_on,
+    scope_of,
 )
+from agentrl.training.losses.normalisation import Normalisation, normalise
+from agentrl.training.losses.ratio import sequence_mean, sequence_sum, token_ratio
+from agentrl.training.losses.registry import LOSS_FUNCTIONS, loss_function
 
 __all__ = [
     "LOSS_FUNCTIONS",
     "BatchTotals",
+    "LossConfig",
     "LossFunction",
     "LossInputs",
     "Normalisation",
     "Scope",
     "TokenLoss",
-    "clip_range",
-    "cross_entropy",
-    "decayed_advantages",
-    "grpo",
-    "log_ratio",
-    "minirl",
-    "normalisation_of",
+    "depends_on",
+    "loss_function",
     "normalise",
+    "scope_of",
+    "sequence_mean",
+    "sequence_sum",
+    "token_ratio",
 ]

@@ -1,9 +1,15 @@
 """What a loss is given and what it gives back: the types of this package."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
 from torch import Tensor
+
+from agentrl.configs import LossConfig
+
+_SCOPE = "scope"  # attribute of a loss function
 
 
 class Scope(IntEnum):
@@ -32,21 +38,57 @@ class LossInputs:
     sequence: Tensor  # int64, which row the token is of; numbers mean nothing else
     entropy: Tensor | None = None  # float32, of the policy at the token
     reference_logprobs: Tensor | None = None  # float32, of the reference policy
+    proximal_logprobs: Tensor | None = None  # float32, see `ratio.py`; None: the sampler's
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """A loss before normalisation. All tensors are [N]; all but `terms` are detached."""
+    """A loss before layers and normalisation. All tensors are [N]; all but `terms` are detached.
 
-    terms: Tensor  # float32, 0 where a token is not trained
+    Where `LossInputs.mask` is False values mean nothing.
+    """
+
+    terms: Tensor  # float32
     ratio: Tensor  # float32, what is held to the clip range
-    clipped_low: Tensor  # bool, trained tokens that get no gradient: their ratio is too small
+    clipped_low: Tensor  # bool, the clip took effect, the ratio being too small
     clipped_high: Tensor  # bool, or too large
 
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """Counts over all data-parallel ranks and micro-batches of one optimizer step."""
+    """Sums over all data-parallel ranks and micro-batches of one optimizer step."""
 
     tokens: int  # trained tokens
     sequences: int  # rows with at least one trained token
+    advantages: float = 0.0  # of the trained tokens, as the rows have them
+    squared_advantages: float = 0.0
+
+    @property
+    def advantage_mean(self) -> float:
+        """Over the trained tokens."""
+        return self.advantages / max(self.tokens, 1)
+
+    @property
+    def advantage_std(self) -> float:
+        """Over the trained tokens; with n, as the mean of squares has it."""
+        squares = self.squared_advantages / max(self.tokens, 1)
+        return math.sqrt(max(0.0, squares - self.advantage_mean**2))
+
+
+LossFunction = Callable[[LossInputs, LossConfig], TokenLoss]
+
+
+def depends_on(scope: Scope) -> Callable[[LossFunction], LossFunction]:
+    """Says of a loss function that the term of a token depends on more than the token."""
+
+    def mark(function: LossFunction) -> LossFunction:
+        setattr(function, _SCOPE, scope)
+        return function
+
+    return mark
+
+
+def scope_of(function: LossFunction) -> Scope:
+    """What `depends_on` said; `Scope.TOKEN` without."""
+    scope: Scope = getattr(function, _SCOPE, Scope.TOKEN)
+    return scope

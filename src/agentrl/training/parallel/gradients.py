@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 
 @torch.no_grad()
@@ -37,18 +38,37 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     return norm
 
 
+def layer_grad_norms(model: PreTrainedModel) -> dict[str, float]:
+    """The gradient norm of each transformer layer, and of what is outside of them, by name.
+
+    Names are those of the modules: `model.layers.0`, `model.embed_tokens`, `lm_head`. Collective.
+    """
+    split = set(model._no_split_modules or ())
+    # FSDP has put a class of its own before the module's
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if split & {parent.__name__ for parent in type(module).__mro__}
+    ]
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        layer = next((layer for layer in layers if name.startswith(f"{layer}.")), None)
+        groups.setdefault(layer or name.rpartition(".")[0], []).append(parameter)
+    return dict(zip(groups, grad_norms(list(groups.values())).tolist(), strict=True))
+
+
 def _held_squares(parameters: Iterable[nn.Parameter]) -> Tensor:
     """This process's part of the squared norm; the parts of all processes add up to it."""
     by_holders: dict[int, list[Tensor]] = {}
     device = torch.device("cpu")
     for parameter in parameters:
-        device = parameter.device
+        device = _meeting_device(parameter)
         if parameter.grad is not None:
             by_holders.setdefault(_holders(parameter.grad), []).append(_local(parameter.grad))
     total = torch.zeros((), dtype=torch.float64, device=device)
     for holders, gradients in by_holders.items():
         norms = torch.stack(torch._foreach_norm(gradients)).double()
-        total += (norms**2).sum() / holders
+        total += (norms**2).sum().to(device) / holders
     return total
 
 
@@ -63,6 +83,13 @@ def _holders(gradient: Tensor) -> int:
         if not placement.is_replicate():
             shards *= mesh.size(dim)
     return processes // shards
+
+
+def _meeting_device(parameter: nn.Parameter) -> torch.device:
+    """Where processes talk of it, though its shards may be kept on the CPU."""
+    if isinstance(parameter, DTensor):
+        return torch.device(parameter.device_mesh.device_type)
+    return parameter.device
 
 
 def _local(gradient: Tensor) -> Tensor:

@@ -1,18 +1,33 @@
-"""A user's own Python file, run for what it registers: agents, scorers."""
+"""A user's own Python file: run for what it registers, as agents and scorers, or for a function."""
 
 import logging
 import sys
 import traceback
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from agentrl.configs import ConfigError
+from agentrl.configs.flag import ConfigError
 
 log = logging.getLogger(__name__)
 
 
-def load_user_module(path: str, flag: str) -> None:
-    """Run the file once in this process.
+def load_user_function(value: str, flag: str) -> Callable[..., Any]:
+    """The function that a flag names as `path/to/file.py:function`.
+
+    Raises `ConfigError` if there is no such file, it raises, or has no such function.
+    """
+    path, _, name = value.rpartition(":")
+    function: Callable[..., Any] | None = getattr(load_user_module(path, flag), name, None)
+    if not callable(function):
+        raise ConfigError(f"--{flag} {value}: {path} has no function {name!r}")
+    return function
+
+
+def load_user_module(path: str, flag: str) -> ModuleType:
+    """Run the file, once in this process.
 
     `flag`: the one that named it, for messages. Raises `ConfigError` if there is no such file or
     it raises.
@@ -20,7 +35,7 @@ def load_user_module(path: str, flag: str) -> None:
     file = Path(path).resolve()
     name = f"agentrl user module {file}"  # not importable by chance
     if name in sys.modules:
-        return
+        return sys.modules[name]
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise ConfigError(f"--{flag} {path}: there is no such Python file")
@@ -34,6 +49,7 @@ def load_user_module(path: str, flag: str) -> None:
             f"--{flag} {path} cannot be used: {type(error).__name__}: {error}{_line(error, file)}"
         ) from error
     log.info("--%s %s is loaded", flag, path)
+    return module
 
 
 def _line(error: Exception, file: Path) -> str:

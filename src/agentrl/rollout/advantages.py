@@ -1,0 +1,110 @@
+"""From the scores of a group to the advantage of each attempt: the estimators of `--advantage`.
+
+Pure functions, one for each baseline of the literature; or the user's own, from a file. What
+follows (efficiency, scaling, rules that leave attempts out) is `rewarding.py`; what needs the whole
+step (whitening, a critic's estimates) is the trainer's.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+from agentrl.configs.flag import ConfigError, is_function
+from agentrl.configs.user_module import load_user_function
+from agentrl.databases.documents import Record
+
+STD_FLOOR = 1e-4  # keeps a group of equal scores finite
+GREEDY_TRAJ = 0  # of a group under `remax`: the attempt that is sampled greedily
+
+Estimator = Callable[[Sequence[Record]], list[float]]
+
+
+def mean_std(scores: Sequence[float]) -> list[float]:
+    """A_i = (r_i - mean(r)) / (std(r) + 1e-4), std with n - 1 (GRPO, arXiv 2402.03300, eq. 3.1)."""
+    centred = mean(scores)
+    if len(scores) < 2:
+        return centred
+    std = math.sqrt(sum(value * value for value in centred) / (len(scores) - 1))
+    return [value / (std + STD_FLOOR) for value in centred]
+
+
+def mean(scores: Sequence[float]) -> list[float]:
+    """A_i = r_i - mean(r) (Dr.GRPO, arXiv 2503.20783; MiniRL, arXiv 2512.01374)."""
+    average = sum(scores) / len(scores)
+    return [score - average for score in scores]
+
+
+def leave_one_out(scores: Sequence[float]) -> list[float]:
+    """A_i = r_i - mean of the others = n / (n - 1) * (r_i - mean(r)) (RLOO, arXiv 2402.14740)."""
+    if len(scores) < 2:
+        return [0.0 for _ in scores]
+    return [value * len(scores) / (len(scores) - 1) for value in mean(scores)]
+
+
+def opo(scores: Sequence[float], lengths: Sequence[int]) -> list[float]:
+    """A_i = r_i - sum(l r) / sum(l), l the generated tokens (OPO, arXiv 2505.23585).
+
+    The baseline of least variance, if a gradient's squared norm grows with its sequence's length.
+    """
+    baseline = sum(n * r for n, r in zip(lengths, scores, strict=True)) / max(1, sum(lengths))
+    return [score - baseline for score in scores]
+
+
+def remax(scores: Sequence[float], greedy: float | None) -> list[float]:
+    """A_i = r_i - r of the greedy attempt (ReMax, arXiv 2310.10505).
+
+    0 throughout if that has no score: without a baseline there is nothing to say.
+    """
+    return [0.0 if greedy is None else score - greedy for score in scores]
+
+
+def _of_scores(function: Callable[[Sequence[float]], list[float]]) -> Estimator:
+    return lambda records: function(_scores(records))
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "mean_std": _of_scores(mean_std),
+    "mean": _of_scores(mean),
+    "leave_one_out": _of_scores(leave_one_out),
+    "opo": lambda records: opo(_scores(records), [r.tokens.generated for r in records]),
+    "remax": lambda records: remax(
+        _scores(records), next((r.score for r in records if r.traj == GREEDY_TRAJ), None)
+    ),
+    # A_i = r_i: what the trainer makes of it, by whitening or with a critic, is the advantage.
+    "score": lambda records: _scores(records),
+}
+
+
+def find_estimator(name: str) -> Estimator:
+    """The estimator that `--advantage` names. Raises `ConfigError` for a file that cannot be used.
+
+    A user's function takes the scored Records of a group and returns a number for each. It is
+    called in every sampler, and may be called again for the same group: it must answer the same.
+    """
+    if not is_function(name):
+        return ESTIMATORS[name]
+    function = load_user_function(name, "advantage")
+
+    def estimate(records: Sequence[Record]) -> list[float]:
+        group = f"--advantage {name} on the group of task {records[0].task_id}"
+        try:
+            values = [float(value) for value in function(records)]
+        except Exception as error:
+            raise ConfigError(f"{group} fails: {type(error).__name__}: {error}") from error
+        if len(values) != len(records) or not all(map(math.isfinite, values)):
+            raise ConfigError(
+                f"{group}: returned {values} for {len(records)} records, and not a finite number "
+                "for each"
+            )
+        return values
+
+    return estimate
+
+
+def _scores(records: Sequence[Record]) -> list[float]:
+    return [score_of(record) for record in records]
+
+
+def score_of(record: Record) -> float:
+    """The score of a Record of a group."""
+    assert record.score is not None, f"{record.id} has no score, so it is in no group"
+    return record.score

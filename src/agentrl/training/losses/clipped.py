@@ -1,0 +1,82 @@
+"""Losses with a clipped ratio: PPO's surrogate, of tokens and of sequences.
+
+GRPO, Dr.GRPO, DAPO, REINFORCE++ and PPO share one surrogate and differ in the advantage, the clip
+range and the length normalisation that go with it (`configs/losses.py`).
+"""
+
+import torch
+from torch import Tensor
+
+from agentrl.configs import LossConfig
+from agentrl.training.losses.inputs import LossInputs, Scope, TokenLoss, depends_on
+from agentrl.training.losses.ratio import (
+    bounded_exp,
+    capped,
+    proximal_logprobs,
+    pushed_out,
+    sequence_mean,
+    token_ratio,
+)
+
+
+def clipped_surrogate(inputs: LossInputs, config: LossConfig) -> TokenLoss:
+    """The clipped surrogate of PPO, token by token.
+
+        L = -min(r A, clip(r, 1 - epsilon, 1 + epsilon_higher) A)
+
+    PPO, arXiv 1707.06347, equation 7. GRPO: DeepSeekMath, arXiv 2402.03300, equation 3, whose KL
+    term is `--beta`. Dr.GRPO, arXiv 2503.20783: without the group's deviation and without length
+    normalisation. DAPO, arXiv 2503.14476, equation 8: the wider upper range, the mean over tokens.
+    REINFORCE++, arXiv 2501.03262: advantages normalised over the global batch.
+    """
+    return _clip(token_ratio(inputs), inputs.advantages, config)
+
+
+@depends_on(Scope.SEQUENCE)
+def gspo(inputs: LossInputs, config: LossConfig) -> TokenLoss:
+    """Group sequence policy optimisation: the ratio, and so the clip, is that of a sequence.
+
+        L = -min(s A, clip(s, 1 - epsilon, 1 + epsilon_higher) A)
+        s = exp(mean over the sequence's tokens of log r)
+
+    arXiv 2507.18071, equations 5 and 7; a sequence is a row with all its turns and segments. The
+    mean over tokens of a sequence, then over sequences, makes it the paper's.
+    """
+    log_ratio = inputs.logprobs - proximal_logprobs(inputs)
+    return _clip(bounded_exp(sequence_mean(log_ratio, inputs)), inputs.advantages, config)
+
+
+@depends_on(Scope.SEQUENCE)
+def gspo_token(inputs: LossInputs, config: LossConfig) -> TokenLoss:
+    """GSPO whose gradient is each token's own: for advantages that differ within a sequence.
+
+        L_t = -min(s_t A_t, clip(s_t) A_t),   s_t = sg[s] pi_t / sg[pi_t]
+
+    arXiv 2507.18071, equations 13 and 14. Equal to `gspo` where a sequence has one advantage.
+    """
+    log_ratio = inputs.logprobs.detach() - proximal_logprobs(inputs)
+    sequence_ratio = bounded_exp(sequence_mean(log_ratio, inputs))
+    one = (inputs.logprobs - inputs.logprobs.detach()).exp()
+    return _clip(sequence_ratio * one, inputs.advantages, config)
+
+
+def _clip(ratio: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
+    """The surrogate of a ratio [N] with gradient, under the options that change it.
+
+    `beta1`, `beta2`: tokens that the clip takes out keep a bounded gradient,
+
+        L = -beta1 (1 - epsilon) r / sg[r] A where r < 1 - epsilon and A < 0
+        L = -beta2 (1 + epsilon_higher) r / sg[r] A where r > 1 + epsilon_higher and A > 0
+
+    CE-GPPO, arXiv 2509.20712 (over GRPO: CE-GRPO).
+    """
+    low, high = config.clip_range
+    weight, over_cap = capped(ratio, advantages, config)
+    terms = -torch.minimum(weight * advantages, ratio.clamp(low, high) * advantages)
+    too_low, too_high = pushed_out(ratio, advantages, config)
+    one = ratio / ratio.detach()
+    if config.beta1 is not None:
+        terms = torch.where(too_low, -config.beta1 * low * one * advantages, terms)
+    if config.beta2 is not None:
+        terms = torch.where(too_high, -config.beta2 * high * one * advantages, terms)
+    return TokenLoss(terms, ratio.detach(), too_low, too_high | over_cap)

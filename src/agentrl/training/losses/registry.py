@@ -1,0 +1,109 @@
+"""The loss functions by the names of `--loss_calculator`, and one from a user's file."""
+
+import torch
+
+from agentrl.configs import LossConfig
+from agentrl.configs.flag import ConfigError, is_function
+from agentrl.configs.user_module import load_user_function
+from agentrl.training.losses.clipped import clipped_surrogate, gspo, gspo_token
+from agentrl.training.losses.covariance import clip_cov, kl_cov
+from agentrl.training.losses.inputs import (
+    LossFunction,
+    LossInputs,
+    Scope,
+    TokenLoss,
+    scope_of,
+)
+from agentrl.training.losses.supervised import cross_entropy
+from agentrl.training.losses.weighted import cispo, gpg, minirl, reinforce, sapo
+
+LOSS_FUNCTIONS: dict[str, LossFunction] = {
+    "GRPO": clipped_surrogate,
+    "Dr.GRPO": clipped_surrogate,
+    "DAPO": clipped_surrogate,
+    "GSPO": gspo,
+    "GSPO-token": gspo_token,
+    "CISPO": cispo,
+    "MINIRL": minirl,
+    "SAPO": sapo,
+    "REINFORCE++": clipped_surrogate,
+    "REINFORCE++-baseline": clipped_surrogate,
+    "RLOO": reinforce,
+    "ReMax": reinforce,
+    "OPO": reinforce,
+    "GPG": gpg,
+    "Clip-Cov": clip_cov,
+    "KL-Cov": kl_cov,
+    "PPO": clipped_surrogate,
+    "CrossEntropy": cross_entropy,
+}
+
+
+def loss_function(config: LossConfig) -> LossFunction:
+    """The function that `--loss_calculator` names.
+
+    Raises `ConfigError` if it is one of a file that cannot be used.
+    """
+    if not is_function(config.loss_calculator):
+        return LOSS_FUNCTIONS[config.loss_calculator]
+    function: LossFunction = load_user_function(config.loss_calculator, "loss_calculator")
+    _check(function, config)
+    return function
+
+
+def _check(function: LossFunction, config: LossConfig) -> None:
+    """Try a user's loss on some tokens, so that a run does not end at its first step.
+
+    What it says of its scope is tried too: a loss that uses more of the batch than it says would
+    quietly depend on how the batch is split.
+    """
+    flag = f"--loss_calculator {config.loss_calculator}"
+    whole = _example(rows=3)
+    try:
+        loss = function(whole, config)
+    except Exception as error:
+        raise ConfigError(f"{flag} fails: {type(error).__name__}: {error}") from error
+    if not isinstance(loss, TokenLoss) or loss.terms.shape != whole.logprobs.shape:
+        raise ConfigError(f"{flag}: must return a TokenLoss whose terms have the shape of logprobs")
+    if not loss.terms.requires_grad:
+        raise ConfigError(f"{flag}: its terms carry no gradient to logprobs")
+    said = scope_of(function)
+    if said is Scope.BATCH:
+        return
+    unit = whole.sequence if said is Scope.SEQUENCE else torch.arange(len(whole.sequence))
+    for number in unit.unique().tolist():
+        here = unit == number
+        alone = function(_part(whole, here), config).terms
+        if not torch.allclose(alone, loss.terms[here], rtol=1e-4, atol=1e-5, equal_nan=True):
+            more = "SEQUENCE or BATCH" if said is Scope.TOKEN else "BATCH"
+            raise ConfigError(
+                f"{flag}: a token's term depends on other tokens, so decorate the function with "
+                f"@depends_on(Scope.{more})"
+            )
+
+
+def _example(rows: int) -> LossInputs:
+    """Rows of several tokens, on and off policy, with all that a loss may be given."""
+    generator = torch.Generator().manual_seed(0)
+    sequence = torch.arange(rows).repeat_interleave(4)
+    n = len(sequence)
+
+    def uniform(low: float, high: float) -> torch.Tensor:
+        return torch.rand(n, generator=generator) * (high - low) + low
+
+    return LossInputs(
+        logprobs=uniform(-3.0, -0.1).requires_grad_(),
+        behaviour_logprobs=uniform(-3.0, -0.1),
+        advantages=uniform(-2.0, 2.0),
+        mask=torch.ones(n, dtype=torch.bool),
+        staleness=torch.arange(n) % 3,
+        sequence_tokens=torch.full((n,), 4.0),
+        sequence=sequence,
+        entropy=uniform(0.1, 2.0),
+        reference_logprobs=uniform(-3.0, -0.1),
+    )
+
+
+def _part(inputs: LossInputs, here: torch.Tensor) -> LossInputs:
+    values = {name: value[here] for name, value in vars(inputs).items() if value is not None}
+    return LossInputs(**values)
