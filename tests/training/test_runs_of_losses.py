@@ -79,12 +79,10 @@ def test_ppo_trains_policy_and_critic_and_goes_on_with_both(run: Run) -> None:
     ("flags", "devices"),
     [
         ([*PPO, "--beta", "0.05"], ["--tp_size", "2"]),
-        ([*PPO, "--beta", "0.05", "--micro_batch_tokens", "80"], ["--cp_size", "2"]),
         (["--loss_calculator", "GSPO", "--micro_batch_tokens", "40"], ["--cp_size", "2"]),
-        (["--loss_calculator", "Clip-Cov", "--clip_cov_ratio", "0.1"], []),
         ([*PPO, "--beta", "0.05", "--lora_rank", "4", "--micro_batch_tokens", "80"], []),
     ],
-    ids=["ppo-tp", "ppo-cp", "gspo-cp", "clip-cov-dp", "ppo-lora-dp"],
+    ids=["ppo-tp", "gspo-cp", "ppo-lora-dp"],
 )
 def test_two_processes_train_like_one(run: Run, flags: list[str], devices: list[str]) -> None:
     run.add(rows_of(9))  # the last step has one row, which leaves a data-parallel process without

@@ -74,7 +74,7 @@ def test_an_arrangement_of_processes_trains_what_one_process_trains(
     expected = alone(case)
     for step, reference in zip(ours["statistics"], expected["statistics"], strict=True):
         assert step == pytest.approx(reference, rel=1e-4, abs=1e-6)
-    assert expected["statistics"][0]["grad_norm"] > 0.3, "it is clipped"
+    assert expected["statistics"][0]["grad_norm"] > 1, "it is clipped"
     for what, tolerance in (("gradients", 2e-5), ("weights", 5e-4)):
         assert ours[what].keys() == expected[what].keys()
         for name, tensor in expected[what].items():
