@@ -14,9 +14,13 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from agentrl.configs import ConfigError
 from agentrl.training.attention import SharedLine, TreeContext, Trunk
 from agentrl.training.batch import MicroBatch, TrunkBatch
+from agentrl.training.softmax import picked_logprobs
 
+# what models of transformers do to logits in their own forward, by the names of their settings
+_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _LOGPROBS, _TRUNK = "token_logprobs", "compute_trunk"
 
 
@@ -37,8 +41,16 @@ def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> N
     """Make `token_logprobs` and `compute_trunk` forward methods of `model`; after `fully_shard`.
 
     FSDP gathers parameters around registered methods of its root only: the base model and the head
-    called from elsewhere would see shards. `line`: how processes share lines, if they do.
+    called from elsewhere would see shards. `line`: how processes share lines, if they do. Raises
+    `ConfigError` if the model does more to its logits than its head, which is all that is done here.
     """
+    config = model.config.get_text_config()
+    for name in _AFTER_HEAD:
+        if getattr(config, name, None) not in (None, 1.0):
+            raise ConfigError(
+                f"{type(model).__name__} changes the logits after its head ({name} in its "
+                "config.json), which the trainer does not; train another model"
+            )
     for name, function in ((_LOGPROBS, _logprobs), (_TRUNK, _trunk)):
         setattr(model, name, types.MethodType(partial(function, line), model))
         if isinstance(model, FSDPModule):
@@ -221,12 +233,7 @@ def _chunk(
     with_entropy: bool,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    logits_NV = head(hidden_NH).float() / temperatures[:, None]
-    log_z = torch.logsumexp(logits_NV, dim=-1)
-    logprobs = logits_NV.gather(-1, targets[:, None]).squeeze(-1) - log_z
-    if not with_entropy:
-        return logprobs, None
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        probabilities_NV = torch.softmax(logits_NV, dim=-1)
-        entropy = log_z - (probabilities_NV * logits_NV).sum(dim=-1)
-    return logprobs, entropy
+    return picked_logprobs(
+        head(hidden_NH), targets, temperatures,
+        entropy=with_entropy, entropy_gradient=entropy_gradient,
+    )  # fmt: skip
