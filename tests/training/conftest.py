@@ -1,8 +1,6 @@
 """The trainer's core, launched once with one process and once with two."""
 
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +11,10 @@ import torch.distributed as dist
 from agentrl.databases.mongod import EmbeddedMongod
 
 HERE = Path(__file__).parent
-CONFIG = HERE.parents[1] / "assets" / "fsdp2_cpu.yml"
 
 sys.path.insert(0, str(HERE))  # `tiny` and others, which launched processes import too
 
+from launching import launch  # noqa: E402
 from trainer_run import Run  # noqa: E402
 
 
@@ -28,24 +26,11 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def launch(processes: int, out: Path) -> subprocess.Popen[bytes]:
-    out.mkdir()
-    log = (out / "log").open("wb")
-    return subprocess.Popen(
-        [
-            sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
-            "--num_processes", str(processes), "--main_process_port", "0",
-            str(HERE / "worker.py"), str(out),
-        ],
-        stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="session")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Folders of the worker's results, by number of processes."""
     folders = {n: tmp_path_factory.mktemp("ranks") / str(n) for n in (1, 2)}
-    running = {n: launch(n, folder) for n, folder in folders.items()}
+    running = {n: launch(HERE / "worker.py", n, folder) for n, folder in folders.items()}
     for n, process in running.items():
         assert process.wait(timeout=100) == 0, (folders[n] / "log").read_text()
     return folders

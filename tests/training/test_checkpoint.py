@@ -1,103 +1,89 @@
-"""Checkpoints: exact, atomic, loadable by another number of processes."""
+"""Checkpoints: exact, atomic, written while training goes on, loadable by other processes."""
 
-import os
+import resource
 import signal
-import subprocess
-import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
+from checkpointing import ROWS, Training, die_saving
+from forks import FORKS
 from test_ranks import results
-from tiny import linear_rows, sequences_of, tiny_model
-from transformers import Qwen3ForCausalLM
-from worker import LOSS, OPTIMIZER, OPTIONS, ROWS, STEPS
+from worker import ROWS as RANKS_ROWS
 
 from agentrl.configs import parse_config
-from agentrl.databases.documents import DBRecordData, TrainerStart
+from agentrl.databases.documents import TrainerStart
+from agentrl.databases.runs import TrainerReplaced
 from agentrl.training.checkpoint import (
     CheckpointError,
-    TrainerState,
+    clear_unfinished,
     lineage_checkpoints,
     list_checkpoints,
-    load_checkpoint,
     read_state,
     recorded_config,
-    save_checkpoint,
     supersede_others,
 )
-from agentrl.training.objective import Objective
-from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import make_mesh, parallelise
-from agentrl.training.statistics import StepStatistics
-from agentrl.training.step import train_step
-
-HERE = Path(__file__).parent
-
-
-class Training:
-    """Model, optimizer and schedule of one process, as the trainer has them."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.model: Qwen3ForCausalLM = tiny_model(seed=seed)
-        self.mesh = make_mesh(Accelerator(cpu=True))
-        parallelise(self.model, self.mesh)
-        self.optimizer = make_optimizer(self.model, OPTIMIZER)
-        self.scheduler = make_scheduler(self.optimizer, OPTIMIZER, STEPS)
-
-    def step(self, rows: list[DBRecordData]) -> StepStatistics:
-        sequences = [sequences_of(row) for row in rows]
-        return train_step(
-            self.model, self.optimizer, self.scheduler, sequences, Objective(LOSS), OPTIONS,
-            self.mesh,
-        )  # fmt: skip
-
-    def save(self, output: Path, step: int, limit: int | None = None, fence: int = 1) -> Path:
-        state = TrainerState(step=step, version=step, run_name="run", config={}, fence=fence)
-        return save_checkpoint(output, state, self.model, self.optimizer, self.scheduler, limit)
-
-    def load(self, checkpoint: Path) -> TrainerState:
-        return load_checkpoint(checkpoint, self.model, self.optimizer, self.scheduler)
-
-    def weights(self) -> list[torch.Tensor]:
-        return [parameter.full_tensor().clone() for parameter in self.model.parameters()]
 
 
 @pytest.fixture
-def training() -> "Training":
-    return Training()
+def training(tmp_path: Path) -> Training:
+    return Training(tmp_path)
 
 
-def test_resuming_gives_the_same_next_step_bit_for_bit(training: Training, tmp_path: Path) -> None:
-    rows = linear_rows(6)
-    training.step(rows)
-    training.save(tmp_path, 1)
+def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_resuming_gives_the_same_steps_bit_for_bit(training: Training, tmp_path: Path) -> None:
+    training.step(ROWS)
+    training.save(1)
     random_after_save = torch.rand(3)
-    expected, weights = training.step(rows), training.weights()
+    expected, weights = [training.step(ROWS), training.step(ROWS)], training.weights()
 
-    resumed = Training(seed=5)
+    resumed = Training(tmp_path, seed=5)
     assert resumed.load(list_checkpoints(tmp_path)[-1]).step == 1
     assert torch.equal(torch.rand(3), random_after_save)
-    assert resumed.step(rows) == expected
-    for ours, theirs in zip(resumed.weights(), weights, strict=True):
-        assert torch.equal(ours, theirs)
+    assert [resumed.step(ROWS), resumed.step(ROWS)] == expected
+    assert equal(resumed.weights(), weights)
 
 
-def test_a_checkpoint_of_two_processes_resumes_in_one(launched: dict[int, Path]) -> None:
-    resumed = Training(seed=5)
-    assert resumed.load(list_checkpoints(launched[2])[-1]).step == 2
-    third = resumed.step(ROWS)
+def test_what_changes_after_a_save_began_is_not_in_it(training: Training, tmp_path: Path) -> None:
+    """The second save too, which copies to where the first did."""
+    going_on = threading.Event()
+    training.hold = going_on.wait  # before it writes anything
+    saved = []
+    for step in (1, 2):
+        going_on.clear()
+        training.step(ROWS)
+        saved.append(training.weights())
+        training.begin_to_save(step)
+        training.step(ROWS)
+        assert not training.saver.failed
+        assert len(list_checkpoints(tmp_path)) == step - 1
+        going_on.set()
+        training.saver.wait()
+    for checkpoint, weights in zip(list_checkpoints(tmp_path), saved, strict=True):
+        resumed = Training(tmp_path, seed=5)
+        resumed.load(checkpoint)
+        assert equal(resumed.weights(), weights)
+
+
+def test_a_checkpoint_of_two_processes_resumes_in_one(
+    launched: dict[int, Path], training: Training
+) -> None:
+    assert training.load(list_checkpoints(launched[2])[-1]).step == 2
+    third = training.step(RANKS_ROWS)
     expected = results(launched[2])[2]
     assert third.loss == pytest.approx(expected["loss"], rel=1e-4)
     assert third.grad_norm == pytest.approx(expected["grad_norm"], rel=1e-4)
     assert third.learning_rate == expected["learning_rate"]
 
 
-def test_only_the_newest_are_kept(training: Training, tmp_path: Path) -> None:
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    training = Training(tmp_path, limit=2)
     for step in (1, 2, 10):
-        training.save(tmp_path, step, limit=2)
+        training.save(step)
     assert [folder.name for folder in list_checkpoints(tmp_path)] == [
         "checkpoint-2",
         "checkpoint-10",
@@ -109,11 +95,11 @@ def test_checkpoints_of_an_abandoned_future_are_not_found(
     training: Training, tmp_path: Path
 ) -> None:
     for step in (1, 2, 3):
-        training.save(tmp_path, step)
+        training.save(step)
     supersede_others(tmp_path, 1, [TrainerStart(fence=1, step=0)])
     assert [folder.name for folder in list_checkpoints(tmp_path)] == ["checkpoint-1"]
     assert (tmp_path / "superseded-checkpoint-3").is_dir()
-    training.save(tmp_path, 2)
+    training.save(2)
     assert read_state(list_checkpoints(tmp_path)[-1]).step == 2
 
 
@@ -121,17 +107,35 @@ def test_a_checkpoint_that_a_replaced_trainer_still_saved_is_no_part_of_the_run(
     training: Training, tmp_path: Path
 ) -> None:
     first = TrainerStart(fence=1, step=0)
-    training.save(tmp_path, 2, fence=1)
+    training.save(2, fence=1)
     assert [folder.name for folder in lineage_checkpoints(tmp_path, [first])] == ["checkpoint-2"]
     starts = [first, TrainerStart(fence=2, step=2)]  # the second goes on from it
-    training.save(tmp_path, 4, fence=1)  # and the first wakes
-    training.save(tmp_path, 5, fence=2)
+    training.save(4, fence=1)  # and the first wakes
+    training.save(5, fence=1)
+    training.save(5, fence=2)
     assert [folder.name for folder in lineage_checkpoints(tmp_path, starts)] == [
         "checkpoint-2",
         "checkpoint-5",
     ]
+    assert (tmp_path / "superseded-checkpoint-5").is_dir()
     supersede_others(tmp_path, 5, starts)
     assert (tmp_path / "superseded-checkpoint-4").is_dir()
+
+
+def test_a_trainer_that_is_replaced_while_it_saves_removes_and_names_nothing(
+    tmp_path: Path,
+) -> None:
+    training = Training(tmp_path, limit=1)
+    training.save(1)
+
+    def taken() -> None:
+        raise TrainerReplaced("another trainer took the run over: this one stops")
+
+    training.hold = taken
+    training.begin_to_save(2)
+    with pytest.raises(TrainerReplaced):
+        training.saver.wait()
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["checkpoint-1"]
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(training: Training, tmp_path: Path) -> None:
@@ -139,10 +143,38 @@ def test_a_folder_that_is_no_checkpoint_is_refused(training: Training, tmp_path:
         training.load(tmp_path / "checkpoint-7")
 
 
-def test_a_disk_that_refuses_is_one_sentence(training: Training, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"checkpoint-1 cannot be written"):
-        training.save(tmp_path / "file", 1)
+    training = Training(tmp_path / "file")
+    with pytest.raises(CheckpointError, match=r"checkpoint-1 cannot be written: .* directory"):
+        training.save(1)
+    assert not training.saver.failed, "it was raised"
+
+
+def test_a_disk_that_is_full_is_one_sentence(training: Training, tmp_path: Path) -> None:
+    training.save(1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"-2 cannot be written: .*\(process 0\)$"):
+            training.save(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    training.save(2)
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == [
+        "checkpoint-1",
+        "checkpoint-2",
+    ]
+
+
+def test_a_checkpoint_whose_files_are_damaged_is_refused_by_name(
+    training: Training, tmp_path: Path
+) -> None:
+    training.save(1)
+    (data,) = (tmp_path / "checkpoint-1").glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="checkpoint-1 cannot be read"):
+        training.load(tmp_path / "checkpoint-1")
 
 
 def test_no_secret_is_in_a_checkpoint() -> None:
@@ -152,41 +184,56 @@ def test_no_secret_is_in_a_checkpoint() -> None:
     assert "hush" not in str(recorded_config(config))
 
 
-SAVES_FOR_EVER = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_checkpoint import Training
-training, output = Training(), Path(sys.argv[1])
-training.save(output, 1)
-print("saved", flush=True)
-step = 1
-while True:
-    step += 1
-    training.save(output, step)
-"""
+class Kills:
+    """Kills processes that save, each in a folder of its own, and looks at what they leave."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+        training = Training(folder)
+        training.step(ROWS)
+        self._weights = {1: training.weights()}
+        training.step(ROWS)
+        self._weights[2] = training.weights()
+
+    def save(self, change: int, size: int | None = None) -> int:
+        """The step whose checkpoint a killed process left; 0 if it was not killed.
+
+        What is left is whole, and the run goes on from it.
+        """
+        self._count += 1
+        output = self._folder / str(self._count)
+        process = FORKS.Process(target=die_saving, args=(output, change, size), daemon=True)
+        process.start()
+        process.join()
+        if process.exitcode == 0:
+            return 0
+        assert process.exitcode in (-signal.SIGKILL, -signal.SIGXFSZ)
+        checkpoint = list_checkpoints(output)[-1]
+        training = Training(output, seed=5)
+        state = training.load(checkpoint)
+        assert checkpoint.name == f"checkpoint-{state.step}"
+        assert equal(training.weights(), self._weights[state.step])
+        clear_unfinished(output)
+        training.save(3)
+        assert {path.name for path in output.iterdir()} <= {
+            "checkpoint-1", "checkpoint-2", "checkpoint-3",
+        }  # fmt: skip
+        return state.step
 
 
-def test_a_kill_while_saving_leaves_the_last_whole_checkpoint(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SAVES_FOR_EVER, str(tmp_path), str(HERE)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"saved\n"
-    deadline = time.monotonic() + 20
-    while not list(tmp_path.glob("*.partial")) and time.monotonic() < deadline:
-        pass
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    assert list(tmp_path.glob("*.partial")), "it was killed while saving"
-    checkpoint = list_checkpoints(tmp_path)[-1]
-    training = Training(seed=5)
-    state = training.load(checkpoint)
-    assert checkpoint.name == f"checkpoint-{state.step}"
-    for ours, start in zip(training.weights(), tiny_model().parameters(), strict=True):
-        assert torch.equal(ours, start)
-    training.save(tmp_path, state.step + 1)
-    assert not list(tmp_path.glob("*.partial")), "the next save clears what was left"
+def test_a_kill_in_the_middle_of_a_file_leaves_the_last_whole_checkpoint(tmp_path: Path) -> None:
+    assert Kills(tmp_path).save(0, size=100_000) == 1
+
+
+@pytest.mark.slow
+def test_a_kill_before_any_change_on_the_disk_leaves_the_last_whole_checkpoint(
+    tmp_path: Path,
+) -> None:
+    kills = Kills(tmp_path)
+    left = []
+    while step := kills.save(len(left) + 1):
+        left.append(step)
+    assert len(left) > 12, "folder, data, its index, state, their syncs, renames, a removal"
+    assert left == sorted(left), "the new one from some change on"
+    assert set(left) == {1, 2}

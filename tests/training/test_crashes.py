@@ -1,13 +1,13 @@
 """What becomes of rows when trainers die, stall and lose their database: real processes, a real
 mongod, real kills."""
 
-import multiprocessing
 import signal
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import crashing
 import pytest
+from forks import FORKS
 from tiny import linear_rows, make_row
 from trainer_run import Run, start
 
@@ -17,9 +17,6 @@ from agentrl.databases.runs import reopen
 from agentrl.training.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.slow
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["agentrl.training.trainer"])  # each starts with it imported
 
 
 def killed_before(flags: list[str], write: int) -> int:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import linear_rows, tiny_model
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from trainer_run import Run, start
 from transformers import AutoModelForCausalLM
 
@@ -19,12 +24,12 @@ from agentrl.databases import services
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import RowStatus, Split, TaskStatus
 from agentrl.databases.rows import count_rows
-from agentrl.databases.runs import FINISHED, RunLease, load_run
+from agentrl.databases.runs import FINISHED, RunLease, load_run, reopen
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
 from agentrl.inference.weights.disk import DiskUpdater
 from agentrl.inference.weights.updates import PublishedWeights
-from agentrl.training.checkpoint import list_checkpoints
+from agentrl.training.checkpoint import list_checkpoints, read_state
 from agentrl.training.publication import Publication, Publisher
 from agentrl.training.trainer import main
 
@@ -81,6 +86,59 @@ def test_sigterm_ends_a_run_in_order_and_it_goes_on_later(run: Run) -> None:
     run.add(linear_rows(20)[14:])
     assert main(flags) == 0
     assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_run_that_was_stopped_and_resumed_ends_in_the_same_weights_bit_for_bit(
+    run: Run, tmp_path: Path
+) -> None:
+    flags = run.flags("--enable_sampling", "false", "--max_steps", "4")
+    run.add(linear_rows(16))
+    assert main(flags) == 0
+    straight = gather_state(run.output / "checkpoint-4")
+    lines = [(line["loss"], line["grad_norm"]) for line in run.metrics()]
+
+    shutil.rmtree(run.output)
+    assert main([*flags, "--max_steps", "2"]) == 0
+    assert main(flags) == 0
+    assert [(line["loss"], line["grad_norm"]) for line in run.metrics()] == lines
+    resumed = gather_state(run.output / "checkpoint-4")
+    assert resumed.keys() == straight.keys() and len(straight) > 40
+    for name, value in straight.items():
+        assert torch.equal(resumed[name], value), name
+
+
+def gather_state(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint, whole, by their names."""
+    metadata = FileSystemReader(checkpoint).read_metadata()
+    state = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    load(state, checkpoint_id=checkpoint, no_dist=True)
+    return state
+
+
+def test_a_checkpoint_that_the_disk_refuses_ends_the_run_at_the_next_step(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint's file is the largest that a run writes."""
+    run.add(linear_rows(16))
+    flags = run.flags("--enable_sampling", "false", "--save_steps", "1")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, limits[1]))
+    try:
+        assert main(flags) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    errors = [line for line in capsys.readouterr().err.splitlines() if "agentrl train:" in line]
+    assert len(errors) == 1 and "checkpoint-1 cannot be written: [Errno 27]" in errors[0]
+    assert not list_checkpoints(run.output)
+    assert len(run.metrics()) < 4
+    run.database(reopen)
+    assert main(flags) == 0
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4]
 
 
 def test_what_is_left_at_the_end_is_a_smaller_step(run: Run) -> None:
@@ -252,7 +310,7 @@ def test_two_processes_train_a_run_like_one(run: Run, tmp_path: Path) -> None:
     assert launched.returncode == 0, launched.stderr.decode()
     assert [row["trained"][0]["step"] for row in run.rows()] == [1] * 4 + [2] * 4 + [3]
     two = run.metrics()
-    assert (run.output / "checkpoint-3" / "random-1.pt").is_file()
+    assert read_state(run.output / "checkpoint-3").processes == 2
 
     alone = run.flags("--enable_sampling", "false", "--resume_from_checkpoint", "false")
     assert main(alone) == 0

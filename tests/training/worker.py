@@ -3,7 +3,7 @@
     accelerate launch --config_file assets/fsdp2_cpu.yml --num_processes N worker.py OUT
 
 Rank 0 writes what each step gave to OUT/result.json; after the second step all save a checkpoint,
-and after the third the weights, as a model folder.
+while the third goes on, and after the third the weights, as a model folder.
 """
 
 import json
@@ -18,17 +18,17 @@ from tiny import linear_rows, make_row, sequences_of, tiny_model, write_tiny_fol
 from transformers import AutoTokenizer
 
 from agentrl.configs import LossConfig, OptimizerConfig
-from agentrl.training.checkpoint import TrainerState, save_checkpoint
+from agentrl.training.checkpoint import TrainerState
+from agentrl.training.checkpoint_io import CheckpointSaver
+from agentrl.training.learner import Learner
 from agentrl.training.model_folder import gather_weights, save_model_folder
-from agentrl.training.objective import Objective
-from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import exit_process, make_mesh, parallelise
+from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.planner import assign_rows
-from agentrl.training.step import StepOptions, train_step
+from agentrl.training.step import StepOptions
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, lr_scheduler_type="linear", weight_decay=0.01)
-LOSS = LossConfig(token_level_loss=False, log_entropy=True)
-OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32)
+LOSS = LossConfig(token_level_loss=False, entropy_coef=0.01, whiten_advantages=True)
+OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32, log_grad_norms=True)
 STEPS = 3
 ROWS = [
     *linear_rows(10),
@@ -41,30 +41,26 @@ ROWS = [
 def main(out: Path) -> None:
     """Three steps of the same rows; the second is one row only, which leaves ranks without any."""
     accelerator = Accelerator(cpu=True)
-    model = tiny_model()
     mesh = make_mesh(accelerator)
-    parallelise(model, mesh)
-    optimizer = make_optimizer(model, OPTIMIZER)
-    scheduler = make_scheduler(optimizer, OPTIMIZER, STEPS)
+    learner = Learner(tiny_model(), mesh, LOSS, OPTIMIZER, OPTIONS, STEPS)
+    saver = CheckpointSaver(out, None, hold=lambda: None)
     results = []
     for step in range(1, STEPS + 1):
         rows = ROWS[:1] if step == 2 else ROWS
         mine = assign_rows([row.cost for row in rows], mesh.dp_size)
         sequences = [sequences_of(rows[index], step - 1) for index in mine[mesh.dp_rank]]
-        results.append(
-            train_step(model, optimizer, scheduler, sequences, Objective(LOSS), OPTIONS, mesh)
-        )
+        results.append(learner.step(sequences))
         if step == 2:
-            state = TrainerState(step=2, version=2, run_name="worker", config={})
-            save_checkpoint(out, state, model, optimizer, scheduler, save_total_limit=None)
+            saver.save(learner, TrainerState(2, 2, "worker", {}, processes=dist.get_world_size()))
     if accelerator.is_main_process:
         write_tiny_folder(out / "base")
         (out / "result.json").write_text(json.dumps([asdict(result) for result in results]))
+    saver.close()
     dist.barrier()
-    weights = gather_weights(model, torch.float32)
+    weights = gather_weights(learner.model, torch.float32)
     if weights:
         tokenizer = AutoTokenizer.from_pretrained(out / "base")
-        save_model_folder(model, tokenizer, weights, out / "weights", torch.float32)
+        save_model_folder(learner.model, tokenizer, weights, out / "weights", torch.float32)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -29,6 +29,7 @@ from agentrl.configs.training import (
     SCHEDULES,
     CheckpointConfig,
     CriticConfig,
+    LoraConfig,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
@@ -54,6 +55,7 @@ _LEAST: dict[str, float] = {
     "repetition_early_stop_times": -1, "browse_min_chars": 0, "browse_max_chars": 1,
     "min_turns": 0, "reserve_context_error_count": 0,
     "eval_steps": 0, "eval_attempts": 1,
+    "lora_rank": 0, "lora_alpha": 0,
     "epsilon": 0, "epsilon_higher": 0, "beta1": 0, "beta2": 0, "dual_clip": 1,
     "importance_weight_cap_ratio": 0, "rollout_rs_threshold": 1, "rollout_rs_threshold_lower": 0,
     "out_of_date_decay": 0, "beta": 0, "entropy_coef": 0, "clip_cov_ratio": 0, "kl_cov_ratio": 0,
@@ -97,6 +99,7 @@ class Config:
     agent: AgentConfig
     context: ContextConfig
     reward: RewardConfig
+    lora: LoraConfig
     loss: LossConfig
     critic: CriticConfig
     optimizer: OptimizerConfig
@@ -232,6 +235,12 @@ def _validate(config: Config) -> None:
             f"--pp_size {config.parallel.pp_size}: there is no pipeline parallelism, because a "
             "step's trees have no common shape to send between stages; use --dp_replicate_size, "
             "--tp_size, --cp_size or --ep_size"
+        )
+    if config.lora.lora_rank and (config.parallel.tp_size > 1 or config.parallel.ep_size > 1):
+        raise ConfigError(
+            f"--lora_rank {config.lora.lora_rank}: an adapter cannot be split over --tp_size or "
+            "--ep_size, because the model's plan for them does not know it; shard over data or use "
+            "--cp_size"
         )
     for reserved in fields(ReservedConfig):
         value = getattr(config.reserved, reserved.name)

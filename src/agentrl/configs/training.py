@@ -43,6 +43,17 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    """A low-rank adapter that is trained in place of the model's own weights."""
+
+    lora_rank: int = flag(0, "rank of a LoRA adapter to train (0: train all weights)")
+    lora_alpha: int = flag(32, "the adapter's output is scaled by this, over its rank")
+    lora_target_modules: str = flag(
+        "all-linear", "linear layers to adapt, comma separated, or all-linear (without the head)"
+    )
+
+
+@dataclass(frozen=True)
 class LossConfig:
     """The loss. What is None stands at what the loss's paper has, see `losses.py`."""
 
@@ -202,6 +213,13 @@ class ParallelConfig:
     )
     pad_to_multiple_of: int = flag(1, "pad micro-batches to a multiple of so many tokens")
     loss_seq_chunk_size: int = flag(1024, "tokens whose logits exist at once")
+    activation_offloading: bool = flag(
+        False, "keep what the backward pass needs in host memory until it needs it"
+    )
+    param_offload: bool = flag(
+        False, "keep master weights, gradients and optimizer state in host memory"
+    )
+    compile: bool = flag(False, "compile each transformer layer (torch.compile)")
 
 
 @dataclass(frozen=True)
@@ -221,5 +239,4 @@ class CheckpointConfig:
 class ReservedConfig:
     """Flags whose feature this version does not have: only the default is taken."""
 
-    activation_offloading: bool = flag(False, "activations to the CPU (only false in this version)")
     dynamic_batching: bool = flag(True, "fill micro-batches by tokens (only true in this version)")

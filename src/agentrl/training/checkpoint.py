@@ -1,13 +1,12 @@
-"""Checkpoints of the trainer: sharded, atomic, loadable by any number of processes.
+"""What a checkpoint is: a folder, the step that it holds, and whose run it belongs to.
 
-A checkpoint is the folder `checkpoint-STEP` of a run's output: the model, optimizer and schedule
-as torch's distributed checkpoint (DCP), each rank's random state, and `trainer_state.json` with
-the position in the data ledger. It is written under another name, synced to disk and renamed
-last, so that a folder with its final name is always whole. Saving is synchronous: training goes
-on when the checkpoint is on disk.
+A checkpoint is the folder `checkpoint-STEP` of a run's output. It holds the learner's state and
+each process's random state as torch's distributed checkpoint (DCP), and `trainer_state.json` with
+the position in the data ledger. A folder with its final name is always whole: it is written under
+another name, synced to disk and renamed last. Not in here: writing and reading what is in it
+(`checkpoint_io`).
 """
 
-import io
 import json
 import os
 import re
@@ -17,16 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from transformers import PreTrainedModel
-
 from agentrl.configs import Config
 from agentrl.databases.connection import without_password
 from agentrl.databases.documents import TrainerStart
@@ -34,6 +23,7 @@ from agentrl.databases.runs import in_lineage
 
 STATE_FILE = "trainer_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
+_PARTIAL, _REMOVED = ".partial", ".removed"  # what follows the name of a folder that is not whole
 
 
 class CheckpointError(RuntimeError):
@@ -49,6 +39,7 @@ class TrainerState:
     run_name: str
     config: Mapping[str, Any]  # the flags, by group, for people to read
     fence: int = 0  # number of the trainer that saved it
+    processes: int = 0  # that saved it, each with its random state
 
 
 def recorded_config(config: Config) -> dict[str, dict[str, Any]]:
@@ -63,6 +54,14 @@ def recorded_config(config: Config) -> dict[str, dict[str, Any]]:
 def checkpoint_path(output: Path, step: int) -> Path:
     """The folder of the checkpoint of `step`."""
     return output / f"checkpoint-{step}"
+
+
+def partial_path(output: Path, state: TrainerState) -> Path:
+    """Where the checkpoint of `state` is written until it is whole.
+
+    Each trainer has its own: one that was replaced and wakes writes to no folder of its successor.
+    """
+    return output / f"{checkpoint_path(output, state.step).name}.{state.fence}{_PARTIAL}"
 
 
 def list_checkpoints(output: Path) -> list[Path]:
@@ -85,62 +84,37 @@ def read_state(checkpoint: Path) -> TrainerState:
         ) from None
 
 
-def save_checkpoint(
-    output: Path,
-    state: TrainerState,
-    model: PreTrainedModel,
-    optimizer: Optimizer,
-    scheduler: LRScheduler,
-    save_total_limit: int | None,
-) -> Path:
-    """Write the checkpoint of `state.step`, then remove the oldest beyond `save_total_limit`.
+def begin_checkpoint(output: Path, state: TrainerState) -> None:
+    """Make the empty folder that the checkpoint of `state` is written to. For rank 0."""
+    partial = partial_path(output, state)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
 
-    Collective: every rank calls it. Raises `CheckpointError` if the disk refuses.
+
+def finish_checkpoint(output: Path, state: TrainerState, save_total_limit: int | None) -> None:
+    """Give the folder, whose files are whole and synced, its final name. For rank 0.
+
+    Then the oldest checkpoints beyond `save_total_limit` are removed.
     """
-    rank = dist.get_rank()
-    final = checkpoint_path(output, state.step)
-    partial = output / f"{final.name}.partial"
-    try:
-        if rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        dist.barrier()
-        save(_state_dict(model, optimizer, scheduler), checkpoint_id=partial)
-        (partial / f"random-{rank}.pt").write_bytes(_to_bytes(_random_state()))
-        dist.barrier()
-        if rank == 0:
-            (partial / STATE_FILE).write_text(json.dumps(asdict(state), indent=2), encoding="utf-8")
-            _sync(partial)
-            os.rename(partial, final)
-            _sync_entry(output)
-            for old in list_checkpoints(output)[: -save_total_limit if save_total_limit else 0]:
-                _remove(old)
-        dist.barrier()
-    except (OSError, CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {final} cannot be written: {error}") from error
-    return final
+    partial, final = partial_path(output, state), checkpoint_path(output, state.step)
+    with (partial / STATE_FILE).open("w", encoding="utf-8") as file:
+        json.dump(asdict(state), file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_entries(partial)
+    if final.exists():  # of a trainer that was replaced and still saved
+        _supersede(final)
+    os.rename(partial, final)
+    _sync_entries(output)
+    for old in list_checkpoints(output)[: -save_total_limit if save_total_limit else 0]:
+        _remove(old)
 
 
-def load_checkpoint(
-    checkpoint: Path, model: PreTrainedModel, optimizer: Optimizer, scheduler: LRScheduler
-) -> TrainerState:
-    """Load it in place, saved by whatever number of processes. Collective.
-
-    Random states are restored if the number of processes is the same. Raises `CheckpointError`.
-    """
-    state = read_state(checkpoint)
-    loaded = _state_dict(model, optimizer, scheduler)
-    try:
-        load(loaded, checkpoint_id=checkpoint)
-    except (OSError, CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {checkpoint} cannot be read: {error}") from error
-    set_state_dict(
-        model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
-    )
-    scheduler.load_state_dict(loaded["scheduler"])
-    if len(list(checkpoint.glob("random-*.pt"))) == dist.get_world_size():
-        _restore_random_state(torch.load(checkpoint / f"random-{dist.get_rank()}.pt"))
-    return state
+def clear_unfinished(output: Path) -> None:
+    """Remove what saves and removals that were cut off have left. For rank 0, at the start."""
+    for pattern in (f"checkpoint-*{_PARTIAL}", f"checkpoint-*{_REMOVED}"):
+        for folder in output.glob(pattern):
+            shutil.rmtree(folder)
 
 
 def lineage_checkpoints(output: Path, starts: Sequence[TrainerStart]) -> list[Path]:
@@ -156,10 +130,8 @@ def supersede_others(output: Path, step: int, starts: Sequence[TrainerStart]) ->
     """
     for folder in list_checkpoints(output):
         if read_state(folder).step > step or not _in_lineage(folder, starts):
-            target = output / f"superseded-{folder.name}"
-            shutil.rmtree(target, ignore_errors=True)
-            os.rename(folder, target)
-    _sync_entry(output)
+            _supersede(folder)
+    _sync_entries(output)
 
 
 def _in_lineage(checkpoint: Path, starts: Sequence[TrainerStart]) -> bool:
@@ -167,56 +139,21 @@ def _in_lineage(checkpoint: Path, starts: Sequence[TrainerStart]) -> bool:
     return in_lineage(state.step, state.fence, starts)
 
 
-def _state_dict(
-    model: PreTrainedModel, optimizer: Optimizer, scheduler: LRScheduler
-) -> dict[str, Any]:
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    return {
-        "model": model_state,
-        "optimizer": optimizer_state,
-        "scheduler": scheduler.state_dict(),
-    }
-
-
-def _random_state() -> dict[str, Any]:
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _to_bytes(state: Mapping[str, Any]) -> bytes:
-    """As `torch.save` writes it; in memory first, because it hides what the disk says."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
-def _restore_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+def _supersede(checkpoint: Path) -> None:
+    target = checkpoint.with_name(f"superseded-{checkpoint.name}")
+    shutil.rmtree(target, ignore_errors=True)
+    os.rename(checkpoint, target)
 
 
 def _remove(checkpoint: Path) -> None:
     """Without its final name first, so that a crash leaves no half-deleted checkpoint."""
-    removed = checkpoint.with_name(f"{checkpoint.name}.removed")
+    removed = checkpoint.with_name(f"{checkpoint.name}{_REMOVED}")
     os.rename(checkpoint, removed)
     shutil.rmtree(removed)
 
 
-def _sync(folder: Path) -> None:
-    """Files of `folder`, then its entries, to the disk."""
-    for file in folder.iterdir():
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    _sync_entry(folder)
-
-
-def _sync_entry(folder: Path) -> None:
+def _sync_entries(folder: Path) -> None:
+    """The names in `folder` to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,6 +6,7 @@ tokens is part of the transition, not a step of its own. Not in here: the critic
 values (`critic`), and sums over ranks.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -76,7 +77,7 @@ def generalised_advantages(
 
 def whitened(advantages: Tensor, mean: float, variance: float) -> Tensor:
     """Advantages [N] with mean 0 and variance 1, given both over the whole batch."""
-    return (advantages - mean) / (variance**0.5 + _STD_FLOOR)
+    return (advantages - mean) / (math.sqrt(variance) + _STD_FLOOR)
 
 
 def _lengths(sequence: Tensor, place: Tensor, rows: int) -> Tensor:

@@ -1,18 +1,27 @@
 """What learns: the sharded policy with its optimizer and schedule, and the critic if there is one.
 
-A step changes these and a checkpoint keeps them. The reference, which only looks on, is held here
-too, because it is sharded like the policy and sees the same micro-batches. Not in here: rows,
-ledger, publication; the trainer and supervised training bring rows and say when.
+A step changes these and a checkpoint keeps them (`Learner.state_dict`). The reference, which only
+looks on, is held here too, because it is sharded like the policy and sees the same micro-batches.
+Not in here: rows, ledger, publication; the trainer and supervised training bring rows and say when.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from transformers import PreTrainedModel
 
-from agentrl.configs import ConfigError, CriticConfig, LossConfig, OptimizerConfig
+from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, OptimizerConfig
 from agentrl.training.attention import has_tree_attention
 from agentrl.training.critic import Critic
+from agentrl.training.loading import empty_model, fill
+from agentrl.training.lora import has_adapter
 from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
@@ -21,6 +30,7 @@ from agentrl.training.reference import Reference
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions, train_step
+from agentrl.training.value_loading import empty_value_model, fill_value_model
 
 
 class Learner:
@@ -35,34 +45,47 @@ class Learner:
         options: StepOptions,
         total_steps: int,
         *,
+        start: ModelConfig | None = None,
         bf16: bool = False,
         gradient_checkpointing: bool = False,
+        activation_offloading: bool = False,
+        param_offload: bool = False,
+        compiled: bool = False,
         trees: bool = True,
-        reference: PreTrainedModel | None = None,
-        value_model: PreTrainedModel | None = None,
+        reference: ModelConfig | None = None,
+        value_start: ModelConfig | None = None,
         critic: CriticConfig | None = None,
     ) -> None:
         """Shards the models, which hold float32 weights, the same on every rank, in place.
 
-        `reference`: for a loss that asks for one, if it is not `model` without its adapter.
-        `value_model`, from `load_value_model`, and `critic`: for PPO. Raises `ConfigError` if a
-        model cannot be divided as `mesh` asks, `RuntimeError` if the sharding is not what was asked
-        for.
+        With `start` the policy is an `empty_model` and gets its weights from there once sharded.
+        `reference`: where the reference policy is, for a loss that asks for one, if it is not
+        `model` without its adapter. `value_start`: where the critic of PPO starts; with `critic`.
+        Raises `ConfigError` if a model cannot be divided as `mesh` asks, `RuntimeError` if the
+        sharding is not what was asked for.
         """
         shard = partial(
             parallelise,
             mesh=mesh,
             bf16=bf16,
             gradient_checkpointing=gradient_checkpointing,
+            activation_offloading=activation_offloading,
+            param_offload=param_offload,
+            compiled=compiled,
             trees=trees,
         )
+        home = torch.device("cpu") if param_offload else mesh.device
         shard(model)
+        if start is not None:
+            fill(model, start, mesh, home)
         self.model = model
         self.mesh = mesh
         self.critic: Critic | None = None
-        if value_model is not None:
+        if value_start is not None:
             critic = critic or CriticConfig()
+            value_model = empty_value_model(value_start)
             shard(value_model)
+            fill_value_model(value_model, value_start, mesh, home)
             _check_alike(model, value_model, "--critic_model_name_or_path")
             self.critic = Critic(value_model, mesh, critic, optimizer, total_steps)
             total_steps -= critic.critic_warmup_steps
@@ -70,7 +93,17 @@ class Learner:
         self.scheduler = make_scheduler(self.optimizer, optimizer, total_steps)
         self._objective = Objective(loss)
         self._options = options
-        self._beside = ModelsBeside(self._make_reference(reference, shard), self.critic)
+        reference_policy: Reference | None = None
+        if self._objective.with_reference:
+            reference_model = model
+            if reference is not None:
+                reference_model = empty_model(reference).requires_grad_(False)
+                shard(reference_model)
+                fill(reference_model, reference, mesh, home)
+                _check_alike(model, reference_model, "--reference_model_name_or_path")
+            assert reference or has_adapter(model), "a policy is no reference of its own"
+            reference_policy = Reference(reference_model, options.loss_seq_chunk_size)
+        self._beside = ModelsBeside(reference_policy, self.critic)
 
     def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
         """Train on this rank's rows, each as its sequences, and update the weights once."""
@@ -79,18 +112,31 @@ class Learner:
             self.mesh, self._beside,
         )  # fmt: skip
 
-    def _make_reference(
-        self, model: PreTrainedModel | None, shard: Callable[[PreTrainedModel], None]
-    ) -> Reference | None:
-        if not self._objective.with_reference:
-            return None
-        if model is None:
-            model = self.model  # without its adapter
-        else:
-            model.requires_grad_(False)
-            shard(model)
-            _check_alike(self.model, model, "--reference_model_name_or_path")
-        return Reference(model, self._options.loss_seq_chunk_size)
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint must hold for training to go on; sharded, not copied. Collective.
+
+        The weights are under `model`, by their names in the model; of a model with an adapter the
+        adapter only, all else being as the model's folder has it.
+        """
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        named = self.model.named_parameters(remove_duplicate=False)
+        for name in [name for name, parameter in named if not parameter.requires_grad]:
+            del model[name]
+        state = {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
+        return state if self.critic is None else {**state, "critic": self.critic.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of a learner of the same model gave. Collective."""
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=False),  # what is not trained is not in it
+        )
+        self.scheduler.load_state_dict(state["scheduler"])
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])
 
 
 def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> None:

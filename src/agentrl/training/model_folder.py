@@ -3,18 +3,27 @@
 import copy
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from agentrl.configs import TREE_ATTENTION, ConfigError, ModelConfig
+from agentrl.training.lora import (
+    adapter_of,
+    adapter_scaling,
+    base_name,
+    is_adapter_weight,
+    merge,
+)
 
 FLAG = "--model_name_or_path"
 
@@ -23,15 +32,15 @@ class ModelFolderError(RuntimeError):
     """A model folder cannot be written. The message is one sentence for the user."""
 
 
-def check_model_folder(path: str | None) -> Path:
+def check_model_folder(path: str | None, flag: str = FLAG) -> Path:
     """The folder of a model, if it looks like one. Raises `ConfigError` if not."""
     if path is None:
-        raise ConfigError(f"{FLAG} is needed: the folder of the model")
+        raise ConfigError(f"{flag} is needed: the folder of the model")
     folder = Path(path)
     if not folder.is_dir():
-        raise ConfigError(f"{FLAG} {path}: there is no such folder")
+        raise ConfigError(f"{flag} {path}: there is no such folder")
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{FLAG} {path}: no model, the folder has no config.json")
+        raise ConfigError(f"{flag} {path}: no model, the folder has no config.json")
     return folder
 
 
@@ -54,12 +63,11 @@ def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
 def load_model(config: ModelConfig) -> PreTrainedModel:
     """The folder's model with float32 master weights, on the CPU. Raises `ConfigError`."""
     folder = check_model_folder(config.model_name_or_path)
-    attention = config.attention_implementation
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
-            attn_implementation="sdpa" if attention == TREE_ATTENTION else attention,
+            attn_implementation=first_attention(config),
         )
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -69,21 +77,47 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     return model
 
 
+def first_attention(config: ModelConfig) -> str:
+    """What a model is made with: tree attention comes later, if the model can have it."""
+    attention = config.attention_implementation
+    return "sdpa" if attention == TREE_ATTENTION else attention
+
+
 def gather_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
     """A copy of a sharded model's weights, whole, in `dtype`, on rank 0's CPU; collective.
 
-    The other ranks get none. A tied weight is there once, under its first name.
+    The other ranks get none. One weight at a time is whole on each device.
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(model, options=options)
-    if dist.get_rank() != 0:
-        return {}
-    tied = model.all_tied_weights_keys
+    main = dist.get_rank() == 0
     return {
-        name: value.to(dtype, copy=True)
-        for name, value in weights.items()
-        if isinstance(value, Tensor) and name not in tied
+        name: weight.to("cpu", dtype, copy=True) for name, weight in whole_weights(model) if main
     }
+
+
+def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The model's weights one by one, each whole; collective if it is sharded.
+
+    A tied weight comes once, under its first name; an adapter is merged into what it adapts.
+    """
+    state: dict[str, Tensor] = model.state_dict()
+    tied, scaling = model.all_tied_weights_keys, adapter_scaling(model)
+    for name, value in state.items():
+        if name in tied or is_adapter_weight(name):
+            continue
+        weight, adapter = _whole(value), adapter_of(name)
+        if adapter is not None:
+            a, b = (_whole(state[part]) for part in adapter)
+            weight = merge(weight, a, b, scaling)
+        yield base_name(name), weight
+
+
+def _whole(value: Tensor) -> Tensor:
+    """All of a weight, on every rank; collective if it is sharded."""
+    if not isinstance(value, DTensor):
+        return value
+    # shards that are kept in host memory are gathered by the devices, as the mesh can do it
+    sharded = cast(DTensor, value.to(value.device_mesh.device_type))
+    return sharded.full_tensor()
 
 
 def save_model_folder(
@@ -93,7 +127,23 @@ def save_model_folder(
     path: Path,
     dtype: torch.dtype,
 ) -> None:
-    """Write config, tokenizer and `weights`, as `dtype`: to another name first, then renamed.
+    """Write config, tokenizer and `weights`, as `dtype`; `path` appears when it is complete.
+
+    Raises `ModelFolderError` if the disk refuses.
+    """
+    with written_at_once(path) as folder:
+        # a dictionary of its own: save_pretrained empties it
+        converted = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        model.save_pretrained(folder, state_dict=converted)
+        config = copy.deepcopy(model.config)
+        config.dtype = dtype  # the model's own is that of its master weights
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def written_at_once(path: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `path` when the block ends.
 
     Raises `ModelFolderError` if the disk refuses.
     """
@@ -101,15 +151,11 @@ def save_model_folder(
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        # a dictionary of its own: save_pretrained empties it
-        cast = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        model.save_pretrained(partial, state_dict=cast)
-        config = copy.deepcopy(model.config)
-        config.dtype = dtype  # the model's own is that of its master weights
-        config.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        yield partial
         if path.exists():
             shutil.rmtree(path)
         os.rename(partial, path)
     except (OSError, SafetensorError) as error:
         raise ModelFolderError(f"weights cannot be written to {path}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

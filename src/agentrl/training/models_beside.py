@@ -1,13 +1,34 @@
 """The models beside the policy in a step: who is asked before it, and who learns after it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from agentrl.configs import Config, ModelConfig
 from agentrl.training.critic import Critic, Verdict
 from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
 from agentrl.training.passes import Advice
 from agentrl.training.program import Program
 from agentrl.training.reference import Reference
 from agentrl.training.sequences import TrainingSequence
+
+
+def reference_start(config: Config) -> ModelConfig | None:
+    """Where the reference policy is, if the loss wants one that is not the policy's adapter off.
+
+    A folder, and not the weights of a checkpoint: a resume changes no reference.
+    """
+    folder = config.model.reference_model_name_or_path
+    if not config.loss.beta or (config.lora.lora_rank and folder is None):
+        return None
+    return replace(config.model, model_name_or_path=folder or config.model.model_name_or_path)
+
+
+def critic_start(config: Config) -> ModelConfig | None:
+    """Where the critic starts, if the loss is PPO."""
+    if config.loss.loss_calculator != "PPO":
+        return None
+    folder = config.critic.critic_model_name_or_path or config.model.model_name_or_path
+    return replace(config.model, model_name_or_path=folder)
 
 
 class ModelsBeside:

@@ -14,7 +14,7 @@ it costs is the first pass, a forward pass. A term that depends on its own token
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -218,7 +218,7 @@ def _each_field(
     parts: Sequence[LossInputs], join: Callable[[Sequence[Tensor]], Tensor]
 ) -> LossInputs:
     """`join` applied to each tensor over all parts; what the loss is not given stays None."""
-    values = {}
+    values: dict[str, Any] = {}  # of each field: a tensor, or None where it may be
     for field in fields(LossInputs):
         tensors = [getattr(part, field.name) for part in parts]
         values[field.name] = None if tensors[0] is None else join(tensors)
@@ -227,5 +227,8 @@ def _each_field(
 
 def _part(whole: PerToken, part: slice) -> PerToken:
     """Some of the tokens of what is said of each."""
-    values = {field.name: getattr(whole, field.name) for field in fields(whole)}
-    return type(whole)(**{k: None if v is None else v[part] for k, v in values.items()})
+    values: dict[str, Any] = {}
+    for field in fields(whole):
+        tensor = getattr(whole, field.name)
+        values[field.name] = None if tensor is None else tensor[part]
+    return type(whole)(**values)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from agentrl.training.attention import Trunk, has_tree_attention
@@ -128,6 +129,10 @@ def run_program(
             number += 1
         if trunk is not None and torch.is_grad_enabled():
             trunk.backward()
+    if not torch.is_grad_enabled():
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what stayed gathered for a backward pass, which does not come
 
 
 def _align(

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from agentrl.training.attention import Trunk
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import token_logprobs
+from agentrl.training.lora import adapter_off
 from agentrl.training.program import Program, run_program
 
 
@@ -34,7 +35,8 @@ class Reference:
         def collect(number: int, batch: MicroBatch, output: tuple[Tensor, Tensor | None]) -> None:
             logprobs.append(output[0][batch.prediction])
 
-        run_program(self._model, program, self._forward, collect)
+        with adapter_off(self._model):
+            run_program(self._model, program, self._forward, collect)
         return logprobs
 
     def _forward(self, batch: MicroBatch, trunk: Trunk | None) -> tuple[Tensor, Tensor | None]:

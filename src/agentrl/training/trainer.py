@@ -3,9 +3,9 @@
     resume -> publish the start weights -> [rows -> step -> commit -> publish -> checkpoint]* -> end
 
 Order within a step, and why a crash anywhere neither loses nor doubles a row: rows are committed
-to the ledger before the checkpoint that contains them, and a start from the checkpoint of step s
-makes every row of later steps ready again. Without a newer checkpoint a committed row is thus
-trained again, by weights that never saw it.
+to the ledger before the checkpoint that contains them is copied, and a start from the checkpoint of
+step s makes every row of later steps ready again. A committed row without a newer checkpoint, or
+whose checkpoint was still being written, is thus trained again, by weights that never saw it.
 
 A trainer that was stopped for longer than its lease, or cut off, and is replaced meanwhile, may
 wake at any line. It cannot publish, commit or lease in its successor's place (`databases.rows`,
@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,12 +28,9 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 import transformers
-from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration
 
 from agentrl.configs import TREE_ATTENTION, Config, ConfigError, parse_config
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
-from agentrl.databases.documents import TrainerStart
 from agentrl.databases.owners import process_name
 from agentrl.databases.runs import EVALUATING, FINISHED, TRAINING, TrainerAlive, TrainerReplaced
 from agentrl.databases.task_file import TaskFileError
@@ -43,20 +39,23 @@ from agentrl.training.background import BackgroundLoop
 from agentrl.training.checkpoint import (
     CheckpointError,
     TrainerState,
-    lineage_checkpoints,
-    load_checkpoint,
-    read_state,
+    clear_unfinished,
     recorded_config,
-    save_checkpoint,
     supersede_others,
 )
+from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
+from agentrl.training.compilation import check_compiler
 from agentrl.training.costs import CostModel
 from agentrl.training.duties import RunDuties
 from agentrl.training.learner import Learner
+from agentrl.training.loading import empty_model
+from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
-from agentrl.training.model_folder import ModelFolderError, load_model, load_tokenizer
+from agentrl.training.model_folder import ModelFolderError, load_tokenizer
+from agentrl.training.models_beside import critic_start, reference_start
 from agentrl.training.parallel import ParallelSizes, exit_process, make_mesh
 from agentrl.training.publication import gather_publication
+from agentrl.training.startup import check_writable, checkpoint_to_resume, make_accelerator
 from agentrl.training.step import StepOptions
 from agentrl.training.stream import RowStream, StepRows
 
@@ -109,9 +108,11 @@ class Trainer:
             signal.signal(number, self._on_signal)
         check_tracker(config.run.report_to)
         self._tokenizer = load_tokenizer(config.model.model_name_or_path)
-        _check_writable(self._output)
-        _checkpoint_to_resume(config, [])  # refused here, if it cannot be, and chosen later
-        self._accelerator = _make_accelerator(config)
+        check_writable(self._output)
+        checkpoint_to_resume(config, [])  # refused here, if it cannot be, and chosen later
+        self._accelerator = make_accelerator(config)
+        if config.parallel.compile:
+            check_compiler(self._accelerator.device)
         torch.manual_seed(config.run.seed)
 
         optimizer = config.optimizer
@@ -138,8 +139,12 @@ class Trainer:
         self._total_steps = self._from_main(
             lambda duties: self._background.run(duties.count_steps())
         )
+        model = empty_model(config.model)
+        if config.lora.lora_rank:
+            # What is not trained needs no master weights.
+            add_adapter(model, config.lora, frozen_dtype=self._published_dtype)
         self._learner = Learner(
-            load_model(config.model),
+            model,
             mesh,
             config.loss,
             optimizer,
@@ -151,10 +156,21 @@ class Trainer:
                 log_grad_norms=config.optimizer.log_grad_norms,
             ),
             self._total_steps,
+            start=config.model,
             bf16=bf16,
             gradient_checkpointing=config.model.gradient_checkpointing,
+            activation_offloading=config.parallel.activation_offloading,
+            param_offload=config.parallel.param_offload,
+            compiled=config.parallel.compile,
             trees=config.model.attention_implementation == TREE_ATTENTION,
+            reference=reference_start(config),
+            value_start=critic_start(config),
+            critic=config.critic,
         )
+        self._saver = CheckpointSaver(
+            self._output, config.checkpoint.save_total_limit, self._hold_run
+        )
+        stack.callback(self._saver.close)
         self._step = 0
         self._version = -1
         self._saved_step = -1
@@ -243,15 +259,14 @@ class Trainer:
         """Load the checkpoint, if there is one to go on from, and bring ledger and folder to it."""
         checkpoint = self._agree_on_checkpoint()
         if checkpoint is not None:
-            state = load_checkpoint(
-                checkpoint, self._learner.model, self._learner.optimizer, self._learner.scheduler
-            )
+            state = load_checkpoint(checkpoint, self._learner)
             self._step = self._saved_step = state.step
             logger.info("going on from %s", checkpoint)
         self._version = self._from_main(
             lambda duties: self._background.run(duties.start(self._step))
         )
         if self._duties:
+            clear_unfinished(self._output)
             supersede_others(self._output, self._step, self._duties.starts)
         self._version -= 1  # the version of the first publication is the next one
 
@@ -283,26 +298,29 @@ class Trainer:
             self._background.run(self._duties.commit(self._step, ids))
 
     def _save(self) -> None:
-        if self._duties:
-            self._background.run(self._duties.hold())
+        """Begin to save a checkpoint; it is written while training goes on."""
         state = TrainerState(
             step=self._step,
             version=self._version,
             run_name=self._config.run.run_name,
             config=recorded_config(self._config),
             fence=self._duties.fence if self._duties else 0,  # rank 0 writes it
+            processes=dist.get_world_size(),
         )
-        save_checkpoint(
-            self._output, state, self._learner.model, self._learner.optimizer,
-            self._learner.scheduler, self._config.checkpoint.save_total_limit,
-        )  # fmt: skip
+        self._saver.save(self._learner, state)
         self._saved_step = self._step
+
+    def _hold_run(self) -> None:
+        """Raises `TrainerReplaced` if another trainer has taken the run. For any thread."""
+        if self._duties:
+            self._background.submit(self._duties.hold()).result()
 
     def _finish(self) -> None:
         """The last checkpoint and evaluation; or, after a stop, the checkpoint only."""
         stopped = self._any_rank_stops()
         if self._saved_step < self._step:
             self._save()
+        self._saver.wait()
         if self._duties:
             self._finish_publishing()
             self._background.run(self._duties.close_publisher())
@@ -324,10 +342,18 @@ class Trainer:
             self._background.run(self._duties.report(self._step, self._version, status))
 
     def _any_rank_stops(self) -> bool:
-        """Whether any process got a signal; then all of them stop after the same step."""
-        flag = torch.tensor(int(self._stop.is_set()), device=self._accelerator.device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        if flag.item():
+        """Whether any process got a signal; then all of them stop after the same step.
+
+        Raises `CheckpointError` on all processes once the save that ran has failed.
+        """
+        flags = torch.tensor(
+            [int(self._stop.is_set()), int(self._saver.failed)], device=self._accelerator.device
+        )
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        stopping, failed = flags.tolist()
+        if failed:
+            self._saver.wait()
+        if stopping:
             self._stop.set()
         return self._stop.is_set()
 
@@ -342,7 +368,7 @@ class Trainer:
         """The checkpoint to go on from, as rank 0 finds it."""
         found: list[Path | None] = [None]
         if self._duties:
-            found = [_checkpoint_to_resume(self._config, self._duties.starts)]
+            found = [checkpoint_to_resume(self._config, self._duties.starts)]
         dist.broadcast_object_list(found, src=0)
         return found[0]
 
@@ -359,59 +385,6 @@ class Trainer:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Finish the step that runs, then leave in order."""
         self._stop.set()
-
-
-def _checkpoint_to_resume(config: Config, starts: Sequence[TrainerStart]) -> Path | None:
-    """The checkpoint that `--resume_from_checkpoint` means, where trainers began at `starts`.
-
-    Raises `ConfigError`.
-    """
-    wanted = config.checkpoint.resume_from_checkpoint
-    if wanted is not None and wanted.lower() == "false":
-        return None
-    if wanted is None or wanted.lower() == "true":
-        checkpoints = lineage_checkpoints(config.output, starts)
-        if wanted is not None and not checkpoints:
-            raise ConfigError(
-                f"--resume_from_checkpoint true: there is no checkpoint in {config.output}"
-            )
-        return checkpoints[-1] if checkpoints else None
-    run = read_state(Path(wanted)).run_name
-    if run != config.run.run_name:
-        raise ConfigError(
-            f"--resume_from_checkpoint {wanted}: this checkpoint is of run {run!r}, whose rows are "
-            "in another database; to begin a run with its weights, export it and give the folder "
-            "as --model_name_or_path"
-        )
-    return Path(wanted)
-
-
-def _check_writable(output: Path) -> None:
-    """Raises `ConfigError` if the run's folder cannot be written."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=output):
-            pass
-    except OSError as error:
-        raise ConfigError(f"--output_dir {output}: cannot be written ({error.strerror})") from None
-
-
-def _make_accelerator(config: Config) -> Accelerator:
-    """Accelerate, for launch, environment and trackers. Raises `ConfigError` for float16."""
-    tracker = config.run.report_to
-    accelerator = Accelerator(
-        cpu=config.parallel.use_cpu or not torch.cuda.is_available(),
-        log_with=None if tracker == "none" else tracker,
-        project_config=ProjectConfiguration(
-            str(config.output), logging_dir=str(config.output / "tensorboard")
-        ),
-    )
-    if accelerator.mixed_precision not in ("no", "bf16"):
-        raise ConfigError(
-            f"mixed_precision {accelerator.mixed_precision} in Accelerate's config: this trainer "
-            "computes in float32 (no) or bf16"
-        )
-    return accelerator
 
 
 if __name__ == "__main__":

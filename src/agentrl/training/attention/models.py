@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 IMPLEMENTATION = "agentrl_tree"
 
 
+@torch.compiler.disable  # a compiled layer leaves here and comes back: layouts are no constants
 def attention_forward(
     module: nn.Module,
     query: Tensor,

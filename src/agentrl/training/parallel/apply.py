@@ -5,14 +5,23 @@ never enables FSDP2 on CPU and says nothing about it. What is asked for here is 
 afterwards. One process is a mesh of one and takes the same path.
 """
 
+from functools import partial
+
 import torch
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from agentrl.training.attention import use_tree_attention
+from agentrl.training.compilation import compile_layers
 from agentrl.training.logprobs import attach_logprobs
+from agentrl.training.offload import offload_activations
 from agentrl.training.parallel.context import share_lines
 from agentrl.training.parallel.experts import shard_experts, spread_experts
 from agentrl.training.parallel.limits import check_model
@@ -29,32 +38,40 @@ def parallelise(
     *,
     bf16: bool = False,
     gradient_checkpointing: bool = False,
+    activation_offloading: bool = False,
+    param_offload: bool = False,
+    compiled: bool = False,
     trees: bool = True,
 ) -> None:
     """Apply all parallelism to `model` in place and attach `token_logprobs` or `state_values`.
 
-    `model` holds float32 weights, the same on every rank. With `bf16` it computes in bfloat16,
-    with float32 master weights and float32 gradient reduction. `trees`: it gets tree attention if
-    it can have it. Raises `ConfigError` if the model cannot be divided as asked, `RuntimeError` if
-    the sharding is not what was asked for.
+    `model` holds float32 weights, the same on every rank; what is not trained may be in another
+    type. With `bf16` it computes in bfloat16, with float32 master weights and float32 gradient
+    reduction. With `param_offload` shards and their gradients live on the CPU. `trees`: it gets
+    tree attention if it can have it. Raises `ConfigError` if the model cannot be divided as asked,
+    `RuntimeError` if the sharding is not what was asked for.
     """
     check_model(model.config, mesh.sizes, mesh.context_mode)
     if trees:
         use_tree_attention(model)
-    nn.Module.to(model, mesh.device)  # transformers' own wrapper of it has lost its types
+    _to_device(model, mesh.device)
     split_matrices(model, mesh)
     spread_experts(model, mesh)
     line = share_lines(model, mesh)
+    if compiled:
+        compile_layers(_layers(model))
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    _shard(model, mesh, bf16)
+    if activation_offloading:
+        offload_activations(model)
+    _shard(model, mesh, bf16, param_offload)
     _check_sharded(model)
     attach_logprobs(model, line)
     if has_value_head(model):
         attach_values(model, line)
 
 
-def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool) -> None:
+def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool, param_offload: bool) -> None:
     """FSDP2 units: spread experts, each transformer layer, and the root with all else.
 
     Embedding, norm and head are the root's own. It stays gathered from the first token to the end
@@ -68,11 +85,23 @@ def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool) -> None:
         reduce_dtype=MASTER_DTYPE,
         cast_forward_inputs=False,
     )
-    shard_experts(model, mesh, policy)
-    reshard = mesh.sizes.fsdp > 1  # alone there is nothing to give back
+    offload = (
+        CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda")
+        if param_offload
+        else OffloadPolicy()
+    )
+    shard_experts(model, mesh, policy, offload)
+    # Alone there is nothing to give back, unless the shards live elsewhere.
+    reshard = mesh.sizes.fsdp > 1 or param_offload
+    unit = partial(fully_shard, mesh=mesh.fsdp_mesh, mp_policy=policy, offload_policy=offload)
     for layer in _layers(model):
-        fully_shard(layer, mesh=mesh.fsdp_mesh, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(model, mesh=mesh.fsdp_mesh, mp_policy=policy, reshard_after_forward=False)
+        unit(layer, reshard_after_forward=reshard)
+    unit(model, reshard_after_forward=False)
+
+
+def _to_device(model: nn.Module, device: torch.device) -> None:
+    """What has values to the device; what has none yet gets them there when it is sharded."""
+    model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -91,7 +120,7 @@ def _check_sharded(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor) or not _has_fsdp(parameter):
             raise RuntimeError(f"parameter {name} is not sharded over the processes")
-        if parameter.dtype != MASTER_DTYPE:
+        if parameter.requires_grad and parameter.dtype != MASTER_DTYPE:
             raise RuntimeError(f"parameter {name} has master weights in {parameter.dtype}")
 
 

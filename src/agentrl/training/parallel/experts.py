@@ -6,7 +6,7 @@ that their gradients are sums over the same tokens as all others.
 """
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers import PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.expert_parallel import apply_expert_parallelism
@@ -27,13 +27,15 @@ def spread_experts(model: PreTrainedModel, mesh: Mesh) -> None:
     )
 
 
-def shard_experts(model: PreTrainedModel, mesh: Mesh, policy: MixedPrecisionPolicy) -> None:
+def shard_experts(
+    model: PreTrainedModel, mesh: Mesh, policy: MixedPrecisionPolicy, offload: OffloadPolicy
+) -> None:
     """Make each module of spread experts an FSDP2 unit over the processes that hold the same."""
     if mesh.experts is None:
         return
     names = ("dp_replicate", "efsdp") if mesh.sizes.dp_replicate > 1 else ("efsdp",)
     for module in _expert_modules(model, mesh):
-        fully_shard(module, mesh=mesh.experts[names], mp_policy=policy)
+        fully_shard(module, mesh=mesh.experts[names], mp_policy=policy, offload_policy=offload)
         assert isinstance(module, FSDPModule)
         # An expert gets the tokens of all processes of its group, so its gradient covers as many
         # sequences as any other's, though fewer processes reduce it.

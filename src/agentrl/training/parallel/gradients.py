@@ -62,13 +62,13 @@ def _held_squares(parameters: Iterable[nn.Parameter]) -> Tensor:
     by_holders: dict[int, list[Tensor]] = {}
     device = torch.device("cpu")
     for parameter in parameters:
-        device = parameter.device
+        device = _meeting_device(parameter)
         if parameter.grad is not None:
             by_holders.setdefault(_holders(parameter.grad), []).append(_local(parameter.grad))
     total = torch.zeros((), dtype=torch.float64, device=device)
     for holders, gradients in by_holders.items():
         norms = torch.stack(torch._foreach_norm(gradients)).double()
-        total += (norms**2).sum() / holders
+        total += (norms**2).sum().to(device) / holders
     return total
 
 
@@ -83,6 +83,13 @@ def _holders(gradient: Tensor) -> int:
         if not placement.is_replicate():
             shards *= mesh.size(dim)
     return processes // shards
+
+
+def _meeting_device(parameter: nn.Parameter) -> torch.device:
+    """Where processes talk of it, though its shards may be kept on the CPU."""
+    if isinstance(parameter, DTensor):
+        return torch.device(parameter.device_mesh.device_type)
+    return parameter.device
 
 
 def _local(gradient: Tensor) -> Tensor:

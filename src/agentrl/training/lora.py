@@ -1,0 +1,134 @@
+"""Low-rank adapters (LoRA): added to a model, switched off, and merged into what is published.
+
+An adapted linear layer computes `W x + (alpha / rank) B A x`, where the model's own W is frozen and
+A [rank, in] and B [out, rank] are trained (Hu et al. 2021, arXiv:2106.09685). PEFT brings the
+layers; they are put into the model in place, so that it stays what it was to all who use it. What
+leaves the trainer carries the names of the model without adapter.
+
+Not in here: where the weights of model and adapter come from (`loading`) and go to
+(`model_folder`).
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from peft import LoraConfig as PeftConfig
+from peft import inject_adapter_in_model
+from peft.tuners.lora import Linear
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentrl.configs import ConfigError, LoraConfig, comma_separated
+
+_ADAPTER = "default"  # PEFT's name of the one that there is
+_A, _B, _BASE = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight", ".base_layer."
+ALL_LINEAR = "all-linear"
+
+
+def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: torch.dtype) -> None:
+    """Put an adapter into `model` and freeze all else, which is kept in `frozen_dtype`; in place.
+
+    Before sharding. A is drawn from torch's generator and B is 0, so that the model computes what
+    it did. Raises `ConfigError` if `--lora_target_modules` names no linear layer of the model.
+    """
+    named = comma_separated(config.lora_target_modules)
+    targets = ALL_LINEAR if named == [ALL_LINEAR] else named
+    known = _known(model)
+    try:
+        inject_adapter_in_model(
+            PeftConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets),
+            model,
+            _ADAPTER,
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"--lora_target_modules {config.lora_target_modules}: {known} ({error})"
+        ) from None
+    layers = [module for module in model.modules() if type(module) is Linear]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if len(trained) != 2 * len(layers):
+        raise ConfigError(
+            f"--lora_target_modules {config.lora_target_modules}: only linear layers can be "
+            f"adapted; {known}"
+        )
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(frozen_dtype)
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Whether `add_adapter` has been at the model."""
+    return any(isinstance(module, Linear) for module in model.modules())
+
+
+def adapter_scaling(model: nn.Module) -> float:
+    """alpha / rank of the model's adapter; 0 if it has none."""
+    layers = (module for module in model.modules() if isinstance(module, Linear))
+    return next((float(layer.scaling[_ADAPTER]) for layer in layers), 0.0)
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """The model computes meanwhile what it did before `add_adapter`: the reference policy.
+
+    For forward passes without gradient.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    # PEFT's own switch also changes requires_grad, which FSDP reads at the first forward pass only.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def is_adapter_weight(name: str) -> bool:
+    """Whether a name of the adapted model's state belongs to the adapter."""
+    return name.endswith((_A, _B))
+
+
+def initial_adapter(name: str, shape: torch.Size) -> Tensor:
+    """What PEFT gives a new adapter: A as a linear layer's weight, drawn, and B = 0; whole."""
+    if name.endswith(_B):
+        return torch.zeros(shape)
+    return nn.init.kaiming_uniform_(torch.empty(shape), a=math.sqrt(5))
+
+
+def base_name(name: str) -> str:
+    """The name that a weight of the adapted model has in the model without adapter."""
+    return name.replace(_BASE, ".")
+
+
+def adapter_of(name: str) -> tuple[str, str] | None:
+    """The names of A and B that adapt the weight `name`; None if it is none that is adapted."""
+    layer, found, rest = name.partition(_BASE)
+    return (layer + _A, layer + _B) if found and rest == "weight" else None
+
+
+def merge(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+    """W + scaling B A, in float32. `weight` [out, in], `a` [rank, in], `b` [out, rank]."""
+    return torch.addmm(weight.float(), b.float(), a.float(), alpha=scaling)
+
+
+def adapter_state(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapter's part of an adapted model's state, by the names of PEFT's adapter folders."""
+    return {
+        f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": tensor
+        for name, tensor in weights.items()
+        if is_adapter_weight(name)
+    }
+
+
+def _known(model: PreTrainedModel) -> str:
+    """What can be adapted, for a message."""
+    head = model.get_output_embeddings()
+    names = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+    return f"give {ALL_LINEAR}, or some of {', '.join(sorted(names))}"

@@ -1,0 +1,206 @@
+"""The safetensors files of a model folder, read weight by weight and part by part.
+
+Which tensors of the files make a weight of the model is what transformers' table of conversions
+says. Of that table names, the stacking of experts and concatenation are known here; a folder that
+needs more raises `UnknownLayout`. Nothing in here knows of processes.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    Concatenate,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+
+Window = tuple[slice, ...]
+"""A part of a tensor: where it begins and ends in each dimension."""
+
+
+class UnknownLayout(Exception):
+    """The files do not hold the model's weights in a form that is known here. Says why."""
+
+
+class SafetensorsFolder:
+    """The weights of a model in the safetensors files of its folder."""
+
+    def __init__(
+        self, folder: Path, model: PreTrainedModel, shapes: Mapping[str, torch.Size]
+    ) -> None:
+        """`shapes`: of the weights that will be read, by their names in the model.
+
+        Raises `UnknownLayout` if not all of them can be read, `ValueError` if one has another shape
+        in the files.
+        """
+        self._recipes = _recipes(_tensors(folder), model, list(shapes))
+        for name, shape in shapes.items():
+            if name not in self._recipes:
+                raise UnknownLayout(f"its files have no {name}")
+            stored = self._recipes[name].shape
+            if stored != tuple(shape):
+                raise ValueError(
+                    f"{name} is {list(stored)} in the files and {list(shape)} in the model that "
+                    "config.json describes"
+                )
+
+    def read(self, name: str, shape: torch.Size, window: Window | None) -> Tensor:
+        """The part of a weight of `shape` that `window` cuts out, all of it if None.
+
+        In the files' dtype.
+        """
+        return self._recipes[name].read(window or tuple(slice(0, size) for size in shape))
+
+
+class _Recipe(Protocol):
+    """How a weight is made from tensors of the files."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def read(self, window: Window) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor of a file."""
+
+    file: Any  # safetensors' handle
+    key: str
+    shape: tuple[int, ...]
+
+    def read(self, window: Window) -> Tensor:
+        part: Tensor = self.file.get_slice(self.key)[window]
+        return part
+
+
+@dataclass(frozen=True)
+class _Stacked:
+    """Tensors of one shape along a new first dimension: the experts of a layer."""
+
+    parts: Sequence[_Recipe]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.parts), *self.parts[0].shape)
+
+    def read(self, window: Window) -> Tensor:
+        parts = [part.read(window[1:]) for part in self.parts[window[0]]]
+        sizes = [cut.stop - cut.start for cut in window[1:]]
+        return torch.stack(parts) if parts else torch.empty(0, *sizes)
+
+
+@dataclass(frozen=True)
+class _Concatenated:
+    """Tensors one after the other along dimension `dim`."""
+
+    parts: Sequence[_Recipe]
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = list(self.parts[0].shape)
+        shape[self.dim] = sum(part.shape[self.dim] for part in self.parts)
+        return tuple(shape)
+
+    def read(self, window: Window) -> Tensor:
+        cut, pieces, offset = window[self.dim], [], 0
+        for part in self.parts:
+            size = part.shape[self.dim]
+            start, stop = max(cut.start - offset, 0), min(cut.stop - offset, size)
+            offset += size
+            if start < stop:
+                pieces.append(
+                    part.read((*window[: self.dim], slice(start, stop), *window[self.dim + 1 :]))
+                )
+        return (
+            torch.cat(pieces, self.dim)
+            if pieces
+            else self.parts[0].read((*window[: self.dim], slice(0, 0), *window[self.dim + 1 :]))
+        )
+
+
+def _tensors(folder: Path) -> dict[str, _Stored]:
+    """All tensors of the folder's files, by their names there."""
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    else:
+        names = [SAFE_WEIGHTS_NAME]
+    tensors = {}
+    for name in names:
+        try:
+            file = safe_open(folder / name, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise UnknownLayout(f"{name} cannot be read as safetensors ({error})") from None
+        for key in file.keys():  # noqa: SIM118 - it is no dictionary
+            stored = file.get_slice(key)
+            if stored.get_dtype() not in _FLOATS:
+                raise UnknownLayout(f"{key} is stored as {stored.get_dtype()}")
+            tensors[key] = _Stored(file, key, tuple(stored.get_shape()))
+    return tensors
+
+
+def _recipes(
+    tensors: dict[str, _Stored], model: PreTrainedModel, names: Sequence[str]
+) -> dict[str, _Recipe]:
+    """How each weight is made, as far as the files have something for it."""
+    table = get_model_conversion_mapping(model)
+    renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in table if isinstance(entry, WeightConverter)]
+    known = dict.fromkeys(names, True)
+    found: defaultdict[str, defaultdict[str | None, list[_Stored]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for key in sorted(tensors, key=dot_natural_key):
+        name, pattern = rename_source_key(
+            key, renamings, converters, model.base_model_prefix, known
+        )
+        found[name][pattern].append(tensors[key])
+    by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
+    return {name: _recipe(found[name], by_pattern) for name in names if name in found}
+
+
+def _recipe(
+    sources: dict[str | None, list[_Stored]], by_pattern: dict[str, WeightConverter]
+) -> _Recipe:
+    """A weight from its tensors, by the source pattern of the conversion that they matched."""
+    pattern = next(iter(sources))
+    if pattern is None:
+        return sources[None][0]
+    converter = by_pattern[pattern]
+    parts: list[_Recipe] = []
+    for source in converter.source_patterns:
+        parts += _joined(sources.get(source, []), converter)
+    last = converter.operations[-1]
+    if len(parts) == 1:
+        return parts[0]
+    if not isinstance(last, Concatenate):
+        raise UnknownLayout(f"it is converted by {type(last).__name__}")
+    return _Concatenated(parts, last.dim)
+
+
+def _joined(stored: list[_Stored], converter: WeightConverter) -> list[_Recipe]:
+    """What the first operation makes of the tensors of one pattern."""
+    for operation in converter.operations:
+        stacks = isinstance(operation, MergeModulelist) and operation.dim == 0
+        if not stacks and not isinstance(operation, Concatenate):
+            raise UnknownLayout(f"it is converted by {type(operation).__name__}")
+    if isinstance(converter.operations[0], MergeModulelist):
+        return [_Stacked(stored)] if stored else []
+    return list(stored)

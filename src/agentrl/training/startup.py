@@ -1,0 +1,70 @@
+"""What is looked at and made before a run begins: its folder, its checkpoint, its launch.
+
+Each refuses in one sentence what would fail later. Not in here: what needs the database or other
+processes.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+
+from agentrl.configs import Config, ConfigError
+from agentrl.databases.documents import TrainerStart
+from agentrl.training.checkpoint import lineage_checkpoints, read_state
+
+
+def checkpoint_to_resume(config: Config, starts: Sequence[TrainerStart]) -> Path | None:
+    """The checkpoint that `--resume_from_checkpoint` means, where trainers began at `starts`.
+
+    Raises `ConfigError`.
+    """
+    wanted = config.checkpoint.resume_from_checkpoint
+    if wanted is not None and wanted.lower() == "false":
+        return None
+    if wanted is None or wanted.lower() == "true":
+        checkpoints = lineage_checkpoints(config.output, starts)
+        if wanted is not None and not checkpoints:
+            raise ConfigError(
+                f"--resume_from_checkpoint true: there is no checkpoint in {config.output}"
+            )
+        return checkpoints[-1] if checkpoints else None
+    run = read_state(Path(wanted)).run_name
+    if run != config.run.run_name:
+        raise ConfigError(
+            f"--resume_from_checkpoint {wanted}: this checkpoint is of run {run!r}, whose rows are "
+            "in another database; to begin a run with its weights, export it and give the folder "
+            "as --model_name_or_path"
+        )
+    return Path(wanted)
+
+
+def check_writable(output: Path) -> None:
+    """Raises `ConfigError` if the run's folder cannot be written."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--output_dir {output}: cannot be written ({error.strerror})") from None
+
+
+def make_accelerator(config: Config) -> Accelerator:
+    """Accelerate, for launch, environment and trackers. Raises `ConfigError` for float16."""
+    tracker = config.run.report_to
+    accelerator = Accelerator(
+        cpu=config.parallel.use_cpu or not torch.cuda.is_available(),
+        log_with=None if tracker == "none" else tracker,
+        project_config=ProjectConfiguration(
+            str(config.output), logging_dir=str(config.output / "tensorboard")
+        ),
+    )
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise ConfigError(
+            f"mixed_precision {accelerator.mixed_precision} in Accelerate's config: this trainer "
+            "computes in float32 (no) or bf16"
+        )
+    return accelerator
