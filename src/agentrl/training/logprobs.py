@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from agentrl.training.attention import SharedLine, TreeContext, Trunk
 from agentrl.training.batch import MicroBatch, TrunkBatch
+from agentrl.training.token_probabilities import token_probabilities
 
 _LOGPROBS, _TRUNK = "token_logprobs", "compute_trunk"
 
@@ -221,12 +222,9 @@ def _chunk(
     with_entropy: bool,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    logits_NV = head(hidden_NH).float() / temperatures[:, None]
-    log_z = torch.logsumexp(logits_NV, dim=-1)
-    logprobs = logits_NV.gather(-1, targets[:, None]).squeeze(-1) - log_z
-    if not with_entropy:
-        return logprobs, None
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        probabilities_NV = torch.softmax(logits_NV, dim=-1)
-        entropy = log_z - (probabilities_NV * logits_NV).sum(dim=-1)
+    logprobs, entropy = token_probabilities(
+        head(hidden_NH), targets, temperatures, with_entropy=with_entropy
+    )
+    if entropy is not None and not entropy_gradient:
+        entropy = entropy.detach()
     return logprobs, entropy
