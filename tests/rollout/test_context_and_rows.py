@@ -110,7 +110,8 @@ def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() 
     assert unpack_ints(row.versions).tolist() == [-1, -1, -1, 3, 3, 3, -1, -1, 4, 4]
     assert unpack_floats(row.advantages).tolist() == [0, 0, 0, 0.5, 0.5, 0.5, 0, 0, 0.5, 0.5]
     assert [node.model_dump() for node in row.nodes] == [{"start": 0, "end": 10, "parent": -1}]
-    assert (row.n_tokens, row.n_train_tokens, row.cost) == (10, 5, 10.0)
+    assert (row.n_tokens, row.n_train_tokens, row.prompt_len) == (10, 5, 3)
+    assert row.cost == sum(range(1, 11)), "each token sees itself and all before it"
     assert (row.policy_versions, row.seq, row.reward) == ([3, 4], 7, 1.0)
     assert context.counts.model_dump() == {"prompt": 3, "generated": 5, "observed": 2}
     assert context.versions is not None

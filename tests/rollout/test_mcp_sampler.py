@@ -310,6 +310,18 @@ async def test_the_system_prompt_and_sampling_parameters_come_from_the_flags(
     assert params["presence_penalty"] == 0.5
 
 
+@pytest.mark.parametrize(("traj", "temperature"), [(0, 0.0), (1, 0.7)])
+async def test_under_remax_the_first_attempt_of_a_group_is_greedy(
+    talk: Talk, service: ScriptedService, traj: int, temperature: float
+) -> None:
+    flags = ["--advantage", "remax", "--preferred_sampling_params", '{"temperature": 0.7}']
+    async with talk(f"<answer>42</answer>{END}", flags=flags) as (sampler, _):
+        sampler.record.traj = traj
+        await sampler.run()
+    [request] = service.requests
+    assert request["sampling_params"]["temperature"] == temperature
+
+
 async def test_opening_says_what_cannot_be_used(database: RunDatabase, tmp_path: Path) -> None:
     records = RecordLedger(database, 60.0)
     gone = "http://127.0.0.1:9/mcp"

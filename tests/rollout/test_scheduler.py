@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -18,6 +19,7 @@ from scripted_run import (
     until,
 )
 
+from agentrl.configs import ConfigError
 from agentrl.databases import runs, services
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
@@ -342,3 +344,15 @@ async def test_what_a_dead_sampler_left_is_taken_over(database: RunDatabase) -> 
         await running
     (task,) = await all_tasks(database)
     assert [slot.attempt for slot in task.slots] == [1, 0]
+
+
+async def test_a_users_advantage_that_fails_ends_the_sampler_with_its_sentence(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    await add(database, 1)
+    await begin_run(database)
+    (tmp_path / "mine.py").write_text("def mine(records):\n    return [records[0].scoer]\n")
+    flags = config("--advantage", f"{tmp_path}/mine.py:mine")
+    async with scheduler(database, agent(lambda claim: 1.0), flags) as sampler:
+        with pytest.raises(ConfigError, match=r"--advantage .*mine.* fails: AttributeError"):
+            await asyncio.wait_for(sampler.run(), 20)

@@ -29,6 +29,7 @@ def batch_of(
         temperatures=temperatures,
         prediction=torch.arange(len(targets)),
         sequence=zeros.long(),
+        place=zeros.long(),
         behaviour_logprobs=zeros,
         advantages=zeros,
         staleness=zeros.long(),
@@ -63,6 +64,17 @@ def test_chunks_equal_full_logits_in_values_and_gradients(tied: bool, chunk_size
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, atol=1e-5, rtol=1e-5)
     for ours, theirs in zip(gradients(model, logprobs), gradients(model, expected), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk_size", [5, 4096])
+def test_an_entropy_that_is_trained_has_the_gradient_of_full_logits(chunk_size: int) -> None:
+    model = tiny_model()
+    _, expected = full(model)
+    attach_logprobs(model)
+    _, entropy = token_logprobs(model, BATCH, chunk_size, True, entropy_gradient=True)
+    assert entropy is not None
+    for ours, theirs in zip(gradients(model, entropy), gradients(model, expected), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 

@@ -16,8 +16,11 @@ from agentrl.training.step import StepStatistics
 
 STATISTICS = StepStatistics(
     loss=0.5, grad_norm=2.0, learning_rate=1e-3, ratio_mean=1.0, ratio_min=0.5, ratio_max=2.0,
-    clip_fraction=0.25, mismatch_kl=0.01, entropy=None, staleness_mean=0.5, staleness_max=1,
-    n_train_tokens=40, n_micro_batches=2,
+    clip_fraction=0.25, clip_fraction_low=0.05, clip_fraction_high=0.2, truncated_fraction=0.0,
+    left_out_fraction=0.1, mismatch_kl=0.01, mismatch_kl_k1=0.02, effective_sample_size=0.9,
+    entropy=None, negative_logprob=0.7, reference_kl=None, staleness_mean=0.5, staleness_max=1,
+    staleness_histogram=(20, 20, 0, 0, 0, 0, 0, 0), n_train_tokens=40, n_micro_batches=2,
+    grad_norms={"model.layers.0": 1.5, "lm_head": 0.5},
 )  # fmt: skip
 TIMES = StepTimes(
     step_seconds=2.0, train_seconds=1.0, wait_seconds=0.5, publish_seconds=0.25, stall_seconds=0.1
@@ -52,7 +55,7 @@ def lines(output: Path) -> list[dict[str, float]]:
 def test_each_step_is_one_json_line_with_what_a_run_is_watched_by(tmp_path: Path) -> None:
     metrics = writer(tmp_path)
     for step in (1, 2):
-        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, TIMES, COUNTS))
+        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, 1.0, TIMES, COUNTS))
     metrics.close()
     first, second = lines(tmp_path)
     assert (first["step"], second["step"], second["version"]) == (1, 2, 1)
@@ -62,27 +65,32 @@ def test_each_step_is_one_json_line_with_what_a_run_is_watched_by(tmp_path: Path
     assert first["rows_evicted"] == 2
     assert (first["n_junctions"], first["n_drifts"]) == (6, 1)
     assert first["entropy"] is None
+    assert first["grad_norms"] == {"model.layers.0": 1.5, "lm_head": 0.5}
+    assert first["staleness_histogram"][:3] == [20, 20, 0]
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     metrics = writer(tmp_path, 0, "--report_to", "tensorboard", "--run_name", "board")
-    metrics.write(step_metrics(1, 0, STATISTICS, ROWS, TIMES, COUNTS))
+    metrics.write(step_metrics(1, 0, STATISTICS, ROWS, 1.0, TIMES, COUNTS))
     metrics.close()
     events = EventAccumulator(str(tmp_path / "tensorboard" / "board"))
     events.Reload()
     (loss,) = events.Scalars("loss")
     assert (loss.step, loss.value) == (1, 0.5)
     assert "reward_mean" in events.Tags()["scalars"]
+    (layer,) = events.Scalars("grad_norms/model.layers.0")
+    (stale,) = events.Scalars("staleness_histogram/1")
+    assert (layer.value, stale.value) == (1.5, 20)
 
 
 def test_going_on_from_a_step_sets_later_lines_aside(tmp_path: Path) -> None:
     metrics = writer(tmp_path)
     for step in (1, 2, 3):
-        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, TIMES, COUNTS))
+        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, 1.0, TIMES, COUNTS))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "vers')  # a crash in the middle of a line
     again = writer(tmp_path, 2)
-    again.write(step_metrics(3, 5, STATISTICS, ROWS, TIMES, COUNTS))
+    again.write(step_metrics(3, 5, STATISTICS, ROWS, 1.0, TIMES, COUNTS))
     assert [(line["step"], line["version"]) for line in lines(tmp_path)] == [(1, 0), (2, 1), (3, 5)]
     aside = (tmp_path / "metrics.superseded.jsonl").read_text().splitlines()
     assert json.loads(aside[0])["step"] == 3

@@ -42,9 +42,13 @@ def one_step(
         LossConfig(token_level_loss=False),
         LossConfig(loss_calculator="MINIRL"),
         LossConfig(loss_calculator="CrossEntropy", skip_length_normalization=True),
+        LossConfig(
+            entropy_coef=0.1, whiten_advantages=True, out_of_date_decay=0.9, strict_in_bound=True,
+            proximal_policy="loglinear", rollout_is="token", importance_weight_cap_ratio=2.0,
+        ),
     ],
-    ids=["token", "sequence", "minirl", "none"],
-)
+    ids=["token", "sequence", "minirl", "none", "layers"],
+)  # fmt: skip
 def test_micro_batches_chunks_and_recomputation_do_not_change_the_step(loss: LossConfig) -> None:
     rows = [*linear_rows(7), make_row("tree", 9, TREE)]
     whole, weights = one_step(rows, loss, StepOptions(micro_batch_tokens=10_000))
@@ -134,6 +138,23 @@ def test_statistics_describe_the_trained_tokens() -> None:
     assert statistics.entropy is not None and 0 < statistics.entropy < torch.log(torch.tensor(64.0))
     assert statistics.mismatch_kl > 0
     assert statistics.learning_rate == OptimizerConfig().learning_rate
+    in_a_row = statistics.n_train_tokens // 3
+    assert statistics.staleness_histogram == (0, in_a_row, in_a_row, in_a_row, 0, 0, 0, 0)
+    assert 0 < statistics.effective_sample_size < 1
+    assert statistics.reference_kl is None and statistics.grad_norms is None
+
+
+def test_the_gradient_norm_of_each_layer_is_told_on_demand() -> None:
+    options = StepOptions(512, log_grad_norms=True)
+    statistics, _ = one_step(linear_rows(3), LossConfig(), options)
+    norms = statistics.grad_norms
+    assert norms is not None
+    assert set(norms) == {
+        "model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm",
+    }  # fmt: skip
+    assert min(norms.values()) > 0
+    squares = sum(norm**2 for norm in norms.values())
+    assert squares**0.5 == pytest.approx(statistics.grad_norm, rel=1e-5)
 
 
 def test_bf16_computes_in_bfloat16_and_leaves_weights_and_temperatures_in_float32() -> None:

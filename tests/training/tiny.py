@@ -65,13 +65,18 @@ def make_row(
     version: int = 0,
     temperature: float = 1.0,
     trained_nodes: Sequence[int] | None = None,
+    prompt: int = 0,
 ) -> DBRecordData:
     """A row with the tree `nodes` of (start, end, parent), random but for what is given.
 
-    The last two thirds of each node are trained, or only those of `trained_nodes`.
+    The last two thirds of each node are trained, or only those of `trained_nodes`. The first
+    `prompt` tokens are those of every row of the same `seq`.
     """
     generator = random.Random(f"{seed}:{row_id}")
     n_tokens = nodes[-1][1]
+    shared = random.Random(f"{seed}:prompt-{seq}")
+    ids = [shared.randrange(2, VOCABULARY) for _ in range(prompt)]
+    ids += [generator.randrange(2, VOCABULARY) for _ in range(n_tokens - prompt)]
     mask = np.zeros(n_tokens, dtype=np.uint8)
     for index, (start, end, _) in enumerate(nodes):
         if trained_nodes is None or index in trained_nodes:
@@ -87,7 +92,7 @@ def make_row(
         policy_versions=[version],
         temperature=temperature,
         nodes=[Node(start=start, end=end, parent=parent) for start, end, parent in nodes],
-        input_ids=pack_ints([generator.randrange(2, VOCABULARY) for _ in range(n_tokens)]),
+        input_ids=pack_ints(ids),
         loss_mask=pack_mask(mask),
         advantages=pack_floats([generator.choice((-1.0, 0.5, 1.0))] * n_tokens),
         logprobs=pack_floats([-generator.uniform(2.0, 6.0) for _ in range(n_tokens)]),

@@ -32,7 +32,9 @@ OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32)
 STEPS = 3
 ROWS = [
     *linear_rows(10),
-    make_row("tree", 10, [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]),
+    make_row("tree", 10, [(0, 10, -1), (10, 20, 0), (20, 25, 1), (25, 32, 1), (32, 38, 0)]),
+    # more than a micro-batch on one prompt; two processes have different shares of it
+    *(make_row(f"sibling-{n}", 11, [(0, 90 + 3 * n, -1)], prompt=70) for n in range(5)),
 ]
 
 

@@ -24,6 +24,7 @@ from agentrl.configs.sampling import (
 from agentrl.configs.training import (
     TREE_ATTENTION,
     CheckpointConfig,
+    CriticConfig,
     LoraConfig,
     LossConfig,
     ModelConfig,
@@ -39,6 +40,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "ContextConfig",
+    "CriticConfig",
     "DataConfig",
     "LoraConfig",
     "LossConfig",

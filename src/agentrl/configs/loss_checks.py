@@ -49,6 +49,11 @@ def validate_loss(config: LossConfig) -> None:
         raise ConfigError("--kl_in_advantage: needs --beta, the coefficient of what is taken off")
     if loss == "CrossEntropy" and config.kl_in_advantage:
         raise ConfigError("--kl_in_advantage: CrossEntropy has no advantages to take it off")
+    if loss == "PPO" and config.whiten_advantages is not None:
+        raise ConfigError(
+            "--whiten_advantages with --loss_calculator PPO: advantages from a critic always are "
+            "whitened; leave it out"
+        )
     if config.clip_cov_lb > config.clip_cov_ub:
         raise ConfigError(
             f"--clip_cov_lb {config.clip_cov_lb:g}: must not be above --clip_cov_ub "

@@ -28,6 +28,7 @@ from agentrl.configs.training import (
     CONTEXT_MODES,
     SCHEDULES,
     CheckpointConfig,
+    CriticConfig,
     LoraConfig,
     LossConfig,
     ModelConfig,
@@ -59,6 +60,7 @@ _LEAST: dict[str, float] = {
     "importance_weight_cap_ratio": 0, "rollout_rs_threshold": 1, "rollout_rs_threshold_lower": 0,
     "out_of_date_decay": 0, "beta": 0, "entropy_coef": 0, "clip_cov_ratio": 0, "kl_cov_ratio": 0,
     "ppo_kl_coef": 0, "sapo_temperature_pos": 0.001, "sapo_temperature_neg": 0.001,
+    "critic_learning_rate": 0, "critic_updates": 1, "critic_warmup_steps": 0, "value_clip": 0,
     "learning_rate": 0, "max_grad_norm": 0,
     "warmup_steps": 0, "max_steps": -1, "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 1, "max_trained_count": 1, "retrained_interval": 1,
@@ -99,6 +101,7 @@ class Config:
     reward: RewardConfig
     lora: LoraConfig
     loss: LossConfig
+    critic: CriticConfig
     optimizer: OptimizerConfig
     parallel: ParallelConfig
     checkpoint: CheckpointConfig
@@ -256,6 +259,10 @@ def _validate(config: Config) -> None:
             "--inf_share_gpus: needs --sync_sampling, because services whose memory is given back "
             "cannot sample while the trainer computes"
         )
+    for name in ("gae_gamma", "gae_lambda"):
+        factor = getattr(config.critic, name)
+        if not 0 <= factor <= 1:
+            raise ConfigError(f"--{name} {factor:g}: must lie between 0 and 1")
     compares = config.reward.estimator != "score" and config.loss.loss_calculator != "CrossEntropy"
     if config.sampling.num_generations < 2 and compares:
         raise ConfigError(

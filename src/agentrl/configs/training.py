@@ -27,6 +27,9 @@ class ModelConfig:
     """The policy."""
 
     model_name_or_path: str | None = flag(None, "folder of the model to train")
+    reference_model_name_or_path: str | None = flag(
+        None, "folder of the reference policy of --beta (default --model_name_or_path)"
+    )
     chat_template_kwargs: str = flag(
         "{}", 'variables of the chat template, as JSON: {"enable_thinking": false}'
     )
@@ -123,7 +126,6 @@ class LossConfig:
     kl_cov_ratio: float = flag(2e-4, "KL-Cov: share of the tokens that get the KL penalty")
     ppo_kl_coef: float = flag(1.0, "KL-Cov: coefficient of the penalty")
     log_entropy: bool = flag(False, "log the policy's entropy")
-    log_grad_norms: bool = flag(False, "log the gradient norm of each layer")
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -151,6 +153,25 @@ class LossConfig:
 
 
 @dataclass(frozen=True)
+class CriticConfig:
+    """The critic of `--loss_calculator PPO`."""
+
+    critic_model_name_or_path: str | None = flag(
+        None, "PPO: folder of the critic's start weights (default --model_name_or_path)"
+    )
+    critic_learning_rate: float = flag(1e-5, "PPO: peak learning rate of the critic")
+    critic_updates: int = flag(1, "PPO: optimizer updates of the critic on the rows of a step")
+    critic_warmup_steps: int = flag(0, "PPO: first steps, which train the critic only")
+    gae_gamma: float = flag(1.0, "PPO: discount of a reward for each trained token before it")
+    gae_lambda: float = flag(
+        1.0, "PPO: GAE's lambda; 1 trusts what was reached, 0 what the critic expects"
+    )
+    value_clip: float | None = flag(
+        None, "PPO: how far an update moves a value from that before the step (default: no bound)"
+    )
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """The optimizer step, by the names of transformers.TrainingArguments."""
 
@@ -160,6 +181,7 @@ class OptimizerConfig:
     adam_beta2: float = flag(0.95, "AdamW beta 2")
     adam_epsilon: float = flag(1e-8, "AdamW epsilon")
     max_grad_norm: float = flag(1.0, "gradient norm to clip to")
+    log_grad_norms: bool = flag(False, "log the gradient norm of each layer too")
     lr_scheduler_type: str = flag("constant", f"learning rate schedule: {', '.join(SCHEDULES)}")
     warmup_steps: int = flag(0, "steps of linear warm-up")
     max_steps: int = flag(-1, "optimizer steps (-1: as --num_train_epochs gives)")

@@ -349,7 +349,7 @@ class DBRecordData(Document):
     reward: float
     n_tokens: int
     n_train_tokens: int
-    cost: float  # what the planner balances: tokens, and later operations
+    cost: float  # pairs of a token and one it sees: what attention costs, beside `n_tokens`
     policy_versions: list[int]  # of its generated tokens, sorted, each once
     temperature: float  # of the sampling: the trainer's logprobs are taken at the same
     nodes: list[Node]
@@ -361,7 +361,8 @@ class DBRecordData(Document):
     n_segments: int = 1  # of the Record, as are the next two
     n_junctions: int = 0
     n_drifts: int = 0
-    prefix_hash: str  # of the first node: siblings that share a prompt have the same
+    prefix_hash: str  # of the first prompt: siblings that share it have the same
+    prompt_len: int = 0  # tokens of that prompt
     trained: list[TrainedStep] = Field(default_factory=list)
     not_before: int = 0  # the earliest step that may train it (again)
     trainer: str | None = None  # who leases it

@@ -35,12 +35,14 @@ class RowHeader:
     cost: float
     prefix_hash: str
     reward: float
+    prompt_len: int = 0
     n_junctions: int = 0
     n_drifts: int = 0
 
 
 _HEADER_FIELDS = (
-    "seq", "n_tokens", "n_train_tokens", "cost", "prefix_hash", "reward", "n_junctions", "n_drifts",
+    "seq", "n_tokens", "n_train_tokens", "cost", "prefix_hash", "reward", "prompt_len",
+    "n_junctions", "n_drifts",
 )  # fmt: skip
 _UNHELD = {"trainer": None, "fence": None, "step": None}
 

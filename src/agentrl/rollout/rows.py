@@ -63,7 +63,7 @@ def build_row(
         reward=record.score,
         n_tokens=len(tree.ids),
         n_train_tokens=len(made),
-        cost=float(len(tree.ids)),
+        cost=float(_pairs(nodes)),
         policy_versions=np.unique(made).tolist(),
         temperature=temperature,
         nodes=[
@@ -80,6 +80,7 @@ def build_row(
         n_drifts=record.n_drifts,
         # Of the first prompt, not of the first node: a linear record is one node, and siblings
         # are those that begin with the same prompt.
+        prompt_len=ordered[0].prompt_len,
         prefix_hash=hashlib.blake2b(ordered[0].prompt_delta_ids, digest_size=16).hexdigest(),
     )
 
@@ -161,6 +162,12 @@ def _lay_out(segments: Sequence[Segment]) -> list[_TreeNode]:
         ordered.append(node)
         stack.extend(reversed(node.children))
     return ordered
+
+
+def _pairs(nodes: Sequence[_TreeNode]) -> int:
+    """Pairs of a token and one that it sees; `start` is what stands before a node on its way."""
+    lengths = [(node.start, node.end - node.start) for node in nodes]
+    return sum(length * before + length * (length + 1) // 2 for before, length in lengths)
 
 
 def _node_ending_at(depth: int, leaves: list[_TreeNode], segment: int) -> _TreeNode:

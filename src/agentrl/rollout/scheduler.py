@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentrl.configs import Config
+from agentrl.configs import Config, ConfigError
 from agentrl.databases.changes import Changes
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Run, Split, Task
@@ -48,6 +48,8 @@ class SamplingScheduler:
     _finalising: set[asyncio.Task[None]] = field(default_factory=set)  # groups left by others
     _wake: asyncio.Event = field(default_factory=asyncio.Event)  # something to claim, or to end
     _hurry: asyncio.Event = field(default_factory=asyncio.Event)  # told to stop once more
+    _misled: asyncio.Event = field(default_factory=asyncio.Event)  # by a flag: see `_config_error`
+    _config_error: ConfigError | None = None
     _stopping: bool = False
     _looked: bool = False  # nothing is known to have changed since the last look ...
     _dry: bool = False  # ... and there was nothing to claim
@@ -90,8 +92,8 @@ class SamplingScheduler:
         self._wake.set()
 
     async def run(self) -> None:
-        """Sample until the run is finished. An error in keeping the leases ends it, and an agent
-        that cannot be started."""
+        """Sample until the run is finished. An error in keeping the leases ends it, an agent that
+        cannot be started, and a user's function that a flag names and that fails."""
         async with self._observer.changes() as changes:
             # None of these ends by itself, but with an error.
             background = {
@@ -99,6 +101,7 @@ class SamplingScheduler:
                 asyncio.create_task(self._watch(changes), name="changes"),
                 asyncio.create_task(self._adapt(), name="concurrency"),
                 asyncio.create_task(self.agents.failed(), name="agents"),
+                asyncio.create_task(self._until_misled(), name="flags"),
             }
             for task in background:
                 task.add_done_callback(lambda _: self._wake.set())
@@ -196,8 +199,11 @@ class SamplingScheduler:
         if attempt.opens:
             self._dry = False
         self._wake.set()
-        if not task.cancelled() and task.exception() is not None:
-            log.error("attempt %s", record, exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, ConfigError):
+            self._mislead(error)
+        elif error is not None:
+            log.error("attempt %s", record, exc_info=error)
 
     async def _drain(self, background: set[asyncio.Task[None]]) -> None:
         """After a stop: let attempts finish, for a while. What a finished run has left over, nobody
@@ -222,6 +228,17 @@ class SamplingScheduler:
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for _, task in self._attempts.values()]
+
+    def _mislead(self, error: ConfigError) -> None:
+        """What a flag names cannot be used, for this group nor for the next: end the sampler."""
+        self._config_error = error
+        self._misled.set()
+
+    async def _until_misled(self) -> None:
+        """Raises the `ConfigError` once there is one."""
+        await self._misled.wait()
+        assert self._config_error is not None, "`_mislead` sets both"
+        raise self._config_error
 
     async def _watch(self, changes: Changes) -> None:
         """Look again when something changed."""
@@ -277,6 +294,8 @@ class SamplingScheduler:
             await self._finaliser.finalise(task)
         except LeaseLost as lost:
             log.warning("%s", lost)
+        except ConfigError as error:
+            self._mislead(error)
         except Exception:
             log.exception("%s cannot be finalised", task.id)
         self._looked = False

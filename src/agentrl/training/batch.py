@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrl.training.attention import TreeLayout
-from agentrl.training.forest import merge
+from agentrl.training.forest import Forest, merge
 from agentrl.training.losses import LossInputs
+from agentrl.training.packing import Part
 from agentrl.training.sequences import TrainingSequence
 
 
@@ -29,16 +30,18 @@ class MicroBatch:
     input_ids: Tensor  # [B, T] int64, padded with 0
     position_ids: Tensor  # [B, T] int64, how many tokens stand before it in its sequence
     tree: TreeLayout | None  # of the one line; None: causal lines padded on the right
-    positions: Tensor  # [M] int64, into [B * T]: whose hidden state predicts the token
+    positions: Tensor  # [M] int64, into [trunk_tokens + B * T]: whose hidden state predicts it
     targets: Tensor  # [M] int64, the token
     temperatures: Tensor  # [M] float32
     prediction: Tensor  # [N] int64, into [M]
     sequence: Tensor  # [N] int64, which of this rank's rows the token is of
+    place: Tensor  # [N] int64, which trained token of its row it is, from 0
     behaviour_logprobs: Tensor  # [N] float32
     advantages: Tensor  # [N] float32
     staleness: Tensor  # [N] int64, see `TrainingSequence`
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
+    trunk_tokens: int = 0  # that stand before the line and were computed by a `TrunkBatch`
 
     def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
         """What the loss sees, given the predictions' logprobs and entropy [M]."""
@@ -54,6 +57,16 @@ class MicroBatch:
         )
 
 
+@dataclass(frozen=True)
+class TrunkBatch:
+    """The tensors of a forward pass whose keys, values and hidden states other passes build on."""
+
+    input_ids: Tensor  # [1, T] int64, padded with 0
+    position_ids: Tensor  # [1, T] int64
+    tree: TreeLayout
+    tokens: int  # without padding
+
+
 def collate_forest(
     sequences: Sequence[TrainingSequence],
     rows: Sequence[int],
@@ -62,15 +75,96 @@ def collate_forest(
 ) -> MicroBatch:
     """Merge `sequences` (at least one; `rows`: the row of each) into one line."""
     forest = merge([sequence.inputs for sequence in sequences])
-    parents, lengths = forest.parents, forest.lengths
-    padding = -len(forest.input_ids) % pad_to_multiple_of
-    if padding:  # a tree of its own, which nobody sees
-        parents, lengths = (*parents, -1), (*lengths, padding)
-    layout = TreeLayout(parents, lengths)
-    input_ids = np.pad(forest.input_ids.astype(np.int64), (0, padding))
-    return _micro_batch(
-        input_ids[None], layout.positions[None], layout, forest.places, sequences, rows, device
+    whole = Part(tuple(range(len(forest.parents))), tuple(range(len(sequences))))
+    return collate_part(forest, whole, (), sequences, rows, pad_to_multiple_of, device)
+
+
+def collate_part(
+    forest: Forest,
+    part: Part,
+    trunk: Sequence[int],
+    sequences: Sequence[TrainingSequence],
+    rows: Sequence[int],
+    pad_to_multiple_of: int = 1,
+    device: torch.device | str = "cpu",
+) -> MicroBatch:
+    """The nodes and sequences of `part` as one line, behind the nodes of `trunk`.
+
+    `forest` is that of `sequences`, `rows` the row of each.
+    """
+    tokens = _tokens(forest, (*trunk, *part.nodes))
+    trunk_tokens = sum(forest.lengths[node] for node in trunk)
+    line, padding = _padded(forest.input_ids[tokens[trunk_tokens:]], pad_to_multiple_of)
+    layout = _layout(forest, part.nodes, trunk_tokens, padding)
+    place = np.full(len(forest.input_ids), -1, dtype=np.int64)
+    place[tokens] = np.arange(len(tokens))
+    batch = _micro_batch(
+        line[None],
+        layout.positions[None],
+        layout,
+        [place[forest.places[sequence]] for sequence in part.sequences],
+        [sequences[sequence] for sequence in part.sequences],
+        [rows[sequence] for sequence in part.sequences],
+        device,
     )
+    return replace(batch, trunk_tokens=trunk_tokens)
+
+
+def collate_trunk(
+    forest: Forest,
+    trunk: Sequence[int],
+    pad_to_multiple_of: int = 1,
+    device: torch.device | str = "cpu",
+) -> TrunkBatch:
+    """The nodes of `trunk`, from a root downwards, as one line."""
+    tokens = _tokens(forest, trunk)
+    line, padding = _padded(forest.input_ids[tokens], pad_to_multiple_of)
+    layout = _layout(forest, (), len(tokens), padding, trunk_asks=True)
+    return TrunkBatch(
+        input_ids=torch.from_numpy(line[None]).to(device),
+        position_ids=torch.from_numpy(layout.positions[None]).to(device),
+        tree=layout,
+        tokens=len(tokens),
+    )
+
+
+def _tokens(forest: Forest, nodes: Sequence[int]) -> NDArray[np.int64]:
+    """Where the tokens of `nodes` stand in the forest's line, node by node."""
+    starts = np.cumsum([0, *forest.lengths])
+    return np.concatenate([np.arange(starts[node], starts[node + 1]) for node in nodes])
+
+
+def _padded(tokens: NDArray[np.int32], multiple: int) -> tuple[NDArray[np.int64], int]:
+    padding = -len(tokens) % multiple
+    return np.pad(tokens.astype(np.int64), (0, padding)), padding
+
+
+def _layout(
+    forest: Forest,
+    nodes: Sequence[int],
+    trunk_tokens: int,
+    padding: int,
+    *,
+    trunk_asks: bool = False,
+) -> TreeLayout:
+    """The trunk as one node, `nodes` under it, the padding as a tree of its own, which none sees.
+
+    All but the trunk are the queries, or, if `trunk_asks`, all.
+    """
+    parents, lengths = ([-1], [trunk_tokens]) if trunk_tokens else ([], [])
+    number = {-1: -1}
+    for node in nodes:
+        number[node] = len(parents)
+        # a parent that is not among the nodes is the trunk
+        parents.append(number.get(forest.parents[node], 0))
+        lengths.append(forest.lengths[node])
+    if padding:
+        parents.append(-1)
+        lengths.append(padding)
+    layout = TreeLayout(parents, lengths)
+    if trunk_tokens and not trunk_asks:
+        return layout.restrict(trunk_tokens, layout.n_tokens)
+    return layout
 
 
 def collate_padded(
@@ -88,7 +182,7 @@ def collate_padded(
         inputs = sequence.inputs
         input_ids[line, : len(inputs)] = inputs
         places.append(line * width + np.arange(len(inputs)))
-    positions = np.broadcast_to(np.arange(width), input_ids.shape)
+    positions = np.tile(np.arange(width), (len(sequences), 1))
     return _micro_batch(input_ids, positions, None, places, sequences, rows, device)
 
 
@@ -100,18 +194,27 @@ def placeholder(
     It goes through the model like any other, so that all ranks meet in the same collectives, and
     its masked token adds exactly 0 to loss and gradients.
     """
-    nothing = TrainingSequence(
-        input_ids=np.zeros(2, dtype=np.int32),
-        loss_mask=np.array([False, True]),
-        advantages=np.zeros(2, dtype=np.float32),
-        logprobs=np.zeros(2, dtype=np.float32),
-        staleness=np.zeros(2, dtype=np.int32),
-        temperature=1.0,
-        row_tokens=1,
-    )
     collate = collate_forest if tree else collate_padded
-    batch = collate([nothing], [0], pad_to_multiple_of, device)
+    batch = collate([_NOTHING], [0], pad_to_multiple_of, device)
     return replace(batch, mask=torch.zeros_like(batch.mask))
+
+
+def placeholder_trunk(
+    pad_to_multiple_of: int = 1, device: torch.device | str = "cpu"
+) -> TrunkBatch:
+    """A trunk that nothing stands behind, for a rank that has none where another has one."""
+    return collate_trunk(merge([_NOTHING.inputs]), [0], pad_to_multiple_of, device)
+
+
+_NOTHING = TrainingSequence(
+    input_ids=np.zeros(2, dtype=np.int32),
+    loss_mask=np.array([False, True]),
+    advantages=np.zeros(2, dtype=np.float32),
+    logprobs=np.zeros(2, dtype=np.float32),
+    staleness=np.zeros(2, dtype=np.int32),
+    temperature=1.0,
+    row_tokens=1,
+)
 
 
 def _micro_batch(
@@ -141,6 +244,7 @@ def _micro_batch(
     sources = np.concatenate(
         [place[tokens - 1] for place, tokens in zip(places, trained, strict=True)]
     )
+    row_places = [s.trained_before + np.arange(n) for s, n in zip(sequences, counts, strict=True)]
     targets = gathered([sequence.input_ids for sequence in sequences])
     temperatures = repeated([sequence.temperature for sequence in sequences])
     entries, prediction = _distinct(sources, targets, temperatures)
@@ -153,6 +257,7 @@ def _micro_batch(
         temperatures=tensor(temperatures[entries], torch.float32),
         prediction=tensor(prediction, torch.int64),
         sequence=tensor(np.repeat(np.asarray(rows), counts), torch.int64),
+        place=tensor(np.concatenate(row_places), torch.int64),
         behaviour_logprobs=tensor(gathered([s.logprobs for s in sequences]), torch.float32),
         advantages=tensor(gathered([s.advantages for s in sequences]), torch.float32),
         staleness=tensor(gathered([s.staleness for s in sequences]), torch.int64),

@@ -1,10 +1,12 @@
-"""What learns: the sharded policy with its optimizer and schedule.
+"""What learns: the sharded policy with its optimizer and schedule, and the critic if there is one.
 
-A step changes these and a checkpoint keeps them (`Learner.state_dict`). Not in here: rows, ledger,
-publication; the trainer and supervised training bring rows and say when.
+A step changes these and a checkpoint keeps them (`Learner.state_dict`). The reference, which only
+looks on, is held here too, because it is sharded like the policy and sees the same micro-batches.
+Not in here: rows, ledger, publication; the trainer and supervised training bring rows and say when.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +17,16 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedModel
 
-from agentrl.configs import LossConfig, ModelConfig, OptimizerConfig
-from agentrl.training.loading import fill
+from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, OptimizerConfig
+from agentrl.training.attention import has_tree_attention
+from agentrl.training.critic import Critic
+from agentrl.training.loading import empty_model, fill
+from agentrl.training.lora import has_adapter
+from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, parallelise
+from agentrl.training.reference import Reference
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions, train_step
@@ -44,16 +51,21 @@ class Learner:
         param_offload: bool = False,
         compiled: bool = False,
         trees: bool = True,
+        reference: ModelConfig | None = None,
+        value_model: PreTrainedModel | None = None,
+        critic: CriticConfig | None = None,
     ) -> None:
-        """Shards `model`, which holds float32 weights, the same on every rank, in place.
+        """Shards the models, which hold float32 weights, the same on every rank, in place.
 
-        With `start` the model is an `empty_model` and gets its weights from there once sharded.
-        Raises `ConfigError` if the model cannot be divided as `mesh` asks, `RuntimeError` if the
+        With `start` the policy is an `empty_model` and gets its weights from there once sharded.
+        `reference`: where the reference policy is, for a loss that asks for one, if it is not
+        `model` without its adapter. `value_model`, from `load_value_model`, and `critic`: for PPO.
+        Raises `ConfigError` if a model cannot be divided as `mesh` asks, `RuntimeError` if the
         sharding is not what was asked for.
         """
-        parallelise(
-            model,
-            mesh,
+        shard = partial(
+            parallelise,
+            mesh=mesh,
             bf16=bf16,
             gradient_checkpointing=gradient_checkpointing,
             activation_offloading=activation_offloading,
@@ -61,20 +73,40 @@ class Learner:
             compiled=compiled,
             trees=trees,
         )
+        home = torch.device("cpu") if param_offload else mesh.device
+        shard(model)
         if start is not None:
-            fill(model, start, mesh, torch.device("cpu") if param_offload else mesh.device)
+            fill(model, start, mesh, home)
         self.model = model
         self.mesh = mesh
+        self.critic: Critic | None = None
+        if value_model is not None:
+            critic = critic or CriticConfig()
+            shard(value_model)
+            _check_alike(model, value_model, "--critic_model_name_or_path")
+            self.critic = Critic(value_model, mesh, critic, optimizer, total_steps)
+            total_steps -= critic.critic_warmup_steps
         self.optimizer = make_optimizer(model, optimizer)
         self.scheduler = make_scheduler(self.optimizer, optimizer, total_steps)
         self._objective = Objective(loss)
         self._options = options
+        reference_policy: Reference | None = None
+        if self._objective.with_reference:
+            reference_model = model
+            if reference is not None:
+                reference_model = empty_model(reference).requires_grad_(False)
+                shard(reference_model)
+                fill(reference_model, reference, mesh, home)
+                _check_alike(model, reference_model, "--reference_model_name_or_path")
+            assert reference or has_adapter(model), "a policy is no reference of its own"
+            reference_policy = Reference(reference_model, options.loss_seq_chunk_size)
+        self._beside = ModelsBeside(reference_policy, self.critic)
 
     def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
         """Train on this rank's rows, each as its sequences, and update the weights once."""
         return train_step(
             self.model, self.optimizer, self.scheduler, rows, self._objective, self._options,
-            self.mesh,
+            self.mesh, self._beside,
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,7 +119,8 @@ class Learner:
         named = self.model.named_parameters(remove_duplicate=False)
         for name in [name for name, parameter in named if not parameter.requires_grad]:
             del model[name]
-        return {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
+        state = {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
+        return state if self.critic is None else {**state, "critic": self.critic.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` of a learner of the same model gave. Collective."""
@@ -99,3 +132,20 @@ class Learner:
             options=StateDictOptions(strict=False),  # what is not trained is not in it
         )
         self.scheduler.load_state_dict(state["scheduler"])
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])
+
+
+def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> None:
+    """Raises `ConfigError` if `other` cannot compute the micro-batches of the policy."""
+    if has_tree_attention(policy) and not has_tree_attention(other):
+        raise ConfigError(
+            f"{flag}: {type(other).__name__} cannot attend over trees of tokens, as the policy "
+            "does; give a model of the policy's family"
+        )
+    sizes = [model.config.get_text_config().vocab_size for model in (policy, other)]
+    if sizes[0] > sizes[1]:
+        raise ConfigError(
+            f"{flag}: its vocabulary has {sizes[1]} tokens and the policy's {sizes[0]}; give a "
+            "model with the policy's tokenizer"
+        )

@@ -5,6 +5,7 @@ pass, so that at most one chunk of logits exists at a time.
 """
 
 import types
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -13,108 +14,166 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import SharedLine, TreeContext
-from agentrl.training.batch import MicroBatch
+from agentrl.training.attention import SharedLine, TreeContext, Trunk
+from agentrl.training.batch import MicroBatch, TrunkBatch
+from agentrl.training.token_probabilities import token_probabilities
 
-_METHOD = "token_logprobs"
+_LOGPROBS, _TRUNK = "token_logprobs", "compute_trunk"
 
 
 class _WithLogprobs(Protocol):
     def token_logprobs(
-        self, batch: MicroBatch, chunk_size: int, with_entropy: bool
+        self,
+        batch: MicroBatch,
+        chunk_size: int,
+        with_entropy: bool,
+        entropy_gradient: bool,
+        trunk: Trunk | None,
     ) -> tuple[Tensor, Tensor | None]: ...
+
+    def compute_trunk(self, batch: TrunkBatch, trunk: Trunk) -> Tensor: ...
 
 
 def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> None:
-    """Make `token_logprobs` a forward method of `model`; after `fully_shard`, if that is applied.
+    """Make `token_logprobs` and `compute_trunk` forward methods of `model`; after `fully_shard`.
 
     FSDP gathers parameters around registered methods of its root only: the base model and the head
     called from elsewhere would see shards. `line`: how processes share lines, if they do.
     """
-
-    def method(
-        self: PreTrainedModel, batch: MicroBatch, chunk_size: int, with_entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        return _forward(self, line, batch, chunk_size, with_entropy)
-
-    setattr(model, _METHOD, types.MethodType(method, model))
-    if isinstance(model, FSDPModule):
-        register_fsdp_forward_method(model, _METHOD)
+    for name, function in ((_LOGPROBS, _logprobs), (_TRUNK, _trunk)):
+        setattr(model, name, types.MethodType(partial(function, line), model))
+        if isinstance(model, FSDPModule):
+            register_fsdp_forward_method(model, name)
 
 
 def token_logprobs(
-    model: PreTrainedModel, batch: MicroBatch, chunk_size: int, with_entropy: bool = False
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    chunk_size: int,
+    with_entropy: bool = False,
+    trunk: Trunk | None = None,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(logits / temperature) of the batch's predictions, and that one's entropy.
 
-    Returns logprobs [M] float32, and entropy [M] float32 without gradient if asked for. `model`
-    must have been through `attach_logprobs`, and through `use_tree_attention` if the batch is a
-    forest.
+    `trunk`: what the batch stands behind, if it does. Returns logprobs [M] float32, and entropy
+    [M] float32 if asked for, with a gradient if that is asked for too: it costs another chunk of
+    probabilities in the backward pass. `model` must have been through `attach_logprobs`, and
+    through `use_tree_attention` if the batch is a forest.
     """
-    return cast(_WithLogprobs, model).token_logprobs(batch, chunk_size, with_entropy)
+    return cast(_WithLogprobs, model).token_logprobs(
+        batch, chunk_size, with_entropy, entropy_gradient, trunk
+    )
 
 
-def _forward(
-    model: PreTrainedModel,
+def compute_trunk(model: PreTrainedModel, batch: TrunkBatch) -> Trunk:
+    """The forward pass over a trunk; its backward pass is `Trunk.backward`."""
+    trunk = Trunk(batch.tokens, batch.input_ids.shape[1])
+    # kept out here: FSDP hooks what leaves its method, to gather parameters for the backward pass
+    trunk.keep_hidden(cast(_WithLogprobs, model).compute_trunk(batch, trunk))
+    return trunk
+
+
+def _trunk(
+    line: SharedLine | None, model: PreTrainedModel, batch: TrunkBatch, trunk: Trunk
+) -> Tensor:
+    return _tree_hidden(model, line, batch, TreeContext(batch.tree, trunk, is_trunk=True))
+
+
+def _logprobs(
     line: SharedLine | None,
+    model: PreTrainedModel,
     batch: MicroBatch,
     chunk_size: int,
     with_entropy: bool,
+    entropy_gradient: bool,
+    trunk: Trunk | None,
 ) -> tuple[Tensor, Tensor | None]:
-    hidden = _hidden(model, line, batch).flatten(0, 1)
+    hidden, mine = predicting_states(model, line, batch, trunk)
     head = model.get_output_embeddings()
     assert isinstance(head, nn.Module)
-    if line is None:
-        hidden_MH = hidden.index_select(0, batch.positions)
+    targets, temperatures = batch.targets, batch.temperatures
+    if line is None or mine is None:
         return _in_chunks(
-            head, hidden_MH, batch.targets, batch.temperatures, chunk_size, with_entropy
+            head, hidden, targets, temperatures, chunk_size, with_entropy, entropy_gradient
         )
-    mine, places = line.mine(batch.positions, batch.input_ids.shape[1])
     logprobs, entropy = _in_chunks(
-        head, hidden.index_select(0, places), batch.targets[mine], batch.temperatures[mine],
-        chunk_size, with_entropy,
-    )  # fmt: skip
-    count = len(batch.targets)
+        head, hidden, targets[mine], temperatures[mine], chunk_size, with_entropy, entropy_gradient
+    )
+    count = len(targets)
     return (
         line.collect(logprobs, mine, count),
         None if entropy is None else line.collect(entropy, mine, count),
     )
 
 
-def _in_chunks(
-    head: nn.Module,
-    hidden_MH: Tensor,
-    targets: Tensor,
-    temperatures: Tensor,
-    chunk_size: int,
-    with_entropy: bool,
+def predicting_states(
+    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, trunk: Trunk | None
 ) -> tuple[Tensor, Tensor | None]:
-    if len(targets) <= chunk_size:
-        # one chunk: recomputing it would save nothing
-        return _chunk(head, hidden_MH, targets, temperatures, with_entropy)
-    logprobs, entropies = [], []
-    for start in range(0, len(targets), chunk_size):
-        part = slice(start, start + chunk_size)
-        logprob, entropy = checkpoint(
-            _chunk, head, hidden_MH[part], targets[part], temperatures[part], with_entropy,
-            use_reentrant=False, preserve_rng_state=False,
-        )  # fmt: skip
-        logprobs.append(logprob)
-        entropies.append(entropy)
-    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+    """The hidden states that the batch's predictions are made from; in a forward method only.
 
-
-def _hidden(model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch) -> Tensor:
-    """The hidden states [B, T, H] of a batch. Padded lines are causal and need no mask.
-
-    Of a shared line only this process's tokens.
+    Of all predictions, [M, H]; if lines are shared, of those that this process makes [m, H], and
+    which those are [m].
     """
-    if batch.tree is None:
+    hidden = _hidden(model, line, batch, trunk)
+    if line is None:
+        return hidden.index_select(0, _places(batch, trunk)), None
+    mine, places = _shared_places(batch, line, trunk)
+    return hidden.index_select(0, places), mine
+
+
+def _places(batch: MicroBatch, trunk: Trunk | None) -> Tensor:
+    """Where in what `_hidden` returns each prediction is made from, [M]."""
+    if trunk is None:
+        return batch.positions
+    own = batch.positions - batch.trunk_tokens
+    return torch.where(own < 0, batch.positions, own + trunk.n_hidden)
+
+
+def _shared_places(
+    batch: MicroBatch, line: SharedLine, trunk: Trunk | None
+) -> tuple[Tensor, Tensor]:
+    """Which predictions are this process's [m], and where in `_hidden` each is made from [m]."""
+    positions, length = batch.positions, batch.input_ids.shape[1]
+    if trunk is None:
+        return line.mine(positions, length)
+    before = torch.nonzero(positions < batch.trunk_tokens).squeeze(-1)
+    behind = torch.nonzero(positions >= batch.trunk_tokens).squeeze(-1)
+    mine_before, places_before = line.mine(positions[before], trunk.length)
+    mine_behind, places_behind = line.mine(positions[behind] - batch.trunk_tokens, length)
+    return (
+        torch.cat([before[mine_before], behind[mine_behind]]),
+        torch.cat([places_before, places_behind + trunk.n_hidden]),
+    )
+
+
+def _hidden(
+    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, trunk: Trunk | None
+) -> Tensor:
+    """The hidden states of a trunk's line and of a batch [B * T], each with its padding, [.., H].
+
+    Of shared lines only this process's tokens.
+    """
+    if batch.tree is None:  # padded lines are causal and need no mask
         output = model.base_model(
             input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
         )
-        return cast(Tensor, output.last_hidden_state)
-    tree = TreeContext(batch.tree)
+        return cast(Tensor, output.last_hidden_state).flatten(0, 1)
+    hidden = _tree_hidden(model, line, batch, TreeContext(batch.tree, trunk)).flatten(0, 1)
+    return hidden if trunk is None else trunk.before_hidden(hidden)
+
+
+def _tree_hidden(
+    model: PreTrainedModel,
+    line: SharedLine | None,
+    batch: MicroBatch | TrunkBatch,
+    tree: TreeContext,
+) -> Tensor:
+    """The hidden states [1, T, H] of a line whose attention knows the tree.
+
+    Of a shared line only this process's tokens.
+    """
     input_ids, position_ids = batch.input_ids, batch.position_ids
     shared = {}
     if line is not None:
@@ -131,15 +190,41 @@ def _hidden(model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch) 
     return cast(Tensor, output.last_hidden_state)
 
 
-def _chunk(
-    head: nn.Module, hidden_NH: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool
+def _in_chunks(
+    head: nn.Module,
+    hidden_MH: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    chunk_size: int,
+    with_entropy: bool,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    logits_NV = head(hidden_NH).float() / temperatures[:, None]
-    log_z = torch.logsumexp(logits_NV, dim=-1)
-    logprobs = logits_NV.gather(-1, targets[:, None]).squeeze(-1) - log_z
-    if not with_entropy:
-        return logprobs, None
-    with torch.no_grad():
-        probabilities_NV = torch.softmax(logits_NV, dim=-1)
-        entropy = log_z - (probabilities_NV * logits_NV).sum(dim=-1)
+    if len(targets) <= chunk_size:
+        # one chunk: recomputing it would save nothing
+        return _chunk(head, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
+    logprobs, entropies = [], []
+    for start in range(0, len(targets), chunk_size):
+        part = slice(start, start + chunk_size)
+        logprob, entropy = checkpoint(
+            _chunk, head, hidden_MH[part], targets[part], temperatures[part], with_entropy,
+            entropy_gradient, use_reentrant=False, preserve_rng_state=False,
+        )  # fmt: skip
+        logprobs.append(logprob)
+        entropies.append(entropy)
+    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+
+
+def _chunk(
+    head: nn.Module,
+    hidden_NH: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    with_entropy: bool,
+    entropy_gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    logprobs, entropy = token_probabilities(
+        head(hidden_NH), targets, temperatures, with_entropy=with_entropy
+    )
+    if entropy is not None and not entropy_gradient:
+        entropy = entropy.detach()
     return logprobs, entropy

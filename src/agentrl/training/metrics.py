@@ -46,6 +46,7 @@ class StepMetrics(StepStatistics, StepTimes):
     n_junctions: int  # of the rows: where a turn was followed by more
     n_drifts: int  # junctions where the chat template rewrites what was sampled
     n_tokens: int
+    plan_balance: float  # the dearest rank's operations over the mean of all ranks
     rows_ready: int  # rows that wait in the database
     rows_evicted: int  # of the whole run: too old to be trained
 
@@ -55,6 +56,7 @@ def step_metrics(
     version: int,
     statistics: StepStatistics,
     rows: Sequence[RowHeader],
+    plan_balance: float,
     times: StepTimes,
     counts: Mapping[RowStatus, int],
 ) -> StepMetrics:
@@ -73,6 +75,7 @@ def step_metrics(
         n_junctions=sum(row.n_junctions for row in rows),
         n_drifts=sum(row.n_drifts for row in rows),
         n_tokens=sum(row.n_tokens for row in rows),
+        plan_balance=plan_balance,
         rows_ready=counts[RowStatus.READY],
         rows_evicted=counts[RowStatus.EVICTED],
         **asdict(statistics),

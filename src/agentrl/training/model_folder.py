@@ -32,15 +32,15 @@ class ModelFolderError(RuntimeError):
     """A model folder cannot be written. The message is one sentence for the user."""
 
 
-def check_model_folder(path: str | None) -> Path:
+def check_model_folder(path: str | None, flag: str = FLAG) -> Path:
     """The folder of a model, if it looks like one. Raises `ConfigError` if not."""
     if path is None:
-        raise ConfigError(f"{FLAG} is needed: the folder of the model")
+        raise ConfigError(f"{flag} is needed: the folder of the model")
     folder = Path(path)
     if not folder.is_dir():
-        raise ConfigError(f"{FLAG} {path}: there is no such folder")
+        raise ConfigError(f"{flag} {path}: there is no such folder")
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{FLAG} {path}: no model, the folder has no config.json")
+        raise ConfigError(f"{flag} {path}: no model, the folder has no config.json")
     return folder
 
 

@@ -1,14 +1,75 @@
-"""Who computes what in one optimizer step: rows to ranks, sequences to micro-batches. Pure.
+"""Which rows each data-parallel rank trains in one optimizer step, and what it makes of them. Pure.
 
-Both functions are deterministic: equal arguments give equal plans, on every rank.
+Not in here: how a rank divides a forest into passes (`packing`). All functions are deterministic:
+equal arguments give equal plans, on every rank.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from agentrl.databases.rows import RowHeader
+from agentrl.training.costs import CostModel
+
+# A group is divided for balance only where that saves this share of a rank's time at least.
+_WORTH_DIVIDING = 0.01
+
+
+@dataclass(frozen=True)
+class RowCost:
+    """What a row costs alone, and the part that it shares with its siblings on the same rank."""
+
+    group: str  # siblings have the same
+    own: float  # what is computed for this row only
+    shared: float = 0.0  # what is computed once for all rows of the group on a rank
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """Rows by rank, in the order given."""
+
+    rows: tuple[tuple[int, ...], ...]
+    costs: tuple[float, ...]
+
+    @property
+    def balance(self) -> float:
+        """The dearest rank's cost over the mean: by how much a step is longer than need be."""
+        return max(self.costs) / mean(self.costs) if any(self.costs) else 1.0
+
+
+def row_cost(header: RowHeader, costs: CostModel) -> RowCost:
+    """What a row of the database costs; its first prompt is what siblings share."""
+    prompt = header.prompt_len
+    shared = costs.total(prompt, prompt * (prompt + 1) / 2, 0)
+    total = costs.total(header.n_tokens, header.cost, header.n_train_tokens)
+    return RowCost(header.prefix_hash, total - shared, shared)
+
+
+def plan_ranks(rows: Sequence[RowCost], ranks: int) -> RankPlan:
+    """Rows to ranks: siblings together, as far as balance allows.
+
+    Groups go to ranks by longest processing time first: the dearest first, each to the rank that
+    has the least. Then the dearest rank's dearest group is halved, and all is placed anew, for as
+    long as that shortens the step: siblings apart compute their prompt twice. Invariants: every
+    row is on exactly one rank; with one rank no group is divided; the dearest rank costs no more
+    than if no group were.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(row.group, []).append(index)
+    parts = list(groups.values())
+    plan = _place(parts, rows, ranks)
+    while (divided := _divide(parts, plan, rows)) is not None:
+        again = _place(divided, rows, ranks)
+        if not _shorter(again, plan):
+            break
+        parts, plan = divided, again
+    return plan
 
 
 def assign_rows(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Rows to data-parallel ranks, balanced by cost.
+    """Rows that share nothing to ranks, balanced by cost.
 
     Longest processing time first: each row, the dearest first, goes to the rank with the least.
     Invariants: every row is on exactly one rank; the dearest rank has at most the cheapest rank's
@@ -22,6 +83,58 @@ def assign_rows(costs: Sequence[float], ranks: int) -> list[list[int]]:
         plan[rank].append(row)
         heapq.heappush(loads, (load + costs[row], rank))
     return [sorted(rows) for rows in plan]
+
+
+def _place(parts: Sequence[Sequence[int]], rows: Sequence[RowCost], ranks: int) -> RankPlan:
+    by_rank = assign_rows([_cost(part, rows) for part in parts], ranks)
+    placed = [sorted(row for part in mine for row in parts[part]) for mine in by_rank]
+    return RankPlan(
+        rows=tuple(tuple(indices) for indices in placed),
+        costs=tuple(_together(indices, rows) for indices in placed),
+    )
+
+
+def _divide(
+    parts: Sequence[list[int]], plan: RankPlan, rows: Sequence[RowCost]
+) -> list[list[int]] | None:
+    """`parts` with the dearest one of the dearest rank halved; None if that has one row only."""
+    dearest = max(range(len(plan.costs)), key=lambda rank: (plan.costs[rank], -rank))
+    there = set(plan.rows[dearest])
+    candidates = [part for part in parts if len(part) > 1 and set(part) <= there]
+    if not candidates:
+        return None
+    chosen = max(candidates, key=lambda part: (_cost(part, rows), [-index for index in part]))
+    halves: tuple[list[int], list[int]] = ([], [])
+    weights = [0.0, 0.0]
+    for index in sorted(chosen, key=lambda index: (-rows[index].own, index)):
+        lighter = int(weights[1] < weights[0])
+        halves[lighter].append(index)
+        weights[lighter] += rows[index].own
+    return [part for part in parts if part is not chosen] + [sorted(half) for half in halves]
+
+
+def _shorter(plan: RankPlan, other: RankPlan) -> bool:
+    """Whether the first rank, the dearest first, whose costs differ costs less in `plan`.
+
+    Where several ranks are the dearest, they are relieved one by one.
+    """
+    for ours, theirs in zip(sorted(plan.costs)[::-1], sorted(other.costs)[::-1], strict=True):
+        if abs(ours - theirs) > _WORTH_DIVIDING * theirs:
+            return ours < theirs
+    return False
+
+
+def _cost(part: Iterable[int], rows: Sequence[RowCost]) -> float:
+    """Of rows of one group together."""
+    indices = list(part)
+    return sum(rows[index].own for index in indices) + max(rows[index].shared for index in indices)
+
+
+def _together(indices: Iterable[int], rows: Sequence[RowCost]) -> float:
+    groups: dict[str, list[int]] = {}
+    for index in indices:
+        groups.setdefault(rows[index].group, []).append(index)
+    return sum(_cost(part, rows) for part in groups.values())
 
 
 def pack_sequences(
@@ -44,25 +157,3 @@ def pack_sequences(
             batches.append([sequence])
             longest = -(-lengths[sequence] // pad_to_multiple_of) * pad_to_multiple_of
     return batches
-
-
-def pack_trees(sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """One rank's trees to micro-batches that hold their tokens, the fullest first.
-
-    First fit, the largest first. Invariants: every tree is in exactly one micro-batch; a
-    micro-batch has at most `budget` tokens, unless it is one tree that is larger. Returns the
-    trees' indices by micro-batch, each in order.
-    """
-    batches: list[list[int]] = []
-    loads: list[int] = []
-    for tree in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        fits = (batch for batch, load in enumerate(loads) if load + sizes[tree] <= budget)
-        place = next(fits, None)
-        if place is None:
-            batches.append([])
-            loads.append(0)
-            place = len(batches) - 1
-        batches[place].append(tree)
-        loads[place] += sizes[tree]
-    order = sorted(range(len(batches)), key=lambda batch: (-loads[batch], batch))
-    return [sorted(batches[batch]) for batch in order]

@@ -4,37 +4,64 @@ Every rank runs the same passes in the same order, because each is a collective 
 model; a rank that has less to compute runs placeholders.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import has_tree_attention
-from agentrl.training.batch import MicroBatch, collate_forest, collate_padded, placeholder
+from agentrl.training.attention import Trunk, has_tree_attention
+from agentrl.training.batch import (
+    MicroBatch,
+    TrunkBatch,
+    collate_padded,
+    collate_part,
+    collate_trunk,
+    placeholder,
+    placeholder_trunk,
+)
 from agentrl.training.forest import merge
-from agentrl.training.logprobs import token_logprobs
+from agentrl.training.logprobs import compute_trunk
+from agentrl.training.losses import BatchTotals
+from agentrl.training.packing import pack_forest
 from agentrl.training.parallel import Mesh
-from agentrl.training.planner import pack_sequences, pack_trees
-from agentrl.training.sequences import TrainingSequence
+from agentrl.training.planner import pack_sequences
+from agentrl.training.sequences import TrainingSequence, count_totals
 
-# What a pass gives to whom: the number of the micro-batch, the micro-batch, its predictions'
-# logprobs [M] and entropy [M]. Returns the scalar to differentiate, or None.
-Consume = Callable[[int, MicroBatch, Tensor, Tensor | None], Tensor | None]
+Output = TypeVar("Output")
+# What a pass over a micro-batch, behind a trunk or not, computes: a policy's logprobs, a critic's
+# values.
+Forward = Callable[[MicroBatch, Trunk | None], Output]
+# Who gets it, with the micro-batch and its number. Returns the scalar to differentiate, or None.
+Consume = Callable[[int, MicroBatch, Output], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Micro-batches, and the trunk that some of them stand behind, computed before them."""
+
+    trunk: TrunkBatch | None
+    batches: tuple[MicroBatch, ...]
 
 
 @dataclass(frozen=True)
 class Program:
-    """This rank's micro-batches of a step, as many as every other rank has."""
+    """This rank's passes of a step: as many as every other rank's, in sections of equal shape."""
 
-    batches: Sequence[MicroBatch]
+    sections: tuple[Section, ...]
+    n_rows: int  # of this rank
+    totals: BatchTotals  # of all ranks
+    divides_rows: bool  # whether any rank has tokens of one row in several micro-batches
 
     @property
-    def n_micro_batches(self) -> int:
-        """How many forward and backward passes over trained tokens there are."""
-        return len(self.batches)
+    def batches(self) -> list[MicroBatch]:
+        """All micro-batches, in order."""
+        return [batch for section in self.sections for batch in section.batches]
 
 
 def make_program(
@@ -44,66 +71,119 @@ def make_program(
     pad_to_multiple_of: int,
     mesh: Mesh,
 ) -> Program:
-    """Divide `rows` (this rank's, each as its sequences) into micro-batches. Collective."""
+    """Divide `rows` (this rank's, each as its sequences) into micro-batches. Collective.
+
+    Raises `ValueError` if no rank has a token to train.
+    """
+    totals = _summed(count_totals(rows), mesh)
+    if totals.tokens == 0:
+        raise ValueError("a step has no trained token in any of its rows")
     sequences = [sequence for row in rows for sequence in row]
     row_of = [number for number, row in enumerate(rows) for _ in row]
+    pad, device = pad_to_multiple_of, mesh.device
     tree = has_tree_attention(model)
+    trunks: list[Section] = []
     if tree:
-        plan = _plan_trees(sequences, micro_batch_tokens)
+        forest = merge([sequence.inputs for sequence in sequences])
+        packing = pack_forest(forest.parents, forest.lengths, forest.last_nodes, micro_batch_tokens)
+        for group in packing.trunks:
+            batches = tuple(
+                collate_part(forest, part, group.trunk, sequences, row_of, pad, device)
+                for part in group.parts
+            )
+            trunks.append(Section(collate_trunk(forest, group.trunk, pad, device), batches))
+        plain = [
+            collate_part(forest, part, (), sequences, row_of, pad, device) for part in packing.plain
+        ]
     else:
         lengths = [len(sequence.inputs) for sequence in sequences]
-        plan = pack_sequences(lengths, micro_batch_tokens, pad_to_multiple_of)
-    collate = collate_forest if tree else collate_padded
-    batches = [
-        collate(
-            [sequences[index] for index in part],
-            [row_of[index] for index in part],
-            pad_to_multiple_of,
-            mesh.device,
-        )
-        for part in plan
-    ]
-    missing = _most(max(len(batches), 1), mesh) - len(batches)
-    empty = placeholder(pad_to_multiple_of, mesh.device, tree=tree)
-    return Program([*batches, *[empty] * missing])
+        plain = [
+            collate_padded([sequences[i] for i in part], [row_of[i] for i in part], pad, device)
+            for part in pack_sequences(lengths, micro_batch_tokens, pad)
+        ]
+    sections = _align(trunks, plain, placeholder(pad, device, tree=tree), pad, mesh)
+    return Program(
+        sections=sections,
+        n_rows=len(rows),
+        totals=totals,
+        divides_rows=bool(_most([_divides_rows(sections)], mesh)[0]),
+    )
 
 
 def run_program(
-    model: PreTrainedModel,
-    program: Program,
-    chunk_size: int,
-    with_entropy: bool,
-    consume: Consume,
+    model: PreTrainedModel, program: Program, forward: Forward[Output], consume: Consume[Output]
 ) -> None:
-    """One pass over all micro-batches, forward and, of what `consume` returns, backward.
+    """One pass of `model` over all micro-batches: forward and, of what `consume` returns, backward.
 
-    Collective. Under `torch.no_grad()` with a `consume` that returns None it is forward only.
+    Collective. Under `torch.no_grad()` it is forward only. The micro-batches are counted as in
+    `Program.batches`.
     """
-    for number, batch in enumerate(program.batches):
-        logprobs, entropy = token_logprobs(model, batch, chunk_size, with_entropy)
-        loss = consume(number, batch, logprobs, entropy)
-        if loss is not None:
-            loss.backward()
+    number = 0
+    for section in program.sections:
+        trunk = None if section.trunk is None else compute_trunk(model, section.trunk)
+        for batch in section.batches:
+            behind = trunk if batch.trunk_tokens else None
+            loss = consume(number, batch, forward(batch, behind))
+            if loss is not None:
+                loss.backward()
+            number += 1
+        if trunk is not None and torch.is_grad_enabled():
+            trunk.backward()
+    if not torch.is_grad_enabled():
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what stayed gathered for a backward pass, which does not come
 
 
-def _plan_trees(sequences: Sequence[TrainingSequence], budget: int) -> list[list[int]]:
-    """Sequences by micro-batch, trees whole."""
-    forest = merge([sequence.inputs for sequence in sequences])
-    tree_of: list[int] = []  # of each node
-    sizes: list[int] = []
-    for parent, length in zip(forest.parents, forest.lengths, strict=True):
-        if parent == -1:
-            sizes.append(0)
-        tree_of.append(len(sizes) - 1)
-        sizes[-1] += length
-    return [
-        [s for s, node in enumerate(forest.last_nodes) if tree_of[node] in trees]
-        for trees in map(set, pack_trees(sizes, budget))
+def _align(
+    trunks: Sequence[Section], plain: Sequence[MicroBatch], empty: MicroBatch, pad: int, mesh: Mesh
+) -> tuple[Section, ...]:
+    """Fill up with `empty` and empty trunks to what the ranks with most have. Collective.
+
+    A section has as many micro-batches as any rank's has; where this rank's has fewer, plain ones
+    take the places, and empty ones when those are used up.
+    """
+    n_trunks = _most([len(trunks)], mesh)[0]
+    mine = [len(section.batches) for section in trunks]
+    shape = _most([*mine, *[1] * (n_trunks - len(mine))], mesh) if n_trunks else []
+    left = deque(plain)
+    sections = []
+    for index, size in enumerate(shape):
+        own = trunks[index] if index < len(trunks) else None
+        batches = [] if own is None else list(own.batches)
+        while len(batches) < size:
+            batches.append(left.popleft() if left else empty)
+        trunk = placeholder_trunk(pad, mesh.device) if own is None else own.trunk
+        sections.append(Section(trunk, tuple(batches)))
+    # a step has one pass at least
+    n_left = _most([max(len(left), 1 - n_trunks)], mesh)[0]
+    if n_left:
+        sections.append(Section(None, (*left, *[empty] * (n_left - len(left)))))
+    return tuple(sections)
+
+
+def _divides_rows(sections: Sequence[Section]) -> bool:
+    """Whether tokens of one row are in several micro-batches."""
+    rows = [
+        row
+        for section in sections
+        for batch in section.batches
+        for row in batch.sequence[batch.mask].unique().tolist()
     ]
+    return len(set(rows)) < len(rows)
 
 
-def _most(count: int, mesh: Mesh) -> int:
-    """The largest `count` of any rank. Collective."""
-    most = torch.tensor(count, dtype=torch.int64, device=mesh.device)
+def _summed(local: BatchTotals, mesh: Mesh) -> BatchTotals:
+    """The sums over data-parallel ranks. Collective."""
+    sums = torch.tensor(astuple(local), dtype=torch.float64, device=mesh.device)
+    dist.all_reduce(sums, group=mesh.dp_group)
+    tokens, sequences, advantages, squares = sums.tolist()
+    return BatchTotals(int(tokens), int(sequences), advantages, squares)
+
+
+def _most(counts: Sequence[int], mesh: Mesh) -> list[int]:
+    """The largest of each of `counts` on any rank. Collective."""
+    most = torch.tensor(counts, dtype=torch.int64, device=mesh.device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=mesh.dp_group)
-    return int(most)
+    result: list[int] = most.tolist()
+    return result

@@ -31,6 +31,8 @@ class TrainingSequence:
     staleness: NDArray[np.int32]  # steps that the trained weights are newer than the sampler's
     temperature: float
     row_tokens: int  # trained tokens of the whole row, over all its paths
+    trained_before: int = 0  # of them, those of the row's earlier paths
+    reward: float = 0.0  # of the row
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -74,7 +76,7 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
         mask[tokens] = False
         if path_mask.any():
             parts.append((tokens, path_mask))
-    row_tokens = sum(int(path_mask.sum()) for _, path_mask in parts)
+    counts = [int(path_mask.sum()) for _, path_mask in parts]
     return [
         TrainingSequence(
             input_ids=input_ids[tokens],
@@ -83,9 +85,11 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
             logprobs=logprobs[tokens],
             staleness=staleness[tokens],
             temperature=row.temperature,
-            row_tokens=row_tokens,
+            row_tokens=sum(counts),
+            trained_before=sum(counts[:index]),
+            reward=row.reward,
         )
-        for tokens, path_mask in parts
+        for index, (tokens, path_mask) in enumerate(parts)
     ]
 
 
@@ -118,6 +122,12 @@ def _paths(row: DBRecordData) -> list[list[int]]:
 
 
 def count_totals(rows: Sequence[Sequence[TrainingSequence]]) -> BatchTotals:
-    """Trained tokens, and rows that train something, of one rank. `rows`: each row's sequences."""
+    """What one rank adds to the totals of a step. `rows`: each row's sequences."""
     trained = [row[0].row_tokens for row in rows if row]
-    return BatchTotals(tokens=sum(trained), sequences=len(trained))
+    advantages = [s.advantages[s.loss_mask].astype(np.float64) for row in rows for s in row]
+    return BatchTotals(
+        tokens=sum(trained),
+        sequences=len(trained),
+        advantages=float(sum(values.sum() for values in advantages)),
+        squared_advantages=float(sum(np.square(values).sum() for values in advantages)),
+    )

@@ -1,12 +1,13 @@
 """What a step says of its tokens: sums over micro-batches and ranks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
 from agentrl.training.losses import BatchTotals, LossInputs
 from agentrl.training.losses.ratio import sampler_log_ratio
 from agentrl.training.objective import TokenTerms
@@ -15,7 +16,7 @@ STALENESS_BUCKETS = 8  # 0, 1, ... 6, and 7 or more
 
 
 @dataclass(frozen=True)
-class StepStatistics:
+class StepStatistics(CriticStatistics):
     """Over all trained tokens of the global batch.
 
     pi is the policy as it is trained now, mu the one that sampled, with the sampler's logprobs.
@@ -107,6 +108,7 @@ class RunningStatistics:
         n_micro_batches: int,
         dp_group: dist.ProcessGroup,
         grad_norms: Mapping[str, float] | None = None,
+        critic: CriticStatistics = NO_CRITIC,
     ) -> StepStatistics:
         """The statistics of the step, the same on every rank. Collective over `dp_group`."""
         dist.all_reduce(self._sums, group=dp_group)
@@ -142,4 +144,5 @@ class RunningStatistics:
             n_train_tokens=totals.tokens,
             n_micro_batches=n_micro_batches,
             grad_norms=grad_norms,
+            **asdict(critic),
         )

@@ -24,8 +24,9 @@ from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.policies import Lineage, load_lineage
 from agentrl.databases.rows import RowHeader, RowLedger, fetch_rows
 from agentrl.training.background import BackgroundLoop
+from agentrl.training.costs import CostModel
 from agentrl.training.parallel import Mesh
-from agentrl.training.planner import assign_rows
+from agentrl.training.planner import plan_ranks, row_cost
 from agentrl.training.sequences import TrainingSequence, row_sequences
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class StepRows:
     """What one rank trains in a step."""
 
     headers: Sequence[RowHeader]  # of the whole step; on rank 0 only
+    balance: float  # of the ranks' costs, see `RankPlan`; on rank 0 only
     mine: Sequence[Sequence[TrainingSequence]]  # this rank's rows, each as its sequences
 
 
@@ -122,8 +124,10 @@ class RowStream:
         database: RunDatabase,
         source: RowSource | None,
         mesh: Mesh,
+        costs: CostModel,
     ) -> None:
-        """`source`: on rank 0 only. Collective: every rank makes one."""
+        """`source`: on rank 0 only; `costs`: of the model. Collective: every rank makes one."""
+        self._costs = costs
         self._background = background
         self._database = database
         self._source = source
@@ -157,10 +161,12 @@ class RowStream:
     async def _prepare(self, step: int) -> StepRows | None:
         headers: list[RowHeader] = []
         plan: list[list[str]] = []
+        balance = 1.0
         if self._source is not None:
             headers = await self._source.lease(step)
-            by_rank = assign_rows([header.cost for header in headers], self._ranks)
-            plan = [[headers[index].id for index in indices] for indices in by_rank]
+            by_rank = plan_ranks([row_cost(row, self._costs) for row in headers], self._ranks)
+            plan = [[headers[index].id for index in indices] for indices in by_rank.rows]
+            balance = by_rank.balance
         if self._group is not None:
             plan = await _in_daemon_thread(lambda: self._broadcast(plan))
         if not any(plan):
@@ -174,7 +180,7 @@ class RowStream:
         )
         # the weights that step `step` trains hold one step less
         mine = [row_sequences(row, self._lineage, step - 1) for row in rows]
-        return StepRows(headers=headers, mine=mine)
+        return StepRows(headers=headers, balance=balance, mine=mine)
 
     def _broadcast(self, plan: list[list[str]]) -> list[list[str]]:
         box = [plan]

@@ -45,12 +45,14 @@ from agentrl.training.checkpoint import (
 )
 from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
 from agentrl.training.compilation import check_compiler
+from agentrl.training.costs import CostModel
 from agentrl.training.duties import RunDuties
 from agentrl.training.learner import Learner
 from agentrl.training.loading import empty_model
 from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_tokenizer
+from agentrl.training.models_beside import load_critic, reference_model
 from agentrl.training.parallel import ParallelSizes, exit_process, make_mesh
 from agentrl.training.publication import gather_publication
 from agentrl.training.startup import check_writable, checkpoint_to_resume, make_accelerator
@@ -151,6 +153,7 @@ class Trainer:
                 pad_to_multiple_of=config.parallel.pad_to_multiple_of,
                 loss_seq_chunk_size=config.parallel.loss_seq_chunk_size,
                 max_grad_norm=optimizer.max_grad_norm,
+                log_grad_norms=config.optimizer.log_grad_norms,
             ),
             self._total_steps,
             start=config.model,
@@ -160,6 +163,9 @@ class Trainer:
             param_offload=config.parallel.param_offload,
             compiled=config.parallel.compile,
             trees=config.model.attention_implementation == TREE_ATTENTION,
+            reference=reference_model(config),
+            value_model=load_critic(config),
+            critic=config.critic,
         )
         self._saver = CheckpointSaver(
             self._output, config.checkpoint.save_total_limit, self._hold_run
@@ -176,7 +182,9 @@ class Trainer:
         self._resume()
         metrics = MetricsWriter(self._output, self._accelerator, self._config, self._step)
         source = self._duties.source(self._stop) if self._duties else None
-        stream = RowStream(self._background, self._database, source, self._learner.mesh)
+        learner = self._learner
+        costs = CostModel.of(learner.model)
+        stream = RowStream(self._background, self._database, source, learner.mesh, costs)
         self._publish(evaluate=self._step == 0)
         self._report(TRAINING)
         if self._duties and self._step == 0:
@@ -228,7 +236,13 @@ class Trainer:
             if self._duties:
                 counts = self._background.run(self._duties.counts())
                 line = step_metrics(
-                    self._step, trained_version, statistics, rows.headers, times, counts
+                    self._step,
+                    trained_version,
+                    statistics,
+                    rows.headers,
+                    rows.balance,
+                    times,
+                    counts,
                 )
                 metrics.write(line)
                 logger.info(

@@ -36,9 +36,11 @@ OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32, max_grad_no
 
 CHAINS = linear_rows(7)
 TREES = [
-    make_row("bushy", 20, [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]),
+    make_row("bushy", 20, [(0, 10, -1), (10, 19, 0), (19, 24, 1), (24, 31, 1), (31, 37, 0)]),
     make_row("deep", 21, [(0, 9, -1), (9, 10, 0), (10, 19, 1), (19, 31, 0)]),
     *linear_rows(3),
+    # more than a micro-batch on one prompt, which is computed once for several
+    *(make_row(f"sibling-{n}", 22, [(0, 90 + 3 * n, -1)], prompt=80) for n in range(4)),
 ]
 
 

@@ -14,36 +14,72 @@ from agentrl.training.attention.layout import TreeLayout
 
 
 class Trunk:
-    """Keys and values of each layer, [1, H_kv, P, D], of the P tokens before a forest."""
+    """Keys and values of each layer, [1, H_kv, P, D], and the hidden states, of P tokens."""
 
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[Tensor, Tensor]] = {}
-        self._leaves: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(self, tokens: int, length: int) -> None:
+        """`tokens`: P; `length`: of their line, with padding."""
+        self.length = length
+        self._tokens = tokens
+        self._layers: dict[int, tuple[_Kept, _Kept]] = {}
+        self._hidden: _Kept | None = None
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Of the pass over the trunk itself. Recomputation in a backward pass changes nothing."""
-        if layer not in self._made:
-            self._made[layer] = key, value
-            # float32: gradients of many branches are summed here
-            self._leaves[layer] = _leaf(key), _leaf(value)
+        if layer not in self._layers:
+            part = slice(0, self._tokens)
+            self._layers[layer] = _Kept(key[:, :, part]), _Kept(value[:, :, part])
+
+    def keep_hidden(self, hidden: Tensor) -> None:
+        """The last hidden states [1, T, H] of the pass over the trunk, or this process's of them.
+
+        They may be those of padding too, which nobody asks for.
+        """
+        self._hidden = _Kept(hidden[0])
+
+    @property
+    def n_hidden(self) -> int:
+        """How many hidden states `before_hidden` puts before others."""
+        assert self._hidden is not None, "the pass over the trunk has not ended"
+        return len(self._hidden.leaf)
 
     def before(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The trunk's keys and values, then the forest's own."""
-        trunk_key, trunk_value = self._leaves[layer]
+        trunk_key, trunk_value = self._layers[layer]
         return (
-            torch.cat([trunk_key.to(key.dtype), key], dim=2),
-            torch.cat([trunk_value.to(value.dtype), value], dim=2),
+            torch.cat([trunk_key.leaf.to(key.dtype), key], dim=2),
+            torch.cat([trunk_value.leaf.to(value.dtype), value], dim=2),
         )
 
-    def gradients(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What the pass over the trunk made, and the gradients of it; zeros where none came."""
-        made, gradients = [], []
-        for layer, pair in self._made.items():
-            for tensor, leaf in zip(pair, self._leaves[layer], strict=True):
-                made.append(tensor)
-                grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-                gradients.append(grad.to(tensor.dtype))
-        return made, gradients
+    def before_hidden(self, hidden: Tensor) -> Tensor:
+        """The trunk's hidden states, then those of the forest [T, H]."""
+        assert self._hidden is not None, "the pass over the trunk has not ended"
+        return torch.cat([self._hidden.leaf.to(hidden.dtype), hidden])
+
+    def backward(self) -> None:
+        """Back through the pass over the trunk, with what all passes after it asked of it.
+
+        Everything takes part, with zeros if nothing was asked, so that the sharded model sees the
+        same gradients come on every rank.
+        """
+        assert self._hidden is not None, "the pass over the trunk has not ended"
+        kept = [self._hidden, *(tensor for pair in self._layers.values() for tensor in pair)]
+        torch.autograd.backward(
+            [tensor.made for tensor in kept], [tensor.gradient() for tensor in kept]
+        )
+
+
+class _Kept:
+    """A tensor of the pass over the trunk, and the leaf that stands for it in other passes."""
+
+    def __init__(self, made: Tensor) -> None:
+        self.made = made
+        # gradients of many passes are summed in it, hence float32 at least
+        dtype = torch.promote_types(made.dtype, torch.float32)
+        self.leaf = made.detach().to(dtype).requires_grad_(made.requires_grad)
+
+    def gradient(self) -> Tensor:
+        grad = torch.zeros_like(self.leaf) if self.leaf.grad is None else self.leaf.grad
+        return grad.to(self.made.dtype)
 
 
 @dataclass(frozen=True)
@@ -64,8 +100,3 @@ class TreeContext:
             self.trunk.keep(layer, key, value)
             return key, value
         return self.trunk.before(layer, key, value)
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    dtype = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
-    return tensor.detach().to(dtype).requires_grad_()

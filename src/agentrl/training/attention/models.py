@@ -1,6 +1,7 @@
 """Tree attention as an attention implementation of transformers, and which models can have it."""
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ def attention_forward(
     tree: TreeContext | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **kwargs: object,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer, as transformers calls it; the model passes `tree` on as it is given.
 
@@ -47,7 +48,7 @@ def refuse_extras(
     module: nn.Module,
     attention_mask: Tensor | None,
     dropout: float,
-    kwargs: dict[str, object],
+    kwargs: dict[str, Any],
     tree: TreeContext,
 ) -> None:
     """Raise `ValueError` if a layer asks for what tree attention does not do."""

@@ -13,6 +13,8 @@ from agentrl.training.losses.clipped import clipped_surrogate
 from agentrl.training.losses.inputs import LossInputs, Scope, TokenLoss, depends_on
 from agentrl.training.losses.ratio import capped, token_ratio
 
+_NO_COVARIANCE = 1e-9  # of equal advantages it is 0 but for rounding, and says nothing
+
 
 @depends_on(Scope.BATCH)
 def clip_cov(inputs: LossInputs, config: LossConfig) -> TokenLoss:
@@ -48,16 +50,18 @@ def kl_cov(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     covariance = torch.where(inputs.mask, _covariance(inputs), -torch.inf)
     chosen = torch.zeros_like(inputs.mask)
     chosen[covariance.topk(_share(config.kl_cov_ratio, inputs)).indices] = True
+    chosen &= covariance > _NO_COVARIANCE
     terms = -ratio * inputs.advantages + torch.where(chosen, penalty, 0.0)
     none = torch.zeros_like(over_cap)
     return TokenLoss(terms, token_ratio(inputs).detach(), none, over_cap)
 
 
 def _covariance(inputs: LossInputs) -> Tensor:
-    """(log pi - mean log pi) (A - mean A) [N], means over the batch's trained tokens."""
+    """(log pi - mean log pi) (A - mean A) [N] float64, means over the batch's trained tokens."""
     count = inputs.mask.sum().clamp(min=1)
 
     def centred(values: Tensor) -> Tensor:
+        values = values.double()
         return values - torch.where(inputs.mask, values, 0.0).sum() / count
 
     return centred(inputs.logprobs.detach()) * centred(inputs.advantages)

@@ -1,5 +1,6 @@
 """What a loss is given and what it gives back: the types of this package."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -55,12 +56,23 @@ class TokenLoss:
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """Of all data-parallel ranks and micro-batches of one optimizer step, over trained tokens."""
+    """Sums over all data-parallel ranks and micro-batches of one optimizer step."""
 
-    tokens: int  # how many there are
-    sequences: int  # rows with at least one
-    advantage_mean: float = 0.0
-    advantage_std: float = 1.0
+    tokens: int  # trained tokens
+    sequences: int  # rows with at least one trained token
+    advantages: float = 0.0  # of the trained tokens, as the rows have them
+    squared_advantages: float = 0.0
+
+    @property
+    def advantage_mean(self) -> float:
+        """Over the trained tokens."""
+        return self.advantages / max(self.tokens, 1)
+
+    @property
+    def advantage_std(self) -> float:
+        """Over the trained tokens; with n, as the mean of squares has it."""
+        squares = self.squared_advantages / max(self.tokens, 1)
+        return math.sqrt(max(0.0, squares - self.advantage_mean**2))
 
 
 LossFunction = Callable[[LossInputs, LossConfig], TokenLoss]

@@ -16,7 +16,11 @@ them and are summed over `Mesh.dp_group` only.
 """
 
 from agentrl.training.parallel.apply import parallelise, transformer_layers
-from agentrl.training.parallel.gradients import clip_grad_norm, grad_norms
+from agentrl.training.parallel.gradients import (
+    clip_grad_norm,
+    grad_norms,
+    layer_grad_norms,
+)
 from agentrl.training.parallel.launch import exit_process, join_processes
 from agentrl.training.parallel.mesh import Mesh, make_mesh
 from agentrl.training.parallel.sizes import ParallelSizes
@@ -28,6 +32,7 @@ __all__ = [
     "exit_process",
     "grad_norms",
     "join_processes",
+    "layer_grad_norms",
     "make_mesh",
     "parallelise",
     "transformer_layers",

@@ -27,6 +27,7 @@ from agentrl.training.parallel.experts import shard_experts, spread_experts
 from agentrl.training.parallel.limits import check_model
 from agentrl.training.parallel.mesh import Mesh
 from agentrl.training.parallel.tensor import split_matrices
+from agentrl.training.value_model import attach_values, has_value_head
 
 MASTER_DTYPE = torch.float32
 
@@ -42,7 +43,7 @@ def parallelise(
     compiled: bool = False,
     trees: bool = True,
 ) -> None:
-    """Apply all parallelism to `model` in place and attach `token_logprobs`.
+    """Apply all parallelism to `model` in place and attach `token_logprobs` or `state_values`.
 
     `model` holds float32 weights, the same on every rank; what is not trained may be in another
     type. With `bf16` it computes in bfloat16, with float32 master weights and float32 gradient
@@ -66,6 +67,8 @@ def parallelise(
     _shard(model, mesh, bf16, param_offload)
     _check_sharded(model)
     attach_logprobs(model, line)
+    if has_value_head(model):
+        attach_values(model, line)
 
 
 def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool, param_offload: bool) -> None:

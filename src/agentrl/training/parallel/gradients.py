@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 
 @torch.no_grad()
@@ -35,6 +36,25 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
             [_local(p.grad) for p in model.parameters() if p.grad is not None], scale
         )
     return norm
+
+
+def layer_grad_norms(model: PreTrainedModel) -> dict[str, float]:
+    """The gradient norm of each transformer layer, and of what is outside of them, by name.
+
+    Names are those of the modules: `model.layers.0`, `model.embed_tokens`, `lm_head`. Collective.
+    """
+    split = set(model._no_split_modules or ())
+    # FSDP has put a class of its own before the module's
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if split & {parent.__name__ for parent in type(module).__mro__}
+    ]
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        layer = next((layer for layer in layers if name.startswith(f"{layer}.")), None)
+        groups.setdefault(layer or name.rpartition(".")[0], []).append(parameter)
+    return dict(zip(groups, grad_norms(list(groups.values())).tolist(), strict=True))
 
 
 def _held_squares(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -1,0 +1,86 @@
+"""Generalised advantage estimation: from rewards and values of tokens to advantages and returns.
+
+Pure functions. A row is an episode of its trained tokens, in their order: the state of a token is
+all that it was predicted from, tool results included, and what tools wrote between two generated
+tokens is part of the transition, not a step of its own. Not in here: the critic that gives the
+values (`critic`), and sums over ranks.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_STD_FLOOR = 1e-8  # keeps a batch of equal advantages finite
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Of N trained tokens. Both are [N] float32, in the order of the values they came from."""
+
+    advantages: Tensor
+    returns: Tensor  # what the critic is to learn: advantage + value
+
+
+def outcome_rewards(outcomes: Tensor, sequence: Tensor, place: Tensor) -> Tensor:
+    """Rewards [N] of tokens, all 0 but for the last of each row, which gets the row's outcome.
+
+    `outcomes` [rows] float32 by row; `sequence` [N] int64 says each token's row, `place` [N] int64
+    which trained token of its row it is, from 0.
+    """
+    lengths = _lengths(sequence, place, len(outcomes))
+    return torch.where(place == lengths[sequence] - 1, outcomes[sequence], 0.0)
+
+
+def generalised_advantages(
+    rewards: Tensor,
+    values: Tensor,
+    sequence: Tensor,
+    place: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+) -> Estimates:
+    """GAE(gamma, lambda) along the trained tokens of each row (arXiv 1506.02438, equation 16).
+
+        delta_t = r_t + gamma * V_t+1 - V_t,    V after the last token is 0
+        A_t     = delta_t + gamma * lambda * A_t+1
+        R_t     = A_t + V_t
+
+    `rewards`, `values` [N] float32; `values` are of the states that the tokens were sampled in.
+    `sequence`, `place` [N] int64 as in `outcome_rewards`: a row's places are 0, 1, ... without a
+    gap, its tokens may stand anywhere. Computed in float64 on the CPU, one step for each place.
+    """
+    rows = int(sequence.max()) + 1 if len(sequence) else 0
+    shape = (int(place.max()) + 1 if len(place) else 0, rows)
+    at = (place.cpu(), sequence.cpu())
+    rewards_PR = torch.zeros(shape, dtype=torch.float64)
+    values_PR = torch.zeros(shape, dtype=torch.float64)
+    rewards_PR[at] = rewards.detach().double().cpu()
+    values_PR[at] = values.detach().double().cpu()
+    advantages_PR = torch.zeros(shape, dtype=torch.float64)
+    # Beyond the end of a row rewards and values are 0, and so is all that follows from them.
+    next_value = next_advantage = torch.zeros(rows, dtype=torch.float64)
+    for step in reversed(range(shape[0])):
+        delta = rewards_PR[step] + gamma * next_value - values_PR[step]
+        next_advantage = delta + gamma * lam * next_advantage
+        next_value = values_PR[step]
+        advantages_PR[step] = next_advantage
+    advantages = advantages_PR[at]
+    returns = advantages + values_PR[at]
+    return Estimates(
+        advantages=advantages.to(values.device, torch.float32),
+        returns=returns.to(values.device, torch.float32),
+    )
+
+
+def whitened(advantages: Tensor, mean: float, variance: float) -> Tensor:
+    """Advantages [N] with mean 0 and variance 1, given both over the whole batch."""
+    return (advantages - mean) / (math.sqrt(variance) + _STD_FLOOR)
+
+
+def _lengths(sequence: Tensor, place: Tensor, rows: int) -> Tensor:
+    """Trained tokens [rows] of each row."""
+    lengths = torch.zeros(rows, dtype=torch.int64, device=sequence.device)
+    return lengths.scatter_reduce(0, sequence, place + 1, reduce="amax")

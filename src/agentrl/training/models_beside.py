@@ -1,0 +1,63 @@
+"""The models beside the policy in a step: who is asked before it, and who learns after it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from agentrl.configs import Config, ModelConfig
+from agentrl.training.critic import Critic, Verdict
+from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
+from agentrl.training.passes import Advice
+from agentrl.training.program import Program
+from agentrl.training.reference import Reference
+from agentrl.training.sequences import TrainingSequence
+from agentrl.training.value_model import load_value_model
+
+
+def reference_model(config: Config) -> ModelConfig | None:
+    """Where the reference policy is, if the loss wants one that is not the policy's adapter off.
+
+    A folder, and not the weights of a checkpoint: a resume changes no reference.
+    """
+    folder = config.model.reference_model_name_or_path
+    if not config.loss.beta or (config.lora.lora_rank and folder is None):
+        return None
+    return replace(config.model, model_name_or_path=folder or config.model.model_name_or_path)
+
+
+def load_critic(config: Config) -> PreTrainedModel | None:
+    """The critic's model, if the loss is PPO. Raises `ConfigError`."""
+    if config.loss.loss_calculator != "PPO":
+        return None
+    folder = config.critic.critic_model_name_or_path or config.model.model_name_or_path
+    return load_value_model(replace(config.model, model_name_or_path=folder))
+
+
+class ModelsBeside:
+    """The reference and the critic of a run, each of which there may be or not."""
+
+    def __init__(self, reference: Reference | None, critic: Critic | None) -> None:
+        self._reference = reference
+        self._critic = critic
+        self._verdict: Verdict | None = None
+
+    def advise(self, program: Program, rows: Sequence[Sequence[TrainingSequence]]) -> Advice:
+        """What they say of a step's tokens. `rows`: those of `program`. Collective."""
+        reference_logprobs = self._reference.logprobs(program) if self._reference else None
+        if self._critic is None:
+            return Advice(reference_logprobs)
+        outcomes = [row[0].reward if row else 0.0 for row in rows]
+        self._verdict = self._critic.estimate(program, outcomes)
+        return Advice(
+            reference_logprobs,
+            advantages=self._verdict.advantages,
+            policy_waits=self._critic.warms_up,
+        )
+
+    def learn(self, program: Program) -> CriticStatistics:
+        """Train the critic, if there is one, on what it said of `program`. Collective."""
+        if self._critic is None:
+            return NO_CRITIC
+        assert self._verdict is not None, "it was asked first"
+        return self._critic.learn(program, self._verdict)

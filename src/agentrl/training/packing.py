@@ -1,0 +1,147 @@
+"""One rank's sequences to forward and backward passes of bounded size. Pure and deterministic.
+
+A tree that fits the budget is computed whole, several of them beside each other. Of a tree that
+does not fit, the subtrees that do are packed; the nodes above them, their *trunk*, are computed
+once, and every pass over some of the subtrees attends to its keys and values (see
+`attention.context`). A trunk that is too short for that is computed again in each pass.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# Tokens that a trunk must save: it costs a forward and a backward pass of its own.
+MIN_SAVED = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """One forward and backward pass: nodes in depth-first order, and sequences that end there."""
+
+    nodes: tuple[int, ...]
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TrunkParts:
+    """Parts whose roots are all children of the last node of one trunk."""
+
+    trunk: tuple[int, ...]  # nodes, from a root downwards
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """All passes of a rank. Those with most parts, and the largest parts, come first."""
+
+    trunks: tuple[TrunkParts, ...]
+    plain: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class _Subtree:
+    """What is computed in one pass: all of the nodes `first` to `end`, below the nodes `above`."""
+
+    above: tuple[int, ...]
+    first: int
+    end: int
+    size: int  # tokens, without those above
+    sequences: tuple[int, ...]
+
+    @property
+    def nodes(self) -> range:
+        return range(self.first, self.end)
+
+
+def pack_forest(
+    parents: Sequence[int], lengths: Sequence[int], last_nodes: Sequence[int], budget: int
+) -> Packing:
+    """Divide a forest, nodes in depth-first order, into passes of at most `budget` tokens.
+
+    `last_nodes`: of each sequence, the node that it ends in. Invariants:
+
+    * every sequence is in exactly one part, which holds all nodes on its way from the root, but
+      for those of the part's trunk;
+    * a part has at most `budget` tokens, or what its trunk leaves of it, but a quarter of it at
+      least; or else it is the way to one leaf, which is never divided;
+    * a node that was computed in two passes stands above subtrees that did not fit one, and
+      saving that would not have been worth `MIN_SAVED` tokens.
+    """
+    ends, sizes = _subtrees(parents, lengths)
+    ending: dict[int, list[int]] = {}
+    for sequence, node in enumerate(last_nodes):
+        ending.setdefault(node, []).append(sequence)
+    items: list[_Subtree] = []
+    waiting: list[int] = []  # sequences that end in a node above the next item
+    above: list[int] = []
+    node = 0
+    while node < len(parents):
+        while above and parents[node] != above[-1]:
+            above.pop()
+        room = budget - sum(lengths[upper] for upper in above)
+        leaf = ends[node] == node + 1
+        waiting += ending.get(node, []) if not leaf and sizes[node] > room else []
+        if not leaf and sizes[node] > room:
+            above.append(node)
+            node += 1
+            continue
+        inside = [s for lower in range(node, ends[node]) for s in ending.get(lower, [])]
+        items.append(_Subtree(tuple(above), node, ends[node], sizes[node], (*waiting, *inside)))
+        waiting = []
+        node = ends[node]
+    return _pack(items, lengths, budget)
+
+
+def _pack(items: Iterable[_Subtree], lengths: Sequence[int], budget: int) -> Packing:
+    by_trunk: dict[tuple[int, ...], list[_Subtree]] = {}
+    for item in items:
+        by_trunk.setdefault(item.above, []).append(item)
+    trunks: list[TrunkParts] = []
+    rest: list[_Subtree] = []
+    for trunk, below in by_trunk.items():
+        trunk_tokens = sum(lengths[node] for node in trunk)
+        room = max(budget - trunk_tokens, budget // 4)
+        bins = _first_fit([(item, item.size) for item in below], room)
+        if trunk_tokens * (len(bins) - 1) >= MIN_SAVED:
+            parts = tuple(_part(group, with_above=False) for group in bins)
+            trunks.append(TrunkParts(trunk, parts))
+        else:
+            rest += below
+    weighted = [(item, item.size + sum(lengths[node] for node in item.above)) for item in rest]
+    plain = tuple(_part(group, with_above=True) for group in _first_fit(weighted, budget))
+    trunks.sort(key=lambda group: (-len(group.parts), group.trunk))
+    return Packing(tuple(trunks), plain)
+
+
+def _first_fit(items: Sequence[tuple[_Subtree, int]], budget: int) -> list[list[_Subtree]]:
+    """Items with their sizes to bins, the largest first, each to the first bin that has room."""
+    bins: list[list[_Subtree]] = []
+    loads: list[int] = []
+    for item, size in sorted(items, key=lambda pair: (-pair[1], pair[0].first)):
+        fitting = (index for index, load in enumerate(loads) if load + size <= budget)
+        index = next(fitting, len(bins))
+        if index == len(bins):
+            bins.append([])
+            loads.append(0)
+        bins[index].append(item)
+        loads[index] += size
+    order = sorted(range(len(bins)), key=lambda index: (-loads[index], index))
+    return [bins[index] for index in order]
+
+
+def _part(group: Sequence[_Subtree], *, with_above: bool) -> Part:
+    nodes = {node for item in group for node in item.nodes}
+    if with_above:
+        nodes |= {node for item in group for node in item.above}
+    sequences = sorted(sequence for item in group for sequence in item.sequences)
+    return Part(tuple(sorted(nodes)), tuple(sequences))
+
+
+def _subtrees(parents: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Of each node: one past its last descendant, and the tokens of its subtree."""
+    ends = [node + 1 for node in range(len(parents))]
+    sizes = list(lengths)
+    for node in reversed(range(len(parents))):
+        if parents[node] >= 0:
+            ends[parents[node]] = max(ends[parents[node]], ends[node])
+            sizes[parents[node]] += sizes[node]
+    return ends, sizes

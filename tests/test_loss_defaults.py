@@ -1,0 +1,52 @@
+"""What the name of a loss means for flags that are not given."""
+
+import pytest
+
+from agentrl.configs import parse_config
+
+
+@pytest.mark.parametrize(
+    ("loss", "advantage", "normalisation", "clip_range", "whitens"),
+    [
+        ("GRPO", "mean_std", "token", (0.8, 1.2), False),
+        ("Dr.GRPO", "mean", "none", (0.8, 1.2), False),
+        ("DAPO", "mean_std", "token", (0.8, 1.28), False),
+        ("GSPO", "mean_std", "sequence", (0.9997, 1.0004), False),
+        ("REINFORCE++", "score", "token", (0.8, 1.2), True),
+        ("REINFORCE++-baseline", "mean", "token", (0.8, 1.2), True),
+        ("RLOO", "leave_one_out", "none", (0.8, 1.2), False),
+        ("ReMax", "remax", "none", (0.8, 1.2), False),
+        ("OPO", "opo", "none", (0.8, 1.2), False),
+    ],
+)
+def test_one_flag_names_a_whole_algorithm(
+    loss: str, advantage: str, normalisation: str, clip_range: tuple[float, float], whitens: bool
+) -> None:
+    config = parse_config(["--loss_calculator", loss])
+    assert config.reward.advantage == advantage
+    assert config.loss.normalisation == normalisation
+    assert config.loss.clip_range == pytest.approx(clip_range)
+    assert config.loss.whitens is whitens
+
+
+def test_flags_that_are_given_go_before_those_of_the_loss() -> None:
+    config = parse_config(
+        ["--loss_calculator", "RLOO", "--advantage", "mean", "--token_level_loss",
+         "--whiten_advantages", "--epsilon_higher", "0.5"]
+    )  # fmt: skip
+    assert config.reward.advantage == "mean"
+    assert config.loss.normalisation == "token"
+    assert config.loss.whitens
+    assert config.loss.clip_range == pytest.approx((0.8, 1.5))
+    sequence = parse_config(["--loss_calculator", "MINIRL", "--token_level_loss", "false"])
+    assert sequence.loss.normalisation == "sequence"
+
+
+def test_skipping_the_length_normalisation_goes_before_all() -> None:
+    config = parse_config(["--token_level_loss", "true", "--skip_length_normalization", "true"])
+    assert config.loss.normalisation == "none"
+
+
+def test_one_attempt_at_a_task_is_enough_where_attempts_are_not_compared() -> None:
+    config = parse_config(["--loss_calculator", "REINFORCE++", "--num_generations", "1"])
+    assert config.sampling.num_generations == 1

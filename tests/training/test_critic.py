@@ -1,0 +1,190 @@
+"""PPO: the critic's values, what the policy makes of them, and that both learn."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from tiny import linear_rows, make_row, sequences_of, tiny_model, write_tiny_folder
+from torch import Tensor
+from transformers import AutoModelForTokenClassification, PreTrainedModel
+
+from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, OptimizerConfig
+from agentrl.training.critic_loss import CriticStatistics
+from agentrl.training.learner import Learner
+from agentrl.training.parallel import make_mesh
+from agentrl.training.sequences import TrainingSequence
+from agentrl.training.statistics import StepStatistics
+from agentrl.training.step import StepOptions
+from agentrl.training.value_model import load_value_model
+
+TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
+PPO = LossConfig(loss_calculator="PPO")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("critic") / "model")
+
+
+def learner(
+    folder: Path,
+    critic: CriticConfig,
+    *,
+    budget: int = 4096,
+    learning_rate: float = 0.0,
+    steps: int = 100,
+) -> Learner:
+    return Learner(
+        tiny_model(),
+        make_mesh(Accelerator(cpu=True)),
+        PPO,
+        OptimizerConfig(learning_rate=learning_rate),
+        StepOptions(micro_batch_tokens=budget),
+        steps,
+        critic=critic,
+        value_model=load_value_model(ModelConfig(str(folder))),
+    )
+
+
+def demonstration(
+    prompt: Sequence[int], answer: Sequence[int], reward: float, logprob: float = 0.0
+) -> list[TrainingSequence]:
+    """A row: `answer` was sampled after `prompt`."""
+    length = len(prompt) + len(answer)
+    return [
+        TrainingSequence(
+            input_ids=np.array([*prompt, *answer], dtype=np.int32),
+            loss_mask=np.arange(length) >= len(prompt),
+            advantages=np.zeros(length, dtype=np.float32),
+            logprobs=np.full(length, logprob, dtype=np.float32),
+            staleness=np.zeros(length, dtype=np.int32),
+            temperature=1.0,
+            row_tokens=len(answer),
+            reward=reward,
+        )
+    ]
+
+
+def weights_of(model: PreTrainedModel) -> list[Tensor]:
+    return [parameter.full_tensor().clone() for parameter in model.parameters()]
+
+
+def critic_of(statistics: StepStatistics) -> dict[str, float]:
+    """What they say of the critic."""
+    return {
+        field.name: value
+        for field in fields(CriticStatistics)
+        if (value := getattr(statistics, field.name)) is not None
+    }
+
+
+def test_values_learn_what_the_prompt_says_of_the_reward(folder: Path) -> None:
+    draw = random.Random(0)
+    trainee = learner(folder, CriticConfig(critic_learning_rate=1e-2, critic_updates=2))
+    said: list[StepStatistics] = []
+    for _ in range(15):
+        rows = []
+        for _ in range(24):
+            lucky = draw.random() < 0.5
+            prompt = [7, 10 if lucky else 11, draw.randrange(20, 60)]
+            answer = [draw.randrange(20, 60) for _ in range(draw.randrange(1, 6))]
+            rows.append(demonstration(prompt, answer, reward=float(lucky)))
+        said.append(trainee.step(rows))
+    first, last = critic_of(said[0]), critic_of(said[-1])
+    assert first["value_mean"] == 0.0, "it starts without an opinion"
+    assert first["explained_variance"] == pytest.approx(0.0, abs=1e-6)
+    assert last["explained_variance"] > 0.9
+    assert last["value_loss"] < 0.1 * first["value_loss"]
+    assert last["value_mean"] == pytest.approx(last["return_mean"], abs=0.1)
+
+
+def test_the_policy_learns_to_sample_what_is_rewarded(folder: Path) -> None:
+    """One token after one prompt; right are those of even number. Half of them at the start."""
+    torch.manual_seed(0)
+    config = CriticConfig(critic_learning_rate=1e-2)
+    trainee = learner(folder, config, learning_rate=1e-2)
+    prompt = [5, 6, 7]
+    rewards = []
+    for _ in range(30):
+        with torch.no_grad():
+            logits = trainee.model(input_ids=torch.tensor([prompt])).logits[0, -1]
+        log_p = torch.log_softmax(logits, -1)
+        tokens = torch.multinomial(log_p.exp(), 32, replacement=True).tolist()
+        scores = [float(token % 2 == 0) for token in tokens]
+        rows = [
+            demonstration(prompt, [token], score, log_p[token].item())
+            for token, score in zip(tokens, scores, strict=True)
+        ]
+        rewards.append(sum(scores) / len(scores))
+        if len(set(scores)) == 1:
+            break
+        assert trainee.step(rows).ratio_max == pytest.approx(1.0, abs=1e-4)
+    assert rewards[0] < 0.8
+    assert rewards[-1] > 0.95
+
+
+def test_micro_batches_do_not_change_what_critic_and_policy_learn(folder: Path) -> None:
+    rows = [sequences_of(row) for row in [*linear_rows(6), make_row("tree", 9, TREE)]]
+    config = CriticConfig(critic_learning_rate=1e-2, gae_lambda=0.9, gae_gamma=0.95, value_clip=0.2)
+    results = []
+    for budget in (10_000, 50, 1):
+        trainee = learner(folder, config, budget=budget, learning_rate=1e-2)
+        statistics = [trainee.step(rows) for _ in range(3)]
+        assert trainee.critic is not None
+        results.append((statistics, weights_of(trainee.critic.model)))
+    (whole, weights), *others = results
+    assert abs(critic_of(whole[-1])["explained_variance"]) > 1e-3
+    for parts, same in others:
+        assert parts[0].n_micro_batches > 1
+        for ours, theirs in zip(parts, whole, strict=True):
+            assert ours.loss == pytest.approx(theirs.loss, rel=1e-2, abs=1e-4)
+            assert critic_of(ours) == pytest.approx(critic_of(theirs), rel=1e-3, abs=1e-3)
+        for one, other in zip(same, weights, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-3, rtol=1e-2)
+
+
+def test_while_the_critic_warms_up_the_policy_and_its_schedule_wait(folder: Path) -> None:
+    rows = [sequences_of(row) for row in linear_rows(4)]
+    config = CriticConfig(critic_learning_rate=1e-2, critic_warmup_steps=2)
+    trainee = learner(folder, config, learning_rate=1e-2)
+    start = weights_of(trainee.model)
+    waiting = [trainee.step(rows) for _ in range(2)]
+    assert all(map(torch.equal, weights_of(trainee.model), start))
+    assert [said.grad_norm for said in waiting] == [0.0, 0.0]
+    assert waiting[0].mismatch_kl > 0, "what the rows are like is said nevertheless"
+    assert waiting[1].value_loss != waiting[0].value_loss
+    assert trainee.step(rows).grad_norm > 0
+    assert not all(map(torch.equal, weights_of(trainee.model), start))
+
+
+def test_a_critic_goes_on_where_its_state_was_taken(folder: Path) -> None:
+    rows = [sequences_of(row) for row in linear_rows(4)]
+    config = CriticConfig(critic_learning_rate=1e-2, critic_warmup_steps=1)
+    one = learner(folder, config, learning_rate=1e-2)
+    one.step(rows)
+    state = torch.utils._pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, one.state_dict()
+    )
+    expected = one.step(rows)
+    other = learner(folder, config, learning_rate=1e-2)
+    other.load_state_dict(state)
+    assert other.step(rows) == expected
+
+
+def test_a_folder_with_a_head_of_its_own_keeps_it_and_one_without_starts_at_0(
+    folder: Path, tmp_path: Path
+) -> None:
+    model = load_value_model(ModelConfig(str(folder)))
+    assert model.score.weight.abs().max() == 0
+    with torch.no_grad():
+        model.score.weight.fill_(0.5)
+    model.save_pretrained(tmp_path / "critic")
+    assert load_value_model(ModelConfig(str(tmp_path / "critic"))).score.weight.min() == 0.5
+    assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").num_labels == 1
+    with pytest.raises(ConfigError, match=r"--critic_model_name_or_path .*no config\.json"):
+        load_value_model(ModelConfig(str(tmp_path)))

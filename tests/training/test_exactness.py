@@ -1,0 +1,185 @@
+"""Merging changes nothing: any rows, any budget, any loss give what separate sequences give."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny import VOCABULARY, tiny_model
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+from agentrl.configs import LossConfig
+from agentrl.training.batch import collate_padded
+from agentrl.training.losses import LOSS_FUNCTIONS
+from agentrl.training.objective import Objective
+from agentrl.training.parallel import Mesh, make_mesh, parallelise
+from agentrl.training.passes import NO_ADVICE, PolicyPasses
+from agentrl.training.program import Program, Section, make_program
+from agentrl.training.sequences import TrainingSequence, count_totals
+from agentrl.training.statistics import RunningStatistics, StepStatistics
+
+LOSSES = sorted(LOSS_FUNCTIONS)
+
+Rows = list[list[TrainingSequence]]
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Rows:
+    """Rows of two prompts: some begin alike for any length, in mid-turn too, some are trees.
+
+    Lengths are up to 140 tokens, so that trunks of prompts are worth computing once; any token may
+    be trained, those of prompts and those that several rows share included.
+    """
+    seed = draw(st.integers(0, 2**16))
+    generator = np.random.default_rng(seed)
+    prompts = [generator.integers(2, VOCABULARY, size) for size in (100, 30)]
+    rows: Rows = []
+    for _ in range(draw(st.integers(1, 6))):
+        start = prompts[draw(st.integers(0, 1))]
+        start = start[: draw(st.sampled_from([1, 3, len(start) - 1, len(start), len(start)]))]
+        temperature = draw(st.sampled_from([1.0, 1.0, 0.7]))
+        spine = np.concatenate([start, generator.integers(2, VOCABULARY, 20)])
+        paths = [spine]
+        for _ in range(draw(st.integers(0, 3))):  # further segments of the row
+            before = paths[draw(st.integers(0, len(paths) - 1))]
+            cut = draw(st.integers(1, len(before)))
+            tail = generator.integers(2, VOCABULARY, draw(st.sampled_from([1, 1, 5, 20])))
+            paths.append(np.concatenate([before[:cut], tail]))
+        rows.append(_row(paths, temperature, generator))
+    return rows
+
+
+def _row(
+    paths: list[np.ndarray], temperature: float, generator: np.random.Generator
+) -> list[TrainingSequence]:
+    sequences = []
+    for tokens in paths:
+        trained = generator.random(len(tokens)) < 0.5
+        trained[0], trained[-1] = False, True
+        sequences.append(
+            TrainingSequence(
+                input_ids=tokens.astype(np.int32),
+                loss_mask=trained,
+                advantages=generator.normal(size=len(tokens)).astype(np.float32),
+                logprobs=-generator.uniform(2, 6, len(tokens)).astype(np.float32),
+                staleness=generator.integers(0, 3, len(tokens)).astype(np.int32),
+                temperature=temperature,
+                row_tokens=0,
+            )
+        )
+    total = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
+    return [replace(sequence, row_tokens=total) for sequence in sequences]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The same weights, once with tree attention and once with transformers' own."""
+
+    mesh: Mesh
+    tree: Qwen3ForCausalLM
+    plain: Qwen3ForCausalLM
+
+
+def make_trained(*, checkpointing: bool = False) -> Trained:
+    mesh = make_mesh(Accelerator(cpu=True))
+    tree, plain = tiny_model(), tiny_model()
+    parallelise(tree, mesh, gradient_checkpointing=checkpointing)
+    parallelise(plain, mesh, trees=False)
+    return Trained(mesh, tree, plain)
+
+
+@pytest.fixture
+def trained() -> Trained:
+    return make_trained()
+
+
+def separate(rows: Rows) -> Program:
+    """The sequences of a row beside each other on padded lines."""
+    batches = tuple(collate_padded(row, [number] * len(row)) for number, row in enumerate(rows))
+    return Program((Section(None, batches),), len(rows), count_totals(rows), divides_rows=False)
+
+
+def outcome(
+    model: Qwen3ForCausalLM, program: Program, loss: LossConfig, mesh: Mesh
+) -> tuple[StepStatistics, list[Tensor]]:
+    """Loss and other statistics, and gradients."""
+    model.train()
+    running = RunningStatistics(mesh.device)
+    PolicyPasses(model, program, Objective(loss), 16, mesh, NO_ADVICE).add_gradients(running)
+    gradients = [parameter.grad.full_tensor().clone() for parameter in model.parameters()]
+    model.zero_grad()
+    norm = torch.nn.utils.get_total_norm(gradients).item()
+    return running.reduce(program.totals, norm, 0.0, 0, mesh.dp_group), gradients
+
+
+def assert_equal(rows: Rows, loss: LossConfig, trained: Trained, budget: int) -> Program:
+    mesh = trained.mesh
+    program = make_program(trained.tree, rows, budget, 4, mesh)
+    expected, expected_gradients = outcome(trained.plain, separate(rows), loss, mesh)
+    statistics, gradients = outcome(trained.tree, program, loss, mesh)
+    assert statistics.staleness_histogram == expected.staleness_histogram
+    ours, theirs = (
+        {name: value for name, value in vars(said).items() if isinstance(value, float)}
+        for said in (statistics, expected)
+    )
+    assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    for one, other in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5 * expected.grad_norm)
+    return program
+
+
+@given(rows=groups(), budget=st.integers(1, 400), loss=st.sampled_from(LOSSES))
+@settings(
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_rows_in_any_budget_train_like_separate_sequences(
+    rows: Rows, budget: int, loss: str, trained: Trained
+) -> None:
+    assert_equal(rows, LossConfig(loss_calculator=loss, log_entropy=True), trained, budget)
+
+
+def siblings(count: int, prompt: int, length: int, *, trains_prompt: bool = False) -> Rows:
+    """Rows on one prompt; with `trains_prompt` some of its tokens are trained, in every row."""
+    generator = np.random.default_rng(count)
+    start = generator.integers(2, VOCABULARY, prompt)
+    rows = []
+    for _ in range(count):
+        (row,) = _row(
+            [np.concatenate([start, generator.integers(2, VOCABULARY, length)])], 1.0, generator
+        )
+        if not trains_prompt:
+            row.loss_mask[:prompt] = False
+            row = replace(row, row_tokens=int(row.loss_mask.sum()))
+        rows.append([row])
+    return rows
+
+
+@pytest.mark.parametrize("trains_prompt", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_group_over_the_budget_computes_its_prompt_once(
+    trains_prompt: bool, checkpointing: bool
+) -> None:
+    rows = siblings(5, 120, 20, trains_prompt=trains_prompt)
+    trained = make_trained(checkpointing=checkpointing)
+    program = assert_equal(rows, LossConfig(log_entropy=True), trained, 160)
+    (section,) = program.sections
+    assert section.trunk is not None and section.trunk.tokens == 120
+    lines = [batch.input_ids.shape[1] for batch in section.batches]
+    assert len(lines) == 3 and max(lines) <= 40
+
+
+def test_a_token_that_siblings_share_is_one_prediction_with_all_their_weights(
+    trained: Trained,
+) -> None:
+    rows = siblings(4, 50, 10, trains_prompt=True)
+    (batch,) = assert_equal(rows, LossConfig(log_entropy=True), trained, 1000).batches
+    assert len(batch.prediction) == sum(row[0].row_tokens for row in rows)
+    predictions = torch.stack([batch.positions, batch.targets])
+    assert len(batch.targets) == predictions.unique(dim=1).shape[1]
+    assert len(batch.targets) < len(batch.prediction)

@@ -1,0 +1,284 @@
+"""Layers over the losses, and what may be computed apart."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from loss_inputs import gradient, inputs, part, random_inputs
+
+from agentrl.configs import LossConfig
+from agentrl.configs.losses import LOSSES
+from agentrl.training.losses import (
+    BatchTotals,
+    LossInputs,
+    Normalisation,
+    Scope,
+    normalise,
+)
+from agentrl.training.objective import Objective, TokenTerms
+
+WITH_LAYERS = {
+    "plain": {},
+    "cap, dual clip, strict, decay": {
+        "importance_weight_cap_ratio": 1.4, "dual_clip": 1.2, "strict_in_bound": True,
+        "epsilon": 0.3, "epsilon_higher": 0.5, "out_of_date_decay": 0.8,
+    },
+    "decoupled, sequence weights, geometric mask": {
+        "proximal_policy": "loglinear", "rollout_is": "sequence",
+        "importance_weight_cap_ratio": 2.0, "rollout_rs": "geometric", "rollout_rs_threshold": 1.3,
+    },
+    "recomputed, token weights": {"proximal_policy": "recompute", "rollout_is": "token"},
+    "divergence, entropy, whitened": {
+        "beta": 0.1, "entropy_coef": 0.01, "whiten_advantages": True, "kl_estimator": "k2",
+    },
+    "divergence in the advantage": {"beta": 0.1, "kl_in_advantage": True, "kl_estimator": "k1"},
+}  # fmt: skip
+
+
+def totals_of(given: LossInputs) -> BatchTotals:
+    trained = given.advantages[given.mask].double()
+    return BatchTotals(
+        tokens=int(given.mask.sum()),
+        sequences=len(given.sequence[given.mask].unique()),
+        advantages=float(trained.sum()),
+        squared_advantages=float(trained.square().sum()),
+    )
+
+
+def objective(loss: str = "GRPO", **flags: object) -> Objective:
+    return Objective(LossConfig(loss_calculator=loss, **flags))  # type: ignore[arg-type]
+
+
+def terms_of(given: LossInputs, loss: str = "GRPO", **flags: object) -> TokenTerms:
+    return objective(loss, **flags).share(given, totals_of(given))[1]
+
+
+def slopes(given: LossInputs, loss: str = "GRPO", **flags: object) -> list[float]:
+    """d(loss) / d(logprob), times the number of tokens: as terms have it under a token mean."""
+    share, _ = objective(loss, token_level_loss=True, **flags).share(given, totals_of(given))
+    return gradient(share * len(given.mask), given)
+
+
+@pytest.mark.parametrize("layers", WITH_LAYERS.values(), ids=WITH_LAYERS.keys())
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_parts_that_a_scope_allows_add_up_to_the_whole(
+    loss: str, layers: dict[str, object]
+) -> None:
+    given = random_inputs([3, 1, 5, 2, 4], seed=3)
+    made = objective(loss, **layers)
+    totals = totals_of(given)
+    whole, _ = made.share(given, totals)
+    gradients = torch.autograd.grad(whole, [given.logprobs, given.entropy], allow_unused=True)  # type: ignore[list-item]
+    parts = {
+        Scope.TOKEN: torch.arange(len(given.mask)) % 4,
+        Scope.SEQUENCE: given.sequence % 2,
+        Scope.BATCH: torch.zeros_like(given.sequence),
+    }[made.scope]
+    shares = [made.share(part(given, parts == n), totals)[0] for n in parts.unique().tolist()]
+    assert sum(share.item() for share in shares) == pytest.approx(whole.item(), abs=1e-5)
+    again = torch.autograd.grad(
+        torch.stack(shares).sum(), [given.logprobs, given.entropy], allow_unused=True
+    )  # type: ignore[list-item]
+    for ours, theirs in zip(again, gradients, strict=True):
+        if theirs is None:
+            assert ours is None
+        else:
+            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@drawn(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 99), st.randoms())
+def test_the_order_of_tokens_does_not_matter(lengths: list[int], seed: int, rng: object) -> None:
+    given = random_inputs(lengths, seed)
+    order = torch.tensor(rng.sample(range(sum(lengths)), sum(lengths)))  # type: ignore[attr-defined]
+    for loss in ("GSPO", "Clip-Cov", "KL-Cov", "MINIRL"):
+        share, _ = objective(loss).share(given, totals_of(given))
+        again, _ = objective(loss).share(part(given, order), totals_of(given))
+        assert again.item() == pytest.approx(share.item(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_an_untrained_token_adds_nothing_whatever_its_numbers_are(loss: str) -> None:
+    given = replace(
+        inputs([1.1, 1.0, 0.9], [1.0, 1e9, -1.0], mask=[True, False, True]),
+        behaviour_logprobs=torch.tensor([-0.7, -90.0, -0.7]),
+    )
+    terms = terms_of(given, loss)
+    alone = part(given, given.mask)
+    assert terms.terms[1].item() == 0.0
+    assert slopes(given, loss)[1] == 0.0
+    assert terms.terms[given.mask].tolist() == pytest.approx(terms_of(alone, loss).terms.tolist())
+
+
+@pytest.mark.parametrize(
+    ("flags", "scope"),
+    [
+        ({}, Scope.TOKEN),
+        ({"loss_calculator": "GSPO"}, Scope.SEQUENCE),
+        ({"loss_calculator": "KL-Cov"}, Scope.BATCH),
+        ({"rollout_rs": "geometric"}, Scope.SEQUENCE),
+        ({"rollout_rs": "token"}, Scope.TOKEN),
+        ({"loss_calculator": "Clip-Cov", "rollout_rs": "sequence"}, Scope.BATCH),
+        ({"loss_calculator": "CrossEntropy", "rollout_rs": "sequence"}, Scope.TOKEN),
+    ],
+)
+def test_the_scope_is_the_widest_of_what_is_asked_for(
+    flags: dict[str, object], scope: Scope
+) -> None:
+    assert Objective(LossConfig(**flags)).scope is scope  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loss", ["GRPO", "MINIRL", "RLOO", "CISPO", "GPG", "SAPO", "KL-Cov"])
+def test_strict_in_bound_leaves_out_every_ratio_out_of_range(loss: str) -> None:
+    given = inputs([1.0, 1.5, 0.5, 1.5, 0.5], [1.0, 1.0, 1.0, -1.0, -1.0])
+    flags = {"strict_in_bound": True, "epsilon": 0.2, "epsilon_higher": 0.2, "kl_cov_ratio": 0.0}
+    assert slopes(given, loss, **flags) == [-1.0, 0.0, 0.0, 0.0, 0.0]
+    assert terms_of(given, loss, **flags).left_out.tolist() == [False, True, True, True, True]
+
+
+def test_decay_shrinks_the_advantage_of_stale_tokens() -> None:
+    given = inputs([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], staleness=[0, 1, 3])
+    for loss in ("GRPO", "MINIRL", "GPG"):
+        assert slopes(given, loss, out_of_date_decay=0.5) == [-1.0, -0.5, -0.125]
+
+
+def test_the_options_compose() -> None:
+    given = inputs([1.15, 1.3, 0.9], [1.0, 1.0, 1.0], staleness=[1, 0, 2])
+    flags = {"importance_weight_cap_ratio": 1.1, "strict_in_bound": True, "out_of_date_decay": 0.5}
+    assert slopes(given, "MINIRL", **flags) == [-0.55, 0.0, -0.225]
+
+
+def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_global_batch() -> None:
+    given = inputs([1.0, 1.0, 1.0, 1.0], [1.0, 3.0, 1.0, 3.0])
+    assert slopes(given, whiten_advantages=True) == [1.0, -1.0, 1.0, -1.0]
+    # a part of the batch is normalised by the whole of it: mean 2, deviation 1
+    half = part(given, torch.tensor([True, False, True, False]))
+    share, _ = objective(whiten_advantages=True).share(half, totals_of(given))
+    assert share.item() == pytest.approx((1.0 + 1.0) / 4)
+
+
+def test_a_recomputed_proximal_policy_leaves_the_correction_to_the_weights() -> None:
+    given = inputs([3.0, 0.5], [1.0, 1.0])
+    assert slopes(given, proximal_policy="recompute") == [-1.0, -1.0]
+    weighted = {"proximal_policy": "recompute", "rollout_is": "token"}
+    assert slopes(given, **weighted) == [-3.0, -0.5]
+    capped = {**weighted, "importance_weight_cap_ratio": 2.0}
+    assert slopes(given, **capped) == [-2.0, -0.5]
+    assert terms_of(given, **capped).truncated.tolist() == [True, False]
+
+
+def test_a_loglinear_proximal_policy_lies_between_sampler_and_trainer_by_staleness() -> None:
+    # p = mu^(1/d) pi^(1 - 1/d); pi / mu = 4: pi / p = 4^(1/d), and 1 where d = 0
+    given = inputs([4.0] * 4, [1.0] * 4, staleness=[0, 1, 2, 4])
+    flags = {"proximal_policy": "loglinear", "epsilon": 0.0, "epsilon_higher": 1.5}
+    expected = [1.0, 2.5, 2.0, 4**0.25]  # the second, 4, is clipped at 2.5
+    assert terms_of(given, **flags).terms.tolist() == pytest.approx([-r for r in expected])
+    # with weights p / mu the product is pi / mu again, but for the clip
+    flags["rollout_is"] = "token"
+    assert terms_of(given, **flags).terms.tolist() == pytest.approx([-4.0, -2.5, -4.0, -4.0])
+
+
+@pytest.mark.parametrize(
+    ("level", "weights"),
+    [("token", [2.0, 0.5, 3.0]), ("sequence", [1.0, 1.0, 3.0]), ("geometric", [1.0, 1.0, 3.0])],
+)
+def test_weights_of_tokens_and_of_sequences(level: str, weights: list[float]) -> None:
+    given = inputs([2.0, 0.5, 3.0], [1.0, 1.0, 1.0], rows=[2, 1])
+    flags = {"proximal_policy": "recompute", "rollout_is": level}
+    assert slopes(given, **flags) == pytest.approx([-w for w in weights], abs=1e-4)
+
+
+def test_sequence_weights_are_products_and_geometric_ones_means() -> None:
+    given = inputs([2.0, 2.0, 2.0], [1.0, 1.0, 1.0])
+    for level, weight in (("sequence", 8.0), ("geometric", 2.0)):
+        flags = {"proximal_policy": "recompute", "rollout_is": level}
+        assert slopes(given, **flags) == pytest.approx([-weight] * 3, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        ({"rollout_rs": "token"}, [True, False, True, True, False]),
+        ({"rollout_rs": "sequence"}, [False, False, True, True, True]),
+        ({"rollout_rs": "geometric"}, [True, True, True, True, True]),
+        (
+            {"rollout_rs": "token", "rollout_rs_threshold_lower": 0.0},
+            [True, False, True, True, True],
+        ),
+        (
+            {"rollout_rs": "geometric", "rollout_rs_threshold": 1.5},
+            [False, False, True, True, True],
+        ),
+    ],
+)
+def test_what_is_too_far_from_the_sampler_is_left_out(
+    flags: dict[str, object], kept: list[bool]
+) -> None:
+    # products 1.9 * 2.1 = 3.99 and 1 * 1.5 * 0.4 = 0.6; geometric means 1.997 and 0.84
+    given = inputs([1.9, 2.1, 1.0, 1.5, 0.4], [1.0, 1.0, 1.0, 1.0, 1.0], rows=[2, 3])
+    for loss in ("GRPO", "GPG"):
+        terms = terms_of(given, loss, **flags)
+        assert (~terms.left_out).tolist() == kept
+        assert (terms.terms != 0.0).tolist() == kept
+
+
+def test_divergence_is_added_to_the_loss_whatever_is_left_out_of_it() -> None:
+    given = inputs([1.0, 9.0], [0.0, 0.0], reference=[2.0, 2.0])
+    flags = {"beta": 0.5, "kl_estimator": "k2", "rollout_rs": "token"}
+    log_2 = 0.6931
+    assert slopes(given, **flags) == pytest.approx([0.5 * log_2] * 2, abs=1e-3)
+    divergence = terms_of(given, **flags).reference_kl
+    assert divergence is not None
+    assert divergence.tolist() == pytest.approx([log_2**2 / 2] * 2, abs=1e-3)
+
+
+def test_divergence_is_taken_off_the_advantages_where_that_is_asked_for() -> None:
+    given = inputs([1.0, 1.0], [1.0, 1.0], reference=[2.0, 0.5])
+    flags = {"beta": 0.5, "kl_estimator": "k1", "kl_in_advantage": True}
+    assert slopes(given, **flags) == pytest.approx([-1 + 0.34657, -1 - 0.34657], abs=1e-4)
+
+
+def test_the_entropy_bonus_raises_the_entropy() -> None:
+    given = random_inputs([3, 2])
+    assert given.entropy is not None
+    made = objective(entropy_coef=0.1)
+    assert made.with_entropy and made.entropy_gradient
+    share, _ = made.share(given, totals_of(given))
+    (slope,) = torch.autograd.grad(share, given.entropy)
+    assert slope.tolist() == pytest.approx([-0.1 / 5] * 5)
+    logged = objective(log_entropy=True)
+    assert logged.with_entropy and not logged.entropy_gradient
+
+
+def test_supervised_training_heeds_no_layer_of_advantages_and_ratios() -> None:
+    given = inputs([5.0, 0.1], [0.0, -7.0], staleness=[0, 5])
+    flags = {"strict_in_bound": True, "out_of_date_decay": 0.1, "rollout_rs": "token"}
+    assert slopes(given, "CrossEntropy", **flags) == [-1.0, -1.0]
+
+
+# sequences of 1, 3 and 2 tokens
+TERMS = torch.tensor([6.0, 1.0, 2.0, 3.0, 4.0, 8.0])
+SEQUENCE_TOKENS = torch.tensor([1.0, 3.0, 3.0, 3.0, 2.0, 2.0])
+TOTALS = BatchTotals(tokens=6, sequences=3)
+
+
+@pytest.mark.parametrize(
+    ("normalisation", "expected"),
+    [
+        (Normalisation.TOKEN, 24 / 6),
+        (Normalisation.SEQUENCE, (6 + 2 + 6) / 3),
+        (Normalisation.NONE, 24 / 3),
+    ],
+)
+def test_normalisations_are_the_same_under_any_split(
+    normalisation: Normalisation, expected: float
+) -> None:
+    for parts in ([6], [1, 3, 2], [2, 2, 2], [5, 1], [1] * 6):
+        shares = [
+            normalise(terms, tokens, normalisation, TOTALS).item()
+            for terms, tokens in zip(TERMS.split(parts), SEQUENCE_TOKENS.split(parts), strict=True)
+        ]
+        assert sum(shares) == pytest.approx(expected)
