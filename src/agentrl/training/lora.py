@@ -130,7 +130,7 @@ def save_adapter(
         base_model_name_or_path=str(base),
         task_type="CAUSAL_LM",
         inference_mode=True,
-    ).save_pretrained(folder)
+    ).save_pretrained(str(folder))
     tensors = {
         f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": tensor.contiguous()
         for name, tensor in weights.items()
