@@ -52,7 +52,7 @@ from agentrl.training.loading import empty_model
 from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_tokenizer
-from agentrl.training.models_beside import load_critic, reference_model
+from agentrl.training.models_beside import critic_start, reference_start
 from agentrl.training.parallel import ParallelSizes, exit_process, make_mesh
 from agentrl.training.publication import gather_publication
 from agentrl.training.startup import check_writable, checkpoint_to_resume, make_accelerator
@@ -163,8 +163,8 @@ class Trainer:
             param_offload=config.parallel.param_offload,
             compiled=config.parallel.compile,
             trees=config.model.attention_implementation == TREE_ATTENTION,
-            reference=reference_model(config),
-            value_model=load_critic(config),
+            reference=reference_start(config),
+            value_start=critic_start(config),
             critic=config.critic,
         )
         self._saver = CheckpointSaver(
