@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.configs.losses import LOSSES
+from agentrl.databases.documents import Record, Split
 from agentrl.databases.mongod import free_port
+from agentrl.rollout.advantages import find_estimator
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -74,6 +77,41 @@ def test_the_guide_to_tools_leads_to_a_server_that_attempts_share(tmp_path: Path
     assert "2 tools: year, note" in printed
     assert "a 'one'\nb 'two'\na 'one\\nthree'" in printed
     assert re.search(r"^True .*There is no book 'Dracula'", printed, re.MULTILINE)
+
+
+def test_the_guide_to_an_own_loss_and_advantage_gives_ones_that_can_be_trained(
+    tmp_path: Path,
+) -> None:
+    guide = ROOT / "docs" / "losses.md"
+    printed = run_guide(guide, tmp_path)
+    (promised,) = re.findall(r"^    (gradient by logprob: .*)$", guide.read_text(), re.MULTILINE)
+    assert promised in printed
+    estimate = find_estimator(f"{tmp_path}/my_advantage.py:against_the_best")
+    records = [
+        Record(
+            _id=f"a-t{traj}-a0", task="a", task_id="a", traj=traj, attempt=0, split=Split.TRAIN,
+            epoch=0, owner="test", query="?", score=score, n_turns=2,
+        )
+        for traj, score in enumerate((1.0, 0.25))
+    ]  # fmt: skip
+    assert estimate(records) == pytest.approx([-0.02, -0.77])
+
+
+def test_the_table_of_losses_is_that_of_the_code() -> None:
+    text = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    table = {cells[0].strip("| `"): cells for cells in rows if len(cells) == 6}
+    assert table.keys() - {"--loss_calculator", "path/to/file.py:function"} == LOSSES.keys()
+    for name, defaults in LOSSES.items():
+        _, _, normalisation, advantage, clip_range, _ = table[name]
+        assert normalisation == defaults.normalisation
+        if name not in ("PPO", "CrossEntropy"):
+            assert advantage.startswith(f"`{defaults.advantage}`")
+            assert ("whitened" in advantage) == defaults.whiten_advantages
+        if clip_range not in ("—", "none, 4"):
+            low, _, high = clip_range.partition(", ")
+            assert float(low) == defaults.epsilon
+            assert float(high or low) == (defaults.epsilon_higher or defaults.epsilon)
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])

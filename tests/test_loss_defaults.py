@@ -3,6 +3,7 @@
 import pytest
 
 from agentrl.configs import parse_config
+from agentrl.launcher.presets import PRESETS, preset_flags
 
 
 @pytest.mark.parametrize(
@@ -11,6 +12,7 @@ from agentrl.configs import parse_config
         ("GRPO", "mean_std", "token", (0.8, 1.2), False),
         ("Dr.GRPO", "mean", "none", (0.8, 1.2), False),
         ("DAPO", "mean_std", "token", (0.8, 1.28), False),
+        ("MINIRL", "mean", "none", (0.8, 1.27), False),
         ("GSPO", "mean_std", "sequence", (0.9997, 1.0004), False),
         ("REINFORCE++", "score", "token", (0.8, 1.2), True),
         ("REINFORCE++-baseline", "mean", "token", (0.8, 1.2), True),
@@ -40,6 +42,13 @@ def test_flags_that_are_given_go_before_those_of_the_loss() -> None:
     assert config.loss.clip_range == pytest.approx((0.8, 1.5))
     sequence = parse_config(["--loss_calculator", "MINIRL", "--token_level_loss", "false"])
     assert sequence.loss.normalisation == "sequence"
+
+
+def test_the_example_scripts_bring_no_flag_that_another_loss_would_not_have() -> None:
+    flags = preset_flags(PRESETS["grpo"], 1, demo=True)
+    assert parse_config(flags).loss.clip_range == pytest.approx((0.8, 1.2))
+    config = parse_config([*flags, "--loss_calculator", "RLOO"])
+    assert (config.reward.advantage, config.loss.normalisation) == ("leave_one_out", "none")
 
 
 def test_skipping_the_length_normalisation_goes_before_all() -> None:

@@ -44,6 +44,7 @@ from agentrl.launcher.show import (
     print_record,
     read_turns,
 )
+from agentrl.launcher.training_curves import draw_training
 from agentrl.launcher.view import LiveView, duration, panel, plain_line, sparkline
 
 
@@ -152,6 +153,19 @@ async def test_the_curve_is_a_picture_with_the_held_out_points_in_it(
     red = np.array([0xB3, 0x26, 0x1E]) / 255
     assert (np.abs(image[..., :3] - red).max(axis=-1) < 0.02).sum() > 100
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "metrics.jsonl"]
+
+
+def test_the_figures_of_the_trainer_are_panels_as_far_as_a_run_has_them(tmp_path: Path) -> None:
+    assert draw_training(tmp_path, "demo", []).is_file()
+    lines: list[dict[str, float | None]] = [
+        {"step": step, "loss": 0.1, "grad_norm": 1.0 / step, "entropy": None, "mismatch_kl": 0.01}
+        for step in (1, 2, 3)
+    ]
+    few = imread(draw_training(tmp_path, "demo", lines))
+    more = [{**line, "entropy": 1.0, "staleness_mean": 0.5, "train_seconds": 2.0} for line in lines]
+    many = imread(draw_training(tmp_path, "demo", more))
+    assert few.shape[1] == many.shape[1] > 800
+    assert many.shape[0] > 1.8 * few.shape[0], "a second row of panels"
 
 
 async def test_a_snapshot_tells_the_recent_success_the_rates_and_the_time_left(

@@ -20,7 +20,6 @@ from agentrl.training.parallel import make_mesh
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions
-from agentrl.training.value_model import load_value_model
 
 TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
 PPO = LossConfig(loss_calculator="PPO")
@@ -47,7 +46,7 @@ def learner(
         StepOptions(micro_batch_tokens=budget),
         steps,
         critic=critic,
-        value_model=load_value_model(ModelConfig(str(folder))),
+        value_start=ModelConfig(str(folder)),
     )
 
 
@@ -179,12 +178,17 @@ def test_a_critic_goes_on_where_its_state_was_taken(folder: Path) -> None:
 def test_a_folder_with_a_head_of_its_own_keeps_it_and_one_without_starts_at_0(
     folder: Path, tmp_path: Path
 ) -> None:
-    model = load_value_model(ModelConfig(str(folder)))
-    assert model.score.weight.abs().max() == 0
-    with torch.no_grad():
-        model.score.weight.fill_(0.5)
-    model.save_pretrained(tmp_path / "critic")
-    assert load_value_model(ModelConfig(str(tmp_path / "critic"))).score.weight.min() == 0.5
-    assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").num_labels == 1
+    fresh = learner(folder, CriticConfig()).critic
+    assert fresh is not None
+    assert fresh.model.score.weight.full_tensor().abs().max() == 0
+    saved = AutoModelForTokenClassification.from_pretrained(folder, num_labels=1)
+    saved.save_pretrained(tmp_path / "critic")
+    loaded = learner(tmp_path / "critic", CriticConfig()).critic
+    assert loaded is not None
+    for name, weight in loaded.model.state_dict().items():
+        assert torch.equal(weight.full_tensor(), saved.state_dict()[name]), name
+
+
+def test_a_folder_that_is_no_model_is_refused_by_its_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--critic_model_name_or_path .*no config\.json"):
-        load_value_model(ModelConfig(str(tmp_path)))
+        learner(tmp_path, CriticConfig())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from loss_inputs import random_inputs
 from torch import Tensor
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
 from agentrl.configs import LossConfig
 from agentrl.training.losses import BatchTotals, LossInputs
@@ -26,7 +26,11 @@ def padded(values: Tensor) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(list(values.split(LENGTHS)), batch_first=True)
 
 
-def trl_loss(given: LossInputs, **arguments: object) -> Tensor:
+def trl_loss(
+    given: LossInputs,
+    trainer_class: type[GRPOTrainer] | type[RLOOTrainer] = GRPOTrainer,
+    **arguments: object,
+) -> Tensor:
     """TRL 1.16's loss of these rows, differentiable by `given.logprobs`."""
     args = GRPOConfig(
         output_dir="/tmp/trl", use_cpu=True, bf16=False, report_to="none", **arguments
@@ -62,9 +66,10 @@ def trl_loss(given: LossInputs, **arguments: object) -> Tensor:
         "advantages": advantages,
         "old_per_token_logps": padded(given.behaviour_logprobs),
         "ref_per_token_logps": padded(reference),
+        "old_logps": logprobs.detach().sum(dim=1),  # RLOO's: on policy
         "num_items_in_batch": mask.sum(),
     }
-    loss = GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+    loss = trainer_class._compute_loss(trainer, trainer.model, inputs)
     assert isinstance(loss, Tensor)
     return loss
 
@@ -117,3 +122,14 @@ def test_loss_and_gradients_are_trls(
         assert loss.item() * scale == pytest.approx(reference.item(), rel=1e-4, abs=1e-6)
         torch.testing.assert_close(gradient * scale, expected, rtol=1e-4, atol=1e-7)
         assert gradient.abs().sum() > 0
+
+
+@pytest.mark.slow
+def test_on_policy_the_gradient_of_rloo_is_trls() -> None:
+    """TRL clips the ratio of whole sequences, which on policy is 1, as is that of each token."""
+    given = random_inputs(LENGTHS, spread=0.0)
+    totals = BatchTotals(tokens=sum(LENGTHS), sequences=len(LENGTHS))
+    loss, _ = Objective(LossConfig(loss_calculator="RLOO")).share(given, totals)
+    (gradient,) = torch.autograd.grad(loss, given.logprobs)
+    (expected,) = torch.autograd.grad(trl_loss(given, RLOOTrainer), given.logprobs)
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)

@@ -19,7 +19,14 @@ def test_each_step_has_the_same_loss_and_gradient_norm(
 ) -> None:
     for one, two in zip(results(launched[1]), results(launched[2]), strict=True):
         del one["n_micro_batches"], two["n_micro_batches"]
-        assert one == pytest.approx(two, rel=2e-4, abs=1e-6)
+        assert one.pop("staleness_histogram") == two.pop("staleness_histogram")
+        assert one.pop("grad_norms") == pytest.approx(two.pop("grad_norms"), rel=2e-4, abs=1e-6)
+        assert _figures(one) == pytest.approx(_figures(two), rel=2e-4, abs=1e-6)
+
+
+def _figures(result: dict[str, Any]) -> dict[str, float]:
+    """Without what such a step does not have."""
+    return {name: value for name, value in result.items() if value is not None}
 
 
 def test_a_rank_without_rows_still_takes_part(launched: dict[int, Path]) -> None:

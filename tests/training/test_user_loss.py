@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 from loss_inputs import gradient, inputs
+from tiny import linear_rows
+from trainer_run import Run
 
 from agentrl.configs import ConfigError, LossConfig
 from agentrl.training.losses import BatchTotals, Scope
 from agentrl.training.objective import Objective
+from agentrl.training.trainer import main
 
 HEAD = """
 import torch
@@ -81,3 +84,15 @@ def test_what_is_wrong_with_a_loss_is_said_before_the_run_begins(
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match="there is no such Python file"):
         Objective(LossConfig(loss_calculator="nowhere/mine.py:loss"))
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_by_a_users_loss(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HEAD + LINEAR, encoding="utf-8")
+    rows = linear_rows(4)
+    run.add(rows)
+    loss = f"{tmp_path}/mine.py:loss"
+    assert main(run.flags("--enable_sampling", "false", "--loss_calculator", loss)) == 0
+    (line,) = run.metrics()
+    assert line["n_rows"] == len(rows) and line["grad_norm"] > 0
+    assert line["clip_fraction_high"] > 0

@@ -34,7 +34,9 @@ LOSSES: Mapping[str, LossDefaults] = {
     "GSPO": LossDefaults(normalisation="sequence", epsilon=3e-4, epsilon_higher=4e-4),
     "GSPO-token": LossDefaults(normalisation="sequence", epsilon=3e-4, epsilon_higher=4e-4),
     "CISPO": LossDefaults(epsilon_higher=4.0),
-    "MINIRL": LossDefaults(advantage="mean", normalisation="none"),
+    # Without division by the deviation or by the length, the token sum is to first order the
+    # sequence's reward.
+    "MINIRL": LossDefaults(advantage="mean", normalisation="none", epsilon_higher=0.27),
     "SAPO": LossDefaults(normalisation="sequence"),
     "REINFORCE++": LossDefaults(advantage="score", whiten_advantages=True),
     "REINFORCE++-baseline": LossDefaults(advantage="mean", whiten_advantages=True),

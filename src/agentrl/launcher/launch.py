@@ -18,7 +18,7 @@ from agentrl.launcher.database import ended, mongod_of
 from agentrl.launcher.deployment import usable_cores
 from agentrl.launcher.presets import Preset
 from agentrl.launcher.processes import Change, Event, Kind, Supervisor, last_lines
-from agentrl.launcher.progress import ProgressReader, Snapshot
+from agentrl.launcher.progress import ProgressReader, Snapshot, read_metrics
 from agentrl.launcher.report import gather_report, next_steps, print_lines, write_summary
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, write_launch
 from agentrl.launcher.stack import (
@@ -238,12 +238,15 @@ class Launch:
         """Write the report and say what it says."""
         # Imported here: matplotlib is needed at the end only.
         from agentrl.launcher.curve import draw_curve
+        from agentrl.launcher.training_curves import draw_training
 
         config = self._stack.config
         assert self._record is not None
         report = await gather_report(database, config.output, self._seconds)
         self._save_seconds(self._record)
         curve = draw_curve(config.output, config.run.run_name, report)
+        metrics = read_metrics(config.output / "metrics.jsonl")
+        training = draw_training(config.output, config.run.run_name, metrics)
         summary = write_summary(config.output, report.summary)
         s = report.summary
         held_out = ""
@@ -254,7 +257,7 @@ class Launch:
             [
                 "",
                 f"{config.run.run_name}: {s.steps} steps in {duration(s.seconds)}{held_out}",
-                f"report: {summary} and {curve}",
+                f"report: {summary}, {curve} and {training}",
                 "",
                 *next_steps(config, self._preset.script),
             ],

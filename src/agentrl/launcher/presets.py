@@ -1,7 +1,9 @@
 """The flags that the example scripts start from. Flags given after them take precedence.
 
-A preset is the algorithm. Without a model of the user's own, the demo of `assets/demo` is trained:
-its flags make it learn within minutes on two cores, and fit nothing else.
+A preset is the algorithm, and what its name stands for already (`configs/losses.py`) is not said
+again: another `--loss_calculator` after it brings its own. Without a model of the user's own, the
+demo of `assets/demo` is trained: its flags make it learn within minutes on two cores, and fit
+nothing else.
 """
 
 from dataclasses import dataclass
@@ -30,26 +32,17 @@ class Preset:
 GRPO = Preset(
     name="grpo",
     title="GRPO",
-    flags=("--loss_calculator", "GRPO", "--advantage", "mean_std", "--epsilon", "0.2"),
+    flags=("--loss_calculator", "GRPO"),
     demo_flags=("--adam_epsilon", "1e-5"),
 )
 
-# Zheng et al. 2025 (arXiv 2512.01374): no scaling by the group's deviation and no division by the
-# length, so that the token sum is a first-order approximation of the sequence's reward; the weight
-# between trainer and sampler is truncated at 5.
+# Zheng et al. 2025 (arXiv 2512.01374): the weight between trainer and sampler is truncated at 5.
 MINIRL = Preset(
     name="minirl",
     title="MINIRL",
-    flags=(
-        "--loss_calculator", "MINIRL",
-        "--advantage", "mean",
-        "--skip_length_normalization", "true",
-        "--epsilon", "0.2",
-        "--epsilon_higher", "0.27",
-        "--importance_weight_cap_ratio", "5",
-    ),
+    flags=("--loss_calculator", "MINIRL", "--importance_weight_cap_ratio", "5"),
     demo_flags=("--adam_epsilon", "1e-4"),  # its gradients are sums over tokens
-)  # fmt: skip
+)
 
 PRESETS = {preset.name: preset for preset in (GRPO, MINIRL)}
 

@@ -1,4 +1,4 @@
-"""What a finished run leaves for people: `summary.json`, `curve.png` and what to do next."""
+"""What a finished run leaves for people: `summary.json`, two pictures and what to do next."""
 
 import json
 import os

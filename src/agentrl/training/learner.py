@@ -30,6 +30,7 @@ from agentrl.training.reference import Reference
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions, train_step
+from agentrl.training.value_loading import empty_value_model, fill_value_model
 
 
 class Learner:
@@ -52,14 +53,14 @@ class Learner:
         compiled: bool = False,
         trees: bool = True,
         reference: ModelConfig | None = None,
-        value_model: PreTrainedModel | None = None,
+        value_start: ModelConfig | None = None,
         critic: CriticConfig | None = None,
     ) -> None:
         """Shards the models, which hold float32 weights, the same on every rank, in place.
 
         With `start` the policy is an `empty_model` and gets its weights from there once sharded.
         `reference`: where the reference policy is, for a loss that asks for one, if it is not
-        `model` without its adapter. `value_model`, from `load_value_model`, and `critic`: for PPO.
+        `model` without its adapter. `value_start`: where the critic of PPO starts; with `critic`.
         Raises `ConfigError` if a model cannot be divided as `mesh` asks, `RuntimeError` if the
         sharding is not what was asked for.
         """
@@ -80,9 +81,11 @@ class Learner:
         self.model = model
         self.mesh = mesh
         self.critic: Critic | None = None
-        if value_model is not None:
+        if value_start is not None:
             critic = critic or CriticConfig()
+            value_model = empty_value_model(value_start)
             shard(value_model)
+            fill_value_model(value_model, value_start, mesh, home)
             _check_alike(model, value_model, "--critic_model_name_or_path")
             self.critic = Critic(value_model, mesh, critic, optimizer, total_steps)
             total_steps -= critic.critic_warmup_steps

@@ -11,6 +11,7 @@ around.
 
 import logging
 from collections import defaultdict
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import torch
@@ -58,29 +59,47 @@ def empty_model(config: ModelConfig) -> PreTrainedModel:
     return model
 
 
-def fill(model: PreTrainedModel, config: ModelConfig, mesh: Mesh, device: torch.device) -> None:
+def fill(
+    model: PreTrainedModel,
+    config: ModelConfig,
+    mesh: Mesh,
+    device: torch.device,
+    *,
+    zeros: Collection[str] = (),
+    load: Callable[[ModelConfig], PreTrainedModel] = load_model,
+) -> None:
     """Give the parameters of a sharded `empty_model` the weights of its folder; in place.
 
     `device`: where the shards live. An adapter gets its initial values, the same on every rank as
-    torch's generator is. Collective. Raises `ConfigError` if the folder's weights are not the
-    model's.
+    torch's generator is. `zeros`: parameters that the folder has nothing for and that start as 0.
+    `load`: how rank 0 loads a folder that has to be loaded whole. Collective. Raises `ConfigError`
+    if the folder's weights are not the model's.
     """
-    weights = _open(model, config, mesh)
+    weights = _open(model, config, mesh, zeros, load)
     places = _places(model)
     for name, parameter in list(model.named_parameters()):
-        shard = _shard_of(name, parameter, weights).to(device)
+        if name in zeros:
+            shard = _distribute(torch.zeros(parameter.shape), parameter).to(device)
+        else:
+            shard = _shard_of(name, parameter, weights).to(device)
         filled = nn.Parameter(shard, requires_grad=parameter.requires_grad)
         # FSDP takes them for its own before the first forward pass.
         for module, attribute in places[parameter]:
             setattr(module, attribute, filled)
 
 
-def _open(model: PreTrainedModel, config: ModelConfig, mesh: Mesh) -> Weights:
+def _open(
+    model: PreTrainedModel,
+    config: ModelConfig,
+    mesh: Mesh,
+    zeros: Collection[str],
+    load: Callable[[ModelConfig], PreTrainedModel],
+) -> Weights:
     folder = check_model_folder(config.model_name_or_path)
     shapes = {
         base_name(name): parameter.shape
         for name, parameter in model.named_parameters()
-        if not is_adapter_weight(name)
+        if not is_adapter_weight(name) and name not in zeros
     }
     try:
         return SafetensorsFolder(folder, model, shapes)
@@ -88,18 +107,20 @@ def _open(model: PreTrainedModel, config: ModelConfig, mesh: Mesh) -> Weights:
         raise ConfigError(f"{FLAG} {folder}: {error}") from None
     except UnknownLayout as reason:
         logger.info("%s is loaded by one process and sent to the others: %s", folder, reason)
-        return _FromMain(config, mesh)
+        return _FromMain(config, mesh, load)
 
 
 class _FromMain:
     """Weights that rank 0 has loaded whole."""
 
-    def __init__(self, config: ModelConfig, mesh: Mesh) -> None:
+    def __init__(
+        self, config: ModelConfig, mesh: Mesh, load: Callable[[ModelConfig], PreTrainedModel]
+    ) -> None:
         self._device = mesh.device
         failure: list[str | None] = [None]
         if dist.get_rank() == 0:
             try:
-                self._weights: dict[str, Tensor] = load_model(config).state_dict()
+                self._weights: dict[str, Tensor] = load(config).state_dict()
             except ConfigError as error:
                 failure = [str(error)]
         dist.broadcast_object_list(failure, src=0)

@@ -14,10 +14,13 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from agentrl.configs import ConfigError
 from agentrl.training.attention import SharedLine, TreeContext, Trunk
 from agentrl.training.batch import MicroBatch, TrunkBatch
-from agentrl.training.token_probabilities import token_probabilities
+from agentrl.training.softmax import picked_logprobs
 
+# what models of transformers do to logits in their own forward, by the names of their settings
+_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _LOGPROBS, _TRUNK = "token_logprobs", "compute_trunk"
 
 
@@ -38,8 +41,16 @@ def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> N
     """Make `token_logprobs` and `compute_trunk` forward methods of `model`; after `fully_shard`.
 
     FSDP gathers parameters around registered methods of its root only: the base model and the head
-    called from elsewhere would see shards. `line`: how processes share lines, if they do.
+    called from elsewhere would see shards. `line`: how processes share lines, if they do. Raises
+    `ConfigError` if the model does more to its logits than its head does.
     """
+    config = model.config.get_text_config()
+    for name in _AFTER_HEAD:
+        if getattr(config, name, None) not in (None, 1.0):
+            raise ConfigError(
+                f"{type(model).__name__} changes the logits after its head ({name} in its "
+                "config.json), which the trainer does not; train another model"
+            )
     for name, function in ((_LOGPROBS, _logprobs), (_TRUNK, _trunk)):
         setattr(model, name, types.MethodType(partial(function, line), model))
         if isinstance(model, FSDPModule):
@@ -222,9 +233,7 @@ def _chunk(
     with_entropy: bool,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    logprobs, entropy = token_probabilities(
-        head(hidden_NH), targets, temperatures, with_entropy=with_entropy
-    )
-    if entropy is not None and not entropy_gradient:
-        entropy = entropy.detach()
-    return logprobs, entropy
+    return picked_logprobs(
+        head(hidden_NH), targets, temperatures,
+        entropy=with_entropy, entropy_gradient=entropy_gradient,
+    )  # fmt: skip

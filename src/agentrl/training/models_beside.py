@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from transformers import PreTrainedModel
-
 from agentrl.configs import Config, ModelConfig
 from agentrl.training.critic import Critic, Verdict
 from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
@@ -12,10 +10,9 @@ from agentrl.training.passes import Advice
 from agentrl.training.program import Program
 from agentrl.training.reference import Reference
 from agentrl.training.sequences import TrainingSequence
-from agentrl.training.value_model import load_value_model
 
 
-def reference_model(config: Config) -> ModelConfig | None:
+def reference_start(config: Config) -> ModelConfig | None:
     """Where the reference policy is, if the loss wants one that is not the policy's adapter off.
 
     A folder, and not the weights of a checkpoint: a resume changes no reference.
@@ -26,12 +23,12 @@ def reference_model(config: Config) -> ModelConfig | None:
     return replace(config.model, model_name_or_path=folder or config.model.model_name_or_path)
 
 
-def load_critic(config: Config) -> PreTrainedModel | None:
-    """The critic's model, if the loss is PPO. Raises `ConfigError`."""
+def critic_start(config: Config) -> ModelConfig | None:
+    """Where the critic starts, if the loss is PPO."""
     if config.loss.loss_calculator != "PPO":
         return None
     folder = config.critic.critic_model_name_or_path or config.model.model_name_or_path
-    return load_value_model(replace(config.model, model_name_or_path=folder))
+    return replace(config.model, model_name_or_path=folder)
 
 
 class ModelsBeside:

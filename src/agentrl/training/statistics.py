@@ -48,9 +48,9 @@ class StepStatistics(CriticStatistics):
 
 
 _SUMS = (
-    "loss", "ratio", "ratio_squared", "clipped_low", "clipped_high", "truncated", "left_out",
-    "k1", "k3", "negative_logprob", "entropy", "entropy_tokens", "reference_kl",
-    "reference_tokens", "staleness",
+    "ratio", "ratio_squared", "clipped_low", "clipped_high", "truncated", "left_out", "k1", "k3",
+    "negative_logprob", "entropy", "entropy_tokens", "reference_kl", "reference_tokens",
+    "staleness",
 )  # fmt: skip
 
 
@@ -58,47 +58,48 @@ class RunningStatistics:
     """Sums and extremes over micro-batches, kept on the device until the step ends."""
 
     def __init__(self, device: torch.device) -> None:
-        size = len(_SUMS) + STALENESS_BUCKETS
+        size = 1 + len(_SUMS) + STALENESS_BUCKETS  # the loss first
         self._sums = torch.zeros(size, dtype=torch.float64, device=device)
         # -min ratio, max ratio, max staleness: one MAX reduction serves all three
         self._maxima = torch.full((3,), -torch.inf, dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def add(self, share: Tensor, terms: TokenTerms, inputs: LossInputs) -> None:
-        """The share of one micro-batch, from `Objective.share`, and what it was made of."""
-        mask = inputs.mask
-        log_ratio = sampler_log_ratio(inputs)[mask].double()
-        if len(log_ratio) == 0:
+        """The share of one micro-batch, from `Objective.share`, and what it was made of.
+
+        Masked sums throughout: to pick the trained tokens out would make a GPU wait for their
+        number.
+        """
+        if len(inputs.mask) == 0:
             return
+        log_ratio = sampler_log_ratio(inputs).double()
         ratio = log_ratio.exp()
-        staleness = inputs.staleness[mask]
-        sums = {
-            "loss": share.double(),
-            "ratio": ratio.sum(),
-            "ratio_squared": ratio.square().sum(),
-            "clipped_low": terms.clipped_low.sum(),
-            "clipped_high": terms.clipped_high.sum(),
-            "truncated": terms.truncated.sum(),
-            "left_out": terms.left_out.sum(),
-            "k1": -log_ratio.sum(),
-            "k3": (ratio - 1.0 - log_ratio).sum(),
-            "negative_logprob": -inputs.logprobs.detach()[mask].double().sum(),
-            "staleness": staleness.sum(),
+        values = {
+            "ratio": ratio,
+            "ratio_squared": ratio.square(),
+            "clipped_low": terms.clipped_low,
+            "clipped_high": terms.clipped_high,
+            "truncated": terms.truncated,
+            "left_out": terms.left_out,
+            "k1": -log_ratio,
+            "k3": ratio - 1.0 - log_ratio,
+            "negative_logprob": -inputs.logprobs,
+            "staleness": inputs.staleness,
         }
-        for name, count, values in (
-            ("entropy", "entropy_tokens", inputs.entropy),
-            ("reference_kl", "reference_tokens", terms.reference_kl),
-        ):
-            if values is not None:
-                sums[name] = values.detach()[mask].double().sum()
-                sums[count] = mask.sum()
-        zero = ratio.new_zeros(())
-        added = torch.stack([sums.get(name, zero).double() for name in _SUMS])
-        buckets = staleness.clamp(max=STALENESS_BUCKETS - 1)
-        histogram = torch.bincount(buckets, minlength=STALENESS_BUCKETS)
-        self._sums += torch.cat([added, histogram.double()])
-        extremes = torch.stack([-ratio.min(), ratio.max(), staleness.max().double()])
-        self._maxima = torch.maximum(self._maxima, extremes)
+        if inputs.entropy is not None:
+            values |= {"entropy": inputs.entropy, "entropy_tokens": inputs.mask}
+        if terms.reference_kl is not None:
+            values |= {"reference_kl": terms.reference_kl, "reference_tokens": inputs.mask}
+        zeros = torch.zeros_like(ratio)
+        table = torch.stack([values.get(name, zeros).double() for name in _SUMS])
+        buckets = torch.arange(STALENESS_BUCKETS, device=ratio.device)[:, None]
+        histogram = inputs.staleness.clamp(max=STALENESS_BUCKETS - 1) == buckets
+        table = torch.cat([table, histogram.double()])
+        sums = torch.where(inputs.mask, table, 0.0).sum(dim=1)
+        self._sums += torch.cat([share.double()[None], sums])
+        extremes = torch.stack([-ratio, ratio, inputs.staleness.double()])
+        part = torch.where(inputs.mask, extremes, -torch.inf).amax(dim=1)
+        self._maxima = torch.maximum(self._maxima, part)
 
     def reduce(
         self,
@@ -113,7 +114,7 @@ class RunningStatistics:
         """The statistics of the step, the same on every rank. Collective over `dp_group`."""
         dist.all_reduce(self._sums, group=dp_group)
         dist.all_reduce(self._maxima, op=dist.ReduceOp.MAX, group=dp_group)
-        values = self._sums.tolist()
+        loss, *values = self._sums.tolist()
         sums = dict(zip(_SUMS, values[: len(_SUMS)], strict=True))
         minus_ratio_min, ratio_max, staleness_max = self._maxima.tolist()
 
@@ -121,7 +122,7 @@ class RunningStatistics:
             return float(sums[name]) / totals.tokens
 
         return StepStatistics(
-            loss=sums["loss"],
+            loss=loss,
             grad_norm=grad_norm,
             learning_rate=learning_rate,
             ratio_mean=mean("ratio"),

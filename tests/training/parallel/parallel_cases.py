@@ -4,16 +4,20 @@ A case is a model, rows and a loss. `run` trains it for two steps on a mesh and 
 must not depend on the mesh.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 import torch
+import torch.distributed as dist
 from tiny import VOCABULARY, linear_rows, make_row, sequences_of, tiny_model
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForTokenClassification,
     LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -21,7 +25,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from agentrl.configs import LossConfig, OptimizerConfig, ParallelConfig
+from agentrl.configs import CriticConfig, LossConfig, ModelConfig, OptimizerConfig, ParallelConfig
 from agentrl.databases.documents import DBRecordData
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import Mesh
@@ -52,6 +56,7 @@ class Case:
     rows: list[DBRecordData]
     loss: LossConfig = LOSS
     gradient_checkpointing: bool = False
+    critic: CriticConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -98,21 +103,50 @@ def _qwen3_moe() -> PreTrainedModel:
     )  # fmt: skip
 
 
+def _critic(config: PreTrainedConfig) -> PreTrainedModel:
+    """A critic of the same architecture, with opinions of its own from the start."""
+    torch.manual_seed(4)
+    config = copy.deepcopy(config)
+    config.num_labels = 1
+    return AutoModelForTokenClassification.from_config(config, dtype=torch.float32)
+
+
+# Losses of whole sequences and of the whole batch; ranges so wide that gradients are left.
+GSPO = LossConfig(
+    loss_calculator="GSPO", epsilon=0.9, epsilon_higher=30.0, skip_length_normalization=True
+)
+KL_COV = LossConfig(loss_calculator="KL-Cov", kl_cov_ratio=0.1)
+PPO = LossConfig(loss_calculator="PPO")
+CRITIC = CriticConfig(critic_learning_rate=1e-2, gae_lambda=0.9, critic_updates=2, value_clip=0.1)
+
 CASES = {
     "chains": Case(tiny_model, CHAINS),
     "trees": Case(tiny_model, TREES, gradient_checkpointing=True),
     "qwen2": Case(_qwen2, CHAINS, LossConfig()),
     "llama": Case(_llama, TREES),
     "qwen3_moe": Case(_qwen3_moe, TREES, gradient_checkpointing=True),
+    "gspo": Case(tiny_model, TREES, GSPO),
+    "kl_cov": Case(tiny_model, TREES, KL_COV),
+    "ppo": Case(tiny_model, TREES, PPO, gradient_checkpointing=True, critic=CRITIC),
 }
 
 
 def run(case: Case, mesh: Mesh) -> Outcome:
     """Train the case. Collective over all processes of `mesh`."""
-    learner = Learner(
-        case.model(), mesh, case.loss, OPTIMIZER, OPTIONS, STEPS,
-        gradient_checkpointing=case.gradient_checkpointing,
-    )  # fmt: skip
+    model = case.model()
+    with TemporaryDirectory() as own:
+        (folder,) = everywhere = [own]
+        if case.critic:
+            dist.broadcast_object_list(everywhere, src=0)
+            (folder,) = everywhere
+            _critic(model.config).save_pretrained(folder)  # which rank 0 does
+            dist.barrier()
+        learner = Learner(
+            model, mesh, case.loss, OPTIMIZER, OPTIONS, STEPS,
+            gradient_checkpointing=case.gradient_checkpointing,
+            value_start=ModelConfig(folder) if case.critic else None, critic=case.critic,
+        )  # fmt: skip
+        dist.barrier()  # all have read it
     gradients: list[dict[str, Tensor]] = []
 
     def keep(optimizer: Optimizer, args: object, kwargs: object) -> None:
@@ -136,9 +170,15 @@ def run(case: Case, mesh: Mesh) -> Outcome:
                 "entropy": taken.entropy or 0.0,
                 "ratio_mean": taken.ratio_mean,
                 "n_train_tokens": taken.n_train_tokens,
+                "value_loss": taken.value_loss or 0.0,
+                "explained_variance": taken.explained_variance or 0.0,
+                "critic_grad_norm": taken.critic_grad_norm or 0.0,
             }
         )
     weights = {name: _whole(parameter) for name, parameter in learner.model.named_parameters()}
+    if learner.critic is not None:
+        critic = learner.critic.model.named_parameters()
+        weights |= {f"critic.{name}": _whole(parameter) for name, parameter in critic}
     return Outcome(statistics, gradients[0], weights)
 
 
@@ -151,13 +191,14 @@ def _whole(tensor: Tensor) -> Tensor:
 _DENSE = ("chains", "trees", "qwen2", "llama")
 _ALL = (*_DENSE, "qwen3_moe")
 _MOE = ("qwen3_moe",)
+_WIDE = ("gspo", "kl_cov", "ppo")
 ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
     2: {
-        "dp2": (ParallelConfig(), _ALL),
+        "dp2": (ParallelConfig(), (*_ALL, *_WIDE)),
         "replicate2": (ParallelConfig(dp_replicate_size=2), ("trees",)),
-        "tp2": (ParallelConfig(tp_size=2), _ALL),
-        "ulysses2": (ParallelConfig(cp_size=2), _ALL),
-        "allgather2": (ParallelConfig(cp_size=2, cp_mode="allgather"), _ALL),
+        "tp2": (ParallelConfig(tp_size=2), (*_ALL, "ppo")),
+        "ulysses2": (ParallelConfig(cp_size=2), (*_ALL, *_WIDE)),
+        "allgather2": (ParallelConfig(cp_size=2, cp_mode="allgather"), (*_ALL, "ppo")),
         "ep2": (ParallelConfig(ep_size=2), _MOE),
         "tp2_ep2": (ParallelConfig(tp_size=2, ep_size=2), _MOE),
         "ulysses2_ep2": (ParallelConfig(cp_size=2, ep_size=2), _MOE),
@@ -175,7 +216,9 @@ ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
         "replicate2_shard2_ep2": (ParallelConfig(dp_replicate_size=2, ep_size=2), _MOE),
     },
     8: {
-        "shard2_ulysses2_tp2": (ParallelConfig(cp_size=2, tp_size=2), ("chains", "trees", "llama")),
+        "shard2_ulysses2_tp2": (
+            ParallelConfig(cp_size=2, tp_size=2), ("chains", "trees", "llama", *_WIDE),
+        ),
         "shard2_allgather2_tp2": (
             ParallelConfig(cp_size=2, tp_size=2, cp_mode="allgather"), ("trees",),
         ),

@@ -93,13 +93,13 @@ def has_tree_attention(model: PreTrainedModel) -> bool:
 def why_no_trees(model: PreTrainedModel) -> str | None:
     """What about `model` tree attention cannot do; None if there is nothing."""
     config = model.config.get_text_config()
-    if not model._supports_attention_backend or not model._can_set_attn_implementation():
-        return "its attention is not exchangeable (AttentionInterface)"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = _window(config, kinds)
     kinds -= {"sliding_attention"}
     if kinds - {"full_attention"}:
         return f"it has layers of {', '.join(sorted(kinds - {'full_attention'}))}"
+    if not model._supports_attention_backend or not model._can_set_attn_implementation():
+        return "its attention is not exchangeable (AttentionInterface)"
     longest = getattr(config, "max_position_embeddings", None)
     if window is not None and (longest is None or window < longest):
         return f"its layers see {window} tokens at most"

@@ -1,0 +1,83 @@
+"""`training.png`: what the trainer measured over a run's steps, one small panel for each figure.
+
+Whether the agent gets better is `curve.png`'s; here is whether the training is sound. What the
+figures mean is in docs/losses.md.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from agentrl.launcher.progress import Metrics
+from agentrl.launcher.run_folder import write_whole
+
+_INK, _GRID = "#333333", "#dddddd"
+_COLOURS = ("#2a6fbb", "#e08a1e")
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Up to two figures of `metrics.jsonl` in one picture, each with its name in the legend."""
+
+    title: str
+    figures: Sequence[tuple[str, str]]
+
+
+_PANELS = (
+    _Panel("loss", [("loss", "")]),
+    _Panel("gradient norm", [("grad_norm", "")]),
+    _Panel("entropy", [("entropy", "exact"), ("negative_logprob", "of sampled tokens")]),
+    _Panel("KL to the reference", [("reference_kl", "")]),
+    _Panel("KL of sampler and trainer", [("mismatch_kl", "")]),
+    _Panel("effective sample size", [("effective_sample_size", "")]),
+    _Panel("clipped tokens", [("clip_fraction_high", "high"), ("clip_fraction_low", "low")]),
+    _Panel("staleness", [("staleness_max", "largest"), ("staleness_mean", "mean")]),
+    _Panel("explained variance of the critic", [("explained_variance", "")]),
+    _Panel("seconds of a step", [("step_seconds", "all"), ("train_seconds", "training")]),
+)
+_COLUMNS = 4
+
+
+def draw_training(output: Path, run: str, metrics: Sequence[Metrics]) -> Path:
+    """Write `training.png` into the run's folder, from the lines of its `metrics.jsonl`.
+
+    A figure that no line has, as that of a loss the run did not train with, gets no panel.
+    """
+    panels = [
+        panel for panel in _PANELS if any(_values(metrics, name) for name, _ in panel.figures)
+    ]
+    rows = -(-len(panels) // _COLUMNS) or 1
+    figure = Figure(figsize=(3.4 * _COLUMNS, 2.4 * rows), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{run}: training", x=0.01, ha="left", fontsize=12, color=_INK)
+    for place, panel in enumerate(panels, start=1):
+        _draw(figure.add_subplot(rows, _COLUMNS, place), panel, metrics)
+    path = output / "training.png"
+    with write_whole(path) as partial:
+        figure.savefig(partial)
+    return path
+
+
+def _draw(axes: Axes, panel: _Panel, metrics: Sequence[Metrics]) -> None:
+    labelled = False
+    for (name, label), colour in zip(panel.figures, _COLOURS, strict=False):
+        values = _values(metrics, name)
+        if values:
+            steps, figures = zip(*values, strict=True)
+            axes.plot(steps, figures, color=colour, linewidth=1.4, label=label or None)
+            labelled |= bool(label)
+    axes.set_title(panel.title, loc="left", fontsize=9, color=_INK)
+    axes.grid(axis="y", color=_GRID, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=_INK, labelsize=7)
+    if labelled:
+        axes.legend(frameon=False, fontsize=7)
+
+
+def _values(metrics: Sequence[Metrics], name: str) -> list[tuple[int, float]]:
+    """A figure by step, where a step has it."""
+    return [(line["step"], line[name]) for line in metrics if line.get(name) is not None]

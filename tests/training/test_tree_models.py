@@ -1,0 +1,150 @@
+"""Which models attend over trees: what the check says holds when they are run."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from agentrl.configs import ConfigError
+from agentrl.training.attention import has_tree_attention, use_tree_attention, why_no_trees
+from agentrl.training.batch import MicroBatch, collate_forest, collate_padded
+from agentrl.training.logprobs import attach_logprobs, token_logprobs
+from agentrl.training.sequences import TrainingSequence
+
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 256,
+    "initializer_range": 0.2, "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+TREES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen3": lambda: Qwen3Config(**SIZES),
+    "qwen3_moe": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS),
+    "llama": lambda: LlamaConfig(**SIZES),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
+}
+NO_TREES: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
+    "mistral": (lambda: MistralConfig(**SIZES, sliding_window=16), "16 tokens at most"),
+    "gemma2": (
+        lambda: Gemma2Config(
+            **SIZES, layer_types=["full_attention"] * 2, final_logit_softcapping=None
+        ),
+        "caps its attention scores",
+    ),
+    "gemma3": (lambda: Gemma3TextConfig(**SIZES, sliding_window=16), "16 tokens at most"),
+    "gpt_oss": (
+        lambda: GptOssConfig(**SIZES, num_local_experts=4, layer_types=["full_attention"] * 2),
+        "sinks",
+    ),
+    "qwen3_5": (
+        lambda: Qwen3_5TextConfig(
+            **SIZES, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
+            linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+        ),
+        "linear_attention",
+    ),
+}  # fmt: skip
+
+
+def make(config: PreTrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    use_tree_attention(model)
+    attach_logprobs(model)
+    return model
+
+
+def sequences() -> list[TrainingSequence]:
+    """Three on one prompt, longer than any window."""
+    generator = np.random.default_rng(0)
+    prompt = generator.integers(2, 64, 40)
+    return [
+        TrainingSequence(
+            input_ids=np.concatenate([prompt, generator.integers(2, 64, 12)]).astype(np.int32),
+            loss_mask=np.arange(52) >= 38,
+            advantages=np.ones(52, dtype=np.float32),
+            logprobs=np.zeros(52, dtype=np.float32),
+            staleness=np.zeros(52, dtype=np.int32),
+            temperature=1.0,
+            row_tokens=14,
+        )
+        for _ in range(3)
+    ]
+
+
+def logprobs_of(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+    logprobs, _ = token_logprobs(model, batch, 64)
+    return logprobs[batch.prediction]
+
+
+def plain_logprobs(model: PreTrainedModel) -> torch.Tensor:
+    """By the model's own forward, one sequence at a time."""
+    found = []
+    for one in sequences():
+        ids = torch.from_numpy(one.input_ids).long()
+        log_p = torch.log_softmax(model(input_ids=ids[None], use_cache=False).logits[0], -1)
+        found += [log_p[t - 1, ids[t]] for t in one.trained]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_model_that_can_gives_on_a_tree_what_it_gives_on_sequences(name: str) -> None:
+    model = make(TREES[name]())
+    assert has_tree_attention(model)
+    batch = collate_forest(sequences(), [0, 1, 2])
+    assert batch.tree is not None and len(batch.tree.spans) == 1
+    torch.testing.assert_close(
+        logprobs_of(model, batch), plain_logprobs(model), atol=2e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", NO_TREES)
+def test_a_model_that_cannot_says_why_and_trains_padded_sequences(name: str) -> None:
+    config, reason = NO_TREES[name]
+    model = make(config())
+    assert not has_tree_attention(model)
+    assert reason in (why_no_trees(model) or "")
+    batch = collate_padded(sequences(), [0, 1, 2])
+    torch.testing.assert_close(
+        logprobs_of(model, batch), plain_logprobs(model), atol=2e-5, rtol=1e-4
+    )
+
+
+def test_a_window_that_the_configuration_hides_is_refused_in_the_forward_pass() -> None:
+    model = make(TREES["qwen3"]())
+    for layer in model.model.layers:
+        layer.self_attn.sliding_window = 16
+    with pytest.raises(ValueError, match="sliding window"):
+        token_logprobs(model, collate_forest(sequences(), [0, 1, 2]), 64)
+
+
+def test_a_model_that_drops_the_tree_on_the_way_is_refused() -> None:
+    model = make(TREES["qwen3"]())
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        attention.forward = lambda *args, tree, forward=attention.forward, **kw: forward(
+            *args, **kw
+        )
+    with pytest.raises(ValueError, match="did not pass the tree on"):
+        token_logprobs(model, collate_forest(sequences(), [0, 1, 2]), 64)
+
+
+def test_a_model_that_changes_its_logits_after_the_head_is_refused() -> None:
+    with pytest.raises(ConfigError, match="final_logit_softcapping"):
+        make(Gemma2Config(**SIZES, final_logit_softcapping=30.0))
