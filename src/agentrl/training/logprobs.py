@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -42,7 +43,7 @@ def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> N
 
     FSDP gathers parameters around registered methods of its root only: the base model and the head
     called from elsewhere would see shards. `line`: how processes share lines, if they do. Raises
-    `ConfigError` if the model does more to its logits than its head, which is all that is done here.
+    `ConfigError` if the model does more to its logits than its head does.
     """
     config = model.config.get_text_config()
     for name in _AFTER_HEAD:
@@ -233,7 +234,9 @@ def _chunk(
     with_entropy: bool,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    # Under tensor parallelism the head gives a slice of the vocabulary (`parallel.tensor`).
+    vocabulary = head.weight.device_mesh.get_group() if isinstance(head.weight, DTensor) else None
     return picked_logprobs(
         head(hidden_NH), targets, temperatures,
-        entropy=with_entropy, entropy_gradient=entropy_gradient,
+        entropy=with_entropy, entropy_gradient=entropy_gradient, vocabulary=vocabulary,
     )  # fmt: skip

@@ -15,7 +15,7 @@ get the same rows and see the same logprobs, so that loss and statistics are com
 them and are summed over `Mesh.dp_group` only.
 """
 
-from agentrl.training.parallel.apply import parallelise
+from agentrl.training.parallel.apply import parallelise, transformer_layers
 from agentrl.training.parallel.gradients import (
     clip_grad_norm,
     grad_norms,
@@ -35,4 +35,5 @@ __all__ = [
     "layer_grad_norms",
     "make_mesh",
     "parallelise",
+    "transformer_layers",
 ]

@@ -59,7 +59,7 @@ def parallelise(
     spread_experts(model, mesh)
     line = share_lines(model, mesh)
     if compiled:
-        compile_layers(_layers(model))
+        compile_layers(transformer_layers(model))
     if gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     if activation_offloading:
@@ -94,7 +94,7 @@ def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool, param_offload: bool) 
     # Alone there is nothing to give back, unless the shards live elsewhere.
     reshard = mesh.sizes.fsdp > 1 or param_offload
     unit = partial(fully_shard, mesh=mesh.fsdp_mesh, mp_policy=policy, offload_policy=offload)
-    for layer in _layers(model):
+    for layer in transformer_layers(model):
         unit(layer, reshard_after_forward=reshard)
     unit(model, reshard_after_forward=False)
 
@@ -104,7 +104,7 @@ def _to_device(model: nn.Module, device: torch.device) -> None:
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
-def _layers(model: PreTrainedModel) -> list[nn.Module]:
+def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The transformer layers: the modules of the classes that must not be split."""
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]

@@ -1,0 +1,183 @@
+"""How much memory a step takes, by model, tokens and degrees: what docs/memory.md explains. Pure.
+
+Counted are the tensors that live at the highest point of a step. Not counted: the process itself
+(a CUDA context, libraries), what an allocator wastes, and NCCL's buffers.
+"""
+
+from dataclasses import dataclass, replace
+
+_MASTER = 4  # bytes of a master weight, of its gradient, and of each of AdamW's two moments
+_GATHERED_LAYERS = 2  # the one that computes, and the next one that is being gathered
+_LONGEST = 1 << 30  # tokens: nobody asks for more
+_LOGIT_COPIES = 4  # of a chunk, in float32: scaled, their softmax, a product, their gradient
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a causal language model; parameters are counted, tied ones once."""
+
+    hidden: int
+    layers: int
+    query: int  # attention heads times their dimension
+    key: int  # key and value heads times their dimension
+    intermediate: int  # of a feed-forward layer, of an expert if there are experts
+    vocabulary: int
+    layer_parameters: int  # of one layer, experts included
+    root_parameters: int  # of embedding, last norm and head
+    layer_trained: int  # how many of them are trained: an adapter's only, if there is one
+    root_trained: int
+    expert_parameters: int = 0  # of one layer's experts, part of `layer_parameters`
+    experts_per_token: int = 1  # how many feed-forward layers a token goes through
+    query_key_norm: bool = False  # queries and keys are normalised
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.layers * self.layer_parameters + self.root_parameters
+
+
+@dataclass(frozen=True)
+class MemorySetup:
+    """How a step is computed: degrees of parallelism, numbers' types, and ways to save memory."""
+
+    tokens: int  # of a micro-batch's line, over all context-parallel processes
+    chunk: int = 1024  # --loss_seq_chunk_size
+    fsdp: int = 1  # processes that weights, gradients and optimizer are sharded over
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    gathers_keys: bool = False  # --cp_mode allgather
+    bf16: bool = False
+    checkpointing: bool = False
+    activation_offloading: bool = False
+    param_offload: bool = False
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of a number that a layer computes with."""
+        return 2 if self.bf16 else 4
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of one process. `peak` is on the device; what is offloaded is in `host`."""
+
+    weights: int  # the shard of them that is kept
+    gradients: int
+    optimizer: int
+    gathered: int  # whole weights of layers that compute, of embedding and head
+    saved: int  # what layers keep for the backward pass
+    recomputed: int  # what one layer keeps while its backward pass runs, and its gradients
+    logits: int  # of one chunk
+    host: int  # on the CPU instead: offloaded states and activations
+
+    @property
+    def states(self) -> int:
+        """What is there between steps, gradients aside."""
+        return self.weights + self.optimizer
+
+    @property
+    def peak(self) -> int:
+        """The most on the device: at the head, or in the backward pass of a layer."""
+        working = max(self.recomputed, self.logits)
+        return self.states + self.gradients + self.gathered + self.saved + working
+
+
+def estimate(shape: ModelShape, setup: MemorySetup) -> MemoryEstimate:
+    """The memory of one process in one step."""
+    weights, trained = _held(shape, setup)
+    number = setup.compute_bytes
+    # what is not trained needs no master weights
+    kept = _MASTER * trained + number * (weights - trained)
+    gradients, optimizer = _MASTER * trained, 2 * _MASTER * trained
+    local = -(-setup.tokens // setup.cp)
+    layer = local * layer_bytes(shape, setup)
+    inputs = local * shape.hidden * number
+    # after the last layer: the last norm, as in a layer, and the predicted positions
+    ends = local * (_norm_bytes(shape.hidden, setup) + shape.hidden * number)
+    saved = shape.layers * (inputs if setup.checkpointing else layer)
+    reduced = _reduced(shape, setup)
+    recomputed = (layer if setup.checkpointing else 0) + inputs + reduced
+    host = 0
+    if setup.param_offload:
+        host += kept + gradients + optimizer
+        kept = gradients = optimizer = 0
+    if setup.activation_offloading:
+        host += saved
+        saved = inputs if setup.checkpointing else layer  # the one that is on its way
+    logits = (
+        min(setup.chunk, local)
+        * (shape.vocabulary // setup.tp)
+        * (4 * _LOGIT_COPIES + (2 * number if setup.bf16 else 0))
+    )
+    return MemoryEstimate(
+        weights=kept,
+        gradients=gradients,
+        optimizer=optimizer,
+        gathered=_gathered(shape, setup),
+        saved=saved + ends,
+        recomputed=recomputed,
+        logits=logits,
+        host=host,
+    )
+
+
+def longest_line(shape: ModelShape, setup: MemorySetup, limit: int) -> int:
+    """The most tokens of a micro-batch whose peak stays within `limit` bytes; 0 if none does."""
+    low, high = 0, 1
+    while high < _LONGEST and estimate(shape, replace(setup, tokens=high)).peak <= limit:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = estimate(shape, replace(setup, tokens=middle)).peak <= limit
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def layer_bytes(shape: ModelShape, setup: MemorySetup) -> int:
+    """What one layer saves for its backward pass, per token of this process.
+
+    Two norms; queries, keys and values before and after their own norms; attention's output; and
+    of each feed-forward layer that a token goes through: gate, its activation, up, their product.
+    """
+    number, tp = setup.compute_bytes, setup.tp
+    query, key = shape.query // tp, shape.key // tp
+    attention = number * (2 * query + 2 * key)
+    if setup.gathers_keys and setup.cp > 1:
+        attention += number * 2 * key * (setup.cp - 1)
+    if shape.query_key_norm:
+        # as `_norm_bytes`, but that its output is what attention saves already
+        attention += (_norm_bytes(1, setup) - number) * (query + key)
+    feed = number * 4 * (shape.intermediate // (1 if shape.expert_parameters else tp))
+    if shape.expert_parameters:
+        feed += number * 2 * shape.hidden  # the token as the expert sees it, and its answer
+    return 2 * _norm_bytes(shape.hidden, setup) + attention + shape.experts_per_token * feed
+
+
+def _norm_bytes(width: int, setup: MemorySetup) -> int:
+    """Of an RMS norm: its input in float32, that normalised, and its output."""
+    return width * (4 + 2 * setup.compute_bytes)
+
+
+def _held(shape: ModelShape, setup: MemorySetup) -> tuple[int, int]:
+    """How many parameters a process keeps, all and trained. Experts are spread over as many."""
+    shards = setup.fsdp * setup.tp
+    trained = shape.layers * shape.layer_trained + shape.root_trained
+    return round(shape.parameters / shards), round(trained / shards)
+
+
+def _gathered(shape: ModelShape, setup: MemorySetup) -> int:
+    """Whole weights on the device: of the root all the time, of layers in turn."""
+    dense = (shape.layer_parameters - shape.expert_parameters) / setup.tp
+    layer = dense + shape.expert_parameters / (setup.ep if setup.ep > 1 else setup.tp)
+    alone = setup.fsdp == 1 and not setup.param_offload
+    if alone and not setup.bf16:
+        return 0  # nothing is sharded: the master weights serve
+    layers = shape.layers if alone else min(_GATHERED_LAYERS, shape.layers)
+    return round(setup.compute_bytes * (shape.root_parameters / setup.tp + layers * layer))
+
+
+def _reduced(shape: ModelShape, setup: MemorySetup) -> int:
+    """Gradients of the unit that is being reduced, as computed and in float32."""
+    unit = max(shape.layer_trained, shape.root_trained) / setup.tp
+    return round(unit * (setup.compute_bytes + _MASTER))
