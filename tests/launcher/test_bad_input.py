@@ -67,6 +67,8 @@ def written(folder: Path) -> list[str]:
         (["a run"], ["--run_name 'a run'"]),
         (["demo", "--no_such_flag", "1"], ["--no_such_flag"]),
         (["demo", "--loss_calculator", "TRPO"], ["TRPO", "GRPO"]),
+        (["demo", "--loss_calculator", "nowhere.py:loss"], ["nowhere.py", "no such Python file"]),
+        (["demo", "--advantage", "nowhere.py:mine"], ["nowhere.py", "no such Python file"]),
         (["demo", "--model_name_or_path", "nowhere"], ["nowhere", "no folder"]),
         (["demo", "--train_file", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["demo", "--mcp_manager_url", "tools.json"], ["tools.json", "neither a http:// URL"]),
