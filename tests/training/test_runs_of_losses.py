@@ -75,7 +75,18 @@ def test_ppo_trains_policy_and_critic_and_goes_on_with_both(run: Run, tmp_path: 
     assert all(line["critic_grad_norm"] > 0 for line in lines)
     assert all(line["return_mean"] == pytest.approx(0.5, abs=0.3) for line in lines)
     export_checkpoint(run.output / "checkpoint-4", run.model, tmp_path / "policy")
-    assert "score.weight" not in AutoModelForCausalLM.from_pretrained(tmp_path / "policy").state_dict()
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").state_dict()
+    assert exported.keys() == tiny_model().state_dict().keys()
+
+
+def test_ppo_does_not_go_on_from_a_checkpoint_without_a_critic(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.add(linear_rows(8))
+    assert main(run.flags("--enable_sampling", "false")) == 0
+    assert main(run.flags("--enable_sampling", "false", *PPO)) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if "agentrl train:" in line]
+    assert len(said) == 1 and "checkpoint-2 was saved with GRPO and has no critic" in said[0]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from tiny import write_tiny_folder
 
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.documents import DBRecordData
+from agentrl.training.checkpoint import checkpoint_path
 
 T = TypeVar("T")
 
@@ -63,6 +64,11 @@ class Run:
         deadline = time.monotonic() + 60
         while len(self.metrics()) < count and time.monotonic() < deadline:
             assert process is None or process.poll() is None, "the trainer ended"
+            time.sleep(0.02)
+
+    def await_checkpoint(self, step: int) -> None:
+        deadline = time.monotonic() + 60
+        while not checkpoint_path(self.output, step).exists() and time.monotonic() < deadline:
             time.sleep(0.02)
 
 

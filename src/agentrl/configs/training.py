@@ -221,6 +221,11 @@ class ParallelConfig:
     )
     compile: bool = flag(False, "compile each transformer layer (torch.compile)")
 
+    @property
+    def processes_per_rank(self) -> int:
+        """Processes of a data-parallel rank, which train the same rows."""
+        return self.tp_size * self.cp_size
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:

@@ -81,7 +81,14 @@ class _Picked(torch.autograd.Function):
             picked, total, weighted = sums.unbind()
         log_total = total.log()
         entropies = log_total - weighted / total
-        ctx.save_for_backward(exponentials, total, entropies, targets, temperatures, is_mine)
+        ctx.save_for_backward(
+            exponentials,
+            total,
+            entropies,
+            targets,
+            temperatures,
+            is_mine,  # type: ignore[arg-type]
+        )
         ctx.entropy_gradient = entropy_gradient  # type: ignore[attr-defined]
         ctx.dtype = logits.dtype  # type: ignore[attr-defined]
         return picked - log_total, entropies

@@ -32,16 +32,11 @@ def split_matrices(model: PreTrainedModel, mesh: Mesh) -> None:
 
 
 def _with_split_logits(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
-    """The plan with a head that does not gather its logits."""
+    """The plan with a head that does not gather its logits: `colwise`, as projections have it."""
     head = model.get_output_embeddings()
-    names = {f"{name}{end}" for name, module in model.named_modules() if module is head
-             for end in ("", ".weight", ".bias")}  # fmt: skip
-    return {
-        name: "colwise"
-        if name in names
-        else style  # of transformers' styles, the one that is local
-        for name, style in plan.items()
-    }
+    own = {name for name, module in model.named_modules() if module is head}
+    own |= {f"{name}.{parameter}" for name in own for parameter in ("weight", "bias")}
+    return {name: "colwise" if name in own else style for name, style in plan.items()}
 
 
 def _set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
