@@ -66,7 +66,7 @@ def written(folder: Path) -> list[str]:
         ([], ["has no name", "grpo_example.sh RUN"]),
         (["a run"], ["--run_name 'a run'"]),
         (["demo", "--no_such_flag", "1"], ["--no_such_flag"]),
-        (["demo", "--loss_calculator", "PPO"], ["PPO", "GRPO"]),
+        (["demo", "--loss_calculator", "TRPO"], ["TRPO", "GRPO"]),
         (["demo", "--model_name_or_path", "nowhere"], ["nowhere", "no folder"]),
         (["demo", "--train_file", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["demo", "--mcp_manager_url", "tools.json"], ["tools.json", "neither a http:// URL"]),

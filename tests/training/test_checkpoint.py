@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpointing import ROWS, Training, die_saving
 from forks import FORKS
+from launching import HERE, launch
 from test_ranks import results
 from worker import ROWS as RANKS_ROWS
 
@@ -237,3 +238,17 @@ def test_a_kill_before_any_change_on_the_disk_leaves_the_last_whole_checkpoint(
     assert len(left) > 12, "folder, data, its index, state, their syncs, renames, a removal"
     assert left == sorted(left), "the new one from some change on"
     assert set(left) == {1, 2}
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_all_save_leaves_the_last_whole_checkpoint(
+    tmp_path: Path,
+) -> None:
+    launched = launch(HERE / "dying_rank.py", 2, tmp_path / "out")
+    assert launched.wait(timeout=100) != 0
+    (log,) = tmp_path.glob("out/log")
+    assert "SIGKILL" in log.read_text()
+    assert list((tmp_path / "out").glob("checkpoint-2.1.partial/*.distcp")), "while it wrote"
+    (checkpoint,) = list_checkpoints(tmp_path / "out")
+    training = Training(tmp_path, seed=5)
+    assert training.load(checkpoint).step == 1

@@ -23,8 +23,9 @@ STATISTICS = StepStatistics(
     grad_norms={"model.layers.0": 1.5, "lm_head": 0.5},
 )  # fmt: skip
 TIMES = StepTimes(
-    step_seconds=2.0, train_seconds=1.0, wait_seconds=0.5, publish_seconds=0.25, stall_seconds=0.1
-)
+    step_seconds=2.0, train_seconds=1.0, wait_seconds=0.5, publish_seconds=0.25, save_seconds=0.05,
+    stall_seconds=0.1,
+)  # fmt: skip
 ROWS = [
     RowHeader(
         id=str(index), seq=index, n_tokens=30, n_train_tokens=20, cost=30.0, prefix_hash="",

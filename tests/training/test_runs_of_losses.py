@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from tiny import linear_rows, make_row, tiny_model
 from trainer_run import Run
+from transformers import AutoModelForCausalLM
 
 from agentrl.databases.documents import DBRecordData, RowStatus
 from agentrl.training.checkpoint import list_checkpoints
+from agentrl.training.export import export_checkpoint
 from agentrl.training.trainer import main
 
 CONFIG = Path(__file__).parents[2] / "assets" / "fsdp2_cpu.yml"
@@ -65,13 +67,15 @@ def test_another_reference_can_be_given(run: Run, tmp_path: Path) -> None:
     assert trained(run, "--beta", "0.1", *other)[0]["reference_kl"] > 0.1
 
 
-def test_ppo_trains_policy_and_critic_and_goes_on_with_both(run: Run) -> None:
+def test_ppo_trains_policy_and_critic_and_goes_on_with_both(run: Run, tmp_path: Path) -> None:
     lines = trained(run, *PPO, "--critic_warmup_steps", "1")
     assert [line["grad_norm"] > 0 for line in lines] == [False, True, True, True]
     assert lines[0]["value_mean"] == lines[0]["explained_variance"] == 0
     assert all(line["value_mean"] != 0 for line in lines[1:]), "it does not start anew"
     assert all(line["critic_grad_norm"] > 0 for line in lines)
     assert all(line["return_mean"] == pytest.approx(0.5, abs=0.3) for line in lines)
+    export_checkpoint(run.output / "checkpoint-4", run.model, tmp_path / "policy")
+    assert "score.weight" not in AutoModelForCausalLM.from_pretrained(tmp_path / "policy").state_dict()
 
 
 @pytest.mark.slow

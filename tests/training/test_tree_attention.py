@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentrl.training.attention import TreeLayout, tree_attention
+from agentrl.training.attention.flash import FlashKernel, cuda_flash_kernel
+from agentrl.training.attention.flex import flex_tree_attention
 
 HEADS, KV_HEADS = 6, 2
 
@@ -130,3 +132,117 @@ def test_bfloat16_loses_no_more_than_its_own_rounding() -> None:
 def test_nodes_in_another_order_are_refused(parents: list[int], lengths: list[int]) -> None:
     with pytest.raises(ValueError, match="depth-first"):
         TreeLayout(parents, lengths)
+
+
+def flash_by_definition(
+    q: Tensor, k: Tensor, v: Tensor, query_ends: Tensor, key_ends: Tensor, causal: bool,
+    scale: float,
+) -> list[tuple[slice, slice, Tensor]]:  # fmt: skip
+    """Of each piece: its queries, its keys, its scores [H, queries, keys]."""
+    pieces = []
+    groups = q.shape[1] // k.shape[1]
+    bounds = zip(query_ends, query_ends[1:], key_ends, key_ends[1:], strict=False)
+    for q_start, q_end, k_start, k_end in bounds:
+        queries, keys = slice(q_start, q_end), slice(k_start, k_end)
+        scores = torch.einsum("qhd,khd->hqk", q[queries], k[keys].repeat_interleave(groups, 1))
+        if causal:
+            hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        pieces.append((queries, keys, scores * scale))
+    return pieces
+
+
+def flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, query_ends: Tensor, key_ends: Tensor, longest_query: int,
+    longest_key: int, dropout: float, causal: bool, debug: bool, *, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What aten's operator of the same arguments returns, as far as it is used."""
+    out, lse = torch.empty_like(q), torch.empty(q.shape[1], q.shape[0])
+    for queries, keys, scores in flash_by_definition(q, k, v, query_ends, key_ends, causal, scale):
+        assert scores.shape[1] <= longest_query and scores.shape[2] <= longest_key
+        values = v[keys].repeat_interleave(q.shape[1] // k.shape[1], 1)
+        out[queries] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+        lse[:, queries] = scores.logsumexp(-1)
+    return out, lse
+
+
+def flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, query_ends: Tensor,
+    key_ends: Tensor, longest_query: int, longest_key: int, dropout: float, causal: bool,
+    state: Tensor, unused: Tensor, *, scale: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Likewise: P = exp(scores - lse), dS = P (dO v - rowsum(dO O))."""
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    groups = q.shape[1] // k.shape[1]
+    for queries, keys, scores in flash_by_definition(q, k, v, query_ends, key_ends, causal, scale):
+        p = (scores - lse[:, queries, None]).exp()
+        do, values = grad[queries], v[keys].repeat_interleave(groups, 1)
+        ds = p * (
+            torch.einsum("qhd,khd->hqk", do, values) - (do * out[queries]).sum(-1).T.unsqueeze(-1)
+        )
+        dq[queries] += scale * torch.einsum(
+            "hqk,khd->qhd", ds, k[keys].repeat_interleave(groups, 1)
+        )
+        for gradient, by_head in (
+            (dk, scale * torch.einsum("hqk,qhd->khd", ds, q[queries])),
+            (dv, torch.einsum("hqk,qhd->khd", p, do)),
+        ):
+            gradient[keys] += by_head.unflatten(1, (-1, groups)).sum(2)
+    return dq, dk, dv
+
+
+@given(forests(), st.data())
+@settings(deadline=None, max_examples=60)
+def test_the_calls_for_cuda_are_exact_given_what_flash_attention_is(
+    layout: TreeLayout, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, layout.n_tokens - 1))
+    layout = layout.restrict(start, data.draw(st.integers(start + 1, layout.n_tokens)))
+    width = data.draw(st.sampled_from([5, 8]))
+    tensors = inputs(layout, width)
+    expected = output_and_gradients(layout, [t.double() for t in tensors], dense=True)
+    kernel = FlashKernel(flash_forward, flash_backward)
+    q, k, v = tensors
+    out, lse = kernel.forward(q, k, v, layout, width**-0.5)
+    weights = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
+    gradients = kernel.backward(weights, q, k, v, out, lse, layout, width**-0.5)
+    for one, other in zip((out, *gradients), expected, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=2e-5, rtol=2e-5)
+
+
+def test_a_forest_takes_as_many_cuda_calls_as_it_is_deep() -> None:
+    layout = TreeLayout([-1, 0, 1, 1, 0, -1, 5, 5], [4, 3, 2, 2, 3, 5, 1, 1])
+    called: list[bool] = []
+
+    def counting(*args: object, **options: object) -> tuple[Tensor, Tensor]:
+        called.append(bool(args[8]))
+        return flash_forward(*args, **options)  # type: ignore[arg-type]
+
+    FlashKernel(counting, flash_backward).forward(*inputs(layout, 8), layout, 1.0)
+    assert called == [True, False, False]
+
+
+@pytest.mark.parametrize("width", [20, 64, 128])
+def test_shapes_and_types_fit_atens_cuda_operators(width: int) -> None:
+    layout = TreeLayout([-1, 0, 1, 1, 0, -1, 5, 5], [4, 3, 2, 2, 3, 5, 1, 1])
+    q, k = (
+        torch.empty(1, layout.n_tokens, heads, width, device="meta", dtype=torch.bfloat16)
+        for heads in (HEADS, KV_HEADS)
+    )
+    q, k = q.transpose(1, 2), k.transpose(1, 2)
+    kernel = cuda_flash_kernel()
+    out, lse = kernel.forward(q, k, k, layout, 1.0)
+    gradients = kernel.backward(out, q, k, k, out, lse, layout, 1.0)
+    assert (out.shape, out.dtype) == (q.shape, torch.bfloat16)
+    assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, k.shape]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@given(forests(), st.data())
+@settings(deadline=None, max_examples=5)
+def test_block_masks_are_those_of_the_forest(layout: TreeLayout, data: st.DataObject) -> None:
+    layout = layout.restrict(data.draw(st.integers(0, layout.n_tokens - 1)), layout.n_tokens)
+    q, k, v = inputs(layout, 16)
+    (expected, *_) = output_and_gradients(layout, [q, k, v], dense=True)
+    out = flex_tree_attention(q, k, v, layout, 0.25)
+    torch.testing.assert_close(out, expected.detach(), atol=2e-5, rtol=2e-5)

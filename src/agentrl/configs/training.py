@@ -244,4 +244,7 @@ class CheckpointConfig:
 class ReservedConfig:
     """Flags whose feature this version does not have: only the default is taken."""
 
+    lora_publish: str = flag(
+        "merged", "how services get an adapter (only merged in this version, see docs/memory.md)"
+    )
     dynamic_batching: bool = flag(True, "fill micro-batches by tokens (only true in this version)")

@@ -43,7 +43,7 @@ def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> N
 
     FSDP gathers parameters around registered methods of its root only: the base model and the head
     called from elsewhere would see shards. `line`: how processes share lines, if they do. Raises
-    `ConfigError` if the model does more to its logits than its head, which is all done here.
+    `ConfigError` if the model does more to its logits than its head does.
     """
     config = model.config.get_text_config()
     for name in _AFTER_HEAD:

@@ -30,6 +30,7 @@ class StepTimes:
     train_seconds: float  # forward, backward and update
     wait_seconds: float  # for rows
     publish_seconds: float  # that training stood still to gather the weights
+    save_seconds: float  # that training stood still to copy what a checkpoint holds
     stall_seconds: float  # that services generated nothing for the last publication that is done
 
 

@@ -222,14 +222,16 @@ class Trainer:
             publish_seconds = time.monotonic() - began
             self._commit(rows)
             stopping = self._any_rank_stops()
+            save_seconds = 0.0
             if last or stopping or self._step % self._config.checkpoint.save_steps == 0:
-                self._save()
+                save_seconds = self._save()
             self._report(TRAINING)
             times = StepTimes(
                 step_seconds=time.monotonic() - ended,
                 train_seconds=train_seconds,
                 wait_seconds=wait_seconds,
                 publish_seconds=publish_seconds,
+                save_seconds=save_seconds,
                 stall_seconds=self._stall_seconds,
             )
             ended = time.monotonic()
@@ -297,8 +299,13 @@ class Trainer:
             ids = [header.id for header in rows.headers]
             self._background.run(self._duties.commit(self._step, ids))
 
-    def _save(self) -> None:
-        """Begin to save a checkpoint; it is written while training goes on."""
+    def _save(self) -> float:
+        """Begin to save a checkpoint, which is written while training goes on.
+
+        Returns the seconds that training stood still: for the copy, and for the save before it if
+        that still ran.
+        """
+        began = time.monotonic()
         state = TrainerState(
             step=self._step,
             version=self._version,
@@ -309,6 +316,7 @@ class Trainer:
         )
         self._saver.save(self._learner, state)
         self._saved_step = self._step
+        return time.monotonic() - began
 
     def _hold_run(self) -> None:
         """Raises `TrainerReplaced` if another trainer has taken the run. For any thread."""

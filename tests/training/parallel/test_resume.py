@@ -1,14 +1,12 @@
 """A checkpoint of any arrangement of processes is gone on from by any other."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
+from launching import launch
 from resume_cases import ARRANGEMENTS, PROCESSES, make_learner, take_steps, total_steps
 
 from agentrl.training.checkpoint import list_checkpoints
@@ -16,22 +14,13 @@ from agentrl.training.checkpoint_io import load_checkpoint
 from agentrl.training.parallel import make_mesh
 
 HERE = Path(__file__).parent
-CONFIG = HERE.parents[2] / "assets" / "fsdp2_cpu.yml"
 
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the launched processes' checkpoints."""
     out = tmp_path_factory.mktemp("resumed")
-    ended = subprocess.run(
-        [
-            sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
-            "--num_processes", str(PROCESSES), "--main_process_port", "0",
-            str(HERE / "resume_worker.py"), str(out),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-5000:]
+    assert launch(HERE / "resume_worker.py", PROCESSES, out).wait() == 0, (out / "log").read_text()
     return out
 
 

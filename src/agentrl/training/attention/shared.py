@@ -165,7 +165,7 @@ class AllGather(SharedLine):
         return torch.cat(outs, dim=2)
 
 
-@torch.compiler.disable  # as `models.attention_forward`
+@torch.compiler.disable  # type: ignore[untyped-decorator] # as `models.attention_forward`
 def attention_forward(
     module: nn.Module,
     query: Tensor,

@@ -1,8 +1,17 @@
-"""Attention over a forest: the entry that models and context parallelism call."""
+"""Attention over a forest: the entry that models and context parallelism call.
 
+Which kernel is a matter of the device: on the CPU aten's flash kernel node by node; on CUDA flash
+attention level by level in 16 bits, FlexAttention's block masks in 32.
+"""
+
+from functools import cache
+
+import torch
 from torch import Tensor
 
 from agentrl.training.attention.cpu import CpuKernel
+from agentrl.training.attention.flash import cuda_flash_kernel
+from agentrl.training.attention.flex import flex_tree_attention
 from agentrl.training.attention.layout import TreeLayout
 from agentrl.training.attention.nodewise import NodeKernel, NodeWiseAttention
 
@@ -21,13 +30,19 @@ def tree_attention(
             f"attention over {q.shape[2]} queries and {k.shape[2]} keys with a layout of "
             f"{expected[0]} and {expected[1]}"
         )
-    kernel = _kernel(q)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return NodeWiseAttention.apply(q, k, v, layout, scale, kernel)  # type: ignore[no-any-return]
+    if q.device.type != "cpu" and q.dtype not in (torch.bfloat16, torch.float16):
+        return flex_tree_attention(q, k, v, layout, scale)
+    kernel = _cpu_kernel() if q.device.type == "cpu" else _flash_kernel()
+    out: Tensor = NodeWiseAttention.apply(q, k, v, layout, scale, kernel)
+    return out
 
 
-def _kernel(q: Tensor) -> NodeKernel:
-    """The kernel of the device."""
-    if q.device.type == "cpu":
-        return CpuKernel()
-    raise NotImplementedError(f"no tree attention for {q.device.type}")
+@cache
+def _cpu_kernel() -> NodeKernel:
+    return CpuKernel()
+
+
+@cache
+def _flash_kernel() -> NodeKernel:
+    return cuda_flash_kernel()
