@@ -53,6 +53,11 @@ def test_a_step_of_the_demo_has_the_same_rows_however_many_processes_train(proce
     assert config.optimizer.per_device_train_batch_size * processes == ROWS_PER_STEP
 
 
+def test_processes_that_train_the_same_rows_count_as_one_for_the_rows_of_a_step() -> None:
+    stack = stack_of({"NUM_PROCESSES": "4"}, "--tp_size", "2")
+    assert stack.config.optimizer.per_device_train_batch_size * 2 == ROWS_PER_STEP
+
+
 def test_a_model_of_ones_own_gets_the_algorithm_but_nothing_of_the_demo() -> None:
     stack = stack_of({"MODEL": "mine", "TRAIN_FILE": "t.jsonl"})
     usual = parse_config([])

@@ -1,5 +1,6 @@
 """An adapter on the tiny model: what is trained, what is published, what a checkpoint holds."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from memory_worker import LORA, make_learner, train
 from peft import LoraConfig as PeftConfig
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from tiny import tiny_model, write_tiny_folder
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
@@ -84,7 +85,7 @@ def test_what_is_published_is_the_merged_model_under_its_own_names(tmp_path: Pat
     torch.testing.assert_close(logits(loaded), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_an_export_has_the_adapter_merged(tmp_path: Path) -> None:
+def test_an_export_has_the_adapter_merged_or_alone(tmp_path: Path) -> None:
     base = write_tiny_folder(tmp_path / "base")
     learner = make_learner(lora=True)
     train(learner)
@@ -97,6 +98,13 @@ def test_an_export_has_the_adapter_merged(tmp_path: Path) -> None:
     assert export([str(tmp_path), str(tmp_path / "out")]) == 0
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     torch.testing.assert_close(logits(loaded), expected, atol=1e-5, rtol=1e-5)
+
+    assert export([str(tmp_path), str(tmp_path / "alone"), "--adapter"]) == 0
+    start = AutoModelForCausalLM.from_pretrained(base)
+    adapted = PeftModel.from_pretrained(start, str(tmp_path / "alone"))
+    torch.testing.assert_close(logits(adapted), expected, atol=1e-5, rtol=1e-5)
+    described = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())
+    assert "q_proj" in described["target_modules"] and described["r"] == LORA.lora_rank
 
 
 def test_a_checkpoint_holds_the_adapter_only_and_training_goes_on_from_it(tmp_path: Path) -> None:

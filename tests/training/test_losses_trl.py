@@ -33,7 +33,7 @@ def trl_loss(
 ) -> Tensor:
     """TRL 1.16's loss of these rows, differentiable by `given.logprobs`."""
     args = GRPOConfig(
-        output_dir="/tmp/trl", use_cpu=True, bf16=False, report_to="none", **arguments
+        output_dir="unused", use_cpu=True, bf16=False, report_to="none", **arguments
     )  # type: ignore[arg-type]
     logprobs = padded(given.logprobs)
     mask = padded(given.mask.float())

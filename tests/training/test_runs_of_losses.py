@@ -67,6 +67,22 @@ def test_another_reference_can_be_given(run: Run, tmp_path: Path) -> None:
     assert trained(run, "--beta", "0.1", *other)[0]["reference_kl"] > 0.1
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--beta", "0.1", "--reference_model_name_or_path", "/no/such"],
+        [*PPO, "--critic_model_name_or_path", "/no/such"],
+    ],
+)
+def test_a_model_that_is_not_there_is_named_with_its_flag(
+    run: Run, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(run.flags("--enable_sampling", "false", *flags)) == 2
+    assert (
+        f"agentrl train: {flags[-2]} /no/such: there is no such folder" in capsys.readouterr().err
+    )
+
+
 def test_ppo_trains_policy_and_critic_and_goes_on_with_both(run: Run, tmp_path: Path) -> None:
     lines = trained(run, *PPO, "--critic_warmup_steps", "1")
     assert [line["grad_norm"] > 0 for line in lines] == [False, True, True, True]
@@ -75,7 +91,18 @@ def test_ppo_trains_policy_and_critic_and_goes_on_with_both(run: Run, tmp_path: 
     assert all(line["critic_grad_norm"] > 0 for line in lines)
     assert all(line["return_mean"] == pytest.approx(0.5, abs=0.3) for line in lines)
     export_checkpoint(run.output / "checkpoint-4", run.model, tmp_path / "policy")
-    assert "score.weight" not in AutoModelForCausalLM.from_pretrained(tmp_path / "policy").state_dict()
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").state_dict()
+    assert exported.keys() == tiny_model().state_dict().keys()
+
+
+def test_ppo_does_not_go_on_from_a_checkpoint_without_a_critic(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.add(linear_rows(8))
+    assert main(run.flags("--enable_sampling", "false")) == 0
+    assert main(run.flags("--enable_sampling", "false", *PPO)) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if "agentrl train:" in line]
+    assert len(said) == 1 and "checkpoint-2 was saved with GRPO and has no critic" in said[0]
 
 
 @pytest.mark.slow

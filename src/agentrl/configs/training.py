@@ -221,6 +221,11 @@ class ParallelConfig:
     )
     compile: bool = flag(False, "compile each transformer layer (torch.compile)")
 
+    @property
+    def processes_per_rank(self) -> int:
+        """Processes of a data-parallel rank, which train the same rows."""
+        return self.tp_size * self.cp_size
+
 
 @dataclass(frozen=True)
 class CheckpointConfig:
@@ -239,4 +244,7 @@ class CheckpointConfig:
 class ReservedConfig:
     """Flags whose feature this version does not have: only the default is taken."""
 
+    lora_publish: str = flag(
+        "merged", "how services get an adapter (only merged in this version, see docs/memory.md)"
+    )
     dynamic_batching: bool = flag(True, "fill micro-batches by tokens (only true in this version)")

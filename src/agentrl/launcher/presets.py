@@ -70,11 +70,11 @@ _DEMO_FLAGS = (
 )  # fmt: skip
 
 
-def preset_flags(preset: Preset, num_processes: int, *, demo: bool) -> list[str]:
-    """The preset's flags for so many trainer processes: a step has the same rows however many."""
-    flags = [*preset.flags, "--per_device_train_batch_size", str(_rows_of_each(num_processes))]
+def preset_flags(preset: Preset, data_ranks: int, *, demo: bool) -> list[str]:
+    """The preset's flags for so many data-parallel ranks: a step has the same rows however many."""
+    flags = [*preset.flags, "--per_device_train_batch_size", str(_rows_of_each(data_ranks))]
     return [*_DEMO_FLAGS, *preset.demo_flags, *flags] if demo else flags
 
 
-def _rows_of_each(num_processes: int) -> int:
-    return max(1, ROWS_PER_STEP // num_processes)
+def _rows_of_each(data_ranks: int) -> int:
+    return max(1, ROWS_PER_STEP // data_ranks)

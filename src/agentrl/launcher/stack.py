@@ -66,8 +66,10 @@ def plan_stack(
     use_gpus = 0 if parse_config([*user_flags]).parallel.use_cpu else gpus
     trainers = deployment.trainer_processes(use_gpus)
     own = [*deployment.run_flags, *user_flags, "--run_name", run]
-    demo = parse_config(own, "agentrl launch").model.model_name_or_path is None
-    flags = [*preset_flags(preset, trainers, demo=demo), *own]
+    asked = parse_config(own, "agentrl launch")
+    demo = asked.model.model_name_or_path is None
+    data_ranks = max(1, trainers // asked.parallel.processes_per_rank)
+    flags = [*preset_flags(preset, data_ranks, demo=demo), *own]
     config = parse_config(flags, "agentrl launch")
     has_database = config.run.db_connection_string is not None
     has_tools = config.agent.mcp_manager_url is not None

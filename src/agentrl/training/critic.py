@@ -1,4 +1,4 @@
-"""The critic of PPO: from a step's work to advantages, and then to a critic that knows better.
+"""The critic of PPO: from a step's rows to advantages, and then to a critic that knows better.
 
     estimate    values of all trained tokens -> GAE along each row -> advantages, whitened; returns
     learn       some updates of the critic towards the returns
@@ -56,7 +56,7 @@ class Critic:
         optimizer: OptimizerConfig,
         total_steps: int,
     ) -> None:
-        """`model`: from `load_value_model`, and through `parallelise`.
+        """`model`: from `empty_value_model`, through `parallelise` and filled.
 
         `optimizer` is the policy's, from which the critic has all but the learning rate.
         """

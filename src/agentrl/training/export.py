@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from agentrl.configs import ConfigError, LoraConfig, ModelConfig
 from agentrl.training.checkpoint import CheckpointError, list_checkpoints, read_state
 from agentrl.training.checkpoint_io import failure_reason
-from agentrl.training.lora import add_adapter, is_adapter_weight
+from agentrl.training.lora import add_adapter, is_adapter_weight, save_adapter
 from agentrl.training.model_folder import (
     ModelFolderError,
     check_model_folder,
@@ -54,8 +54,7 @@ def export_checkpoint(
     """
     lora = LoraConfig(**read_state(checkpoint_dir).config.get("lora", {}))
     check_model_folder(str(model_dir))
-    if out_dir.exists():
-        raise ConfigError(f"{out_dir} exists already: remove it, or export to another folder")
+    _check_new(out_dir)
     disable_progress_bar()
     tokenizer = load_tokenizer(str(model_dir))
     config = AutoConfig.from_pretrained(model_dir)
@@ -82,6 +81,33 @@ def export_checkpoint(
         tokenizer.save_pretrained(folder)
 
 
+def export_adapter(checkpoint_dir: Path, model_dir: Path, out_dir: Path) -> None:
+    """Write the adapter of a checkpoint, alone, as PEFT and inference services load it.
+
+    Raises as `export_checkpoint` does, and `ConfigError` if the checkpoint holds no adapter.
+    """
+    lora = LoraConfig(**read_state(checkpoint_dir).config.get("lora", {}))
+    check_model_folder(str(model_dir))
+    if not lora.lora_rank:
+        raise ConfigError(
+            f"--adapter: {checkpoint_dir} was trained without --lora_rank and holds no adapter"
+        )
+    _check_new(out_dir)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
+    add_adapter(model, lora, frozen_dtype=torch.float32)
+    weights = {
+        name: torch.empty_like(value, device="cpu")
+        for name, value in model.state_dict().items()
+        if is_adapter_weight(name)
+    }
+    _load(weights, checkpoint_dir, model_dir)
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    with written_at_once(out_dir) as folder:
+        save_adapter(weights, lora, model_dir, folder)
+        load_tokenizer(str(model_dir)).save_pretrained(folder)
+
+
 def plan_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     """Which weights go into one file of up to `limit` bytes, in the order of `sizes`.
 
@@ -102,6 +128,11 @@ def plan_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
         files[-1] += names
         room -= size
     return files
+
+
+def _check_new(out_dir: Path) -> None:
+    if out_dir.exists():
+        raise ConfigError(f"{out_dir} exists already: remove it, or export to another folder")
 
 
 def _stored(checkpoint_dir: Path, model_dir: Path, shapes: Mapping[str, Tensor]) -> Reader:
@@ -160,7 +191,10 @@ def _write_weights(
 
 
 def main(argv: Sequence[str]) -> int:
-    """`agentrl export CHECKPOINT OUT [--model_name_or_path FOLDER]`; returns the exit status."""
+    """`agentrl export CHECKPOINT OUT [--model_name_or_path FOLDER] [--adapter]`.
+
+    Returns the exit status.
+    """
     parser = argparse.ArgumentParser("agentrl export", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "checkpoint", type=Path, help="checkpoint-N folder, or a run's folder for its last one"
@@ -169,12 +203,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--model_name_or_path", help="model that the run started from (default: as recorded)"
     )
+    parser.add_argument(
+        "--adapter", action="store_true", help="only the LoRA adapter, not merged into the model"
+    )
     arguments = parser.parse_args(argv)
+    export = export_adapter if arguments.adapter else export_checkpoint
     checkpoints = list_checkpoints(arguments.checkpoint)
     checkpoint = checkpoints[-1] if checkpoints else arguments.checkpoint
     try:
         recorded = read_state(checkpoint).config["model"]["model_name_or_path"]
-        export_checkpoint(checkpoint, Path(arguments.model_name_or_path or recorded), arguments.out)
+        export(checkpoint, Path(arguments.model_name_or_path or recorded), arguments.out)
     except (CheckpointError, ConfigError, ModelFolderError) as error:
         print(f"agentrl export: {error}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ values (`critic`), and sums over ranks.
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,22 +54,21 @@ def generalised_advantages(
     gap, its tokens may stand anywhere. Computed in float64 on the CPU, one step for each place.
     """
     rows = int(sequence.max()) + 1 if len(sequence) else 0
-    shape = (int(place.max()) + 1 if len(place) else 0, rows)
-    at = (place.cpu(), sequence.cpu())
-    rewards_PR = torch.zeros(shape, dtype=torch.float64)
-    values_PR = torch.zeros(shape, dtype=torch.float64)
-    rewards_PR[at] = rewards.detach().double().cpu()
-    values_PR[at] = values.detach().double().cpu()
-    advantages_PR = torch.zeros(shape, dtype=torch.float64)
+    places = int(place.max()) + 1 if len(place) else 0
+    at = (place.cpu().numpy(), sequence.cpu().numpy())
+    rewards_PR, values_PR = np.zeros((places, rows)), np.zeros((places, rows))
+    rewards_PR[at] = rewards.detach().double().cpu().numpy()
+    values_PR[at] = values.detach().double().cpu().numpy()
+    advantages_PR = np.zeros((places, rows))
     # Beyond the end of a row rewards and values are 0, and so is all that follows from them.
-    next_value = next_advantage = torch.zeros(rows, dtype=torch.float64)
-    for step in reversed(range(shape[0])):
+    next_value = next_advantage = np.zeros(rows)
+    for step in reversed(range(places)):
         delta = rewards_PR[step] + gamma * next_value - values_PR[step]
         next_advantage = delta + gamma * lam * next_advantage
         next_value = values_PR[step]
         advantages_PR[step] = next_advantage
-    advantages = advantages_PR[at]
-    returns = advantages + values_PR[at]
+    advantages = torch.from_numpy(advantages_PR[at])
+    returns = advantages + torch.from_numpy(values_PR[at])
     return Estimates(
         advantages=advantages.to(values.device, torch.float32),
         returns=returns.to(values.device, torch.float32),

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -233,7 +234,9 @@ def _chunk(
     with_entropy: bool,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    # Under tensor parallelism the head gives a slice of the vocabulary (`parallel.tensor`).
+    vocabulary = head.weight.device_mesh.get_group() if isinstance(head.weight, DTensor) else None
     return picked_logprobs(
         head(hidden_NH), targets, temperatures,
-        entropy=with_entropy, entropy_gradient=entropy_gradient,
+        entropy=with_entropy, entropy_gradient=entropy_gradient, vocabulary=vocabulary,
     )  # fmt: skip

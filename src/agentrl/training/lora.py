@@ -5,18 +5,19 @@ A [rank, in] and B [out, rank] are trained (Hu et al. 2021, arXiv:2106.09685). P
 layers; they are put into the model in place, so that it stays what it was to all who use it. What
 leaves the trainer carries the names of the model without adapter.
 
-Not in here: where the weights of model and adapter come from (`loading`) and go to
-(`model_folder`).
+Not in here: where weights come from (`loading`) and the model's folders (`model_folder`).
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import inject_adapter_in_model
 from peft.tuners.lora import Linear
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -114,13 +115,27 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
     return torch.addmm(weight.float(), b.float(), a.float(), alpha=scaling)
 
 
-def adapter_state(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The adapter's part of an adapted model's state, by the names of PEFT's adapter folders."""
-    return {
-        f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": tensor
+def save_adapter(
+    weights: Mapping[str, Tensor], config: LoraConfig, base: Path, folder: Path
+) -> None:
+    """Write an adapter's `weights`, by their names in the adapted model, as PEFT's folders are.
+
+    `base`: the folder of the model that it adapts.
+    """
+    layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in weights})
+    PeftConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        target_modules=layers,
+        base_model_name_or_path=str(base),
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    ).save_pretrained(str(folder))
+    tensors = {
+        f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": tensor.contiguous()
         for name, tensor in weights.items()
-        if is_adapter_weight(name)
     }
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def _known(model: PreTrainedModel) -> str:

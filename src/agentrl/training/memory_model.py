@@ -105,8 +105,10 @@ def estimate(shape: ModelShape, setup: MemorySetup) -> MemoryEstimate:
     if setup.activation_offloading:
         host += saved
         saved = inputs if setup.checkpointing else layer  # the one that is on its way
-    logits = min(setup.chunk, local) * (shape.vocabulary // setup.tp) * (
-        4 * _LOGIT_COPIES + (2 * number if setup.bf16 else 0)
+    logits = (
+        min(setup.chunk, local)
+        * (shape.vocabulary // setup.tp)
+        * (4 * _LOGIT_COPIES + (2 * number if setup.bf16 else 0))
     )
     return MemoryEstimate(
         weights=kept,

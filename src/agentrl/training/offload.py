@@ -54,7 +54,7 @@ class _Streams:
         return self._of[device]
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _pack(saved: Tensor, *, streams: _Streams) -> Tensor | _OnHost:
     weight = isinstance(saved, nn.Parameter) or isinstance(saved._base, nn.Parameter)
     if weight or saved.nbytes < LEAST_BYTES:
@@ -71,7 +71,7 @@ def _pack(saved: Tensor, *, streams: _Streams) -> Tensor | _OnHost:
     return _OnHost(host, saved.device, copied)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _unpack(packed: Tensor | _OnHost) -> Tensor:
     if isinstance(packed, Tensor):
         return packed

@@ -22,6 +22,19 @@ def checkpoint_to_resume(config: Config, starts: Sequence[TrainerStart]) -> Path
 
     Raises `ConfigError`.
     """
+    checkpoint = _chosen_checkpoint(config, starts)
+    if checkpoint is not None and config.loss.loss_calculator == "PPO":
+        saved_by = read_state(checkpoint).config["loss"]["loss_calculator"]
+        if saved_by != "PPO":
+            raise ConfigError(
+                f"--loss_calculator PPO: {checkpoint} was saved with {saved_by} and has no critic; "
+                "begin anew with --resume_from_checkpoint false, or export it and start another "
+                "run from its weights"
+            )
+    return checkpoint
+
+
+def _chosen_checkpoint(config: Config, starts: Sequence[TrainerStart]) -> Path | None:
     wanted = config.checkpoint.resume_from_checkpoint
     if wanted is not None and wanted.lower() == "false":
         return None

@@ -53,7 +53,7 @@ from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_tokenizer
 from agentrl.training.models_beside import critic_start, reference_start
-from agentrl.training.parallel import ParallelSizes, exit_process, make_mesh
+from agentrl.training.parallel import ParallelSizes, check_model, exit_process, make_mesh
 from agentrl.training.publication import gather_publication
 from agentrl.training.startup import check_writable, checkpoint_to_resume, make_accelerator
 from agentrl.training.step import StepOptions
@@ -114,12 +114,13 @@ class Trainer:
         if config.parallel.compile:
             check_compiler(self._accelerator.device)
         torch.manual_seed(config.run.seed)
+        sizes = ParallelSizes.of(config.parallel, self._accelerator.num_processes)
+        model = empty_model(config.model)
+        check_model(model, sizes, config.parallel.cp_mode)
 
         optimizer = config.optimizer
         rows_per_step = (
-            optimizer.per_device_train_batch_size
-            * optimizer.gradient_accumulation_steps
-            * ParallelSizes.of(config.parallel, self._accelerator.num_processes).dp
+            optimizer.per_device_train_batch_size * optimizer.gradient_accumulation_steps * sizes.dp
         )
         self._background = stack.enter_context(BackgroundLoop())
         self._database = self._connect()
@@ -139,7 +140,6 @@ class Trainer:
         self._total_steps = self._from_main(
             lambda duties: self._background.run(duties.count_steps())
         )
-        model = empty_model(config.model)
         if config.lora.lora_rank:
             # What is not trained needs no master weights.
             add_adapter(model, config.lora, frozen_dtype=self._published_dtype)

@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 IMPLEMENTATION = "agentrl_tree"
 
 
-@torch.compiler.disable  # a compiled layer leaves here and comes back: layouts are no constants
+# A compiled layer leaves here and comes back: layouts are no constants.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attention_forward(
     module: nn.Module,
     query: Tensor,

@@ -78,7 +78,7 @@ class SharedLine(ABC):
         """The whole line [A, T with padding, D] of each process's `own` tokens [A, own, D]."""
         pieces = _gather(own, self._group).unflatten(2, (self.parts_each, -1))
         # [process, A, slot, part, D] to the parts in order
-        by_part = pieces.movedim(2, 1).flatten(0, 1)[self._places]
+        by_part: Tensor = pieces.movedim(2, 1).flatten(0, 1)[self._places]
         return by_part.movedim(0, 1).flatten(1, 2)
 
     def collect(self, values: Tensor, indices: Tensor, count: int) -> Tensor:
@@ -165,7 +165,7 @@ class AllGather(SharedLine):
         return torch.cat(outs, dim=2)
 
 
-@torch.compiler.disable  # as `models.attention_forward`
+@torch.compiler.disable  # type: ignore[untyped-decorator] # as `models.attention_forward`
 def attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -231,7 +231,7 @@ class _Gather(torch.autograd.Function):
         size = dist.get_world_size(group)
         gathered = x.new_empty((size * x.shape[0], *x.shape[1:]))
         dist.all_gather_single(gathered, x.contiguous(), group=group)
-        return gathered.unflatten(0, (size, -1))
+        return gathered.view(size, *x.shape)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:

@@ -68,7 +68,7 @@ def _clip(ratio: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
         L = -beta1 (1 - epsilon) r / sg[r] A where r < 1 - epsilon and A < 0
         L = -beta2 (1 + epsilon_higher) r / sg[r] A where r > 1 + epsilon_higher and A > 0
 
-    CE-GPPO, arXiv 2509.20712 (over GRPO: CE-GRPO).
+    CE-GPPO, arXiv 2509.20712, equation 8 (over GRPO: CE-GRPO).
     """
     low, high = config.clip_range
     weight, over_cap = capped(ratio, advantages, config)

@@ -51,7 +51,7 @@ def parallelise(
     tree attention if it can have it. Raises `ConfigError` if the model cannot be divided as asked,
     `RuntimeError` if the sharding is not what was asked for.
     """
-    check_model(model.config, mesh.sizes, mesh.context_mode)
+    check_model(model, mesh.sizes, mesh.context_mode)
     if trees:
         use_tree_attention(model)
     _to_device(model, mesh.device)

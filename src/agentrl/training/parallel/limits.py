@@ -3,34 +3,45 @@
 `docs/parallelism.md` has the table of what combines with what.
 """
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.configs import ConfigError
+from agentrl.training.attention import why_no_trees
 from agentrl.training.parallel.sizes import ParallelSizes
 
 
-def check_model(config: PreTrainedConfig, sizes: ParallelSizes, cp_mode: str) -> None:
-    """Raises `ConfigError` if a model of `config` cannot be divided by `sizes`."""
-    text = config.get_text_config()
+def check_model(model: PreTrainedModel, sizes: ParallelSizes, cp_mode: str) -> None:
+    """Raises `ConfigError` if `model`, which may be empty, cannot be divided by `sizes`."""
+    text = model.config.get_text_config()
     if sizes.tp > 1:
         _check_tensor(text, sizes.tp)
-    if sizes.cp > 1 and cp_mode == "ulysses":
-        heads = text.num_attention_heads // sizes.tp
-        if heads % sizes.cp:
-            raise ConfigError(
-                f"--cp_size {sizes.cp}: the model has {heads} attention heads on each process, "
-                "which --cp_mode ulysses divides over them; take a divisor, or --cp_mode allgather"
-            )
+    if sizes.cp > 1:
+        _check_context(model, sizes, cp_mode)
     if sizes.ep > 1:
-        experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
-        if not text.base_model_ep_plan or experts is None:
-            raise ConfigError(
-                f"--ep_size {sizes.ep}: {text.model_type} has no plan for spreading experts"
-            )
-        if experts % sizes.ep:
-            raise ConfigError(
-                f"--ep_size {sizes.ep}: does not divide the model's {experts} experts"
-            )
+        _check_experts(text, sizes.ep)
+
+
+def _check_context(model: PreTrainedModel, sizes: ParallelSizes, cp_mode: str) -> None:
+    reason = why_no_trees(model)
+    if reason is not None:
+        raise ConfigError(
+            f"--cp_size {sizes.cp}: context parallelism is made of tree attention, which "
+            f"{type(model).__name__} cannot have: {reason}"
+        )
+    heads = model.config.get_text_config().num_attention_heads // sizes.tp
+    if cp_mode == "ulysses" and heads % sizes.cp:
+        raise ConfigError(
+            f"--cp_size {sizes.cp}: does not divide the {heads} attention heads of a process, "
+            "which --cp_mode ulysses needs; take a divisor, or --cp_mode allgather"
+        )
+
+
+def _check_experts(text: PreTrainedConfig, ep: int) -> None:
+    experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
+    if not text.base_model_ep_plan or experts is None:
+        raise ConfigError(f"--ep_size {ep}: {text.model_type} has no plan for spreading experts")
+    if experts % ep:
+        raise ConfigError(f"--ep_size {ep}: does not divide the model's {experts} experts")
 
 
 def _check_tensor(text: PreTrainedConfig, tp: int) -> None:
@@ -44,6 +55,7 @@ def _check_tensor(text: PreTrainedConfig, tp: int) -> None:
         ("key and value heads", text.num_key_value_heads),
         ("tokens in its vocabulary", text.vocab_size),
         ("units in a feed-forward layer", text.intermediate_size),
+        ("units in an expert", getattr(text, "moe_intermediate_size", 0)),
     ):
         if size % tp:
             raise ConfigError(f"--tp_size {tp}: does not divide the model's {size} {what}")
