@@ -67,6 +67,22 @@ def test_another_reference_can_be_given(run: Run, tmp_path: Path) -> None:
     assert trained(run, "--beta", "0.1", *other)[0]["reference_kl"] > 0.1
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--beta", "0.1", "--reference_model_name_or_path", "/no/such"],
+        [*PPO, "--critic_model_name_or_path", "/no/such"],
+    ],
+)
+def test_a_model_that_is_not_there_is_named_with_its_flag(
+    run: Run, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(run.flags("--enable_sampling", "false", *flags)) == 2
+    assert (
+        f"agentrl train: {flags[-2]} /no/such: there is no such folder" in capsys.readouterr().err
+    )
+
+
 def test_ppo_trains_policy_and_critic_and_goes_on_with_both(run: Run, tmp_path: Path) -> None:
     lines = trained(run, *PPO, "--critic_warmup_steps", "1")
     assert [line["grad_norm"] > 0 for line in lines] == [False, True, True, True]

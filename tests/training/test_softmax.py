@@ -54,7 +54,7 @@ def test_the_logits_memory_is_all_that_is_used() -> None:
         made, targets, temperatures, entropy=False, entropy_gradient=False
     )
     assert entropy is None
-    kept = [x for x in logprobs.grad_fn.saved_tensors if x.ndim == 2]  # type: ignore[union-attr]
+    kept = [x for x in logprobs.grad_fn.saved_tensors if x is not None and x.ndim == 2]  # type: ignore[union-attr]
     assert [x.data_ptr() for x in kept] == [made.data_ptr()]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from agentrl.configs import Config, ModelConfig
 from agentrl.training.critic import Critic, Verdict
 from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
+from agentrl.training.model_folder import check_model_folder
 from agentrl.training.passes import Advice
 from agentrl.training.program import Program
 from agentrl.training.reference import Reference
@@ -15,11 +16,14 @@ from agentrl.training.sequences import TrainingSequence
 def reference_start(config: Config) -> ModelConfig | None:
     """Where the reference policy is, if the loss wants one that is not the policy's adapter off.
 
-    A folder, and not the weights of a checkpoint: a resume changes no reference.
+    A folder, and not the weights of a checkpoint: a resume changes no reference. Raises
+    `ConfigError` if it is no folder of a model.
     """
     folder = config.model.reference_model_name_or_path
     if not config.loss.beta or (config.lora.lora_rank and folder is None):
         return None
+    if folder is not None:
+        check_model_folder(folder, "--reference_model_name_or_path")
     return replace(config.model, model_name_or_path=folder or config.model.model_name_or_path)
 
 

@@ -1,11 +1,12 @@
 """A launched process that trains each case on each arrangement of its number of processes.
 
-    accelerate launch --config_file assets/fsdp2_cpu.yml --num_processes N parallel_worker.py OUT
+    accelerate launch ... --num_processes N parallel_worker.py OUT [ARRANGEMENT-CASE ...]
 
-Rank 0 writes what came of them to OUT/ARRANGEMENT-CASE.pt.
+Rank 0 writes what came of them, or of those named, to OUT/ARRANGEMENT-CASE.pt.
 """
 
 import sys
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from parallel_cases import ARRANGEMENTS, CASES, run
 from agentrl.training.parallel import exit_process, make_mesh
 
 
-def main(out: Path) -> None:
-    """All arrangements, one after the other."""
+def main(out: Path, names: Collection[str]) -> None:
+    """The arrangements and cases of `names`, or all, one after the other."""
     accelerator = Accelerator(cpu=True)
     for arrangement, (config, cases) in ARRANGEMENTS[accelerator.num_processes].items():
         mesh = make_mesh(accelerator, config)
         for case in cases:
+            if names and f"{arrangement}-{case}" not in names:
+                continue
             outcome = run(CASES[case], mesh)
             if accelerator.is_main_process:
                 torch.save(asdict(outcome), out / f"{arrangement}-{case}.pt")
@@ -33,5 +36,5 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
     exit_process(0)

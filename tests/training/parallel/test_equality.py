@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -25,31 +26,33 @@ def alone(case: str) -> dict[str, Any]:
     return asdict(run(CASES[case], make_mesh(Accelerator(cpu=True))))
 
 
+def launch(processes: int, out: Path, *names: str) -> Path:
+    """The folder of what so many processes make of their arrangements, or of those named."""
+    ended = subprocess.run(
+        [
+            sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
+            "--num_processes", str(processes), "--main_process_port", "0",
+            str(HERE / "parallel_worker.py"), str(out), *names,
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    return out
+
+
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Folders of the launched processes' outcomes, by number of processes; started when asked."""
-    folders: dict[int, Path] = {}
-    return folders
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Launches so many processes once, when they are first asked for."""
+    return cache(lambda processes: launch(processes, tmp_path_factory.mktemp(str(processes))))
 
 
-def outcome_of(
-    processes: int, name: str, launched: dict[int, Path], folders: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """One outcome of a launch of so many processes, which makes all of theirs."""
-    if processes not in launched:
-        out = folders.mktemp(f"processes-{processes}")
-        ended = subprocess.run(
-            [
-                sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
-                "--num_processes", str(processes), "--main_process_port", "0",
-                str(HERE / "parallel_worker.py"), str(out),
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr[-5000:]
-        launched[processes] = out
-    outcome: dict[str, Any] = torch.load(launched[processes] / f"{name}.pt")
-    return outcome
+def test_two_processes_that_share_matrices_lines_or_experts_train_what_one_trains(
+    tmp_path: Path,
+) -> None:
+    names = ("tp2-trees", "allgather2-trees", "ep2-qwen3_moe")
+    launch(2, tmp_path, *names)
+    for name in names:
+        assert_equal(torch.load(tmp_path / f"{name}.pt"), name.split("-")[1])
 
 
 @pytest.mark.slow
@@ -64,13 +67,13 @@ def outcome_of(
     ],
 )
 def test_an_arrangement_of_processes_trains_what_one_process_trains(
-    processes: int,
-    arrangement: str,
-    case: str,
-    launched: dict[int, Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    processes: int, arrangement: str, case: str, launched: Callable[[int], Path]
 ) -> None:
-    ours = outcome_of(processes, f"{arrangement}-{case}", launched, tmp_path_factory)
+    assert_equal(torch.load(launched(processes) / f"{arrangement}-{case}.pt"), case)
+
+
+def assert_equal(ours: dict[str, Any], case: str) -> None:
+    """An outcome is what one process makes of the case."""
     expected = alone(case)
     for step, reference in zip(ours["statistics"], expected["statistics"], strict=True):
         assert step == pytest.approx(reference, rel=1e-4, abs=1e-6)
