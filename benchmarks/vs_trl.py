@@ -38,6 +38,7 @@ from agentrl.training.sequences import row_sequences
 from agentrl.training.step import StepOptions
 
 LEARNING_RATE = 1e-5
+TOKENS_OF_LOGITS = 4096  # at once, as many as in TRL's tiles
 TOLERANCE = 1e-4  # of the largest gradient
 TOLERANCE_BF16 = 5e-2  # computed in bfloat16
 
@@ -93,7 +94,7 @@ class OurStep:
             make_mesh(Accelerator(cpu=not torch.cuda.is_available())),
             LossConfig(loss_calculator="GRPO", token_level_loss=True, log_entropy=True),
             OptimizerConfig(learning_rate=LEARNING_RATE),
-            StepOptions(micro_batch_tokens),
+            StepOptions(micro_batch_tokens, loss_seq_chunk_size=TOKENS_OF_LOGITS),
             total_steps=1,
             bf16=bf16,
         )

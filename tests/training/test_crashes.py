@@ -59,6 +59,7 @@ def test_rows_of_steps_that_a_kill_undid_are_trained_again_and_not_evicted(
     run.add(rows[:22])  # of the sixth step half, so that the trainer waits
     process = start(flags, tmp_path / "log")
     run.await_steps(5, process)
+    run.await_checkpoint(3, process)
     process.kill()
     process.wait()
     assert [folder.name for folder in list_checkpoints(run.output)] == ["checkpoint-3"]

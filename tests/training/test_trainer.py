@@ -42,7 +42,7 @@ def test_after_a_kill_every_row_is_trained_once_along_the_checkpoints(
     run.add(rows[:14])  # three steps and a half: it then waits for samplers, which are not there
     process = start(flags, tmp_path / "log")
     run.await_steps(3, process)
-    run.await_checkpoint(2)  # it is saved while the third step goes on
+    run.await_checkpoint(2, process)
     process.kill()
     process.wait()
     assert [folder.name for folder in list_checkpoints(run.output)] == ["checkpoint-2"]

@@ -15,7 +15,6 @@ from tiny import write_tiny_folder
 
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.documents import DBRecordData
-from agentrl.training.checkpoint import checkpoint_path
 
 T = TypeVar("T")
 
@@ -66,9 +65,11 @@ class Run:
             assert process is None or process.poll() is None, "the trainer ended"
             time.sleep(0.02)
 
-    def await_checkpoint(self, step: int) -> None:
+    def await_checkpoint(self, step: int, process: subprocess.Popen[bytes]) -> None:
+        """Checkpoints are written while training goes on."""
         deadline = time.monotonic() + 60
-        while not checkpoint_path(self.output, step).exists() and time.monotonic() < deadline:
+        while not (self.output / f"checkpoint-{step}").exists() and time.monotonic() < deadline:
+            assert process.poll() is None, "the trainer ended"
             time.sleep(0.02)
 
 
