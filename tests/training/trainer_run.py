@@ -15,7 +15,6 @@ from tiny import write_tiny_folder
 
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.documents import DBRecordData
-from agentrl.training.checkpoint import checkpoint_path
 
 T = TypeVar("T")
 
@@ -69,7 +68,11 @@ class Run:
     def await_checkpoint(self, step: int, process: subprocess.Popen[bytes]) -> None:
         """Checkpoints are written while training goes on."""
         deadline = time.monotonic() + 60
+<<<<<<< HEAD
         while not checkpoint_path(self.output, step).exists() and time.monotonic() < deadline:
+=======
+        while not (self.output / f"checkpoint-{step}").exists() and time.monotonic() < deadline:
+>>>>>>> issue5/beside
             assert process.poll() is None, "the trainer ended"
             time.sleep(0.02)
 
