@@ -63,8 +63,8 @@ def pack_forest(
       for those of the part's trunk;
     * a part has at most `budget` tokens, or what its trunk leaves of it, but a quarter of it at
       least; or else it is the way to one leaf, which is never divided;
-    * a node that was computed in two passes stands above subtrees that did not fit one, and
-      saving that would not have been worth `MIN_SAVED` tokens.
+    * a node is computed more than once only above subtrees that did not fit: where that would have
+      saved fewer than `MIN_SAVED` tokens, and again in a trunk that goes on further down.
     """
     ends, sizes = _subtrees(parents, lengths)
     ending: dict[int, list[int]] = {}

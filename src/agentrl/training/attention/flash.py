@@ -55,7 +55,7 @@ class FlashKernel:
         lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, device=q.device)
         for call in self._of(layout, q.device):
             out, part, *_ = self._flash_forward(
-                _take(q, call.queries), _take(k, call.keys), _take(v, call.keys), call.query_ends,
+                q[call.queries], k[call.keys], v[call.keys], call.query_ends,
                 call.key_ends, call.longest_query, call.longest_key, 0.0, call.causal, False,
                 scale=scale,
             )  # fmt: skip
@@ -86,8 +86,8 @@ class FlashKernel:
         unused = torch.zeros((), dtype=torch.uint64, device=device)
         for call in self._of(layout, device):
             gradients = self._flash_backward(
-                _take(grad, call.queries), _take(q, call.queries), _take(k, call.keys),
-                _take(v, call.keys), _take(out, call.queries),
+                grad[call.queries], q[call.queries], k[call.keys],
+                v[call.keys], out[call.queries],
                 lse[0][:, call.queries].contiguous(), call.query_ends, call.key_ends,
                 call.longest_query, call.longest_key, 0.0, call.causal, state, unused, scale=scale,
             )  # fmt: skip
@@ -179,7 +179,3 @@ def _packed(x: Tensor) -> Tensor:
 
 def _unpacked(x: Tensor, width: int) -> Tensor:
     return x[..., :width].transpose(0, 1).unsqueeze(0)
-
-
-def _take(x: Tensor, places: slice | Tensor) -> Tensor:
-    return x[places]
