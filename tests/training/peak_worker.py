@@ -33,7 +33,10 @@ CASES: dict[int, dict[str, tuple[ParallelConfig, MemorySetup]]] = {
     1: {
         "plain": (ParallelConfig(), MemorySetup(1024, chunk=256)),
         "checkpointing": (ParallelConfig(), MemorySetup(2048, chunk=256, checkpointing=True)),
-        "chunk": (ParallelConfig(), MemorySetup(1024, chunk=1024, checkpointing=True)),
+        "entropy": (
+            ParallelConfig(),
+            MemorySetup(1024, chunk=512, entropy=True, checkpointing=True),
+        ),
         "bf16": (ParallelConfig(), MemorySetup(512, chunk=256, bf16=True)),
     },
     2: {
@@ -60,7 +63,7 @@ def main(out: Path) -> None:
         model = Qwen3ForCausalLM(CONFIG)
         expected = estimate(shape_of(model), setup).peak
         learner = Learner(
-            model, mesh, LossConfig(), OptimizerConfig(),
+            model, mesh, LossConfig(log_entropy=setup.entropy), OptimizerConfig(),
             StepOptions(setup.tokens, loss_seq_chunk_size=setup.chunk), 2,
             bf16=setup.bf16, gradient_checkpointing=setup.checkpointing,
         )  # fmt: skip

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 _MASTER = 4  # bytes of a master weight, of its gradient, and of each of AdamW's two moments
 _GATHERED_LAYERS = 2  # the one that computes, and the next one that is being gathered
 _LONGEST = 1 << 30  # tokens: nobody asks for more
-_LOGIT_COPIES = 4  # of a chunk, in float32: scaled, their softmax, a product, their gradient
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class MemorySetup:
     cp: int = 1
     ep: int = 1
     gathers_keys: bool = False  # --cp_mode allgather
+    entropy: bool = False  # --log_entropy, or an entropy bonus
     bf16: bool = False
     checkpointing: bool = False
     activation_offloading: bool = False
@@ -105,11 +105,7 @@ def estimate(shape: ModelShape, setup: MemorySetup) -> MemoryEstimate:
     if setup.activation_offloading:
         host += saved
         saved = inputs if setup.checkpointing else layer  # the one that is on its way
-    logits = (
-        min(setup.chunk, local)
-        * (shape.vocabulary // setup.tp)
-        * (4 * _LOGIT_COPIES + (2 * number if setup.bf16 else 0))
-    )
+    logits = min(setup.chunk, local) * (shape.vocabulary // setup.tp) * _logit_bytes(setup)
     return MemoryEstimate(
         weights=kept,
         gradients=gradients,
@@ -157,6 +153,16 @@ def layer_bytes(shape: ModelShape, setup: MemorySetup) -> int:
 def _norm_bytes(width: int, setup: MemorySetup) -> int:
     """Of an RMS norm: its input in float32, that normalised, and its output."""
     return width * (4 + 2 * setup.compute_bytes)
+
+
+def _logit_bytes(setup: MemorySetup) -> int:
+    """Of one logit while its chunk is computed.
+
+    In float32 one copy serves for all; with entropy there are also their exponentials and a
+    product, and with tensor parallelism the head's own. bfloat16 comes on top.
+    """
+    copies = 1 + (2 if setup.entropy else 0) + (1 if setup.tp > 1 else 0)
+    return 4 * copies + (2 if setup.bf16 else 0)
 
 
 def _held(shape: ModelShape, setup: MemorySetup) -> tuple[int, int]:

@@ -95,6 +95,7 @@ def setup_of(config: Config, processes: int) -> MemorySetup:
         cp=sizes.cp,
         ep=sizes.ep,
         gathers_keys=config.parallel.cp_mode == "allgather",
+        entropy=config.loss.log_entropy or config.loss.entropy_coef > 0,
         bf16=config.model.bf16,
         checkpointing=config.model.gradient_checkpointing,
         activation_offloading=config.parallel.activation_offloading,
