@@ -32,9 +32,7 @@ def trl_loss(
     **arguments: object,
 ) -> Tensor:
     """TRL 1.16's loss of these rows, differentiable by `given.logprobs`."""
-    args = GRPOConfig(
-        output_dir="unused", use_cpu=True, bf16=False, report_to="none", **arguments
-    )  # type: ignore[arg-type]
+    args = GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **arguments)  # type: ignore[arg-type]
     logprobs = padded(given.logprobs)
     mask = padded(given.mask.float())
     accelerator = SimpleNamespace(
