@@ -75,9 +75,7 @@ def test_ppo_trains_policy_and_critic_and_goes_on_with_both(run: Run, tmp_path: 
     assert all(line["critic_grad_norm"] > 0 for line in lines)
     assert all(line["return_mean"] == pytest.approx(0.5, abs=0.3) for line in lines)
     export_checkpoint(run.output / "checkpoint-4", run.model, tmp_path / "policy")
-    assert (
-        "score.weight" not in AutoModelForCausalLM.from_pretrained(tmp_path / "policy").state_dict()
-    )
+    assert "score.weight" not in AutoModelForCausalLM.from_pretrained(tmp_path / "policy").state_dict()
 
 
 @pytest.mark.slow

@@ -139,6 +139,7 @@ CASES = {
     "offload": Case(tiny_model, TREES, gradient_checkpointing=True, offload=True),
     "offload_moe": Case(_qwen3_moe, CHAINS, gradient_checkpointing=True, offload=True),
     "lora": Case(tiny_model, TREES, gradient_checkpointing=True, lora=True),
+    "entropy": Case(tiny_model, TREES, LossConfig(entropy_coef=0.3)),
     "gspo": Case(tiny_model, TREES, GSPO),
     "kl_cov": Case(tiny_model, TREES, KL_COV),
     "ppo": Case(tiny_model, TREES, PPO, gradient_checkpointing=True, critic=CRITIC),
@@ -214,7 +215,7 @@ ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
     2: {
         "dp2": (ParallelConfig(), (*_ALL, *_WIDE)),
         "replicate2": (ParallelConfig(dp_replicate_size=2), ("trees",)),
-        "tp2": (ParallelConfig(tp_size=2), (*_ALL, "ppo", "offload")),
+        "tp2": (ParallelConfig(tp_size=2), (*_ALL, "ppo", "offload", "entropy")),
         "ulysses2": (ParallelConfig(cp_size=2), (*_ALL, *_WIDE, "offload", "lora")),
         "allgather2": (ParallelConfig(cp_size=2, cp_mode="allgather"), (*_ALL, "ppo")),
         "ep2": (ParallelConfig(ep_size=2), (*_MOE, "offload_moe")),
