@@ -25,9 +25,17 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from agentrl.configs import CriticConfig, LossConfig, ModelConfig, OptimizerConfig, ParallelConfig
+from agentrl.configs import (
+    CriticConfig,
+    LoraConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+)
 from agentrl.databases.documents import DBRecordData
 from agentrl.training.learner import Learner
+from agentrl.training.lora import add_adapter
 from agentrl.training.parallel import Mesh
 from agentrl.training.planner import assign_rows
 from agentrl.training.step import StepOptions
@@ -56,6 +64,8 @@ class Case:
     rows: list[DBRecordData]
     loss: LossConfig = LOSS
     gradient_checkpointing: bool = False
+    offload: bool = False  # parameters and activations
+    lora: bool = False
     critic: CriticConfig | None = None
 
 
@@ -119,12 +129,17 @@ KL_COV = LossConfig(loss_calculator="KL-Cov", kl_cov_ratio=0.1)
 PPO = LossConfig(loss_calculator="PPO")
 CRITIC = CriticConfig(critic_learning_rate=1e-2, gae_lambda=0.9, critic_updates=2, value_clip=0.1)
 
+
 CASES = {
     "chains": Case(tiny_model, CHAINS),
     "trees": Case(tiny_model, TREES, gradient_checkpointing=True),
     "qwen2": Case(_qwen2, CHAINS, LossConfig()),
     "llama": Case(_llama, TREES),
     "qwen3_moe": Case(_qwen3_moe, TREES, gradient_checkpointing=True),
+    "offload": Case(tiny_model, TREES, gradient_checkpointing=True, offload=True),
+    "offload_moe": Case(_qwen3_moe, CHAINS, gradient_checkpointing=True, offload=True),
+    "lora": Case(tiny_model, TREES, gradient_checkpointing=True, lora=True),
+    "entropy": Case(tiny_model, TREES, LossConfig(entropy_coef=0.3)),
     "gspo": Case(tiny_model, TREES, GSPO),
     "kl_cov": Case(tiny_model, TREES, KL_COV),
     "ppo": Case(tiny_model, TREES, PPO, gradient_checkpointing=True, critic=CRITIC),
@@ -134,6 +149,9 @@ CASES = {
 def run(case: Case, mesh: Mesh) -> Outcome:
     """Train the case. Collective over all processes of `mesh`."""
     model = case.model()
+    if case.lora:
+        torch.manual_seed(1)
+        add_adapter(model, LoraConfig(lora_rank=4, lora_alpha=64), frozen_dtype=torch.float32)
     with TemporaryDirectory() as own:
         (folder,) = everywhere = [own]
         if case.critic:
@@ -144,6 +162,7 @@ def run(case: Case, mesh: Mesh) -> Outcome:
         learner = Learner(
             model, mesh, case.loss, OPTIMIZER, OPTIONS, STEPS,
             gradient_checkpointing=case.gradient_checkpointing,
+            activation_offloading=case.offload, param_offload=case.offload,
             value_start=ModelConfig(folder) if case.critic else None, critic=case.critic,
         )  # fmt: skip
         dist.barrier()  # all have read it
@@ -196,10 +215,10 @@ ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
     2: {
         "dp2": (ParallelConfig(), (*_ALL, *_WIDE)),
         "replicate2": (ParallelConfig(dp_replicate_size=2), ("trees",)),
-        "tp2": (ParallelConfig(tp_size=2), (*_ALL, "ppo")),
-        "ulysses2": (ParallelConfig(cp_size=2), (*_ALL, *_WIDE)),
+        "tp2": (ParallelConfig(tp_size=2), (*_ALL, "ppo", "offload", "entropy")),
+        "ulysses2": (ParallelConfig(cp_size=2), (*_ALL, *_WIDE, "offload", "lora")),
         "allgather2": (ParallelConfig(cp_size=2, cp_mode="allgather"), (*_ALL, "ppo")),
-        "ep2": (ParallelConfig(ep_size=2), _MOE),
+        "ep2": (ParallelConfig(ep_size=2), (*_MOE, "offload_moe")),
         "tp2_ep2": (ParallelConfig(tp_size=2, ep_size=2), _MOE),
         "ulysses2_ep2": (ParallelConfig(cp_size=2, ep_size=2), _MOE),
     },
