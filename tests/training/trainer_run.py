@@ -68,7 +68,7 @@ class Run:
     def await_checkpoint(self, step: int, process: subprocess.Popen[bytes]) -> None:
         """Checkpoints are written while training goes on."""
         deadline = time.monotonic() + 60
-        while not checkpoint_path(self.output, step).exists() and time.monotonic() < deadline:
+        while not (self.output / f"checkpoint-{step}").exists() and time.monotonic() < deadline:
             assert process.poll() is None, "the trainer ended"
             time.sleep(0.02)
 
