@@ -4,13 +4,13 @@ It listens on loopback only, keeps its data in the run's folder and is a replica
 so that change streams work as on a real deployment.
 """
 
-import ctypes
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from importlib import util
 from pathlib import Path
@@ -21,7 +21,6 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 REPLICA_SET = "rs0"
-PR_SET_PDEATHSIG = 1
 ALREADY_INITIALIZED = 23  # error code of a replica set that has its configuration
 LOCKED = 100  # mongod's exit status when another mongod holds the folder
 
@@ -53,9 +52,16 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _die_with_parent() -> None:
-    """In the child: take SIGTERM when the process that started it is gone, however it went."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+# Becomes the command after it, which then takes SIGTERM when the process that started it (whose
+# number comes first) is gone, however it went. In a program of its own, because Python between fork
+# and exec can crash where libraries run threads.
+_DIE_WITH_PARENT = f"""
+import ctypes, os, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, {int(signal.SIGTERM)})
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class EmbeddedMongod:
@@ -109,10 +115,11 @@ class EmbeddedMongod:
         return self.url
 
     def _spawn(self, command: list[str]) -> None:
+        bound = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                start_new_session=True, preexec_fn=_die_with_parent,
+                [*bound, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )  # fmt: skip
 
     def stop(self, timeout_s: float = 30.0) -> None:
