@@ -1,4 +1,4 @@
-"""Whole optimizer steps on trees against the same steps on their branches, one thread on CPU.
+"""Whole optimizer steps on trees against the same steps on their branches, on one CPU thread.
 
 A random Qwen3 of 12.6 million parameters. Four workloads:
 
@@ -23,7 +23,6 @@ an eighth of every length, where calls cost more than operations: its figures ar
 import multiprocessing
 import os
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -32,6 +31,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
+from clock import clock
 from report import finish, parse_flags
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -204,11 +204,11 @@ class Trainer:
     def step(self, rows: Rows, budget: int) -> tuple[float, float]:
         """Seconds of a whole step, and its gradient norm."""
         options = StepOptions(micro_batch_tokens=budget)
-        began = time.perf_counter()
+        began = clock()
         result = train_step(
             self.model, self._optimizer, self._scheduler, rows, self._objective, options, self._mesh
         )
-        return time.perf_counter() - began, result.grad_norm
+        return clock() - began, result.grad_norm
 
 
 def measure(workload: Workload, trainers: dict[str, Trainer], rounds: int) -> dict[str, object]:

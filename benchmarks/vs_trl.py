@@ -18,12 +18,12 @@ computes in bfloat16.
 
 import copy
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
+from clock import clock
 from report import finish, parse_flags
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from trl_step import Batch, TrlStep, trained_only
@@ -200,17 +200,9 @@ def _check_equal(
 
 
 def _seconds(step: Callable[[], None]) -> float:
-    began = _clock()
+    began = clock()
     step()
-    return _clock() - began
-
-
-def _clock() -> float:
-    """Seconds: of a GPU by the wall, of one CPU thread its own, whatever else the machine does."""
-    if not torch.cuda.is_available():
-        return time.process_time()
-    torch.cuda.synchronize()
-    return time.perf_counter()
+    return clock() - began
 
 
 def random_model() -> PreTrainedModel:
