@@ -228,9 +228,9 @@ def random_model() -> PreTrainedModel:
 def main() -> None:
     args = parse_flags(__doc__)
     torch.set_num_threads(1)
-    shorter = 2 if args.quick else 1
+    shorter = 4 if args.quick else 1
     workloads = {
-        "single_turn": Workload(4 if args.quick else 8, 128, 384, siblings=False),
+        "single_turn": Workload(8 // shorter, 128, 384, siblings=False),
         "siblings": Workload(8, 1024 // shorter, 256 // shorter, siblings=True),
     }
     rounds = 1 if args.quick else 3
