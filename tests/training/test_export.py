@@ -41,7 +41,7 @@ def save(learner: Learner, output: Path, base: Path) -> Path:
     """A checkpoint of it, as of a run that started from `base`."""
     config = {"model": {"model_name_or_path": str(base)}}
     saver = CheckpointSaver(output, None, hold=lambda: None)
-    saver.save(learner, TrainerState(step=1, version=1, run_name="run", config=config))
+    saver.save(learner, TrainerState(1, 1, "run", config, fence=1, processes=1))
     saver.wait()
     return checkpoint_path(output, 1)
 

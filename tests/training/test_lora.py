@@ -92,7 +92,7 @@ def test_an_export_has_the_adapter_merged_or_alone(tmp_path: Path) -> None:
     expected = logits(learner.model.eval())
     config = {"model": {"model_name_or_path": str(base)}, "lora": asdict(LORA)}
     saver = CheckpointSaver(tmp_path, None, hold=lambda: None)
-    saver.save(learner, TrainerState(2, 2, "run", config, processes=1))
+    saver.save(learner, TrainerState(2, 2, "run", config, fence=1, processes=1))
     saver.close()
     dist.destroy_process_group()
     assert export([str(tmp_path), str(tmp_path / "out")]) == 0
@@ -111,7 +111,7 @@ def test_a_checkpoint_holds_the_adapter_only_and_training_goes_on_from_it(tmp_pa
     learner = make_learner(lora=True)
     train(learner)
     saver = CheckpointSaver(tmp_path, None, hold=lambda: None)
-    saver.save(learner, TrainerState(2, 2, "run", config={}, processes=1))
+    saver.save(learner, TrainerState(2, 2, "run", config={}, fence=1, processes=1))
     saver.wait()
     saver.close()
     checkpoint = checkpoint_path(tmp_path, 2)

@@ -51,7 +51,9 @@ def main(out: Path) -> None:
         sequences = [sequences_of(rows[index], step - 1) for index in mine[mesh.dp_rank]]
         results.append(learner.step(sequences))
         if step == 2:
-            saver.save(learner, TrainerState(2, 2, "worker", {}, processes=dist.get_world_size()))
+            processes = dist.get_world_size()
+            state = TrainerState(2, 2, "worker", {}, fence=3, processes=processes)
+            saver.save(learner, state)
     if accelerator.is_main_process:
         write_tiny_folder(out / "base")
         (out / "result.json").write_text(json.dumps([asdict(result) for result in results]))

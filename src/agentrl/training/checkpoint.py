@@ -38,8 +38,8 @@ class TrainerState:
     version: int  # policy version that these weights were or will be published as
     run_name: str
     config: Mapping[str, Any]  # the flags, by group, for people to read
-    fence: int = 0  # number of the trainer that saved it
-    processes: int = 0  # that saved it, each with its random state
+    fence: int  # number of the trainer that saved it
+    processes: int  # that saved it, each with its random state
 
 
 def recorded_config(config: Config) -> dict[str, dict[str, Any]]:
@@ -84,11 +84,12 @@ def read_state(checkpoint: Path) -> TrainerState:
         ) from None
 
 
-def begin_checkpoint(output: Path, state: TrainerState) -> None:
+def begin_checkpoint(output: Path, state: TrainerState) -> Path:
     """Make the empty folder that the checkpoint of `state` is written to. For rank 0."""
     partial = partial_path(output, state)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    return partial
 
 
 def finish_checkpoint(output: Path, state: TrainerState, save_total_limit: int | None) -> None:

@@ -2,39 +2,43 @@
 
 Saving stops training only to copy the state into host memory. From there a thread of each process
 writes it with torch's distributed checkpoint (DCP), on a process group of its own, while training
-goes on. Only one save runs at a time; its copy stays in host memory for the next one to reuse.
+goes on. Where to, is what rank 0 says; it looks at every file before the checkpoint gets its name.
+Only one save runs at a time; its copy stays in host memory for the next one to reuse.
 Loading re-shards: neither the number of processes nor the parallel degrees need be those that
 saved. Not in here: names, atomicity and whose run a checkpoint is (`checkpoint`).
 """
 
+import logging
+import os
+import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from datetime import timedelta
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.stateful import Stateful
 
+from agentrl.training.agreement import Agreement, known_to_all
 from agentrl.training.checkpoint import (
     CheckpointError,
     TrainerState,
     begin_checkpoint,
     checkpoint_path,
     finish_checkpoint,
-    partial_path,
     read_state,
 )
 from agentrl.training.checkpoint_blocks import in_blocks, sharded_as
 
-# The slowest disk decides; a process that dies breaks the connection, which ends a wait at once.
-_LONGEST_WRITE = timedelta(days=1)
+logger = logging.getLogger(__name__)
 
 
 class CheckpointSaver:
@@ -51,8 +55,7 @@ class CheckpointSaver:
         self._output = output
         self._limit = save_total_limit
         self._hold = hold
-        # of its own, because it is used from another thread than training's collectives
-        self._group = dist.new_group(backend="gloo", timeout=_LONGEST_WRITE)
+        self._agreement = Agreement()  # of its own, because it is used from another thread
         on_gpu = torch.cuda.is_available()
         self._stager = DefaultStager(
             StagingOptions(
@@ -88,7 +91,8 @@ class CheckpointSaver:
     def wait(self) -> None:
         """Wait for the save that runs to be on disk, on all processes.
 
-        Raises `CheckpointError` on all of them if a disk refuses, and on rank 0 what `hold` raised.
+        Raises on rank 0 `CheckpointError` if a disk refuses, or what `hold` raised, and on the
+        others `FailedElsewhere`.
         """
         if self._running is not None:
             running, self._running = self._running, None
@@ -112,33 +116,26 @@ class CheckpointSaver:
 
     def _write(self, staged: Mapping[str, Any], state: TrainerState) -> None:
         final = checkpoint_path(self._output, state.step)
-        self._on_main(final, self._hold)
-        self._on_main(final, lambda: begin_checkpoint(self._output, state))
+        folder = self._agreement.from_main(lambda: self._begin(final, state))
         try:
-            save(
-                dict(staged),
-                checkpoint_id=partial_path(self._output, state),
-                process_group=self._group,
-            )
+            save(dict(staged), checkpoint_id=folder, process_group=self._agreement.group)
         except CheckpointException as error:  # on all processes, wherever it failed
-            raise _refused(final, failure_reason(error)) from error
-        self._on_main(final, self._hold)
-        self._on_main(final, lambda: finish_checkpoint(self._output, state, self._limit))
+            raise known_to_all(_refused(final, failure_reason(error))) from error
+        self._agreement.from_main(lambda: self._finish(folder, final, state))
 
-    def _on_main(self, final: Path, action: Callable[[], None]) -> None:
-        """Do `action` on rank 0; if it fails, it fails on all."""
-        failure: Exception | None = None
-        if dist.get_rank() == 0:
-            try:
-                action()
-            except Exception as error:  # raised below, when the others know of it
-                failure = error
-        told = [None if failure is None else str(failure)]
-        dist.broadcast_object_list(told, src=0, group=self._group)
-        if isinstance(failure, OSError) or (failure is None and told[0] is not None):
-            raise _refused(final, str(told[0])) from failure
-        if failure is not None:
-            raise failure
+    def _begin(self, final: Path, state: TrainerState) -> Path:
+        """The folder for all processes to write to. For rank 0, as `_finish` is."""
+        self._hold()
+        with _in_a_sentence(final):
+            return begin_checkpoint(self._output, state)
+
+    def _finish(self, folder: Path, final: Path, state: TrainerState) -> None:
+        with _in_a_sentence(final):
+            check_files(folder)
+        self._hold()
+        with _in_a_sentence(final):
+            finish_checkpoint(self._output, state, self._limit)
+        logger.info("saved %s", final)
 
 
 def load_checkpoint(checkpoint: Path, learner: Stateful) -> TrainerState:
@@ -153,14 +150,35 @@ def load_checkpoint(checkpoint: Path, learner: Stateful) -> TrainerState:
     try:
         load(stored, checkpoint_id=checkpoint)
     except (OSError, CheckpointException) as error:
-        raise CheckpointError(
-            f"checkpoint {checkpoint} cannot be read: {failure_reason(error)}"
-        ) from error
+        refusal = f"checkpoint {checkpoint} cannot be read: {failure_reason(error)}"
+        raise known_to_all(CheckpointError(refusal)) from error
     content = sharded_as(stored, like=content)
     learner.load_state_dict(content)
     if random:
         _restore_random_state(content)
     return state
+
+
+def check_files(folder: Path) -> None:
+    """That all files of DCP in `folder` are there, can be opened and are as long as its index says.
+
+    What is in them is not read, so that it takes no time. Raises `OSError`.
+    """
+    try:
+        stored = FileSystemReader(folder).read_metadata().storage_data
+    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
+        raise OSError(f"its index cannot be read again ({error})") from error
+    lengths: dict[str, int] = {}
+    for part in stored.values():
+        end = part.offset + part.length
+        lengths[part.relative_path] = max(end, lengths.get(part.relative_path, 0))
+    for name, length in sorted(lengths.items()):
+        if not (folder / name).is_file():
+            raise OSError(f"{name} is not there: is --output_dir on a disk that all processes see?")
+        with (folder / name).open("rb") as file:
+            found = file.seek(0, os.SEEK_END)
+        if found != length:
+            raise OSError(f"{name} has {found} of the {length} bytes that were written")
 
 
 def failure_reason(error: BaseException) -> str:
@@ -184,6 +202,15 @@ def _restore_random_state(content: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
+
+
+@contextmanager
+def _in_a_sentence(final: Path) -> Iterator[None]:
+    """What writes to the disk; if it refuses, that is a `CheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        raise _refused(final, str(error)) from error
 
 
 def _refused(final: Path, reason: str) -> CheckpointError:

@@ -1,6 +1,7 @@
 """What rank 0 does for the whole run: its lease, its tasks, its weights at the services, progress.
 
-All methods are coroutines for the background loop; the other ranks have none of this.
+All methods are coroutines for the background loop; the other ranks have none of this. What rank 0
+learns and they need is `HeldRun`, one value for all.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,11 +29,21 @@ from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.gpu_sharing import GpuSharing
 from agentrl.training.publication import Publication, Publisher, next_version
+from agentrl.training.startup import checkpoint_to_resume
 from agentrl.training.stream import LedgerSource
 
 logger = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 1.0  # between two looks, which see a stop too
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """What rank 0 has found out about the run when it has taken it; every process has the same."""
+
+    fence: int  # this trainer's number
+    total_steps: int  # that the run takes
+    checkpoint: Path | None  # to go on from
 
 
 class RunDuties:
@@ -91,17 +103,16 @@ class RunDuties:
         return self._ledger
 
     @property
-    def fence(self) -> int:
-        """This trainer's number."""
-        return self._lease.fence
-
-    @property
     def starts(self) -> Sequence[TrainerStart]:
         """Where the run's earlier trainers began."""
         return self._starts
 
-    async def acquire(self) -> None:
-        """Take the run. Raises `TrainerAlive` if another trainer has it."""
+    async def acquire(self) -> HeldRun:
+        """Take the run.
+
+        Raises `TrainerAlive` if another trainer has it, `ConfigError` if there is no checkpoint as
+        asked for.
+        """
         run = await patiently(lambda: self._lease.acquire(self._rows_per_step), "the run's lease")
         self._starts = run.starts
         optimizer = self._config.optimizer
@@ -112,22 +123,13 @@ class RunDuties:
             optimizer.max_trained_count,
             optimizer.retrained_interval,
         )
+        checkpoint = checkpoint_to_resume(self._config, run.starts)
+        self._total_steps = await self._count_steps()
+        return HeldRun(run.fence, self._total_steps, checkpoint)
 
     async def hold(self) -> None:
         """Raises `TrainerReplaced` if another trainer has taken the run."""
         await patiently(self._lease.heartbeat, "the run's lease")
-
-    async def count_steps(self) -> int:
-        """How many steps the run takes: `--max_steps`, or what all rows give at the most."""
-        if self._config.optimizer.max_steps >= 0:
-            self._total_steps = self._config.optimizer.max_steps
-            return self._total_steps
-        rows = self._n_train * self._epochs * self._config.sampling.num_generations
-        if not self._n_train:
-            rows = sum((await self.counts()).values())
-        rows *= self._config.optimizer.max_trained_count
-        self._total_steps = -(-rows // self._rows_per_step)
-        return self._total_steps
 
     async def start(self, step: int) -> int:
         """Put the ledger at `step` and begin feeding; returns the version to publish first."""
@@ -239,6 +241,15 @@ class RunDuties:
     async def release(self) -> None:
         """Give the run back."""
         await self._lease.release()
+
+    async def _count_steps(self) -> int:
+        """How many steps the run takes: `--max_steps`, or what all rows give at the most."""
+        if self._config.optimizer.max_steps >= 0:
+            return self._config.optimizer.max_steps
+        rows = self._n_train * self._epochs * self._config.sampling.num_generations
+        if not self._n_train:
+            rows = sum((await self.counts()).values())
+        return -(-rows * self._config.optimizer.max_trained_count // self._rows_per_step)
 
     async def _keep_lease(self) -> None:
         """Extend the lease every third of it, until another trainer has it.

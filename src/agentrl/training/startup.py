@@ -1,12 +1,14 @@
 """What is looked at and made before a run begins: its folder, its checkpoint, its launch.
 
-Each refuses in one sentence what would fail later. Not in here: what needs the database or other
-processes.
+Each refuses in one sentence what would fail later. Not in here: what needs the database.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import torch
 from accelerate import Accelerator
@@ -14,6 +16,7 @@ from accelerate.utils import ProjectConfiguration
 
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import TrainerStart
+from agentrl.training.agreement import Agreement
 from agentrl.training.checkpoint import lineage_checkpoints, read_state
 
 
@@ -63,6 +66,53 @@ def check_writable(output: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"--output_dir {output}: cannot be written ({error.strerror})") from None
+
+
+def check_shared(output: Path, agreement: Agreement) -> None:
+    """Raises `ConfigError` on a process that sees another folder than rank 0. Collective.
+
+    A checkpoint has a file of each process, which rank 0 must see.
+    """
+
+    def mark() -> Path:
+        path = output / f".seen-by-all-{uuid4().hex}"
+        path.touch()
+        return path
+
+    def see() -> None:
+        if not marked.exists():
+            raise ConfigError(
+                f"--output_dir {output}: this machine does not see what process 0 writes there; "
+                "give a folder on a disk that all machines share"
+            )
+
+    marked = agreement.from_main(mark)
+    try:
+        agreement.on_all(see)
+    finally:
+        agreement.from_main(lambda: marked.unlink(missing_ok=True))
+
+
+def check_same_flags(config: Config, agreement: Agreement) -> None:
+    """Raises `ConfigError` on a process whose flags are not those of rank 0. Collective.
+
+    Processes that take other steps, or save at others, would wait for each other for good.
+    """
+    ours, theirs = _flags(config), agreement.from_main(lambda: _flags(config))
+
+    def compare() -> None:
+        for flag, value in ours.items():
+            if value != theirs[flag]:
+                raise ConfigError(
+                    f"--{flag} is {value} here and {theirs[flag]} on process 0: launch the trainer "
+                    "with the same flags on all machines"
+                )
+
+    agreement.on_all(compare)
+
+
+def _flags(config: Config) -> Mapping[str, Any]:
+    return {name: value for group in asdict(config).values() for name, value in group.items()}
 
 
 def make_accelerator(config: Config) -> Accelerator:

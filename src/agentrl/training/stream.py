@@ -11,11 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Protocol, TypeVar, cast
-
-import torch.distributed as dist
 
 from agentrl.databases.changes import Changes, inserted, updated
 from agentrl.databases.connection import RunDatabase, patiently
@@ -23,6 +20,7 @@ from agentrl.databases.documents import RowStatus, TaskStatus
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.policies import Lineage, load_lineage
 from agentrl.databases.rows import RowHeader, RowLedger, fetch_rows
+from agentrl.training.agreement import Agreement
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.costs import CostModel
 from agentrl.training.parallel import Mesh
@@ -31,9 +29,6 @@ from agentrl.training.sequences import TrainingSequence, row_sequences
 
 T = TypeVar("T")
 
-# Waiting for rows may take as long as sampling does; a rank that dies breaks the connection, which
-# ends the wait at once.
-_PLAN_TIMEOUT = timedelta(days=30)
 _LONGEST_WAIT_S = 1.0  # between two looks for rows, which see a stop too
 
 
@@ -42,7 +37,7 @@ class StepRows:
     """What one rank trains in a step."""
 
     headers: Sequence[RowHeader]  # of the whole step; on rank 0 only
-    balance: float  # of the ranks' costs, see `RankPlan`; on rank 0 only
+    balance: float  # of the ranks' costs, see `RankPlan`
     mine: Sequence[Sequence[TrainingSequence]]  # this rank's rows, each as its sequences
 
 
@@ -133,12 +128,7 @@ class RowStream:
         self._source = source
         self._lineage = Lineage()
         self._rank, self._ranks = mesh.dp_rank, mesh.dp_size
-        # of its own, because it is used from another thread than training's collectives
-        self._group = (
-            dist.new_group(backend="gloo", timeout=_PLAN_TIMEOUT)
-            if dist.get_world_size() > 1
-            else None
-        )
+        self._agreement = Agreement()  # of its own, because it is used from other threads
         self._pending: Future[StepRows | None] | None = None
 
     def start(self, step: int) -> None:
@@ -160,15 +150,21 @@ class RowStream:
 
     async def _prepare(self, step: int) -> StepRows | None:
         headers: list[RowHeader] = []
-        plan: list[list[str]] = []
-        balance = 1.0
+        failure: Exception | None = None
         if self._source is not None:
-            headers = await self._source.lease(step)
+            try:
+                headers = await self._source.lease(step)
+            except Exception as error:  # raised in `plan_step`, so that the others know of it
+                failure = error
+
+        def plan_step() -> tuple[list[list[str]], float]:
+            if failure is not None:
+                raise failure
             by_rank = plan_ranks([row_cost(row, self._costs) for row in headers], self._ranks)
-            plan = [[headers[index].id for index in indices] for indices in by_rank.rows]
-            balance = by_rank.balance
-        if self._group is not None:
-            plan = await _in_daemon_thread(lambda: self._broadcast(plan))
+            rows = [[headers[index].id for index in indices] for indices in by_rank.rows]
+            return rows, by_rank.balance
+
+        plan, balance = await _in_daemon_thread(lambda: self._agreement.from_main(plan_step))
         if not any(plan):
             return None
         rows = await patiently(
@@ -181,11 +177,6 @@ class RowStream:
         # the weights that step `step` trains hold one step less
         mine = [row_sequences(row, self._lineage, step - 1) for row in rows]
         return StepRows(headers=headers, balance=balance, mine=mine)
-
-    def _broadcast(self, plan: list[list[str]]) -> list[list[str]]:
-        box = [plan]
-        dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:

@@ -18,16 +18,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 import transformers
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from agentrl.configs import TREE_ATTENTION, Config, ConfigError, parse_config
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
@@ -35,6 +38,7 @@ from agentrl.databases.owners import process_name
 from agentrl.databases.runs import EVALUATING, FINISHED, TRAINING, TrainerAlive, TrainerReplaced
 from agentrl.databases.task_file import TaskFileError
 from agentrl.inference.protocol import ServiceUnreachable
+from agentrl.training.agreement import Agreement, FailedElsewhere, ProcessLost
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.checkpoint import (
     CheckpointError,
@@ -46,7 +50,7 @@ from agentrl.training.checkpoint import (
 from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
 from agentrl.training.compilation import check_compiler
 from agentrl.training.costs import CostModel
-from agentrl.training.duties import RunDuties
+from agentrl.training.duties import HeldRun, RunDuties
 from agentrl.training.learner import Learner
 from agentrl.training.loading import empty_model
 from agentrl.training.lora import add_adapter
@@ -54,12 +58,22 @@ from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, st
 from agentrl.training.model_folder import ModelFolderError, load_tokenizer
 from agentrl.training.models_beside import critic_start, reference_start
 from agentrl.training.parallel import ParallelSizes, check_model, exit_process, make_mesh
+from agentrl.training.parallel.launch import join_processes
 from agentrl.training.publication import gather_publication
-from agentrl.training.startup import check_writable, checkpoint_to_resume, make_accelerator
+from agentrl.training.startup import (
+    check_same_flags,
+    check_shared,
+    check_writable,
+    checkpoint_to_resume,
+    make_accelerator,
+)
+from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions
 from agentrl.training.stream import RowStream, StepRows
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _USER_ERRORS = (
     CheckpointError, ConfigError, DatabaseUnreachable, ModelFolderError, ServiceUnreachable,
@@ -80,13 +94,24 @@ def main(argv: Sequence[str]) -> int:
     transformers.utils.logging.disable_progress_bar()
     try:
         config = parse_config(argv, prog="agentrl train", description="Train a run.")
+        accelerator = make_accelerator(config)
+    except ConfigError as error:  # on all processes
+        return _refuse(error) if rank == 0 else 2
+    try:
         with ExitStack() as stack:
-            Trainer(config, stack).run()
+            Trainer(config, accelerator, stack).run()
+    except FailedElsewhere:
+        return 2  # what failed is said there
+    except ProcessLost as error:  # on all that are left
+        return _refuse(error) if rank == 0 else 2
     except _USER_ERRORS as error:
-        if rank == 0:
-            print(f"agentrl train: {error}", file=sys.stderr)
-        return 2
+        return _refuse(error, "" if rank == 0 else f" (process {rank})")
     return 0
+
+
+def _refuse(error: Exception, where: str = "") -> int:
+    print(f"agentrl train{where}: {error}", file=sys.stderr)
+    return 2
 
 
 def run_process(argv: Sequence[str]) -> NoReturn:
@@ -97,49 +122,40 @@ def run_process(argv: Sequence[str]) -> NoReturn:
 
 
 class Trainer:
-    """One process of the trainer. All processes do the same, but for what `RunDuties` does."""
+    """One process of the trainer.
 
-    def __init__(self, config: Config, stack: ExitStack) -> None:
+    All processes do the same; what only rank 0 does (`RunDuties`) goes through an `Agreement`.
+    """
+
+    def __init__(self, config: Config, accelerator: Accelerator, stack: ExitStack) -> None:
         """Check the input, take the run, load and shard the model. `stack` undoes it."""
         self._config = config
         self._output = config.output
         self._stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        check_tracker(config.run.report_to)
-        self._tokenizer = load_tokenizer(config.model.model_name_or_path)
-        check_writable(self._output)
-        checkpoint_to_resume(config, [])  # refused here, if it cannot be, and chosen later
-        self._accelerator = make_accelerator(config)
-        if config.parallel.compile:
-            check_compiler(self._accelerator.device)
+        self._accelerator = accelerator
+        self._database: RunDatabase | None = None
+        self._duties: RunDuties | None = None
+        self._background = stack.enter_context(BackgroundLoop())
+        stack.callback(self._let_go)
+        join_processes(accelerator)
+        stack.callback(dist.destroy_process_group)
+        self._agreement = Agreement()
+        check_same_flags(config, self._agreement)
         torch.manual_seed(config.run.seed)
-        sizes = ParallelSizes.of(config.parallel, self._accelerator.num_processes)
-        model = empty_model(config.model)
-        check_model(model, sizes, config.parallel.cp_mode)
+        self._tokenizer, model, sizes = self._agreement.on_all(self._check_input)
+        check_shared(self._output, self._agreement)
 
         optimizer = config.optimizer
         rows_per_step = (
             optimizer.per_device_train_batch_size * optimizer.gradient_accumulation_steps * sizes.dp
         )
-        self._background = stack.enter_context(BackgroundLoop())
-        self._database = self._connect()
-        stack.callback(lambda: self._background.submit(self._database.close()).result())
-        self._duties: RunDuties | None = None
-        if self._accelerator.is_main_process:
-            duties = RunDuties(self._database, config, self._output, process_name(), rows_per_step)
-            self._background.run(duties.acquire())
-            stack.callback(lambda: self._background.submit(duties.release()).result())
-            duties.run_beside(self._background)
-            self._duties = duties
-
+        self._database = database = self._agreement.on_all(self._connect)
+        self._held = self._agreement.from_main(lambda: self._take_run(database, rows_per_step))
         bf16 = config.model.bf16 or self._accelerator.mixed_precision == "bf16"
         self._published_dtype = torch.bfloat16 if bf16 else torch.float32
         mesh = make_mesh(self._accelerator, config.parallel)
-        stack.callback(dist.destroy_process_group)
-        self._total_steps = self._from_main(
-            lambda duties: self._background.run(duties.count_steps())
-        )
         if config.lora.lora_rank:
             # What is not trained needs no master weights.
             add_adapter(model, config.lora, frozen_dtype=self._published_dtype)
@@ -155,7 +171,7 @@ class Trainer:
                 max_grad_norm=optimizer.max_grad_norm,
                 log_grad_norms=config.optimizer.log_grad_norms,
             ),
-            self._total_steps,
+            self._held.total_steps,
             start=config.model,
             bf16=bf16,
             gradient_checkpointing=config.model.gradient_checkpointing,
@@ -177,20 +193,46 @@ class Trainer:
         self._publishing: Future[float] | None = None
         self._stall_seconds = 0.0
 
+    def _check_input(self) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, ParallelSizes]:
+        """What each process can see for itself, before the run is taken."""
+        config = self._config
+        check_tracker(config.run.report_to)
+        tokenizer = load_tokenizer(config.model.model_name_or_path)
+        check_writable(self._output)
+        checkpoint_to_resume(config, [])  # refused here, if it cannot be, and chosen later
+        if config.parallel.compile:
+            check_compiler(self._accelerator.device)
+        sizes = ParallelSizes.of(config.parallel, self._accelerator.num_processes)
+        model = empty_model(config.model)
+        check_model(model, sizes, config.parallel.cp_mode)
+        return tokenizer, model, sizes
+
+    def _take_run(self, database: RunDatabase, rows_per_step: int) -> HeldRun:
+        """For rank 0."""
+        self._duties = duties = RunDuties(
+            database, self._config, self._output, process_name(), rows_per_step
+        )
+        held = self._background.run(duties.acquire())
+        duties.run_beside(self._background)
+        return held
+
     def run(self) -> None:
         """From the checkpoint, or the start weights, to the end of the run or to SIGTERM."""
         self._resume()
-        metrics = MetricsWriter(self._output, self._accelerator, self._config, self._step)
+        metrics = self._agreement.on_all(
+            lambda: MetricsWriter(self._output, self._accelerator, self._config, self._step)
+        )
+        assert self._database is not None
         source = self._duties.source(self._stop) if self._duties else None
         learner = self._learner
         costs = CostModel.of(learner.model)
         stream = RowStream(self._background, self._database, source, learner.mesh, costs)
         self._publish(evaluate=self._step == 0)
-        self._report(TRAINING)
-        if self._duties and self._step == 0:
+        self._from_main(lambda duties: duties.report(self._step, self._version, TRAINING))
+        if self._step == 0:
             self._finish_publishing()
-            self._background.run(self._duties.await_evaluation(0, self._stop))
-        if self._step < self._total_steps:
+            self._from_main(lambda duties: duties.await_evaluation(0, self._stop))
+        if self._step < self._held.total_steps:
             stream.start(self._step + 1)
             self._train(stream, metrics)
         metrics.close()
@@ -201,15 +243,16 @@ class Trainer:
         ended = time.monotonic()
         while True:
             rows, wait_seconds = stream.take()
+            self._agreement.any()  # all have their rows: none computes with one that is gone
             if rows is None:
                 return
             trained_version = self._version
-            last = self._step + 1 == self._total_steps
+            last = self._step + 1 == self._held.total_steps
             if not last:
                 stream.start(self._step + 2)
             began = time.monotonic()
             if self._config.services.inf_share_gpus:
-                self._from_main(lambda duties: self._background.run(duties.release_gpus()))
+                self._from_main(lambda duties: duties.release_gpus())
             statistics = self._learner.step(rows.mine)
             train_seconds = time.monotonic() - began
             self._step += 1
@@ -220,12 +263,11 @@ class Trainer:
                 # The commit lets samplers go on: by then the services must have the new weights.
                 self._finish_publishing()
             publish_seconds = time.monotonic() - began
-            self._commit(rows)
+            self._agreement.from_main(partial(self._commit, rows))
             stopping = self._any_rank_stops()
             save_seconds = 0.0
             if last or stopping or self._step % self._config.checkpoint.save_steps == 0:
                 save_seconds = self._save()
-            self._report(TRAINING)
             times = StepTimes(
                 step_seconds=time.monotonic() - ended,
                 train_seconds=train_seconds,
@@ -235,42 +277,59 @@ class Trainer:
                 stall_seconds=self._stall_seconds,
             )
             ended = time.monotonic()
-            if self._duties:
-                counts = self._background.run(self._duties.counts())
-                line = step_metrics(
-                    self._step,
-                    trained_version,
-                    statistics,
-                    rows.headers,
-                    rows.balance,
-                    times,
-                    counts,
-                )
-                metrics.write(line)
-                logger.info(
-                    "step %d of %d: reward %.3f, loss %.4g, gradient norm %.3g, %.2f s",
-                    self._step, self._total_steps, line.reward_mean, line.loss, line.grad_norm,
-                    line.step_seconds,
-                )  # fmt: skip
+            self._agreement.from_main(
+                partial(self._record, metrics, rows, trained_version, statistics, times)
+            )
             if stopping and not last:
                 stream.drop()
             if last or stopping:
                 return
 
+    def _commit(self, rows: StepRows) -> None:
+        """For rank 0."""
+        assert self._duties is not None
+        ids = [header.id for header in rows.headers]
+        self._background.run(self._duties.commit(self._step, ids))
+
+    def _record(
+        self,
+        metrics: MetricsWriter,
+        rows: StepRows,
+        trained_version: int,
+        statistics: StepStatistics,
+        times: StepTimes,
+    ) -> None:
+        """The step that was taken, in the database, the metrics and the log. For rank 0."""
+        assert self._duties is not None
+        step, total = self._step, self._held.total_steps
+        self._background.run(self._duties.report(step, self._version, TRAINING))
+        counts = self._background.run(self._duties.counts())
+        line = step_metrics(
+            step, trained_version, statistics, rows.headers, rows.balance, times, counts
+        )
+        metrics.write(line)
+        logger.info(
+            "step %d of %d: reward %.3f, loss %.4g, gradient norm %.3g, %.2f s",
+            step, total, line.reward_mean, line.loss, line.grad_norm, line.step_seconds,
+        )  # fmt: skip
+
     def _resume(self) -> None:
         """Load the checkpoint, if there is one to go on from, and bring ledger and folder to it."""
-        checkpoint = self._agree_on_checkpoint()
+        checkpoint = self._held.checkpoint
         if checkpoint is not None:
             state = load_checkpoint(checkpoint, self._learner)
             self._step = self._saved_step = state.step
             logger.info("going on from %s", checkpoint)
-        self._version = self._from_main(
-            lambda duties: self._background.run(duties.start(self._step))
-        )
-        if self._duties:
-            clear_unfinished(self._output)
-            supersede_others(self._output, self._step, self._duties.starts)
-        self._version -= 1  # the version of the first publication is the next one
+        # the version of the first publication is the next one
+        self._version = self._agreement.from_main(self._start) - 1
+
+    def _start(self) -> int:
+        """The version to publish first, when ledger and folder are at the step. For rank 0."""
+        assert self._duties is not None
+        version = self._background.run(self._duties.start(self._step))
+        clear_unfinished(self._output)
+        supersede_others(self._output, self._step, self._duties.starts)
+        return version
 
     def _publish(self, *, evaluate: bool) -> None:
         """Gather the weights as the next version; services get them while training goes on."""
@@ -290,14 +349,13 @@ class Trainer:
 
     def _finish_publishing(self) -> None:
         """Wait for the services to have the last publication, and raise its error."""
-        if self._publishing is not None:
-            self._stall_seconds = self._background.result(self._publishing)
-            self._publishing = None
 
-    def _commit(self, rows: StepRows) -> None:
-        if self._duties:
-            ids = [header.id for header in rows.headers]
-            self._background.run(self._duties.commit(self._step, ids))
+        def finish() -> None:
+            if self._publishing is not None:
+                self._stall_seconds = self._background.result(self._publishing)
+                self._publishing = None
+
+        self._agreement.from_main(finish)
 
     def _save(self) -> float:
         """Begin to save a checkpoint, which is written while training goes on.
@@ -311,7 +369,7 @@ class Trainer:
             version=self._version,
             run_name=self._config.run.run_name,
             config=recorded_config(self._config),
-            fence=self._duties.fence if self._duties else 0,  # rank 0 writes it
+            fence=self._held.fence,
             processes=dist.get_world_size(),
         )
         self._saver.save(self._learner, state)
@@ -329,56 +387,42 @@ class Trainer:
         if self._saved_step < self._step:
             self._save()
         self._saver.wait()
-        if self._duties:
-            self._finish_publishing()
-            self._background.run(self._duties.close_publisher())
-            self._background.run(self._duties.give_back_rows())
-        # The others leave; the evaluation needs no collective.
+        self._finish_publishing()
+        self._from_main(lambda duties: duties.close_publisher())
+        self._from_main(lambda duties: duties.give_back_rows())
         dist.barrier()
+        # The others leave; the evaluation needs no collective.
         if self._duties and not stopped:
-            self._report(EVALUATING)
-            self._background.run(self._duties.evaluate(self._step, self._stop))
+            run, background = self._duties, self._background
+            background.run(run.report(self._step, self._version, EVALUATING))
+            background.run(run.evaluate(self._step, self._stop))
             if not self._stop.is_set():
-                self._report(FINISHED)
+                background.run(run.report(self._step, self._version, FINISHED))
         logger.info(
             "%s after step %d of %d",
-            "stopped" if self._stop.is_set() else "finished", self._step, self._total_steps,
+            "stopped" if self._stop.is_set() else "finished", self._step, self._held.total_steps,
         )  # fmt: skip
-
-    def _report(self, status: str) -> None:
-        if self._duties:
-            self._background.run(self._duties.report(self._step, self._version, status))
 
     def _any_rank_stops(self) -> bool:
         """Whether any process got a signal; then all of them stop after the same step.
 
-        Raises `CheckpointError` on all processes once the save that ran has failed.
+        Raises the error of the save that ran once it has failed.
         """
-        flags = torch.tensor(
-            [int(self._stop.is_set()), int(self._saver.failed)], device=self._accelerator.device
-        )
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-        stopping, failed = flags.tolist()
+        stopping, failed = self._agreement.any(self._stop.is_set(), self._saver.failed)
         if failed:
             self._saver.wait()
         if stopping:
             self._stop.set()
         return self._stop.is_set()
 
-    def _from_main(self, ask: Callable[[RunDuties], int]) -> int:
-        """A number that rank 0 finds out, on all ranks."""
-        value = ask(self._duties) if self._duties else 0
-        number = torch.tensor(value, dtype=torch.int64, device=self._accelerator.device)
-        dist.broadcast(number, src=0)
-        return int(number.item())
+    def _from_main(self, ask: Callable[[RunDuties], Coroutine[Any, Any, T]]) -> T:
+        """What rank 0 does in the database or at the services; all get what comes of it."""
 
-    def _agree_on_checkpoint(self) -> Path | None:
-        """The checkpoint to go on from, as rank 0 finds it."""
-        found: list[Path | None] = [None]
-        if self._duties:
-            found = [checkpoint_to_resume(self._config, self._duties.starts)]
-        dist.broadcast_object_list(found, src=0)
-        return found[0]
+        def here() -> T:
+            assert self._duties is not None
+            return self._background.run(ask(self._duties))
+
+        return self._agreement.from_main(here)
 
     def _connect(self) -> RunDatabase:
         url = self._config.run.db_connection_string
@@ -389,6 +433,15 @@ class Trainer:
             )
         name, timeout = self._config.run.run_name, self._config.sampling.startup_timeout
         return self._background.run(connect(url, name, timeout))
+
+    def _let_go(self) -> None:
+        """Give the run back, so that the next trainer need not wait, and close the database."""
+        try:
+            if self._duties:
+                self._background.submit(self._duties.release()).result()
+        finally:
+            if self._database:
+                self._background.submit(self._database.close()).result()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Finish the step that runs, then leave in order."""

@@ -66,7 +66,7 @@ def step_from_checkpoint(case: str, mesh: Mesh, out: Path, step: int) -> float:
         load_checkpoint(checkpoint_path(out, step - 1), learner)
     (grad_norm,) = take_steps(case, learner, mesh, [step])
     saver = CheckpointSaver(out, None, hold=lambda: None)
-    saver.save(learner, TrainerState(step, step, case, config={}, processes=PROCESSES))
+    saver.save(learner, TrainerState(step, step, case, config={}, fence=1, processes=PROCESSES))
     saver.wait()
     saver.close()
     return grad_norm
