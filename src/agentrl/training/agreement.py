@@ -87,6 +87,10 @@ class Agreement:
             dist.all_reduce(on_some, op=dist.ReduceOp.MAX, group=self.group)
         return [bool(flag) for flag in on_some.tolist()]
 
+    def meet(self) -> None:
+        """Wait until every process is here."""
+        self.any(False)
+
     def _broadcast(self, box: list[object]) -> None:
         with _connected():
             dist.broadcast_object_list(box, src=0, group=self.group)

@@ -145,6 +145,7 @@ def save_model_folder(
 def written_at_once(path: Path) -> Iterator[Path]:
     """A folder to write to, which becomes `path` when the block ends.
 
+    Its files get ordinary permissions: those of safetensors are for their owner's eyes only.
     Raises `ModelFolderError` if the disk refuses.
     """
     partial = path.with_name(f"{path.name}.partial")
@@ -152,6 +153,9 @@ def written_at_once(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
+        ordinary = partial.stat().st_mode & 0o666
+        for file in partial.iterdir():
+            file.chmod(ordinary)
         if path.exists():
             shutil.rmtree(path)
         os.rename(partial, path)

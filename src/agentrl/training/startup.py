@@ -4,10 +4,9 @@ Each refuses in one sentence what would fail later. Not in here: what needs the 
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import torch
@@ -18,6 +17,13 @@ from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import TrainerStart
 from agentrl.training.agreement import Agreement
 from agentrl.training.checkpoint import lineage_checkpoints, read_state
+
+
+_PLACES = {
+    "agent_config_path", "critic_model_name_or_path", "db_connection_string", "eval_file",
+    "inference_urls", "mcp_auth_token", "mcp_manager_url", "model_name_or_path", "output_dir",
+    "reference_model_name_or_path", "resume_from_checkpoint", "train_file",
+}  # fmt: skip
 
 
 def checkpoint_to_resume(config: Config, starts: Sequence[TrainerStart]) -> Path | None:
@@ -93,26 +99,27 @@ def check_shared(output: Path, agreement: Agreement) -> None:
         agreement.from_main(lambda: marked.unlink(missing_ok=True))
 
 
-def check_same_flags(config: Config, agreement: Agreement) -> None:
+def check_same_flags(config: Config, precision: str, agreement: Agreement) -> None:
     """Raises `ConfigError` on a process whose flags are not those of rank 0. Collective.
 
-    Processes that take other steps, or save at others, would wait for each other for good.
+    Processes that take other steps, or save at others, would wait for each other for good. What
+    says where something is may differ from machine to machine. `precision`: of Accelerate's config.
     """
-    ours, theirs = _flags(config), agreement.from_main(lambda: _flags(config))
+    groups = asdict(config).values()
+    flags = {name: value for group in groups for name, value in group.items()}
+    ours = {name: value for name, value in flags.items() if name not in _PLACES}
+    ours["mixed_precision"] = precision
+    theirs = agreement.from_main(lambda: ours)
 
     def compare() -> None:
-        for flag, value in ours.items():
-            if value != theirs[flag]:
+        for name, value in ours.items():
+            if value != theirs[name]:
                 raise ConfigError(
-                    f"--{flag} is {value} here and {theirs[flag]} on process 0: launch the trainer "
+                    f"--{name} is {value} here and {theirs[name]} on process 0: launch the trainer "
                     "with the same flags on all machines"
                 )
 
     agreement.on_all(compare)
-
-
-def _flags(config: Config) -> Mapping[str, Any]:
-    return {name: value for group in asdict(config).values() for name, value in group.items()}
 
 
 def make_accelerator(config: Config) -> Accelerator:

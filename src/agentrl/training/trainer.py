@@ -142,7 +142,7 @@ class Trainer:
         join_processes(accelerator)
         stack.callback(dist.destroy_process_group)
         self._agreement = Agreement()
-        check_same_flags(config, self._agreement)
+        check_same_flags(config, accelerator.mixed_precision, self._agreement)
         torch.manual_seed(config.run.seed)
         self._tokenizer, model, sizes = self._agreement.on_all(self._check_input)
         check_shared(self._output, self._agreement)
@@ -243,7 +243,7 @@ class Trainer:
         ended = time.monotonic()
         while True:
             rows, wait_seconds = stream.take()
-            self._agreement.any()  # all have their rows: none computes with one that is gone
+            self._agreement.meet()  # so that none computes with one that had no rows and left
             if rows is None:
                 return
             trained_version = self._version
