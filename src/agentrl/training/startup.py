@@ -18,7 +18,6 @@ from agentrl.databases.documents import TrainerStart
 from agentrl.training.agreement import Agreement
 from agentrl.training.checkpoint import lineage_checkpoints, read_state
 
-
 _PLACES = {
     "agent_config_path", "critic_model_name_or_path", "db_connection_string", "eval_file",
     "inference_urls", "mcp_auth_token", "mcp_manager_url", "model_name_or_path", "output_dir",
