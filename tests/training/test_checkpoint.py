@@ -1,9 +1,11 @@
 """Checkpoints: exact, atomic, written while training goes on, loadable by other processes."""
 
+import os
 import resource
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +13,13 @@ from checkpointing import ROWS, Training, die_saving
 from forks import FORKS
 from launching import HERE, launch
 from test_ranks import results
+from torch.distributed.checkpoint.state_dict_saver import save
 from worker import ROWS as RANKS_ROWS
 
 from agentrl.configs import parse_config
 from agentrl.databases.documents import TrainerStart
 from agentrl.databases.runs import TrainerReplaced
+from agentrl.training import checkpoint_io
 from agentrl.training.checkpoint import (
     CheckpointError,
     clear_unfinished,
@@ -166,6 +170,47 @@ def test_a_disk_that_is_full_is_one_sentence(training: Training, tmp_path: Path)
         "checkpoint-1",
         "checkpoint-2",
     ]
+
+
+def test_a_checkpoint_of_two_processes_is_one_folder_with_a_file_of_each(
+    launched: dict[int, Path],
+) -> None:
+    (checkpoint,) = launched[2].glob("checkpoint-*")
+    assert {path.name for path in checkpoint.iterdir()} == {
+        "__0_0.distcp", "__1_0.distcp", ".metadata", "trainer_state.json",
+    }  # fmt: skip
+    assert read_state(checkpoint).fence == 3
+
+
+@pytest.mark.parametrize(
+    ("file", "length", "said"),
+    [
+        ("__0_0.distcp", None, r"__0_0\.distcp is not there: is --output_dir on a disk"),
+        ("__0_0.distcp", 1000, r"__0_0\.distcp has 1000 of the \d+ bytes"),
+        (".metadata", None, r"No such file .*\.metadata"),
+        (".metadata", 1000, "its index cannot be read again"),
+    ],
+)
+def test_a_checkpoint_whose_files_are_not_as_they_were_written_does_not_count_as_saved(
+    training: Training,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    length: int | None,
+    said: str,
+) -> None:
+    training.save(1)
+
+    def save_and_lose(*arguments: Any, **options: Any) -> None:
+        """A disk that has not what was written and synced."""
+        save(*arguments, **options)
+        written = tmp_path / "checkpoint-2.1.partial" / file
+        written.unlink() if length is None else os.truncate(written, length)
+
+    monkeypatch.setattr(checkpoint_io, "save", save_and_lose)
+    with pytest.raises(CheckpointError, match=rf"checkpoint-2 cannot be written: .*{said}"):
+        training.save(2)
+    assert [folder.name for folder in list_checkpoints(tmp_path)] == ["checkpoint-1"]
 
 
 def test_a_checkpoint_whose_files_are_damaged_is_refused_by_name(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from launching import CONFIG
 from tiny import linear_rows, tiny_model
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -295,26 +296,50 @@ def test_services_out_of_reach_end_the_run_with_their_urls_and_the_time_they_wer
     assert "no inference service took the weights within 2 s (http://127.0.0.1:9: " in said
 
 
-def test_two_processes_train_a_run_like_one(run: Run, tmp_path: Path) -> None:
-    config = Path(__file__).parents[2] / "assets" / "fsdp2_cpu.yml"
+def on_two_processes(flags: list[str]) -> "subprocess.CompletedProcess[str]":
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
+        "--num_processes", "2", "--main_process_port", "0", "-m", "agentrl.training.trainer",
+    ]  # fmt: skip
+    return subprocess.run(
+        [*command, *flags], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
+        text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def test_two_processes_train_a_run_like_one_and_save_it_like_one(run: Run) -> None:
     flags = run.flags("--enable_sampling", "false")
     flags[flags.index("--per_device_train_batch_size") + 1] = "2"
     run.add(linear_rows(9))  # the last step has one row, which leaves a process without
-    command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config),
-        "--num_processes", "2", "--main_process_port", "0", "-m", "agentrl.training.trainer",
-    ]  # fmt: skip
-    launched = subprocess.run(
-        [*command, *flags], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
-        timeout=100, check=False,
-    )  # fmt: skip
-    assert launched.returncode == 0, launched.stderr.decode()
+    launched = on_two_processes(flags)
+    assert launched.returncode == 0, launched.stderr
     assert [row["trained"][0]["step"] for row in run.rows()] == [1] * 4 + [2] * 4 + [3]
     two = run.metrics()
-    assert read_state(run.output / "checkpoint-3").processes == 2
+    assert sorted(path.name for path in run.output.glob("checkpoint-*")) == [
+        "checkpoint-2", "checkpoint-3",
+    ]  # fmt: skip
+    for checkpoint in list_checkpoints(run.output):
+        assert read_state(checkpoint).processes == 2
+        assert {path.name for path in checkpoint.glob("*.distcp")} == {
+            "__0_0.distcp", "__1_0.distcp",
+        }  # fmt: skip
+
+    saved_by_two = gather_state(run.output / "checkpoint-3")
 
     alone = run.flags("--enable_sampling", "false", "--resume_from_checkpoint", "false")
     assert main(alone) == 0
     for ours, theirs in zip(run.metrics(), two, strict=True):
         for name in ("loss", "grad_norm", "ratio_max", "clip_fraction", "n_rows", "reward_mean"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3), name
+    for name, value in gather_state(run.output / "checkpoint-3").items():
+        if name.startswith("model."):
+            torch.testing.assert_close(saved_by_two[name], value, atol=2e-4, rtol=1e-3)
+
+
+def test_what_stops_one_of_two_processes_ends_both_in_one_sentence(run: Run) -> None:
+    run.database(lambda db: RunLease(db, "first", "host-a", 60).acquire(4))
+    refused = on_two_processes(run.flags("--enable_sampling", "false"))
+    assert refused.returncode != 0
+    said = [line for line in refused.stderr.splitlines() if line.startswith("agentrl train")]
+    assert len(said) == 1 and "has a live trainer (first on host-a)" in said[0]
+    assert "Traceback" not in refused.stderr.split(said[0])[0]
