@@ -6,7 +6,7 @@ process ends all, so that none waits for one that has left.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TypeVar, cast
 
@@ -54,7 +54,8 @@ class Agreement:
         try:
             answer = ask()
         except Exception as error:
-            self._broadcast([None, str(error)])
+            with suppress(ProcessLost):  # what failed first is what to say
+                self._broadcast([None, str(error)])
             raise
         self._broadcast([answer, None])
         return answer

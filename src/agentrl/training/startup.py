@@ -12,17 +12,43 @@ from uuid import uuid4
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
+from transformers import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import TrainerStart
 from agentrl.training.agreement import Agreement
 from agentrl.training.checkpoint import lineage_checkpoints, read_state
+from agentrl.training.compilation import check_compiler
+from agentrl.training.loading import empty_model
+from agentrl.training.metrics import check_tracker
+from agentrl.training.model_folder import load_tokenizer
+from agentrl.training.parallel import ParallelSizes, check_model
 
 _PLACES = {
     "agent_config_path", "critic_model_name_or_path", "db_connection_string", "eval_file",
     "inference_urls", "mcp_auth_token", "mcp_manager_url", "model_name_or_path", "output_dir",
     "reference_model_name_or_path", "resume_from_checkpoint", "train_file",
 }  # fmt: skip
+
+
+def check_input(
+    config: Config, accelerator: Accelerator
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, ParallelSizes]:
+    """What a process can see for itself before the run is taken: tokenizer, empty model, sizes.
+
+    Raises `CheckpointError` or `ConfigError`.
+    """
+    check_tracker(config.run.report_to)
+    tokenizer = load_tokenizer(config.model.model_name_or_path)
+    check_writable(config.output)
+    checkpoint_to_resume(config, [])  # refused here, if it cannot be, and chosen later
+    if config.parallel.compile:
+        check_compiler(accelerator.device)
+    sizes = ParallelSizes.of(config.parallel, accelerator.num_processes)
+    model = empty_model(config.model)
+    check_model(model, sizes, config.parallel.cp_mode)
+    return tokenizer, model, sizes
 
 
 def checkpoint_to_resume(config: Config, starts: Sequence[TrainerStart]) -> Path | None:

@@ -29,8 +29,6 @@ import torch
 import torch.distributed as dist
 import transformers
 from accelerate import Accelerator
-from transformers import PreTrainedModel
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from agentrl.configs import TREE_ATTENTION, Config, ConfigError, parse_config
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
@@ -48,23 +46,20 @@ from agentrl.training.checkpoint import (
     supersede_others,
 )
 from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
-from agentrl.training.compilation import check_compiler
 from agentrl.training.costs import CostModel
 from agentrl.training.duties import HeldRun, RunDuties
 from agentrl.training.learner import Learner
-from agentrl.training.loading import empty_model
 from agentrl.training.lora import add_adapter
-from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
-from agentrl.training.model_folder import ModelFolderError, load_tokenizer
+from agentrl.training.metrics import MetricsWriter, StepTimes, step_metrics
+from agentrl.training.model_folder import ModelFolderError
 from agentrl.training.models_beside import critic_start, reference_start
-from agentrl.training.parallel import ParallelSizes, check_model, exit_process, make_mesh
+from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.parallel.launch import join_processes
 from agentrl.training.publication import gather_publication
 from agentrl.training.startup import (
+    check_input,
     check_same_flags,
     check_shared,
-    check_writable,
-    checkpoint_to_resume,
     make_accelerator,
 )
 from agentrl.training.statistics import StepStatistics
@@ -144,7 +139,9 @@ class Trainer:
         self._agreement = Agreement()
         check_same_flags(config, accelerator.mixed_precision, self._agreement)
         torch.manual_seed(config.run.seed)
-        self._tokenizer, model, sizes = self._agreement.on_all(self._check_input)
+        self._tokenizer, model, sizes = self._agreement.on_all(
+            lambda: check_input(config, accelerator)
+        )
         check_shared(self._output, self._agreement)
 
         optimizer = config.optimizer
@@ -192,20 +189,6 @@ class Trainer:
         self._saved_step = -1
         self._publishing: Future[float] | None = None
         self._stall_seconds = 0.0
-
-    def _check_input(self) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, ParallelSizes]:
-        """What each process can see for itself, before the run is taken."""
-        config = self._config
-        check_tracker(config.run.report_to)
-        tokenizer = load_tokenizer(config.model.model_name_or_path)
-        check_writable(self._output)
-        checkpoint_to_resume(config, [])  # refused here, if it cannot be, and chosen later
-        if config.parallel.compile:
-            check_compiler(self._accelerator.device)
-        sizes = ParallelSizes.of(config.parallel, self._accelerator.num_processes)
-        model = empty_model(config.model)
-        check_model(model, sizes, config.parallel.cp_mode)
-        return tokenizer, model, sizes
 
     def _take_run(self, database: RunDatabase, rows_per_step: int) -> HeldRun:
         """For rank 0."""
@@ -413,7 +396,7 @@ class Trainer:
             self._saver.wait()
         if stopping:
             self._stop.set()
-        return self._stop.is_set()
+        return stopping  # and not what came since, which is for this process only
 
     def _from_main(self, ask: Callable[[RunDuties], Coroutine[Any, Any, T]]) -> T:
         """What rank 0 does in the database or at the services; all get what comes of it."""
