@@ -94,7 +94,6 @@ def test_bad_input_is_one_sentence_with_status_two_and_nothing_is_written(
         ('{"query": "q", "answer": "a"}', ["uses scorer agentcpm", "--agent_config_path"]),
         ('{"query": "q", "scorer": "ruler"}', ["uses scorer ruler", "`ruler_agent`"]),
         ('{"query": "q", "scorer": {"http": 1}}', ["uses scorer http", "`http_scorer`"]),
-        ('{"query": "q", "scorer": "f1+0.1*ruler"}', ["have no `answer`", "uses scorer ruler"]),
         ('{"query": "q", "answer": "a", "scorer": "f1+vibes"}', ["unknown scorer 'vibes'"]),
     ],
 )
@@ -104,8 +103,7 @@ def test_tasks_that_could_never_be_scored_are_refused(
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(line)
     result = launch("demo", TRAIN_FILE=str(tasks))
-    assert result.status == 2
-    assert len(result.err.splitlines()) == 1 + ("ruler" in line and "f1" in line)
+    assert result.status == 2 and len(result.err.splitlines()) == 1
     assert all(word in result.err for word in words)
     assert written(tmp_path) == ["tasks.jsonl"]
 
@@ -122,7 +120,7 @@ def test_all_bad_task_lines_are_named_at_once(tmp_path: Path, launch: Launch) ->
 def test_all_mistakes_of_both_task_files_are_told_at_once(tmp_path: Path, launch: Launch) -> None:
     train, held_out = tmp_path / "train.jsonl", tmp_path / "held_out.jsonl"
     train.write_text(
-        '{"query": "q", "answer": "a"}\n'
+        '{"query": "q", "answer": "a", "scorer": "f1+0.1*ruler"}\n'
         '{"query": "q", "anwser": "a", "scorer": "f1"}\n'
         '{"query": "q", "answer": "a", "agent_name": "nobody"}\n'
     )
@@ -132,7 +130,7 @@ def test_all_mistakes_of_both_task_files_are_told_at_once(tmp_path: Path, launch
     agent, answer, scorer, near, schema = result.err.splitlines()
     assert f"{train}:3: unknown agent_name 'nobody'" in agent
     assert "1 of 2 tasks have no `answer` to score against: line 2 (id 2)" in answer
-    assert f"task file {train} uses scorer agentcpm" in scorer and "--agent_config_path" in scorer
+    assert f"task file {train} uses scorer ruler" in scorer and "--agent_config_path" in scorer
     assert near.startswith(f"{train}:2: is the field `anwser` meant to be `answer`?")
     assert schema.startswith(f"{held_out}:1: unknown answer_schema 'xml'")
 

@@ -221,7 +221,7 @@ class Evaluation:
             supervisor.start(tools_part(config.run.run_name, port))
             config = parse_config([*flags, "--mcp_manager_url", tools_url(port)])
         if not config.inference_urls:
-            services = deployment.num_services
+            services = deployment.services
             threads = str(max(1, usable_cores() // (services + 1)))
             for number in range(services):
                 part = service_part(
