@@ -14,9 +14,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod
 
-# Machines are busy: how long an example takes says nothing about what is tested.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+# Machines are busy: how long an example takes says nothing about what is tested. `few` examples of
+# each property for who waits for the tests, `all` of them in .ci/run. A test that wants more or
+# less than the rest says so as a share: `settings(max_examples=settings.default.max_examples // 5)`
+for name, examples in (("few", 25), ("all", 100)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(os.environ.get("EXAMPLES", "few"))
 
 
 @pytest.fixture(scope="session")
