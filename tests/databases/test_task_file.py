@@ -164,7 +164,8 @@ def test_a_field_of_the_user_s_own_is_no_doubt(tmp_path: Path, name: str) -> Non
 
 def test_a_field_near_one_that_is_there_is_no_doubt(tmp_path: Path) -> None:
     row = {"query": "q", "answer": "a", "answers": ["a", "A"]}
-    assert scan_tasks(write(tmp_path, json.dumps(row))).doubts == []
+    null = {"query": "q", "answer": None, "answers": None}
+    assert scan_tasks(write(tmp_path, json.dumps(row), json.dumps(null))).doubts == []
 
 
 def test_a_misspelt_query_is_pointed_out_in_the_error(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """All tasks of a file, checked: every bad row is told at once, with its place."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,7 +69,7 @@ def scan_tasks(
     known = {"scorer": known_scorers, "answer_schema": known_schemas, "agent_name": known_agents}
     file = TaskFile(path)
     first_rows: dict[str, str] = {}
-    near: dict[tuple[str, str], list[Row]] = {}
+    near: dict[tuple[str, str], list[int]] = {}  # the rows, by number
     try:
         for row in read_rows(path):
             place = f"{row.unit} {row.number}"
@@ -89,14 +89,15 @@ def scan_tasks(
             file.tasks.append(task)
             file.rows.append(place)
             for pair in misspelt_fields(row.fields):
-                near.setdefault(pair, []).append(row)
+                near.setdefault(pair, []).append(row.number)
     except UnreadableFile as error:
         raise TaskFileError(f"task file {path} {error}") from None
     if not file.tasks and not file.mistakes:
         raise TaskFileError(f"task file {path} holds no task")
     file.doubts.extend(
-        f"{rows[0].place_in(path)}: is the field `{name}` meant to be `{ours}`? It is kept as one "
-        f"of your own{f' (so in {len(rows)} {rows[0].unit}s)' if len(rows) > 1 else ''}"
+        f"{replace(row, number=rows[0]).place_in(path)}: is the field `{name}` meant to be "
+        f"`{ours}`? It is kept as one of your own"
+        f"{f' (so in {len(rows)} {row.unit}s)' if len(rows) > 1 else ''}"
         for (name, ours), rows in near.items()
     )
     return file

@@ -92,7 +92,8 @@ def parse_task(row: Mapping[str, Any], number: int) -> TaskLine:
 
 def misspelt_fields(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Fields of a row that are near one that it has not, each with that one."""
-    pairs = ((name, _near_field(name)) for name in row if name not in _FIELDS_WE_READ)
+    present = (name for name, value in row.items() if value is not None)
+    pairs = ((name, _near_field(name)) for name in present if name not in _FIELDS_WE_READ)
     return [(name, ours) for name, ours in pairs if ours is not None and row.get(ours) is None]
 
 
