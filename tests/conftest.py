@@ -29,7 +29,8 @@ settings.load_profile(os.environ.get("EXAMPLES", "few"))
 
 # What takes longest, longest first: with several workers a long file must not be left for the end.
 _BEGUN_FIRST = (
-    "end_to_end/test_run.py", "test_guides.py", "training/parallel/", "training/test_trainer.py",
+    "end_to_end/test_run.py", "test_guides.py", "training/test_checkpoint.py",
+    "training/test_gpu_sharing.py", "training/parallel/", "training/test_trainer.py",
     "launcher/test_launch.py", "training/", "inference/", "contract/", "rollout/tools/",
 )  # fmt: skip
 
