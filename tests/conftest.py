@@ -14,9 +14,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod
 
-# Machines are busy: how long an example takes says nothing about what is tested.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+# Machines are busy: how long an example takes says nothing about what is tested. `few` examples of
+# each property for who waits for the tests, `all` of them in .ci/run. A test that wants more or
+# less than the rest says so as a share: `settings(max_examples=settings.default.max_examples // 5)`
+for name, examples in (("few", 25), ("all", 100)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile(os.environ.get("EXAMPLES", "few"))
+
+
+# What takes longest, longest first: with several workers a long file must not be left for the end.
+_BEGUN_FIRST = (
+    "end_to_end/test_run.py", "test_guides.py", "training/test_checkpoint.py",
+    "training/test_gpu_sharing.py", "training/parallel/", "training/test_trainer.py",
+    "launcher/test_launch.py", "training/", "inference/", "contract/", "rollout/tools/",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in the order in which workers should take them; the tests of a file stay in theirs."""
+    items.sort(key=lambda item: _rank(item.path.relative_to(Path(__file__).parent).as_posix()))
+
+
+def _rank(file: str) -> int:
+    ranks = (rank for rank, start in enumerate(_BEGUN_FIRST) if file.startswith(start))
+    return next(ranks, len(_BEGUN_FIRST))
 
 
 @pytest.fixture(scope="session")

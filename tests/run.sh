@@ -5,6 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh dev
 # One thread a process: tests start several, and thread pools on few cores only get in their way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-# A file's tests stay together, because they share servers.
-exec python -m pytest --quiet --numprocesses=auto --maxprocesses=4 --dist=loadfile \
-    --durations=10 --durations-min=2 "$@"
+# A file's tests stay together, because they share servers. Files are begun in the order of
+# tests/conftest.py, the longest first, and not by how many tests they hold.
+exec python -m pytest --quiet --numprocesses=auto --maxprocesses=4 \
+    --dist=loadfile --no-loadscope-reorder --durations=10 --durations-min=2 "$@"

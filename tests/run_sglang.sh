@@ -41,4 +41,4 @@ export SGLANG_COMMAND="$env/bin/python $root/tests/sglang/launch_cpu.py --device
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 if [ "$#" -eq 0 ]; then set -- tests/contract; fi
 # The first start of a new environment takes a while.
-exec python -m pytest --quiet --timeout 600 --durations=5 --durations-min=5 "$@"
+exec python -m pytest --quiet -m "slow or not slow" --timeout 600 --durations=5 --durations-min=5 "$@"

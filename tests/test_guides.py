@@ -63,6 +63,7 @@ def test_the_guide_to_own_tasks_leads_to_a_trained_run(tmp_path: Path) -> None:
     assert "Where is" in printed  # the trajectory that `agentrl show` prints
 
 
+@pytest.mark.slow  # a whole run
 @pytest.mark.timeout(320)
 def test_the_guides_to_agents_and_scorers_lead_to_a_run_with_both(tmp_path: Path) -> None:
     printed = run_guide(ROOT / "docs" / "write-an-agent.md", tmp_path)

@@ -12,6 +12,7 @@ import pytest
 STEPS = 2
 
 
+@pytest.mark.slow  # a whole run
 @pytest.mark.timeout(400)
 def test_a_run_trains_while_its_service_has_no_memory(engine: str, tmp_path: Path) -> None:
     ended = subprocess.run(

@@ -11,6 +11,7 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import PyMongoError
 
+from agentrl.databases import changes as changes_module
 from agentrl.databases.changes import LONGEST_PAUSE_S, Changes, inserted, updated
 from agentrl.databases.connection import (
     DatabaseUnreachable,
@@ -114,6 +115,23 @@ async def test_a_waiter_that_is_cancelled_as_a_change_comes_ends(
         waiter.cancel()
         await asyncio.wait({waiter}, timeout=2)
         assert waiter.cancelled()
+
+
+async def test_that_there_are_no_change_streams_is_said_once_however_many_wait(
+    standalone: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes_module._say_once.cache_clear()  # a test before may have had it said
+    caplog.set_level("INFO", logger=changes_module.__name__)
+    async with (
+        connected(standalone) as database,
+        Changes(database, inserted(database.rows)),
+        Changes(database, inserted(database.tasks)),
+    ):
+        [said] = [record.getMessage() for record in caplog.records]
+    assert said == (
+        "no change stream: MongoDB is a single server, no replica set, so it is asked for changes "
+        "every 0.05 to 1 s; all works as with one"
+    )
 
 
 async def test_without_change_streams_waits_are_pauses(

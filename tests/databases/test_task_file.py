@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from agentrl.databases.task_file import TaskFileError, TaskLine, read_tasks
+from agentrl.databases.task_file import TaskFileError, TaskLine, scan_tasks
 
 SCORERS, SCHEMAS, AGENTS = {"agentcpm", "math"}, {"answer", "boxed"}, {"tool_agent"}
 
@@ -62,7 +62,7 @@ def write_table(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def read(path: Path) -> list[TaskLine]:
-    return read_tasks(path, SCORERS, SCHEMAS, AGENTS)
+    return scan_tasks(path, SCORERS, SCHEMAS, AGENTS).without_mistakes()
 
 
 def read_one(folder: Path, row: Mapping[str, Any]) -> TaskLine:
@@ -102,6 +102,75 @@ def test_all_bad_lines_are_named_with_their_numbers(tmp_path: Path) -> None:
     assert "no `query`" in lines[1] and "already in line 1" in lines[2]
     assert "known: agentcpm, math" in lines[3] and "known: answer, boxed" in lines[4]
     assert "unknown agent_name 'nobody'; known: tool_agent" in lines[7]
+
+
+def test_all_that_is_wrong_in_one_line_is_told(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        '{"id": [1], "question": "q", "answer": [2], "scorer": "vibes", "agent_name": "nobody"}',
+        '{"query": "q", "reward_model": "rule", "scorer": "math+"}',
+    )
+    with pytest.raises(TaskFileError) as error:
+        read(path)
+    first, second = str(error.value).split("\n")
+    assert first == (
+        f"{path}:1: has no `query` (a text that is not empty) and no `prompt`; it has `id`, "
+        "`question`, `answer`, `scorer`, `agent_name`; `answer` is a list, not a text or a number; "
+        "`id` is a list, not a text or a whole number; unknown scorer 'vibes'; known: agentcpm, "
+        "math; unknown agent_name 'nobody'; known: tool_agent"
+    )
+    assert "`reward_model` is a str, not an object; scorer 'math+' is neither" in second
+    assert second.count("reward_model") == 1
+
+
+def test_only_so_many_mistakes_are_told_in_full(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError) as error:
+        read(write(tmp_path, *["{not json"] * 25))
+    lines = str(error.value).split("\n")
+    assert len(lines) == 21 and lines[-1] == "... and 5 more"
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("anwser", "answer"),
+        ("answers", "answer"),
+        ("Answer", "answer"),
+        ("scorers", "scorer"),
+        ("answer-schema", "answer_schema"),
+        ("answerSchema", "answer_schema"),
+        ("agent name", "agent_name"),
+        ("ID", "id"),
+        ("tool_kwargs", "tools_kwargs"),
+    ],
+)
+def test_a_field_near_one_that_the_row_has_not_is_pointed_out_once_and_kept(
+    tmp_path: Path, name: str, ours: str
+) -> None:
+    row = {"query": "q", name: "x"}
+    file = scan_tasks(write(tmp_path, '{"query": "q"}', *[json.dumps(row)] * 3))
+    assert not file.mistakes
+    assert file.doubts == [
+        f"{file.path}:2: is the field `{name}` meant to be `{ours}`? It is kept as one of your own "
+        "(so in 3 lines)"
+    ]
+    assert file.tasks[1].fields == {name: "x"}
+
+
+@pytest.mark.parametrize("name", ["idx", "level", "answer_type", "question", "data_source"])
+def test_a_field_of_the_user_s_own_is_no_doubt(tmp_path: Path, name: str) -> None:
+    assert scan_tasks(write(tmp_path, json.dumps({"query": "q", name: "x"}))).doubts == []
+
+
+def test_a_field_near_one_that_is_there_is_no_doubt(tmp_path: Path) -> None:
+    row = {"query": "q", "answer": "a", "answers": ["a", "A"]}
+    null = {"query": "q", "answer": None, "answers": None}
+    assert scan_tasks(write(tmp_path, json.dumps(row), json.dumps(null))).doubts == []
+
+
+def test_a_misspelt_query_is_pointed_out_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError, match="no `prompt`: is `Query` meant to be it\\?"):
+        read(write(tmp_path, '{"Query": "q"}'))
 
 
 def test_a_file_that_is_missing_or_empty_is_an_error(tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ def written(folder: Path) -> list[str]:
         (["demo", "--loss_calculator", "TRPO"], ["TRPO", "GRPO"]),
         (["demo", "--loss_calculator", "nowhere.py:loss"], ["nowhere.py", "no such Python file"]),
         (["demo", "--advantage", "nowhere.py:mine"], ["nowhere.py", "no such Python file"]),
-        (["demo", "--model_name_or_path", "nowhere"], ["nowhere", "no folder"]),
+        (["demo", "--model_name_or_path", "nowhere"], ["nowhere", "no such folder"]),
+        (["demo", "--model_name_or_path", "Qwen/Qwen3-0.6B"], ["hf download Qwen/Qwen3-0.6B --"]),
         (["demo", "--train_file", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["demo", "--mcp_manager_url", "tools.json"], ["tools.json", "neither a http:// URL"]),
         (["demo", "--output_dir", "/proc/agentrl"], ["/proc/agentrl", "--output_dir"]),
@@ -89,11 +90,10 @@ def test_bad_input_is_one_sentence_with_status_two_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"query": "q", "scorer": "math"}', ["have no `answer`", "ids 1"]),
+        ('{"query": "q", "scorer": "math"}', ["have no `answer`", "line 1 (id 1)"]),
         ('{"query": "q", "answer": "a"}', ["uses scorer agentcpm", "--agent_config_path"]),
         ('{"query": "q", "scorer": "ruler"}', ["uses scorer ruler", "`ruler_agent`"]),
         ('{"query": "q", "scorer": {"http": 1}}', ["uses scorer http", "`http_scorer`"]),
-        ('{"query": "q", "scorer": "f1+0.1*ruler"}', ["have no `answer`"]),
         ('{"query": "q", "answer": "a", "scorer": "f1+vibes"}', ["unknown scorer 'vibes'"]),
     ],
 )
@@ -115,6 +115,33 @@ def test_all_bad_task_lines_are_named_at_once(tmp_path: Path, launch: Launch) ->
     assert result.status == 2
     assert f"{tasks}:2:" in result.err and f"{tasks}:3:" in result.err
     assert written(tmp_path) == ["tasks.jsonl"]
+
+
+def test_all_mistakes_of_both_task_files_are_told_at_once(tmp_path: Path, launch: Launch) -> None:
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "held_out.jsonl"
+    train.write_text(
+        '{"query": "q", "answer": "a", "scorer": "f1+0.1*ruler"}\n'
+        '{"query": "q", "anwser": "a", "scorer": "f1"}\n'
+        '{"query": "q", "answer": "a", "agent_name": "nobody"}\n'
+    )
+    held_out.write_text('{"query": "q", "answer": "a", "answer_schema": "xml"}\n')
+    result = launch("demo", TRAIN_FILE=str(train), EVAL_FILE=str(held_out))
+    assert result.status == 2
+    agent, answer, scorer, near, schema = result.err.splitlines()
+    assert f"{train}:3: unknown agent_name 'nobody'" in agent
+    assert "1 of 2 tasks have no `answer` to score against: line 2 (id 2)" in answer
+    assert f"task file {train} uses scorer ruler" in scorer and "--agent_config_path" in scorer
+    assert near.startswith(f"{train}:2: is the field `anwser` meant to be `answer`?")
+    assert schema.startswith(f"{held_out}:1: unknown answer_schema 'xml'")
+
+
+def test_what_is_hardly_meant_is_said_and_stops_nothing(tmp_path: Path, launch: Launch) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"query": "q", "answer": "a", "scorer": "f1", "anwser_schema": "boxed"}\n')
+    with RunLock(tmp_path / "output" / "demo"):  # the next thing that a launch looks at
+        result = launch("demo", TRAIN_FILE=str(tasks))
+    assert f"{tasks}:1: is the field `anwser_schema` meant to be `answer_schema`?" in result.out
+    assert "live launch" in result.err
 
 
 def test_a_second_launch_of_a_live_run_is_refused(tmp_path: Path, launch: Launch) -> None:

@@ -159,11 +159,26 @@ def test_further_machines_only_train_and_meet_at_the_first() -> None:
         ({"SAMPLERS_ONLY": "maybe"}, "SAMPLERS_ONLY=maybe"),
         ({"MACHINE_RANK": "1"}, "below NUM_MACHINES"),
         ({"NUM_MACHINES": "2", "NUM_PROCESSES": "3"}, "multiple of NUM_MACHINES"),
+        ({"NUM_MACHINES": "2", "MACHINE_RANK": "1"}, "set MASTER_ADDR to the address of machine 0"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000: must be 1 to 65535"),
     ],
 )
 def test_a_variable_with_a_wrong_value_is_named(environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_deployment(environment)
+
+
+def test_variables_and_flags_that_contradict_are_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="NUM_SERVICES=2 with INFERENCE_URLS=http://a:1,http://b"):
+        stack_of({**ELSEWHERE, "NUM_SERVICES": "2"})
+    assert stack_of({**ELSEWHERE, "NUM_SERVICES": "0"}).services == 0
+    with pytest.raises(ConfigError, match=r"NUM_PROCESSES=8: 8 trainer processes on .* 4 GPU"):
+        stack_of({"NUM_PROCESSES": "8"}, gpus=4)
+    assert stack_of({"NUM_PROCESSES": "8"}, "--use_cpu", "true", gpus=4).trainers == 8
+    with pytest.raises(ConfigError, match=r"--tp_size 2 x --cp_size 3 .* multiple of 6, it is 1"):
+        stack_of({}, "--tp_size", "2", "--cp_size", "3")
+    with pytest.raises(ConfigError, match="--inference_urls a:1: must begin with http://"):
+        stack_of({"INFERENCE_URLS": "http://b:1,a:1"})
 
 
 def test_an_unknown_flag_is_refused_by_name() -> None:

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from agentrl.configs import ConfigError, parse_config
+from agentrl.configs import parse_config
 from agentrl.databases.task_file import TaskFileError
 from agentrl.launcher.preflight import check_task_file
 from agentrl.rollout.agents import registry
@@ -27,7 +27,7 @@ def write(folder: Path, row: dict[str, Any]) -> str:
 
 
 def test_data_made_for_verl_needs_nothing_more(tmp_path: Path) -> None:
-    (task,) = check_task_file(write(tmp_path, ROW), parse_config([]))
+    (task,) = check_task_file(write(tmp_path, ROW), parse_config([])).tasks
     assert (task.agent_name, task.scorer, task.answer) == ("tool_agent", "math", "72")
 
 
@@ -63,7 +63,7 @@ def test_only_an_agent_that_scores_itself_needs_neither_answer_nor_scorer(
     module.write_text(OWN_AGENTS, encoding="utf-8")
     file = write(tmp_path, {"query": "How many?", "scorer": "agentcpm"})
     flags = ["--agent_module", str(module), "--agent_name"]
-    (task,) = check_task_file(file, parse_config([*flags, "judging"]))
+    (task,) = check_task_file(file, parse_config([*flags, "judging"])).tasks
     assert (task.agent_name, task.answer) == (None, None)
-    with pytest.raises(ConfigError, match="1 of 1 tasks have no `answer`"):
+    with pytest.raises(TaskFileError, match="1 of 1 tasks have no `answer`"):
         check_task_file(file, parse_config([*flags, "plain"]))

@@ -144,5 +144,7 @@ class SeveralSamplers(RuleBasedStateMachine):
             assert horizon(self.not_begun, free, self.group_size) is not None
 
 
-SeveralSamplers.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+SeveralSamplers.TestCase.settings = settings(
+    max_examples=settings.default.max_examples * 3 // 5, stateful_step_count=60, deadline=None
+)
 TestSeveralSamplers = SeveralSamplers.TestCase

@@ -257,7 +257,7 @@ def conversations(draw: st.DrawFn) -> tuple[TokenContext, list[DispatchedSamplin
     return context, turns
 
 
-@settings(max_examples=300)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(conversations())
 def test_a_row_holds_exactly_the_deltas_and_outputs_of_its_turns(
     conversation: tuple[TokenContext, list[DispatchedSamplingTask]],

@@ -134,8 +134,7 @@ def assert_equal(rows: Rows, loss: LossConfig, trained: Trained, budget: int) ->
 
 @given(rows=groups(), budget=st.integers(1, 400), loss=st.sampled_from(LOSSES))
 @settings(
-    deadline=None,
-    max_examples=30,
+    max_examples=settings.default.max_examples * 3 // 10,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_rows_in_any_budget_train_like_separate_sequences(

@@ -35,7 +35,7 @@ def test_rows_do_not_see_each_other_wherever_their_tokens_stand() -> None:
     assert estimates.advantages.tolist() == [-2.0, 2.0, 2.0, -1.0, -7.0]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 1000))
 def test_with_lambda_1_returns_are_discounted_rewards_to_come(
     lengths: list[int], seed: int

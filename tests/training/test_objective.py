@@ -89,7 +89,7 @@ def test_the_parts_that_a_scope_allows_add_up_to_the_whole(
             torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples * 2 // 5)
 @drawn(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 99), st.randoms())
 def test_the_order_of_tokens_does_not_matter(lengths: list[int], seed: int, rng: object) -> None:
     given = random_inputs(lengths, seed)

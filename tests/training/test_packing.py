@@ -68,7 +68,7 @@ def ways(forest: Forest) -> list[list[int]]:
 
 
 @given(SEQUENCES, st.integers(1, 300))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=settings.default.max_examples * 3)
 def test_every_sequence_is_in_one_pass_that_has_all_it_needs(
     sequences: list[np.ndarray], budget: int
 ) -> None:
@@ -92,7 +92,7 @@ def test_every_sequence_is_in_one_pass_that_has_all_it_needs(
 
 
 @given(SEQUENCES, st.integers(1, 300))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=settings.default.max_examples * 3)
 def test_a_pass_over_the_budget_is_the_way_to_one_leaf(
     sequences: list[np.ndarray], budget: int
 ) -> None:

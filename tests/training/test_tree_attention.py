@@ -76,13 +76,13 @@ def assert_exact(layout: TreeLayout, *, width: int = 8) -> None:
 
 
 @given(forests())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=settings.default.max_examples * 3 // 5)
 def test_any_forest_is_exact_in_output_and_gradients(layout: TreeLayout) -> None:
     assert_exact(layout)
 
 
 @given(forests(), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=settings.default.max_examples * 3 // 5)
 def test_any_slice_of_the_queries_is_exact_too(layout: TreeLayout, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, layout.n_tokens - 1))
     end = data.draw(st.integers(start + 1, layout.n_tokens))
@@ -192,7 +192,7 @@ def flash_backward(
 
 
 @given(forests(), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=settings.default.max_examples * 3 // 5)
 def test_the_calls_for_cuda_are_exact_given_what_flash_attention_is(
     layout: TreeLayout, data: st.DataObject
 ) -> None:

@@ -7,10 +7,12 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
     training.py   model, loss, optimizer, devices, checkpoints
     losses.py     the losses by name, and the defaults that go with each
     parsing.py    the run, all groups as one `Config`, and the checks; `loss_checks.py`: the loss's
+    model_path.py    a model's folder
     user_module.py   a user's own file that a flag names
 """
 
 from agentrl.configs.flag import ConfigError, comma_separated
+from agentrl.configs.model_path import model_folder
 from agentrl.configs.parsing import Config, RunConfig, config_parser, parse_config
 from agentrl.configs.sampling import (
     TOOL_CALL_PARSERS,
@@ -53,5 +55,6 @@ __all__ = [
     "ServiceConfig",
     "comma_separated",
     "config_parser",
+    "model_folder",
     "parse_config",
 ]

@@ -218,6 +218,9 @@ def _validate(config: Config) -> None:
     one_of("lr_scheduler_type", config.optimizer.lr_scheduler_type, SCHEDULES)
     one_of("cp_mode", config.parallel.cp_mode, CONTEXT_MODES)
     one_of("report_to", config.run.report_to, TRACKERS)
+    for url in config.inference_urls:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--inference_urls {url}: must begin with http:// or https://")
     one_of("weight_update", config.services.weight_update, WEIGHT_UPDATES)
     one_of("weight_update_pause", config.services.weight_update_pause, WEIGHT_UPDATE_PAUSES)
     if not RUN_NAME.fullmatch(config.run.run_name):

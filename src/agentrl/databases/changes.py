@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ Interest = Mapping[str, Any]  # a filter of change events
 FIRST_PAUSE_S = 0.05  # between two looks where changes are polled for; and the least at any time
 LONGEST_PAUSE_S = 1.0
 _PAUSE_GROWTH = 1.5
+_NOT_A_REPLICA_SET = 40573  # the code of MongoDB's answer
 _REOPEN_S = 0.5  # between two tries to open a broken stream
 
 
@@ -45,6 +47,25 @@ def updated(collection: Documents, field: str, *values: object) -> Interest:
         "operationType": "update",
         f"updateDescription.updatedFields.{field}": condition,
     }
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    """A process has many waiters, and to all of them the server says the same."""
+    logger.info(sentence)
+
+
+def _why_none(error: OperationFailure) -> str:
+    """Why there is no change stream, and what it costs."""
+    reason = (
+        "is a single server, no replica set"
+        if error.code == _NOT_A_REPLICA_SET
+        else f"refuses it ({(error.details or {}).get('errmsg', error)})"
+    )
+    return (
+        f"no change stream: MongoDB {reason}, so it is asked for changes every "
+        f"{FIRST_PAUSE_S:g} to {LONGEST_PAUSE_S:g} s; all works as with one"
+    )
 
 
 class Changes:
@@ -122,7 +143,7 @@ class Changes:
                 await asyncio.sleep(_REOPEN_S)
                 continue
             except OperationFailure as error:
-                logger.info("changes are polled for, the server offers no stream: %s", error)
+                _say_once(_why_none(error))
                 self._settled.set()
                 return
             async with stream:

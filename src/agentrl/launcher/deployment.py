@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.configs import ConfigError
 
+_LAST_PORT = 65535
 _SEVERAL_MACHINES_PORT = 29500  # torch's own default: all machines must know it beforehand
 
 
@@ -29,7 +30,7 @@ class Deployment:
     )
     machine_rank: int = _variable(0, "this machine's number among NUM_MACHINES, from 0")
     num_machines: int = _variable(1, "machines that train together; call the script on each")
-    master_addr: str = _variable("127.0.0.1", "address of machine 0")
+    master_addr: str | None = _variable(None, "address of machine 0 (default: this machine)")
     master_port: int | None = _variable(
         None, "port on machine 0 where trainers meet (default: a free one; 29500 on several)"
     )
@@ -50,7 +51,9 @@ class Deployment:
     num_samplers: int | None = _variable(
         None, "sampler processes on this machine (default: 1, on further machines 0)"
     )
-    num_services: int = _variable(1, "inference services to start if INFERENCE_URLS is not set")
+    num_services: int | None = _variable(
+        None, "inference services to start (default: 1, none if INFERENCE_URLS is set)"
+    )
     sglang_command: str | None = _variable(
         None, "command that starts SGLang's server: the services are SGLang (default: our own)"
     )
@@ -77,6 +80,11 @@ class Deployment:
         if self.num_samplers is not None:
             return self.num_samplers
         return 1 if self.samplers_only or self.machine_rank == 0 else 0
+
+    @property
+    def services(self) -> int:
+        """Inference services to start here if none are given."""
+        return 1 if self.num_services is None else self.num_services
 
     def trainer_processes(self, gpus: int) -> int:
         """Trainer processes on all machines together, if each machine has `gpus` GPUs to use."""
@@ -137,6 +145,13 @@ def _validate(deployment: Deployment) -> None:
             f"NUM_PROCESSES={deployment.num_processes}: counts all machines together, so it must "
             f"be a multiple of NUM_MACHINES={deployment.num_machines}"
         )
+    if deployment.machine_rank > 0 and deployment.master_addr is None:
+        raise ConfigError(
+            f"MACHINE_RANK={deployment.machine_rank}: set MASTER_ADDR to the address of machine 0, "
+            "where the trainers of all machines meet"
+        )
+    if deployment.master_port is not None and not 0 < deployment.master_port <= _LAST_PORT:
+        raise ConfigError(f"MASTER_PORT={deployment.master_port}: must be 1 to {_LAST_PORT}")
     if deployment.samplers_only and deployment.num_samplers == 0:
         raise ConfigError("SAMPLERS_ONLY=1 with NUM_SAMPLERS=0 would start nothing")
 

@@ -22,6 +22,7 @@ from agentrl.databases.connection import DatabaseUnreachable, connect
 from agentrl.databases.mongod import MongodError, find_mongod
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import InferenceError
+from agentrl.launcher.preflight import check_model
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.chat.exactness import check_exactness
 from agentrl.rollout.mcp.tools import ToolServerUnreachable, open_tools
@@ -49,7 +50,7 @@ class Check:
 def main(argv: Sequence[str]) -> int:
     """Run all checks; exit status 1 if one fails."""
     parser = ArgumentParser("agentrl doctor", description="Check what a run needs.")
-    parser.add_argument("--model", type=Path, help="model folder")
+    parser.add_argument("--model", help="model folder")
     parser.add_argument(
         "--chat_template_kwargs", default="{}", help="variables of its chat template, as JSON"
     )
@@ -157,8 +158,9 @@ async def _mongodb(url: str) -> str:
     return f"MongoDB {info['version']}, {kind}, takes writes"
 
 
-async def _model(folder: Path, template_options: str) -> str:
+async def _model(path: str, template_options: str) -> str:
     try:
+        folder = check_model(path, "--model")
         renderer = ChatRenderer.load(folder, json.loads(template_options))
     except ValueError as error:
         raise NotInOrder(str(error)) from None

@@ -72,11 +72,12 @@ def main(argv: Sequence[str]) -> int:
     model = check_model(config.model.model_name_or_path)
     if not config.data.eval_file:
         raise ConfigError("no tasks to evaluate on: set EVAL_FILE or --eval_file to a task file")
-    tasks = check_task_file(config.data.eval_file, config)
+    task_file = check_task_file(config.data.eval_file, config)
     folder = config.output / "eval"
     check_output(LOGS, 0)
     check_output(folder, 2 * sum(file.stat().st_size for file in model.glob("*.safetensors")))
     console = Console()
+    print_lines(console, task_file.doubts)
     with RunLock(config.output) as lock:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
@@ -85,7 +86,9 @@ def main(argv: Sequence[str]) -> int:
                 export_checkpoint(checkpoint, model, exported)
             except CheckpointError as error:
                 raise ConfigError(str(error)) from None
-            evaluation = Evaluation(flags, checkpoint, exported, tasks, launch.demo_tools, console)
+            evaluation = Evaluation(
+                flags, checkpoint, exported, task_file.tasks, launch.demo_tools, console
+            )
             try:
                 report = asyncio.run(evaluation.run(lock))
             except KeyboardInterrupt:
@@ -218,7 +221,7 @@ class Evaluation:
             supervisor.start(tools_part(config.run.run_name, port))
             config = parse_config([*flags, "--mcp_manager_url", tools_url(port)])
         if not config.inference_urls:
-            services = deployment.num_services
+            services = deployment.services
             threads = str(max(1, usable_cores() // (services + 1)))
             for number in range(services):
                 part = service_part(

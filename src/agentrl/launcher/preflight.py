@@ -1,7 +1,7 @@
 """What can be found wrong with a run before anything of it is started or written.
 
 Each check raises `ConfigError` with a sentence for the user, or `TaskFileError` with one for each
-bad line.
+mistake in a task file.
 """
 
 import errno
@@ -9,16 +9,19 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from agentrl.configs import Config, ConfigError
+from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.configs.flag import is_function
 from agentrl.configs.user_module import load_user_function
 from agentrl.databases.scorer_notation import parse_scorer
-from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.databases.task_file import TaskFile, TaskFileError, TaskLine, scan_tasks
 from agentrl.rollout.advantages import find_estimator
 from agentrl.rollout.agents import find_agent, known_agents, load_agents, may_score_itself
 from agentrl.rollout.answers import KNOWN_SCHEMAS
+from agentrl.rollout.mcp.agent_config import AgentConfig as HelpingModels
 from agentrl.rollout.mcp.agent_config import load_agent_config
 from agentrl.rollout.mcp.tool_servers import read_servers
 from agentrl.rollout.scorers import known_scorers
@@ -30,19 +33,16 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _MONGOD_BYTES = 600 << 20  # journal and oplog of an embedded mongod, and the run's own documents
 _KEPT_WEIGHTS = 3
 _PROBE_BYTES = 1 << 20
+_SHOWN_TASKS = 5
 
 
-def check_model(name: str | None) -> Path:
+def check_model(name: str | None, given_with: str = "MODEL or --model_name_or_path") -> Path:
     """The model's folder, if it holds weights, a configuration, a tokenizer and a chat template."""
     if not name:
         raise ConfigError(
             "no model to train: set MODEL or --model_name_or_path to a Hugging Face model folder"
         )
-    folder = Path(name)
-    if not folder.is_dir():
-        raise ConfigError(
-            f"model {name} is no folder: download the model first and set MODEL to its folder"
-        )
+    folder = model_folder(name, given_with)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model folder {name} has no config.json: is it a Hugging Face model?")
     if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_PATTERNS):
@@ -74,13 +74,25 @@ def _has_chat_template(folder: Path) -> bool:
         ) from None
 
 
-def check_tasks(config: Config) -> None:
-    """Both task files can be read, and every line of them is a task."""
+def check_tasks(config: Config) -> list[str]:
+    """Both task files can be read, and every line of them is a task.
+
+    Returns what in them is hardly meant, a sentence each. Raises `TaskFileError` with the mistakes
+    of both.
+    """
     if not config.data.train_file and config.sampling.enable_sampling:
         raise ConfigError("no tasks to train on: set TRAIN_FILE or --train_file to a task file")
-    for file in (config.data.train_file, config.data.eval_file):
-        if file:
-            check_task_file(file, config)
+    given = dict.fromkeys(f for f in (config.data.train_file, config.data.eval_file) if f)
+    doubts: list[str] = []
+    mistakes: list[str] = []
+    for file in given:
+        try:
+            doubts += check_task_file(file, config).doubts
+        except TaskFileError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise TaskFileError("\n".join(mistakes))
+    return doubts
 
 
 def check_tools(config: Config) -> None:
@@ -88,38 +100,54 @@ def check_tools(config: Config) -> None:
     read_servers(config.agent)
 
 
-def check_task_file(file: str, config: Config) -> list[TaskLine]:
-    """The tasks of a file, which the agents, scorers and agent config of the flags can work on.
+def check_task_file(file: str, config: Config) -> TaskFile:
+    """A task file which the agents, scorers and agent config of the flags can work on.
 
-    Raises `TaskFileError`, `AgentConfigError`, or `ConfigError` for what scoring needs.
+    Raises `TaskFileError` with all that is wrong in it, `AgentConfigError`, or `ConfigError` for
+    flags that it needs.
     """
     load_scorers(config)
     load_agents(config)
     find_estimator(config.reward.estimator)
     if is_function(config.loss.loss_calculator):
         load_user_function(config.loss.loss_calculator, "loss_calculator")
-    tasks = read_tasks(Path(file), known_scorers(), KNOWN_SCHEMAS, known_agents())
-    agents = {name: find_agent(name) for name in {agent_of(task, config) for task in tasks}}
-    by_scorer = [task for task in tasks if not may_score_itself(agents[agent_of(task, config)])]
-    used = {scorer: parse_scorer(scorer) for scorer in {task.scorer for task in by_scorer}}
-    needing = {s for s, names in used.items() if any(find_scorer(n).needs_answer for n in names)}
-    unanswered = [task.id for task in by_scorer if task.answer is None and task.scorer in needing]
-    if unanswered:
-        shown = ", ".join(unanswered[:5]) + (", ..." if len(unanswered) > 5 else "")
-        raise ConfigError(
-            f"task file {file}: {len(unanswered)} of {len(tasks)} tasks have no `answer` to score "
-            f"against (ids {shown})"
-        )
     helping = load_agent_config(config.agent.agent_config_path)
+    found = scan_tasks(Path(file), known_scorers(), KNOWN_SCHEMAS, known_agents())
+    mistakes = [*found.mistakes, *_scoring_mistakes(found, config, helping)]
+    replace(found, mistakes=mistakes).without_mistakes()
+    return found
+
+
+def _scoring_mistakes(found: TaskFile, config: Config, helping: HelpingModels) -> Iterator[str]:
+    """Why tasks of a file could never be scored."""
+    agents = {name: find_agent(name) for name in {agent_of(task, config) for task in found.tasks}}
+    by_scorer = [
+        (task, row)
+        for task, row in zip(found.tasks, found.rows, strict=True)
+        if not may_score_itself(agents[agent_of(task, config)])
+    ]
+    used = {scorer: parse_scorer(scorer) for scorer in {task.scorer for task, _ in by_scorer}}
+    needing = {s for s, names in used.items() if any(find_scorer(n).needs_answer for n in names)}
+    unanswered = [
+        f"{row} (id {task.id})"
+        for task, row in by_scorer
+        if task.answer is None and task.scorer in needing
+    ]
+    if unanswered:
+        shown = ", ".join(unanswered[:_SHOWN_TASKS])
+        more = ", ..." if len(unanswered) > _SHOWN_TASKS else ""
+        yield (
+            f"task file {found.path}: {len(unanswered)} of {len(found.tasks)} tasks have no "
+            f"`answer` to score against: {shown}{more}"
+        )
     for name in sorted({name for names in used.values() for name in names}):
         missing = missing_for(name, helping)
         if missing is not None:
-            raise ConfigError(
-                f"task file {file} uses scorer {name}, which {missing} of a file given with "
+            yield (
+                f"task file {found.path} uses scorer {name}, which {missing} of a file given with "
                 "--agent_config_path (assets/agent_config_example.yml), or give the tasks another "
                 "scorer"
             )
-    return tasks
 
 
 def agent_of(task: TaskLine, config: Config) -> str:

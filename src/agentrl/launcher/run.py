@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     stack = plan_stack(
         preset, rest[0], rest[1:], read_deployment(os.environ), count_gpus(os.environ)
     )
-    _check(stack)
+    print_lines(Console(), _check(stack))
     if not stack.trainers:
         return asyncio.run(Launch(stack, preset).run())
     with RunLock(stack.config.output, stack.deployment.machine_rank) as lock:
@@ -63,8 +63,11 @@ def main(argv: Sequence[str]) -> int:
         return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
 
 
-def _check(stack: Stack) -> None:
-    """Everything that can be wrong before a start. Raises `ConfigError` or `TaskFileError`."""
+def _check(stack: Stack) -> list[str]:
+    """Everything that can be wrong before a start; returns what is hardly meant, a sentence each.
+
+    Raises `ConfigError` or `TaskFileError`.
+    """
     config = stack.config
     model = check_model(config.model.model_name_or_path)
     if not stack.trainers and not stack.samplers:
@@ -72,9 +75,11 @@ def _check(stack: Stack) -> None:
     if stack.samplers:
         check_tools(config)
     check_output(LOGS, 0)
-    if stack.trainers:
-        check_tasks(config)
-        check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
+    if not stack.trainers:
+        return []
+    doubts = check_tasks(config)
+    check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
+    return doubts
 
 
 def _print_help(preset: Preset) -> None:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import get_args
 
-from agentrl.configs import ConfigError
+from agentrl.configs import ConfigError, model_folder
 from agentrl.databases import services
 from agentrl.databases.connection import OUTAGE, RunDatabase, connect
 from agentrl.databases.mongod import free_port
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     """Serve a model folder until SIGTERM."""
     arguments = _parse(argv, os.environ)
+    model_folder(str(arguments.model), "--model")
     if not (arguments.model / "config.json").is_file():
         raise ConfigError(
             f"--model {arguments.model}: no Hugging Face model folder (it has no config.json)"

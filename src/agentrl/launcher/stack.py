@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentrl.configs import Config, ConfigError, ServiceConfig, parse_config
+from agentrl.configs import Config, ConfigError, ParallelConfig, ServiceConfig, parse_config
 from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import Deployment
 from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, preset_flags
@@ -86,8 +86,16 @@ def plan_stack(
             "set DB_URL to one that all of them reach"
         )
     else:
+        if config.sampling.inference_urls is not None and deployment.num_services:
+            raise ConfigError(
+                f"NUM_SERVICES={deployment.num_services} with INFERENCE_URLS="
+                f"{config.sampling.inference_urls}: services that are given are used and none is "
+                "started; set one of the two"
+            )
         given = config.sampling.inference_urls is not None or deployment.machine_rank > 0
-        services = 0 if given else deployment.num_services
+        services = 0 if given else deployment.services
+    if trainers:
+        _refuse_processes_that_do_not_fit(config.parallel, deployment, trainers, use_gpus)
     if services and deployment.sglang_command is None:
         _refuse_sglang_flags(config.services)
     return Stack(
@@ -101,6 +109,25 @@ def plan_stack(
         gpus=use_gpus,
         deployment=deployment,
     )
+
+
+def _refuse_processes_that_do_not_fit(
+    parallel: ParallelConfig, deployment: Deployment, trainers: int, gpus: int
+) -> None:
+    """Raises `ConfigError` for what the trainer would find out on its own, later."""
+    here = trainers // deployment.num_machines
+    if gpus and here > gpus:
+        raise ConfigError(
+            f"NUM_PROCESSES={trainers}: {here} trainer processes on this machine, which has "
+            f"{gpus} GPU(s) to use; each needs one (or train on the CPU: --use_cpu true)"
+        )
+    multiple = parallel.processes_per_rank * parallel.dp_replicate_size
+    if trainers % multiple:
+        raise ConfigError(
+            f"--tp_size {parallel.tp_size} x --cp_size {parallel.cp_size} x --dp_replicate_size "
+            f"{parallel.dp_replicate_size}: set NUM_PROCESSES to a multiple of {multiple}, it is "
+            f"{trainers}"
+        )
 
 
 def _refuse_sglang_flags(services: ServiceConfig) -> None:
@@ -264,7 +291,7 @@ def _trainer_part(stack: Stack, port: int, threads: dict[str, str]) -> Part:
             "--num_processes", str(stack.trainers),
             "--num_machines", str(deployment.num_machines),
             "--machine_rank", str(deployment.machine_rank),
-            "--main_process_ip", deployment.master_addr,
+            "--main_process_ip", deployment.master_addr or "127.0.0.1",
             "--main_process_port", str(port),
             "-m", "agentrl.training.trainer",
             *stack.flags,

@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, Self, TypeVar
-
-from openai import APIStatusError, AsyncOpenAI, OpenAIError
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from agentrl.rollout.mcp.agent_config import AgentModel
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,11 @@ class HelpingModels:
         return bool(self._models)
 
     async def __aenter__(self) -> Self:
+        if not self._models:
+            return self
+        # Here, because it takes a second and few runs ask a model.
+        from openai import AsyncOpenAI
+
         # Retries are counted here, where they are logged, and not in the library.
         self._clients = [
             AsyncOpenAI(
@@ -76,6 +82,8 @@ class HelpingModels:
         up, or an error that asking again would repeat, the next one has its turn. Raises
         `NoModelAnswered` after the last.
         """
+        from openai import APIStatusError, OpenAIError
+
         failures: list[str] = []
         for model, client in zip(self._models, self._clients, strict=True):
             for attempt in range(model.retries + 1):
@@ -96,7 +104,9 @@ class HelpingModels:
         raise NoModelAnswered("; ".join(failures) or "no models are listed")
 
 
-async def _complete(client: AsyncOpenAI, model: AgentModel, instruction: str, material: str) -> str:
+async def _complete(
+    client: "AsyncOpenAI", model: AgentModel, instruction: str, material: str
+) -> str:
     completion = await client.chat.completions.create(
         model=model.model,
         messages=[

@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, cast
 
-from agentrl.configs import Config, ConfigError
+from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.databases.arrays import pack_floats, pack_ints
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
@@ -379,9 +378,9 @@ def turn_id(record_id: str, turn: int) -> str:
 
 def load_renderer(config: Config) -> ChatRenderer:
     """The renderer of the run's model. Raises `ConfigError` naming the folder and what it lacks."""
-    folder = config.model.model_name_or_path
-    if folder is None or not Path(folder).is_dir():
-        raise ConfigError(f"--model_name_or_path {folder}: there is no such folder")
+    if config.model.model_name_or_path is None:
+        raise ConfigError("--model_name_or_path is needed: the folder of the model")
+    folder = model_folder(config.model.model_name_or_path, "--model_name_or_path")
     try:
         return ChatRenderer.load(
             folder, config.chat_template_options, config.agent.tool_call_parser

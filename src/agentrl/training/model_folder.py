@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from agentrl.configs import TREE_ATTENTION, ConfigError, ModelConfig
+from agentrl.configs import TREE_ATTENTION, ConfigError, ModelConfig, model_folder
 from agentrl.training.lora import (
     adapter_of,
     adapter_scaling,
@@ -36,9 +36,7 @@ def check_model_folder(path: str | None, flag: str = FLAG) -> Path:
     """The folder of a model, if it looks like one. Raises `ConfigError` if not."""
     if path is None:
         raise ConfigError(f"{flag} is needed: the folder of the model")
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ConfigError(f"{flag} {path}: there is no such folder")
+    folder = model_folder(path, flag)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{flag} {path}: no model, the folder has no config.json")
     return folder

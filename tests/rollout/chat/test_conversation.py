@@ -168,7 +168,7 @@ TURNS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 5)
 @given(question=ordinary(), turns=TURNS)
 def test_growing_turn_by_turn_gives_the_tokens_of_the_whole_conversation(
     tokenizer: PreTrainedTokenizerFast,
@@ -185,7 +185,7 @@ def test_growing_turn_by_turn_gives_the_tokens_of_the_whole_conversation(
     assert ids == whole(tokenizer, messages)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 5)
 @given(data=st.data())
 def test_added_tokens_in_tool_results_are_spelled_out_as_text(
     tokenizer: PreTrainedTokenizerFast, renderer: ChatRenderer, data: st.DataObject

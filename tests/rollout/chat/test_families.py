@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 quick = settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
+    max_examples=settings.default.max_examples // 5,
+    suppress_health_check=[HealthCheck.differing_executors],
 )
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
 sources = st.randoms(use_true_random=False)

@@ -20,7 +20,9 @@ spec = find_spec("trl")  # found, not imported: its templates are all that is wa
 assert spec is not None and spec.origin is not None, "trl is not installed"
 TEMPLATES = Path(spec.origin).parent / "chat_templates"
 
-FEW = settings(max_examples=40)  # of each; tests/fuzz goes through many more
+FEW = settings(
+    max_examples=settings.default.max_examples * 2 // 5
+)  # of each; tests/fuzz goes through many more
 ONCE_EACH = [name for name in PARSERS if name != "qwen"]  # which is qwen25
 
 # Families' templates, with the most calls that they write in a turn.

@@ -18,9 +18,11 @@ every row has every column.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import bson
 from bson.errors import BSONError
@@ -29,7 +31,12 @@ from agentrl.databases.scorer_notation import write_scorer
 
 DEFAULT_SCORER = "agentcpm"
 _OWN_FIELDS = ("id", "query", "answer", "scorer", "answer_schema", "agent_name", "prompt")
+_FIELDS_WE_READ = (*_OWN_FIELDS, "reward_model", "extra_info", "tools_kwargs")
+_NEAR = 0.8  # of 1: `anwser` is as near as 0.83 to `answer`
+_SHOWN_FIELDS = 6
+_SHORT_NAME = 3  # letters: `idx` is not a misspelt `id`
 _ROLES = ("system", "user", "assistant", "tool")
+T = TypeVar("T")
 _NUMBER = re.compile(r"[-+]?\$?(\d[\d,]*(\.\d+)?|\.\d+)%?")
 
 
@@ -52,20 +59,51 @@ class TaskLine:
 
 
 def parse_task(row: Mapping[str, Any], number: int) -> TaskLine:
-    """The task in a row. `number`: the row's. Raises ValueError, which names the field."""
+    """The task in a row. `number`: the row's. Raises ValueError, which names each wrong field."""
     present = {name: value for name, value in row.items() if value is not None}
-    query, messages = _prompt(present)
-    answer = _answer(present)
-    return TaskLine(
-        id=_identifier(present.get("id", number)),
+    problems: list[str] = []
+
+    def of(parse: Callable[..., T], *arguments: Any, otherwise: T) -> T:
+        try:
+            return parse(*arguments)
+        except ValueError as error:
+            problems.append(str(error))
+            return otherwise
+
+    query, messages = of(_prompt, present, otherwise=("", None))
+    answer = of(_answer, present, otherwise=None)
+    given_scorer = present.get("scorer")
+    task = TaskLine(
+        id=of(_identifier, present.get("id", number), otherwise=""),
         query=query,
         answer=answer,
-        scorer=write_scorer(present["scorer"]) if "scorer" in present else _scorer(present, answer),
-        answer_schema=_text(present, "answer_schema"),
-        agent_name=_text(present, "agent_name"),
+        scorer=of(_scorer, present, answer, otherwise="")
+        if given_scorer is None
+        else of(write_scorer, given_scorer, otherwise=""),
+        answer_schema=of(_text, present, "answer_schema", otherwise=None),
+        agent_name=of(_text, present, "agent_name", otherwise=None),
         messages=messages,
-        fields=_further(present),
+        fields=of(_further, present, otherwise={}),
     )
+    if problems:
+        raise ValueError("; ".join(dict.fromkeys(problems)))
+    return task
+
+
+def misspelt_fields(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Fields of a row that are near one that it has not, each with that one."""
+    present = (name for name, value in row.items() if value is not None)
+    pairs = ((name, _near_field(name)) for name in present if name not in _FIELDS_WE_READ)
+    return [(name, ours) for name, ours in pairs if ours is not None and row.get(ours) is None]
+
+
+@lru_cache(maxsize=1024)
+def _near_field(name: str) -> str | None:
+    """The field of ours that a name is near to."""
+    plain = re.sub(r"[\s-]+", "_", name.strip().lower())
+    if plain in _FIELDS_WE_READ or len(plain) <= _SHORT_NAME:
+        return plain if plain in _FIELDS_WE_READ else None
+    return next(iter(get_close_matches(plain, _FIELDS_WE_READ, n=1, cutoff=_NEAR)), None)
 
 
 def _identifier(value: object) -> str:
@@ -91,8 +129,15 @@ def _prompt(present: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]] | Non
         return query or messages[-1]["content"], messages
     query = query or _text(present, "prompt")
     if query is None or not query.strip():
-        raise ValueError("has no `query` (a text that is not empty) and no `prompt`")
+        meant = [name for name, ours in misspelt_fields(present) if ours in ("query", "prompt")]
+        hint = f": is `{meant[0]}` meant to be it?" if meant else f"; it has {_names(present)}"
+        raise ValueError(f"has no `query` (a text that is not empty) and no `prompt`{hint}")
     return query, None
+
+
+def _names(present: Mapping[str, Any]) -> str:
+    shown = ", ".join(f"`{name}`" for name in list(present)[:_SHOWN_FIELDS]) or "no field"
+    return shown + (", ..." if len(present) > _SHOWN_FIELDS else "")
 
 
 def _message(message: object, place: int) -> dict[str, Any]:

@@ -18,7 +18,14 @@ For laptops and CI, where there is no GPU and no SGLang. A map, from the edge in
     weight_session  tensors from the trainer's memory: process groups, shared memory
 """
 
-from agentrl.inference.engine.config import EngineConfig
-from agentrl.inference.engine.server import Announcement, serve
+from agentrl.inference.engine.config import Announcement, EngineConfig
 
 __all__ = ["Announcement", "EngineConfig", "serve"]
+
+
+def serve(config: EngineConfig, announcement: Announcement | None = None) -> None:
+    """Serve a model until SIGTERM; see `server.serve`."""
+    # Here, because it loads torch and transformers: who starts SGLang needs neither.
+    from agentrl.inference.engine import server
+
+    server.serve(config, announcement)

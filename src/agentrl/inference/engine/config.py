@@ -1,8 +1,13 @@
 """How one local engine is started."""
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+Announcement = Callable[[str], AbstractAsyncContextManager[None]]
+"""Entered with the engine's URL once it takes requests, left before it stops."""
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 

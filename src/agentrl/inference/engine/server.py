@@ -8,14 +8,14 @@ import signal
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import aclosing, nullcontext
 
 import orjson
 import torch
 import uvloop
 from aiohttp import web
 
-from agentrl.inference.engine.config import EngineConfig
+from agentrl.inference.engine.config import Announcement, EngineConfig
 from agentrl.inference.engine.control import ControlBody, answer, bad_request
 from agentrl.inference.engine.engine import Engine
 from agentrl.inference.engine.http_api import (
@@ -30,9 +30,6 @@ from agentrl.inference.engine.scheduler import PAUSE_MODES
 from agentrl.inference.engine.weight_routes import WeightRoutes
 
 log = logging.getLogger(__name__)
-
-Announcement = Callable[[str], AbstractAsyncContextManager[None]]
-"""Entered with the engine's URL once it takes requests, left before it stops."""
 
 _HEALTH_TIMEOUT_S = 20.0
 _LARGEST_BODY = 256 * 2**20

@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import orjson
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from agentrl.rollout.chat.dialect import Dialect, probe_dialect
 from agentrl.rollout.chat.guard import GuardedCodec
 from agentrl.rollout.chat.turns import Message, TurnReading, read_turn
 from agentrl.rollout.tool_calls import choose_parser, parsers_of_template
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class ChatRenderer:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: "PreTrainedTokenizerFast",
         stop_token_ids: Sequence[int] = (),
         template_options: Mapping[str, Any] | None = None,
         parser: str | None = None,
@@ -90,6 +92,9 @@ class ChatRenderer:
 
         Raises ValueError naming the folder and what it lacks.
         """
+        # Here, because it loads torch: `agentrl show` and a launch need neither.
+        from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder))
         except (OSError, ValueError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""`agentrl doctor --mcp_manager_url`: which tools a run would have, from which servers."""
+"""`agentrl doctor`: which tools a run would have, from which servers; whether a model will do."""
 
 import json
 import sys
@@ -34,3 +34,21 @@ def test_tools_that_cannot_be_had_are_one_sentence(
 ) -> None:
     assert main(["--mcp_manager_url", str(tmp_path / "none.json")]) == 1
     assert "wrong tools: --mcp_manager_url" in capsys.readouterr().out
+
+
+def test_a_model_that_is_no_folder_is_one_sentence_that_says_how_to_get_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for path, words in (
+        ("Qwen/Qwen3-0.6B", "`hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B`"),
+        (str(tmp_path / "nowhere"), "there is no such folder: give the folder of a Hugging Face"),
+        (str(tmp_path / "file"), "is a file"),
+        (str(tmp_path / "empty"), "has no config.json"),
+    ):
+        assert main(["--model", path]) == 1
+        out = capsys.readouterr().out
+        [line] = [line for line in out.splitlines() if line.startswith("wrong model: ")]
+        assert path in line and words in line
+        assert out.splitlines()[-2:] == [line, "1 of 6 checks failed"]
