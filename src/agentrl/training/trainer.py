@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from agentrl.configs import TREE_ATTENTION, Config, ConfigError, parse_config
+from agentrl.configs import TREE_ATTENTION, Config, ConfigError, check_tracker, parse_config
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
 from agentrl.databases.owners import process_name
 from agentrl.databases.runs import EVALUATING, FINISHED, TRAINING, TrainerAlive, TrainerReplaced
@@ -50,7 +50,7 @@ from agentrl.training.duties import RunDuties
 from agentrl.training.learner import Learner
 from agentrl.training.loading import empty_model
 from agentrl.training.lora import add_adapter
-from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
+from agentrl.training.metrics import MetricsWriter, StepTimes, step_metrics
 from agentrl.training.model_folder import ModelFolderError, load_tokenizer
 from agentrl.training.models_beside import critic_start, reference_start
 from agentrl.training.parallel import ParallelSizes, check_model, exit_process, make_mesh
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     )
     transformers.utils.logging.disable_progress_bar()
     try:
-        config = parse_config(argv, prog="agentrl train", description="Train a run.")
+        config = parse_config(argv, prog="agentrl train")
         with ExitStack() as stack:
             Trainer(config, stack).run()
     except _USER_ERRORS as error:
