@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.configs import ConfigError, parse_config
+from agentrl.configs.parsing import config_of
 from agentrl.launcher.deployment import count_gpus, describe_variables, read_deployment
-from agentrl.launcher.presets import GRPO, PRESETS, ROWS_PER_STEP, Preset, preset_flags
+from agentrl.launcher.presets import GRPO, PRESETS, ROWS_PER_STEP, Preset, preset_layers
 from agentrl.launcher.processes import Kind, Part
 from agentrl.launcher.stack import (
     Addresses,
@@ -42,14 +43,14 @@ def flag(part: Part, name: str) -> str:
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_every_flag_of_a_preset_is_a_flag_of_the_run(preset: Preset) -> None:
-    config = parse_config([*preset_flags(preset, 1, demo=True), "--run_name", "demo"])
+    config = config_of(preset_layers(preset, 1, demo=True))
     assert config.loss.loss_calculator.lower() == preset.name
     assert config.optimizer.per_device_train_batch_size == ROWS_PER_STEP
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_a_step_of_the_demo_has_the_same_rows_however_many_processes_train(processes: int) -> None:
-    config = parse_config(preset_flags(GRPO, processes, demo=True))
+    config = config_of(preset_layers(GRPO, processes, demo=True))
     assert config.optimizer.per_device_train_batch_size * processes == ROWS_PER_STEP
 
 
@@ -188,13 +189,14 @@ def test_gpus_are_counted_by_their_devices_and_what_is_visible(tmp_path: Path) -
 
 
 def test_the_help_names_every_variable_of_the_scripts() -> None:
-    text = describe_variables()
+    described = describe_variables(read_deployment({"MODEL": "mine"}))
     interface = (
         "NUM_PROCESSES MACHINE_RANK NUM_MACHINES MASTER_ADDR MASTER_PORT MODEL TRAIN_FILE "
         "EVAL_FILE DB_URL MCP_URL INFERENCE_URLS NUM_SAMPLERS SAMPLERS_ONLY"
     )
     for name in interface.split():
-        assert f"  {name} " in text
+        assert described[name]
+    assert "(set: mine)" in described["MODEL"] and "(default: 0)" in described["MACHINE_RANK"]
 
 
 def test_services_are_sglang_where_a_command_starts_it() -> None:

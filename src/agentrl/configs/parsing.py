@@ -42,7 +42,7 @@ def layers_given(
 
     Raises `ConfigError` for a file that cannot be used.
     """
-    in_files = [Layer(file, read_run_file(file)) for file in files]
+    in_files = [Layer(f"file {file}", read_run_file(file)) for file in files]
     return [*in_files, *environment, Layer("command line", values)]
 
 

@@ -180,9 +180,7 @@ class AgentConfig:
     agent_config_path: str | None = flag(
         None, "YAML file with the models of browse and scorer agents", unset="none", kind="FILE"
     )
-    system_prompt: str | None = flag(
-        None, "system message of every conversation", unset="that of the agent"
-    )
+    system_prompt: str | None = flag(None, "system message of every conversation", unset="none")
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def _launched(run: str, given: Sequence[Layer]) -> tuple[LaunchRecord, list[Laye
 
     Raises `ConfigError` if it never was.
     """
-    given = [*given, Layer("the run's name", {"run_name": run})]
+    given = [*given, Layer("command line", {"run_name": run})]
     output = config_of(given).output
     launch = read_launch(output)
     if launch is None:

@@ -1,4 +1,4 @@
-"""The help of a launch: variables and flags, with what its preset, the demo and the environment set.
+"""The help of a launch: variables and flags, with what preset, demo and environment set.
 
 Apart from `run.py`, which loads all that a run needs.
 """
@@ -27,10 +27,7 @@ def main(argv: Sequence[str]) -> int:
     given = run_parser(command).parse(words)
     deployment = read_deployment(os.environ)
     own = layers_given(given.values, given.files, deployment.layers)
-    # The name is checked where a run is started; here it may stay a word for one.
-    layers = launch_layers(
-        preset, "run" if run == "RUN" else run, own, deployment, count_gpus(os.environ)
-    )
+    layers = launch_layers(preset, run, own, deployment, count_gpus(os.environ))
     parser = Parser(
         command,
         f"Trains with {preset.title}, all parts on this machine. Without a model of your own it is "

@@ -79,7 +79,7 @@ def launch_layers(
     preset: Preset, run: str, own: Sequence[Layer], deployment: Deployment, gpus: int
 ) -> list[Layer]:
     """All flags of a launch, from the lowest: the preset's lie under the user's `own`."""
-    own = [*own, Layer("the run's name", {"run_name": run})]
+    own = [*own, Layer("command line", {"run_name": run})]
     parallel = config_of(own).parallel
     trainers = deployment.trainer_processes(0 if parallel.use_cpu else gpus)
     data_ranks = max(1, trainers // parallel.processes_per_rank)

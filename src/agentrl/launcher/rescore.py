@@ -52,7 +52,7 @@ def _config_of(run: str, given: Given) -> Config:
     environment = read_deployment(os.environ).layers
     layers = [
         *layers_given(given.values, given.files, environment),
-        Layer("the run's name", {"run_name": run}),
+        Layer("command line", {"run_name": run}),
     ]
     launch = read_launch(config_of(layers).output)
     recorded = [read_flags(launch.flags, "the run's launch")] if launch else []

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         for layer in read_deployment(os.environ).layers
         if "db_connection_string" in layer.values
     ]
-    name = Layer("the run's name", {"run_name": arguments.run})
+    name = Layer("command line", {"run_name": arguments.run})
     config = config_of([*layers_given(given.values, given.files, environment), name])
 
     async def show() -> None:
