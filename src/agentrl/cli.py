@@ -9,7 +9,8 @@ from importlib import import_module
 from agentrl import __version__
 
 USAGE = """\
-agentrl trains language models that act through tools, by reinforcement learning.
+agentrl trains language models that act through tools, by reinforcement
+learning.
 
   agentrl VERB [flags]          `agentrl VERB --help` lists the flags of a verb
 

@@ -31,7 +31,7 @@ def _whole(prog: str, description: str) -> Parser:
     parser = Parser(
         prog,
         f"{description} It needs --db_connection_string.",
-        usage=f"{prog} --db_connection_string URL [--flag value ...]",
+        usage=f"{prog} [--flag value ...]",
         epilog=RUN_FLAGS_EPILOG,
     )
     parser.add_config()
@@ -87,7 +87,7 @@ def config_parser() -> Parser:
     parser = Parser(
         "agentrl config",
         "What is in force for a run, and where each value comes from.",
-        usage="agentrl config RUN [--preset NAME] [--all] [--yaml | --json] [--flag value ...]",
+        usage="agentrl config RUN [--all] [--yaml] [--flag value ...]",
         epilog=f"{_RUN_FLAGS_FOLLOW} What --yaml prints can be given to a run as --config FILE.",
     )
     parser.add_argument("run", metavar="RUN", help="the run's name; it may not exist yet")
@@ -111,7 +111,7 @@ def memory_parser() -> Parser:
     parser = Parser(
         "agentrl memory",
         "What a step takes on each process, by the model's config and the run's flags.",
-        usage="agentrl memory --model_name_or_path DIR [--processes N] [--flag value ...]",
+        usage="agentrl memory [--processes N] [--flag value ...]",
         epilog=_RUN_FLAGS_FOLLOW,
     )
     parser.add_argument(
