@@ -13,7 +13,7 @@ import yaml
 from agentrl import cli
 from agentrl.configs import Config, ConfigError, parse_config
 from agentrl.configs.flags import FLAGS
-from agentrl.configs.parsing import Layer, as_words, config_of, in_force
+from agentrl.configs.parsing import Layer, as_words, config_of, in_force, merged
 from agentrl.configs.verbs import DTYPES, train_parser
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.presets import PRESETS
@@ -103,7 +103,7 @@ def test_flags_travel_to_other_processes_as_they_are() -> None:
         "bf16": False, "mcp_manager_url": "", "seed": -3,
     }  # fmt: skip
     layer = Layer("command line", values)
-    assert parse_config(as_words([layer])) == config_of([layer])
+    assert parse_config(as_words([layer])) == config_of(merged([layer]))
 
 
 @pytest.mark.parametrize(

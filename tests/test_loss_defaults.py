@@ -3,8 +3,7 @@
 import pytest
 
 from agentrl.configs import parse_config
-from agentrl.configs.parsing import as_words
-from agentrl.launcher.presets import PRESETS, preset_layers
+from agentrl.launcher.presets import PRESETS, preset_flags
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def test_flags_that_are_given_go_before_those_of_the_loss() -> None:
 
 
 def test_the_example_scripts_bring_no_flag_that_another_loss_would_not_have() -> None:
-    flags = as_words(preset_layers(PRESETS["grpo"], 1, demo=True))
+    flags = preset_flags(PRESETS["grpo"], 1, demo=True)
     assert parse_config(flags).loss.clip_range == pytest.approx((0.8, 1.2))
     config = parse_config([*flags, "--loss_calculator", "RLOO"])
     assert (config.reward.advantage, config.loss.normalisation) == ("leave_one_out", "none")

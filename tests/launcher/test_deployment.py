@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.configs import ConfigError, parse_config
-from agentrl.configs.parsing import config_of
 from agentrl.launcher.deployment import count_gpus, describe_variables, read_deployment
-from agentrl.launcher.presets import GRPO, PRESETS, ROWS_PER_STEP, Preset, preset_layers
+from agentrl.launcher.presets import GRPO, PRESETS, ROWS_PER_STEP, Preset, preset_flags
 from agentrl.launcher.processes import Kind, Part
 from agentrl.launcher.stack import (
     Addresses,
@@ -43,14 +42,14 @@ def flag(part: Part, name: str) -> str:
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_every_flag_of_a_preset_is_a_flag_of_the_run(preset: Preset) -> None:
-    config = config_of(preset_layers(preset, 1, demo=True))
+    config = parse_config([*preset_flags(preset, 1, demo=True), "--run_name", "demo"])
     assert config.loss.loss_calculator.lower() == preset.name
     assert config.optimizer.per_device_train_batch_size == ROWS_PER_STEP
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_a_step_of_the_demo_has_the_same_rows_however_many_processes_train(processes: int) -> None:
-    config = config_of(preset_layers(GRPO, processes, demo=True))
+    config = parse_config(preset_flags(GRPO, processes, demo=True))
     assert config.optimizer.per_device_train_batch_size * processes == ROWS_PER_STEP
 
 

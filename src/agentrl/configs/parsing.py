@@ -123,9 +123,11 @@ def in_brackets(held: Mapping[str, InForce]) -> dict[str, str]:
     return texts
 
 
-def config_of(layers: Sequence[Layer]) -> Config:
-    """The configuration. Raises `ConfigError` for a value out of its range."""
-    values = merged(layers)
+def config_of(values: Mapping[str, Value | None]) -> Config:
+    """The configuration with these values of flags, and defaults for the others.
+
+    Raises `ConfigError` for a value out of its range.
+    """
     groups: dict[str, Any] = {}
     for group in fields(Config):
         own = {name: value for name, value in values.items() if FLAGS[name].group == group.name}
@@ -141,7 +143,7 @@ def parse_config(argv: Sequence[str], prog: str = "agentrl train") -> Config:
     Raises `ConfigError`: an unknown flag, a value of the wrong type or out of its range.
     """
     given = run_parser(prog).parse(argv)
-    return config_of(layers_given(given.values, given.files))
+    return config_of(merged(layers_given(given.values, given.files)))
 
 
 def _with_loss_defaults(config: Config) -> Config:

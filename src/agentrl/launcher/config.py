@@ -29,6 +29,7 @@ from agentrl.configs.parsing import (
     config_of,
     in_force,
     layers_given,
+    merged,
     read_flags,
 )
 from agentrl.configs.verbs import config_parser
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     """`agentrl config RUN [--preset NAME] [--all] [--yaml | --json] [flags]`."""
     given = config_parser().parse(argv)
     layers, head = _layers(given, read_deployment(os.environ))
-    config_of(layers)  # raises for what could not be launched
+    config_of(merged(layers))  # raises for what could not be launched
     held = in_force(layers)
     own = given.own
     if own.json:
@@ -59,7 +60,7 @@ def _layers(given: Given, deployment: Deployment) -> tuple[list[Layer], str]:
     """The flags that hold, and a sentence on what they are those of."""
     run = given.own.run
     own = layers_given(given.values, given.files, deployment.layers)
-    output = config_of([*own, Layer("command line", {"run_name": run})]).output
+    output = config_of(merged([*own, Layer("command line", {"run_name": run})])).output
     launch = read_launch(output)
     if launch is not None and given.own.preset is None:
         recorded = [*_recorded(launch), *own, Layer("command line", {"run_name": run})]

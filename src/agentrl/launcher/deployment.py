@@ -12,7 +12,7 @@ from typing import Any
 
 from agentrl.configs import ConfigError
 from agentrl.configs.flags import without_passwords
-from agentrl.configs.parsing import Layer
+from agentrl.configs.parsing import Layer, as_words
 
 _SEVERAL_MACHINES_PORT = 29500  # torch's own default: all machines must know it beforehand
 
@@ -79,6 +79,11 @@ class Deployment:
             for variable in fields(self)
             if variable.metadata["flag"] and (value := getattr(self, variable.name)) is not None
         ]
+
+    @property
+    def run_flags(self) -> list[str]:
+        """`layers` as a command line has them."""
+        return as_words(self.layers)
 
     @property
     def samplers(self) -> int:

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from agentrl.configs import AgentConfig, Config, ConfigError
-from agentrl.configs.parsing import Layer, config_of
+from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import doctor_parser
 from agentrl.databases.connection import DatabaseUnreachable, connect
 from agentrl.databases.mongod import MongodError, find_mongod
@@ -45,8 +45,7 @@ class Check:
 def main(argv: Sequence[str]) -> int:
     """Run all checks; exit status 1 if one fails."""
     given = doctor_parser().parse(argv)
-    flags = Layer("command line", given.values)
-    return asyncio.run(examine(checks_for(given.own.model, config_of([flags])), Console()))
+    return asyncio.run(examine(checks_for(given.own.model, config_of(given.values)), Console()))
 
 
 async def examine(checks: Sequence[Check], console: Console) -> int:

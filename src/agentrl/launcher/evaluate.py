@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.configs import Config, ConfigError, parse_config
-from agentrl.configs.parsing import Layer, as_words, config_of, layers_given, read_flags
+from agentrl.configs.parsing import Layer, as_words, config_of, layers_given, merged, read_flags
 from agentrl.configs.verbs import eval_parser
 from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     layers = layers_given(given.values, given.files, read_deployment(os.environ).layers)
     launch, layers = _launched(arguments.run, layers)
     flags = as_words(layers)
-    config = config_of(layers)
+    config = config_of(merged(layers))
     checkpoint = _find_checkpoint(config, arguments.checkpoint)
     model = check_model(config.model.model_name_or_path)
     if not config.data.eval_file:
@@ -111,7 +111,7 @@ def _launched(run: str, given: Sequence[Layer]) -> tuple[LaunchRecord, list[Laye
     Raises `ConfigError` if it never was.
     """
     given = [*given, Layer("command line", {"run_name": run})]
-    output = config_of(given).output
+    output = config_of(merged(given)).output
     launch = read_launch(output)
     if launch is None:
         raise ConfigError(

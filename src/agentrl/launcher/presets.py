@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.configs.parsing import Layer, config_of, merged, read_flags
+from agentrl.configs.parsing import Layer, as_words, config_of, merged, read_flags
 from agentrl.launcher.deployment import Deployment
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -80,7 +80,7 @@ def launch_layers(
 ) -> list[Layer]:
     """All flags of a launch, from the lowest: the preset's lie under the user's `own`."""
     own = [*own, Layer("command line", {"run_name": run})]
-    parallel = config_of(own).parallel
+    parallel = config_of(merged(own)).parallel
     trainers = deployment.trainer_processes(0 if parallel.use_cpu else gpus)
     data_ranks = max(1, trainers // parallel.processes_per_rank)
     return [*preset_layers(preset, data_ranks, demo=is_demo(own)), *own]
@@ -96,6 +96,11 @@ def preset_layers(preset: Preset, data_ranks: int, *, demo: bool) -> list[Layer]
     flags = [*preset.flags, "--per_device_train_batch_size", str(_rows_of_each(data_ranks))]
     layer = read_flags(flags, preset.name)
     return [read_flags([*_DEMO_FLAGS, *preset.demo_flags], DEMO_ORIGIN), layer] if demo else [layer]
+
+
+def preset_flags(preset: Preset, data_ranks: int, *, demo: bool) -> list[str]:
+    """`preset_layers` as a command line has them."""
+    return as_words(preset_layers(preset, data_ranks, demo=demo))
 
 
 def _rows_of_each(data_ranks: int) -> int:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.command_line import Given
-from agentrl.configs.parsing import Layer, config_of, layers_given, read_flags
+from agentrl.configs.parsing import Layer, config_of, layers_given, merged, read_flags
 from agentrl.configs.verbs import rescore_parser
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescoring, RowOutcome, SelectionError
@@ -54,9 +54,9 @@ def _config_of(run: str, given: Given) -> Config:
         *layers_given(given.values, given.files, environment),
         Layer("command line", {"run_name": run}),
     ]
-    launch = read_launch(config_of(layers).output)
+    launch = read_launch(config_of(merged(layers)).output)
     recorded = [read_flags(launch.flags, "the run's launch")] if launch else []
-    return config_of([*recorded, *layers])
+    return config_of(merged([*recorded, *layers]))
 
 
 def read_where(text: str) -> dict[str, Any]:

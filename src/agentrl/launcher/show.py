@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.configs import ConfigError
-from agentrl.configs.parsing import Layer, config_of, layers_given
+from agentrl.configs.parsing import Layer, config_of, layers_given, merged
 from agentrl.configs.verbs import show_parser
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, TurnStatus
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         if "db_connection_string" in layer.values
     ]
     name = Layer("command line", {"run_name": arguments.run})
-    config = config_of([*layers_given(given.values, given.files, environment), name])
+    config = config_of(merged([*layers_given(given.values, given.files, environment), name]))
 
     async def show() -> None:
         async with run_database(config, run_lives=True) as opened:

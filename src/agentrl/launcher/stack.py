@@ -10,12 +10,7 @@ from pathlib import Path
 
 from agentrl.configs import Config, ConfigError, ServiceConfig, parse_config
 from agentrl.configs.command_line import run_parser
-from agentrl.configs.parsing import (
-    as_words,
-    config_of,
-    layers_given,
-    origins_of,
-)
+from agentrl.configs.parsing import as_words, config_of, layers_given, merged, origins_of
 from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import Deployment
 from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, is_demo, launch_layers
@@ -82,7 +77,7 @@ def plan_stack(
     given = run_parser(command).parse(user_flags)
     own = layers_given(given.values, given.files, deployment.layers)
     layers = launch_layers(preset, run, own, deployment, gpus)
-    config = config_of(layers)
+    config = config_of(merged(layers))
     use_gpus = 0 if config.parallel.use_cpu else gpus
     trainers = deployment.trainer_processes(use_gpus)
     demo = is_demo(own)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.configs import Config
-from agentrl.configs.parsing import config_of, layers_given
+from agentrl.configs.parsing import config_of, layers_given, merged
 from agentrl.configs.verbs import memory_parser
 from agentrl.training.loading import empty_model
 from agentrl.training.lora import add_adapter
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the estimate; exit status 1 if it does not fit `--device_gib`."""
     given = memory_parser().parse(argv)
     arguments = given.own
-    config = config_of(layers_given(given.values, given.files))
+    config = config_of(merged(layers_given(given.values, given.files)))
     shape, setup = shape_of(_model(config)), setup_of(config, arguments.processes)
     console = Console()
     console.print(_table(shape, setup))
