@@ -112,11 +112,12 @@ def _flags() -> Mapping[str, Flag]:
         types = get_type_hints(group.type)
         for item in fields(group.type):  # type: ignore[arg-type]
             kinds = [kind for kind in get_args(types[item.name]) if kind is not type(None)]
+            default: Any = item.default
             found[item.name] = Flag(
                 name=item.name,
                 group=group.name,
                 type=kinds[0] if kinds else types[item.name],
-                default=item.default,
+                default=default,
                 info=item.metadata["flag"],
             )
     return found
