@@ -3,4 +3,4 @@
 # All flags: ./eval_example.sh --help
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh" run
-exec agentrl eval "$@"
+AGENTRL_COMMAND=$0 exec agentrl eval "$@"

@@ -4,4 +4,4 @@
 # all flags: ./grpo_example.sh --help
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh" run
-exec agentrl launch grpo "$@"
+AGENTRL_COMMAND=$0 exec agentrl launch grpo "$@"

@@ -36,4 +36,4 @@ def test_an_unknown_verb_is_told_the_known_ones(capsys: pytest.CaptureFixture[st
 
 def test_a_wrong_flag_is_one_sentence_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", "--max_turns", "many"]) == 2
-    assert capsys.readouterr().err == "agentrl sample: --max_turns: invalid int value: 'many'\n"
+    assert capsys.readouterr().err == "agentrl sample: --max_turns many: must be a whole number\n"

@@ -3,12 +3,14 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 
 from agentrl import __version__
 
 USAGE = """\
-agentrl trains language models that act through tools, by reinforcement learning.
+agentrl trains language models that act through tools, by reinforcement
+learning.
 
   agentrl VERB [flags]          `agentrl VERB --help` lists the flags of a verb
 
@@ -20,11 +22,17 @@ On one machine the scripts start all parts of a run:  ./grpo_example.sh RUN
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: `module.function(argv)` returns the exit status."""
+    """A verb: `module.function(argv)` returns the exit status.
+
+    Where the module takes seconds to load, the verb's help is elsewhere: `parser` names its command
+    line in `configs.verbs`, or `help_module` a module whose `main(argv)` prints it.
+    """
 
     help: str
     module: str
     function: str = "main"
+    parser: str | None = None
+    help_module: str | None = None
 
     def load(self) -> Callable[[Sequence[str]], int]:
         """Import what the verb needs."""
@@ -33,22 +41,60 @@ class Verb:
         )
         return function
 
+    def print_help(self, argv: Sequence[str]) -> bool:
+        """Print the help of a verb whose module need not be loaded for it."""
+        if self.help_module is not None:
+            import_module(self.help_module).main(argv)
+        elif self.parser is not None:
+            getattr(import_module("agentrl.configs.verbs"), self.parser)().print_help()
+        else:
+            return False
+        return True
+
 
 VERBS = {
-    "launch": Verb("start all parts of a run on this machine", "agentrl.launcher.run"),
+    "launch": Verb(
+        "start all parts of a run on this machine",
+        "agentrl.launcher.run",
+        help_module="agentrl.launcher.launch_help",
+    ),
     "train": Verb(
         "train a run (under accelerate launch, on many GPUs)",
         "agentrl.training.trainer",
         "run_process",
+        parser="train_parser",
     ),
-    "sample": Verb("sample trajectories for a run", "agentrl.rollout.worker"),
-    "serve": Verb("answer token prompts over HTTP", "agentrl.launcher.serve"),
-    "eval": Verb("evaluate a run's checkpoint on held-out tasks", "agentrl.launcher.evaluate"),
-    "rescore": Verb("score a run's stored trajectories anew", "agentrl.launcher.rescore"),
-    "export": Verb("write a checkpoint as a Hugging Face folder", "agentrl.training.export"),
-    "show": Verb("print a trajectory", "agentrl.launcher.show"),
-    "memory": Verb("what a step takes on each GPU", "agentrl.training.memory_report"),
-    "doctor": Verb("check this machine, a model and the services", "agentrl.launcher.doctor"),
+    "sample": Verb(
+        "sample trajectories for a run", "agentrl.rollout.worker", parser="sample_parser"
+    ),
+    "serve": Verb(
+        "answer token prompts over HTTP", "agentrl.launcher.serve", parser="serve_parser"
+    ),
+    "eval": Verb(
+        "evaluate a run's checkpoint on held-out tasks",
+        "agentrl.launcher.evaluate",
+        parser="eval_parser",
+    ),
+    "rescore": Verb(
+        "score a run's stored trajectories anew",
+        "agentrl.launcher.rescore",
+        parser="rescore_parser",
+    ),
+    "config": Verb("print the flags of a run, and where they come from", "agentrl.launcher.config"),
+    "export": Verb(
+        "write a checkpoint as a Hugging Face folder",
+        "agentrl.training.export",
+        parser="export_parser",
+    ),
+    "show": Verb("print a trajectory", "agentrl.launcher.show", parser="show_parser"),
+    "memory": Verb(
+        "what a step takes on each GPU", "agentrl.training.memory_report", parser="memory_parser"
+    ),
+    "doctor": Verb(
+        "check this machine, a model and the services",
+        "agentrl.launcher.doctor",
+        parser="doctor_parser",
+    ),
 }
 
 # Errors that the user can act on; their messages are sentences. All others are ours to mend and
@@ -86,8 +132,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name = arguments[0]
     if name not in VERBS:
-        print(f"agentrl: no verb {name!r}; there are {', '.join(VERBS)}", file=sys.stderr)
+        meant = next((f": did you mean {verb}?" for verb in get_close_matches(name, VERBS)), "")
+        print(f"agentrl: no verb {name!r}; there are {', '.join(VERBS)}{meant}", file=sys.stderr)
         return 2
+    if {"-h", "--help"} & {*arguments} and VERBS[name].print_help(arguments[1:]):
+        return 0
     try:
         return VERBS[name].load()(arguments[1:])
     except Exception as error:

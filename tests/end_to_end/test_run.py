@@ -55,7 +55,7 @@ def launch_command(name: str, output: Path, held_out: Path) -> list[str]:
         sys.executable, "-m", "agentrl.cli", "launch", "grpo", name,
         "--output_dir", str(output), "--eval_file", str(held_out),
         "--per_device_train_batch_size", str(ROWS_PER_STEP), "--max_steps", str(STEPS),
-        "--save_steps", str(SAVE_STEPS), "--eval_steps", "0",
+        "--save_steps", str(SAVE_STEPS), "--eval_steps", "1000",
         "--eval_attempts", str(EVAL_ATTEMPTS), "--lease_seconds", "4",
     ]  # fmt: skip
 

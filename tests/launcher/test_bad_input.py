@@ -63,7 +63,7 @@ def written(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["has no name", "grpo_example.sh RUN"]),
+        ([], ["has no name", "agentrl launch grpo RUN"]),
         (["a run"], ["--run_name 'a run'"]),
         (["demo", "--no_such_flag", "1"], ["--no_such_flag"]),
         (["demo", "--loss_calculator", "TRPO"], ["TRPO", "GRPO"]),
@@ -73,6 +73,7 @@ def written(folder: Path) -> list[str]:
         (["demo", "--model_name_or_path", "Qwen/Qwen3-0.6B"], ["hf download Qwen/Qwen3-0.6B --"]),
         (["demo", "--train_file", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["demo", "--mcp_manager_url", "tools.json"], ["tools.json", "neither a http:// URL"]),
+        (["demo", "--report_to", "swanlab"], ["--report_to swanlab", "is not installed"]),
         (["demo", "--output_dir", "/proc/agentrl"], ["/proc/agentrl", "--output_dir"]),
     ],
 )  # fmt: skip

@@ -203,13 +203,14 @@ def test_gpus_are_counted_by_their_devices_and_what_is_visible(tmp_path: Path) -
 
 
 def test_the_help_names_every_variable_of_the_scripts() -> None:
-    text = describe_variables()
+    described = describe_variables(read_deployment({"MODEL": "mine"}))
     interface = (
         "NUM_PROCESSES MACHINE_RANK NUM_MACHINES MASTER_ADDR MASTER_PORT MODEL TRAIN_FILE "
         "EVAL_FILE DB_URL MCP_URL INFERENCE_URLS NUM_SAMPLERS SAMPLERS_ONLY"
     )
     for name in interface.split():
-        assert f"  {name} " in text
+        assert described[name]
+    assert "(set: mine)" in described["MODEL"] and "(default: 0)" in described["MACHINE_RANK"]
 
 
 def test_services_are_sglang_where_a_command_starts_it() -> None:

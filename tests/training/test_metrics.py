@@ -8,10 +8,10 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.configs import Config, ConfigError, check_tracker, parse_config
 from agentrl.databases.documents import RowStatus
 from agentrl.databases.rows import RowHeader
-from agentrl.training.metrics import MetricsWriter, StepTimes, check_tracker, step_metrics
+from agentrl.training.metrics import MetricsWriter, StepTimes, step_metrics
 from agentrl.training.step import StepStatistics
 
 STATISTICS = StepStatistics(

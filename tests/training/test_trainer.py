@@ -197,6 +197,14 @@ def test_evaluations_come_before_the_first_step_and_after_the_last(run: Run) -> 
     assert seen == [(0, 0), (2, 8)]
 
 
+def test_with_eval_steps_0_nothing_is_evaluated(run: Run) -> None:
+    run.add(linear_rows(8))
+    flags = ["--enable_sampling", "false", "--eval_file", str(run.tasks), "--eval_steps", "0"]
+    assert main(run.flags(*flags)) == 0
+    assert [row["status"] for row in run.rows()] == ["trained"] * 8
+    assert run.database(lambda db: db.tasks.count_documents({"split": Split.EVAL})) == 0
+
+
 def test_services_get_every_version_also_those_that_come_back(run: Run) -> None:
     command = [
         sys.executable, "-m", "agentrl.cli", "serve", "--model", str(run.model), "--port", "0",

@@ -6,14 +6,18 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
     sampling.py   tasks, samplers, services, agents, rewards
     training.py   model, loss, optimizer, devices, checkpoints
     losses.py     the losses by name, and the defaults that go with each
-    parsing.py    the run, all groups as one `Config`, and the checks; `loss_checks.py`: the loss's
-    model_path.py    a model's folder
+    config.py     the run, and all groups as one `Config`
+    flag.py, flags.py   what a flag is; all of them as data
+    command_line.py, run_file.py   flags as a command line and a YAML file give them
+    parsing.py    from all of these to a checked `Config`; `loss_checks.py`: the loss's
+    model_path.py   a model's folder
     user_module.py   a user's own file that a flag names
 """
 
+from agentrl.configs.config import Config, RunConfig, check_tracker
 from agentrl.configs.flag import ConfigError, comma_separated
 from agentrl.configs.model_path import model_folder
-from agentrl.configs.parsing import Config, RunConfig, config_parser, parse_config
+from agentrl.configs.parsing import parse_config
 from agentrl.configs.sampling import (
     TOOL_CALL_PARSERS,
     AgentConfig,
@@ -53,8 +57,8 @@ __all__ = [
     "RunConfig",
     "SamplingConfig",
     "ServiceConfig",
+    "check_tracker",
     "comma_separated",
-    "config_parser",
     "model_folder",
     "parse_config",
 ]

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from agentrl.configs.flag import ConfigError, one_of, one_of_or_function
-from agentrl.configs.losses import KL_ESTIMATORS, LOSSES, PROXIMAL_POLICIES, RATIO_LEVELS
+from agentrl.configs.flag import ConfigError
 from agentrl.configs.training import LossConfig
 
 # Losses without a clip range, or whose clip range takes no gradient away.
@@ -17,12 +16,6 @@ _WITHOUT_RATIO = frozenset({"GPG"})
 def validate_loss(config: LossConfig) -> None:
     """Raises `ConfigError` for values and combinations that would mean nothing, or something
     else than they seem to."""
-    one_of_or_function("loss_calculator", config.loss_calculator, tuple(LOSSES))
-    one_of("proximal_policy", config.proximal_policy, PROXIMAL_POLICIES)
-    one_of("kl_estimator", config.kl_estimator, KL_ESTIMATORS)
-    for name, level in (("rollout_is", config.rollout_is), ("rollout_rs", config.rollout_rs)):
-        if level is not None:
-            one_of(name, level, RATIO_LEVELS)
     for refused, reason in _refusals(config):
         if refused:
             raise ConfigError(reason)

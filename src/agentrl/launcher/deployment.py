@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs import ConfigError
+from agentrl.configs.flags import without_passwords
+from agentrl.configs.parsing import Layer, as_words
 
 _LAST_PORT = 65535
 _SEVERAL_MACHINES_PORT = 29500  # torch's own default: all machines must know it beforehand
@@ -34,19 +36,27 @@ class Deployment:
     master_port: int | None = _variable(
         None, "port on machine 0 where trainers meet (default: a free one; 29500 on several)"
     )
-    model: str | None = _variable(None, "model folder to train", "--model_name_or_path")
-    train_file: str | None = _variable(
-        None, "training tasks: JSONL, JSON or Parquet", "--train_file"
+    model: str | None = _variable(
+        None, "model folder to train (default: the demo's)", "model_name_or_path"
     )
-    eval_file: str | None = _variable(None, "held-out tasks: JSONL, JSON or Parquet", "--eval_file")
+    train_file: str | None = _variable(
+        None,
+        "training tasks: JSONL, JSON or Parquet (default: the demo's, with its model)",
+        "train_file",
+    )
+    eval_file: str | None = _variable(
+        None,
+        "held-out tasks: JSONL, JSON or Parquet (default: the demo's, with its model)",
+        "eval_file",
+    )
     db_url: str | None = _variable(
-        None, "MongoDB (default: one is started here)", "--db_connection_string"
+        None, "MongoDB (default: one is started here)", "db_connection_string"
     )
     mcp_url: str | None = _variable(
-        None, "MCP server (default: the demo's is started here)", "--mcp_manager_url"
+        None, "MCP server (default: the demo's is started here, with its model)", "mcp_manager_url"
     )
     inference_urls: str | None = _variable(
-        None, "inference services, comma separated (default: started here)", "--inference_urls"
+        None, "inference services, comma separated (default: started here)", "inference_urls"
     )
     num_samplers: int | None = _variable(
         None, "sampler processes on this machine (default: 1, on further machines 0)"
@@ -65,14 +75,18 @@ class Deployment:
     )
 
     @property
+    def layers(self) -> list[Layer]:
+        """The flags that the variables stand for, each from its variable."""
+        return [
+            Layer(f"environment {variable.name.upper()}", {variable.metadata["flag"]: value})
+            for variable in fields(self)
+            if variable.metadata["flag"] and (value := getattr(self, variable.name)) is not None
+        ]
+
+    @property
     def run_flags(self) -> list[str]:
-        """The flags that the variables stand for."""
-        flags: list[str] = []
-        for variable in fields(self):
-            value = getattr(self, variable.name)
-            if variable.metadata["flag"] and value is not None:
-                flags += [variable.metadata["flag"], value]
-        return flags
+        """`layers` as a command line has them."""
+        return as_words(self.layers)
 
     @property
     def samplers(self) -> int:
@@ -166,12 +180,18 @@ def count_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> 
     return min(present, len(named))
 
 
-def describe_variables() -> str:
-    """The variables with their meaning, for `--help`."""
-    return "\n".join(
-        f"  {variable.name.upper():18} {variable.metadata['help']}"
-        for variable in fields(Deployment)
-    )
+def describe_variables(deployment: Deployment) -> dict[str, str]:
+    """The variables by name, each with its meaning and what it is set to or stands at."""
+    described = {}
+    for variable in fields(Deployment):
+        value = getattr(deployment, variable.name)
+        text = variable.metadata["help"]
+        if value != variable.default:
+            text += f" (set: {without_passwords(str(value))})"
+        elif "(default: " not in text and value is not None:
+            text += f" (default: {int(value) if isinstance(value, bool) else value})"
+        described[variable.name.upper()] = text
+    return described
 
 
 def usable_cores() -> int:

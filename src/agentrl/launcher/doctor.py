@@ -7,7 +7,6 @@ import asyncio
 import json
 import platform
 import shutil
-from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from agentrl.configs import AgentConfig, ConfigError, comma_separated
+from agentrl.configs import AgentConfig, Config, ConfigError
+from agentrl.configs.parsing import config_of
+from agentrl.configs.verbs import doctor_parser
 from agentrl.databases.connection import DatabaseUnreachable, connect
 from agentrl.databases.mongod import MongodError, find_mongod
 from agentrl.inference.client import SGLangClient
@@ -28,11 +29,6 @@ from agentrl.rollout.chat.exactness import check_exactness
 from agentrl.rollout.mcp.tools import ToolServerUnreachable, open_tools
 
 PATIENCE_S = 10.0
-
-
-_TOOL_FLAGS = (
-    "mcp_manager_url", "mcp_server_name", "mcp_auth_token", "mcp_allow_tools", "mcp_block_tools",
-)  # fmt: skip
 
 
 class NotInOrder(Exception):
@@ -49,17 +45,8 @@ class Check:
 
 def main(argv: Sequence[str]) -> int:
     """Run all checks; exit status 1 if one fails."""
-    parser = ArgumentParser("agentrl doctor", description="Check what a run needs.")
-    parser.add_argument("--model", help="model folder")
-    parser.add_argument(
-        "--chat_template_kwargs", default="{}", help="variables of its chat template, as JSON"
-    )
-    parser.add_argument("--db_connection_string", help="MongoDB URL")
-    for flag in _TOOL_FLAGS:
-        help = AgentConfig.__dataclass_fields__[flag].metadata["help"]
-        parser.add_argument(f"--{flag}", help=help)
-    parser.add_argument("--inference_urls", default="", help="inference services, comma separated")
-    return asyncio.run(examine(checks_for(parser.parse_args(argv)), Console()))
+    given = doctor_parser().parse(argv)
+    return asyncio.run(examine(checks_for(given.own.model, config_of(given.values)), Console()))
 
 
 async def examine(checks: Sequence[Check], console: Console) -> int:
@@ -79,24 +66,21 @@ async def examine(checks: Sequence[Check], console: Console) -> int:
     return 1 if failed else 0
 
 
-def checks_for(arguments: Namespace) -> list[Check]:
-    """What the arguments ask for, machine first."""
+def checks_for(model: str | None, config: Config) -> list[Check]:
+    """What is asked for, machine first."""
     checks = [
         Check("python", _python),
         Check("packages", _packages),
         Check("torch", _torch),
         Check("disk", _disk),
     ]
-    url = arguments.db_connection_string
+    url = config.run.db_connection_string
     checks.append(Check("mongodb", partial(_mongodb, url) if url else _embedded_mongod))
-    if arguments.model:
-        checks.append(
-            Check("model", partial(_model, arguments.model, arguments.chat_template_kwargs))
-        )
-    if arguments.mcp_manager_url:
-        agent = AgentConfig(**{flag: getattr(arguments, flag) for flag in _TOOL_FLAGS})
-        checks.append(Check("tools", partial(_tools, agent)))
-    for service in comma_separated(arguments.inference_urls):
+    if model:
+        checks.append(Check("model", partial(_model, model, config.model.chat_template_kwargs)))
+    if config.agent.mcp_manager_url:
+        checks.append(Check("tools", partial(_tools, config.agent)))
+    for service in config.inference_urls:
         checks.append(Check("inference", partial(_service, service)))
     return checks
 

@@ -8,7 +8,6 @@ step.
 import asyncio
 import os
 import tempfile
-from argparse import ArgumentParser, Namespace
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.configs.parsing import Layer, as_words, config_of, layers_given, merged, read_flags
+from agentrl.configs.verbs import eval_parser
 from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Split, TaskStatus
@@ -63,11 +64,12 @@ def main(argv: Sequence[str]) -> int:
 
     Raises for bad input, before anything is started.
     """
-    arguments, user_flags = _parse(argv)
-    launch = _launch_of(arguments.run, user_flags)
-    given = read_deployment(os.environ).run_flags
-    flags = [*launch.flags, *given, *user_flags, "--run_name", arguments.run]
-    config = parse_config(flags, "agentrl eval")
+    given = eval_parser().parse(argv)
+    arguments = given.own
+    layers = layers_given(given.values, given.files, read_deployment(os.environ).layers)
+    launch, layers = _launched(arguments.run, layers)
+    flags = as_words(layers)
+    config = config_of(merged(layers))
     checkpoint = _find_checkpoint(config, arguments.checkpoint)
     model = check_model(config.model.model_name_or_path)
     if not config.data.eval_file:
@@ -106,29 +108,20 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parse(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
-    parser = ArgumentParser(
-        "agentrl eval",
-        description="Evaluate a run's checkpoint on its held-out tasks.",
-        epilog="Flags of the run may follow; else those hold that it was launched with. "
-        "Environment variables as for ./grpo_example.sh --help.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("run", help="the run's name")
-    parser.add_argument("--checkpoint", help="step or folder of a checkpoint (default: the last)")
-    return parser.parse_known_args(argv)
+def _launched(run: str, given: Sequence[Layer]) -> tuple[LaunchRecord, list[Layer]]:
+    """How the run was launched, and its flags under those `given`.
 
-
-def _launch_of(run: str, user_flags: Sequence[str]) -> LaunchRecord:
-    """How the run was launched. Raises `ConfigError` if it never was."""
-    output = parse_config([*user_flags, "--run_name", run], "agentrl eval").output
+    Raises `ConfigError` if it never was.
+    """
+    given = [*given, Layer("command line", {"run_name": run})]
+    output = config_of(merged(given)).output
     launch = read_launch(output)
     if launch is None:
         raise ConfigError(
             f"run {run!r} was never launched in {output}: is the name right, and is this the "
             "folder that it was launched in?"
         )
-    return launch
+    return launch, [read_flags(launch.flags, "the run's launch"), *given]
 
 
 def _find_checkpoint(config: Config, wanted: str | None) -> Path:

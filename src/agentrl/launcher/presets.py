@@ -6,12 +6,17 @@ demo of `assets/demo` is trained: its flags make it learn within minutes on two 
 nothing else.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from agentrl.configs.parsing import Layer, as_words, config_of, merged, read_flags
+from agentrl.launcher.deployment import Deployment
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEMO = REPOSITORY / "assets" / "demo"
 ROWS_PER_STEP = 128
+DEMO_ORIGIN = "demo"
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,32 @@ _DEMO_FLAGS = (
 )  # fmt: skip
 
 
-def preset_flags(preset: Preset, data_ranks: int, *, demo: bool) -> list[str]:
+def launch_layers(
+    preset: Preset, run: str, own: Sequence[Layer], deployment: Deployment, gpus: int
+) -> list[Layer]:
+    """All flags of a launch, from the lowest: the preset's lie under the user's `own`."""
+    own = [*own, Layer("command line", {"run_name": run})]
+    parallel = config_of(merged(own)).parallel
+    trainers = deployment.trainer_processes(0 if parallel.use_cpu else gpus)
+    data_ranks = max(1, trainers // parallel.processes_per_rank)
+    return [*preset_layers(preset, data_ranks, demo=is_demo(own)), *own]
+
+
+def is_demo(own: Sequence[Layer]) -> bool:
+    """Without a model of the user's own, the demo's is trained."""
+    return "model_name_or_path" not in merged(own)
+
+
+def preset_layers(preset: Preset, data_ranks: int, *, demo: bool) -> list[Layer]:
     """The preset's flags for so many data-parallel ranks: a step has the same rows however many."""
     flags = [*preset.flags, "--per_device_train_batch_size", str(_rows_of_each(data_ranks))]
-    return [*_DEMO_FLAGS, *preset.demo_flags, *flags] if demo else flags
+    layer = read_flags(flags, preset.name)
+    return [read_flags([*_DEMO_FLAGS, *preset.demo_flags], DEMO_ORIGIN), layer] if demo else [layer]
+
+
+def preset_flags(preset: Preset, data_ranks: int, *, demo: bool) -> list[str]:
+    """`preset_layers` as a command line has them."""
+    return as_words(preset_layers(preset, data_ranks, demo=demo))
 
 
 def _rows_of_each(data_ranks: int) -> int:

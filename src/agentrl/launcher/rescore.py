@@ -9,14 +9,16 @@ launched with and those that follow; what was before stays in each Record's `sco
 
 import asyncio
 import os
-from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
 from bson import json_util
 from rich.console import Console
 
-from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.configs import Config, ConfigError
+from agentrl.configs.command_line import Given
+from agentrl.configs.parsing import Layer, config_of, layers_given, merged, read_flags
+from agentrl.configs.verbs import rescore_parser
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescoring, RowOutcome, SelectionError
 from agentrl.databases.scorer_notation import parse_scorer
@@ -35,8 +37,9 @@ _LEASE_S = 60.0  # no lease is taken: groups that are completed belong to nobody
 def main(argv: Sequence[str]) -> int:
     """`agentrl rescore RUN --scorer NAME [--where JSON] [flags]`; returns the exit status, 1 if a
     group could not be scored. Raises for bad input, before anything is written."""
-    arguments, user_flags = _parse(argv)
-    config = _config_of(arguments.run, user_flags)
+    given = rescore_parser().parse(argv)
+    arguments = given.own
+    config = _config_of(arguments.run, given)
     where = read_where(arguments.where)
     check_scorer(arguments.scorer, config)
     report = asyncio.run(_rescore(config, arguments.scorer, where))
@@ -44,30 +47,16 @@ def main(argv: Sequence[str]) -> int:
     return 1 if report.failures else 0
 
 
-def _parse(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
-    parser = ArgumentParser(
-        "agentrl rescore",
-        description="Score a run's stored trajectories anew.",
-        epilog="Flags of the run may follow; else those hold that it was launched with.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("run", help="the run's name")
-    parser.add_argument(
-        "--scorer", required=True, help="a scorer's name, or a sum like '0.7*math + 0.3*f1'"
-    )
-    parser.add_argument(
-        "--where",
-        default="{}",
-        help="MongoDB filter on records (JSON): their groups are scored anew (default: all)",
-    )
-    return parser.parse_known_args(argv)
-
-
-def _config_of(run: str, user_flags: Sequence[str]) -> Config:
+def _config_of(run: str, given: Given) -> Config:
     """The flags of the run's launch, of the environment, and those given here."""
-    given = [*read_deployment(os.environ).run_flags, *user_flags, "--run_name", run]
-    launch = read_launch(parse_config(given, "agentrl rescore").output)
-    return parse_config([*(launch.flags if launch else ()), *given], "agentrl rescore")
+    environment = read_deployment(os.environ).layers
+    layers = [
+        *layers_given(given.values, given.files, environment),
+        Layer("command line", {"run_name": run}),
+    ]
+    launch = read_launch(config_of(merged(layers)).output)
+    recorded = [read_flags(launch.flags, "the run's launch")] if launch else []
+    return config_of(merged([*recorded, *layers]))
 
 
 def read_where(text: str) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from agentrl.configs import ConfigError, config_parser
-from agentrl.launcher.deployment import count_gpus, describe_variables, read_deployment
+from agentrl.configs import ConfigError, check_tracker
+from agentrl.launcher import launch_help
+from agentrl.launcher.deployment import count_gpus, read_deployment
 from agentrl.launcher.launch import Launch
 from agentrl.launcher.preflight import (
     bytes_needed,
@@ -16,7 +17,7 @@ from agentrl.launcher.preflight import (
     check_tasks,
     check_tools,
 )
-from agentrl.launcher.presets import PRESETS, Preset
+from agentrl.launcher.presets import PRESETS
 from agentrl.launcher.report import next_steps, print_lines
 from agentrl.launcher.run_folder import (
     LaunchRecord,
@@ -29,23 +30,16 @@ from agentrl.launcher.stack import LOGS, Stack, plan_stack
 
 def main(argv: Sequence[str]) -> int:
     """`agentrl launch PRESET RUN [flags]`; returns the exit status. Raises for bad input."""
-    if argv and argv[0] in ("-h", "--help"):
-        print(
-            f"agentrl launch {' | '.join(PRESETS)} RUN [--flag value ...]   starts a run\n\n"
-            f"`agentrl launch {next(iter(PRESETS))} --help` lists variables and flags"
-        )
-        return 0
+    if {"-h", "--help"} & {*argv}:
+        return launch_help.main(argv)
     if not argv or argv[0] not in PRESETS:
         raise ConfigError(f"say what to train with: agentrl launch {' | '.join(PRESETS)} RUN")
     preset, rest = PRESETS[argv[0]], list(argv[1:])
-    if "--help" in rest or "-h" in rest:
-        _print_help(preset)
-        return 0
+    command = launch_help.typed_command(preset)
     if not rest or rest[0].startswith("-"):
-        raise ConfigError(f"the run has no name: ./{preset.script} RUN [--flag value ...]")
-    stack = plan_stack(
-        preset, rest[0], rest[1:], read_deployment(os.environ), count_gpus(os.environ)
-    )
+        raise ConfigError(f"the run has no name: {command} RUN [--flag value ...]")
+    deployment, gpus = read_deployment(os.environ), count_gpus(os.environ)
+    stack = plan_stack(preset, rest[0], rest[1:], deployment, gpus, command)
     print_lines(Console(), _check(stack))
     if not stack.trainers:
         return asyncio.run(Launch(stack, preset).run())
@@ -59,7 +53,9 @@ def main(argv: Sequence[str]) -> int:
             return 0
         before = read_launch(stack.config.output)
         seconds = before.seconds if before else 0.0
-        record = LaunchRecord(preset.name, stack.flags, seconds, demo_tools=stack.tools)
+        record = LaunchRecord(
+            preset.name, stack.flags, seconds, demo_tools=stack.tools, origins=stack.origins
+        )
         return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
 
 
@@ -69,6 +65,7 @@ def _check(stack: Stack) -> list[str]:
     Raises `ConfigError` or `TaskFileError`.
     """
     config = stack.config
+    check_tracker(config.run.report_to)
     model = check_model(config.model.model_name_or_path)
     if not stack.trainers and not stack.samplers:
         raise ConfigError("nothing to start: SAMPLERS_ONLY=1 with --enable_sampling false")
@@ -80,12 +77,6 @@ def _check(stack: Stack) -> list[str]:
     doubts = check_tasks(config)
     check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
     return doubts
-
-
-def _print_help(preset: Preset) -> None:
-    print(f"./{preset.script} RUN [--flag value ...]   trains with {preset.title}\n")
-    print(f"Environment variables:\n\n{describe_variables()}\n\nFlags:\n")
-    config_parser(preset.script, "They go to the trainer and the samplers.").print_help()
 
 
 def _is_finished(stack: Stack) -> bool:

@@ -9,9 +9,9 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -91,13 +91,14 @@ class LaunchRecord:
     """How a run was launched.
 
     `seconds`: wall time of all its launches so far. `demo_tools`: the demo's tool server is the
-    run's, and is started where the run is evaluated, too.
+    run's, and is started where the run is evaluated, too. `origins`: where each flag came from.
     """
 
     preset: str
     flags: Sequence[str]
     seconds: float = 0.0
     demo_tools: bool = False
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_launch(folder: Path, launch: LaunchRecord) -> None:

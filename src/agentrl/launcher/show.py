@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -11,7 +10,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.configs import ConfigError, parse_config
+from agentrl.configs import ConfigError
+from agentrl.configs.parsing import Layer, config_of, layers_given, merged
+from agentrl.configs.verbs import show_parser
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, TurnStatus
 from agentrl.databases.poison import PoisonTask, poison_tasks
@@ -26,27 +27,15 @@ def main(argv: Sequence[str]) -> int:
 
     Raises for a name that is not there.
     """
-    parser = ArgumentParser("agentrl show", description=__doc__, allow_abbrev=False)
-    parser.add_argument("run", help="the run's name")
-    wanted = parser.add_mutually_exclusive_group()
-    wanted.add_argument("record", nargs="?", help="the Record's id (default: the newest)")
-    wanted.add_argument(
-        "--failed",
-        action="store_true",
-        help="list the tasks with attempts given up, and their last errors",
-    )
-    parser.add_argument("--split", choices=[str(split) for split in Split], default="train",
-                        help="newest among training or evaluation records")  # fmt: skip
-    parser.add_argument("--output_dir", help="the run's folder (default: output/RUN)")
-    parser.add_argument("--db_connection_string", help="the run's MongoDB (default: its own)")
-    arguments = parser.parse_args(argv)
-    flags = ["--run_name", arguments.run]
-    if (url := read_deployment(os.environ).db_url) is not None:
-        flags += ["--db_connection_string", url]
-    for name in ("output_dir", "db_connection_string"):
-        if getattr(arguments, name) is not None:
-            flags += [f"--{name}", getattr(arguments, name)]
-    config = parse_config(flags, "agentrl show")
+    given = show_parser().parse(argv)
+    arguments = given.own
+    environment = [
+        layer
+        for layer in read_deployment(os.environ).layers
+        if "db_connection_string" in layer.values
+    ]
+    name = Layer("command line", {"run_name": arguments.run})
+    config = config_of(merged([*layers_given(given.values, given.files, environment), name]))
 
     async def show() -> None:
         async with run_database(config, run_lives=True) as opened:

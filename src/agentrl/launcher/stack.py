@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl.configs import Config, ConfigError, ParallelConfig, ServiceConfig, parse_config
+from agentrl.configs.command_line import run_parser
+from agentrl.configs.parsing import as_words, config_of, layers_given, merged, origins_of
 from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import Deployment
-from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, preset_flags
+from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, is_demo, launch_layers
 from agentrl.launcher.processes import Kind, Part
 from agentrl.rollout.agents import NEED_TOOLS
 
@@ -26,6 +28,7 @@ class Stack:
 
     config: Config
     flags: tuple[str, ...]  # the run's, for every part
+    origins: Mapping[str, str]  # where each of them comes from
     mongod: bool
     tools: bool  # the demo's tool server
     services: int
@@ -60,17 +63,24 @@ class Stack:
 
 
 def plan_stack(
-    preset: Preset, run: str, user_flags: Sequence[str], deployment: Deployment, gpus: int
+    preset: Preset,
+    run: str,
+    user_flags: Sequence[str],
+    deployment: Deployment,
+    gpus: int,
+    command: str = "agentrl launch",
 ) -> Stack:
-    """What the variables and flags ask for. Raises `ConfigError`."""
-    use_gpus = 0 if parse_config([*user_flags]).parallel.use_cpu else gpus
+    """What the variables, files of flags and flags ask for. `command`: what the user calls.
+
+    Raises `ConfigError`.
+    """
+    given = run_parser(command).parse(user_flags)
+    own = layers_given(given.values, given.files, deployment.layers)
+    layers = launch_layers(preset, run, own, deployment, gpus)
+    config = config_of(merged(layers))
+    use_gpus = 0 if config.parallel.use_cpu else gpus
     trainers = deployment.trainer_processes(use_gpus)
-    own = [*deployment.run_flags, *user_flags, "--run_name", run]
-    asked = parse_config(own, "agentrl launch")
-    demo = asked.model.model_name_or_path is None
-    data_ranks = max(1, trainers // asked.parallel.processes_per_rank)
-    flags = [*preset_flags(preset, data_ranks, demo=demo), *own]
-    config = parse_config(flags, "agentrl launch")
+    demo = is_demo(own)
     has_database = config.run.db_connection_string is not None
     has_tools = config.agent.mcp_manager_url is not None
     if deployment.samplers_only:
@@ -92,15 +102,16 @@ def plan_stack(
                 f"{config.sampling.inference_urls}: services that are given are used and none is "
                 "started; set one of the two"
             )
-        given = config.sampling.inference_urls is not None or deployment.machine_rank > 0
-        services = 0 if given else deployment.services
+        elsewhere = config.sampling.inference_urls is not None or deployment.machine_rank > 0
+        services = 0 if elsewhere else deployment.services
     if trainers:
         _refuse_processes_that_do_not_fit(config.parallel, deployment, trainers, use_gpus)
     if services and deployment.sglang_command is None:
         _refuse_sglang_flags(config.services)
     return Stack(
         config=config,
-        flags=tuple(flags),
+        flags=tuple(as_words(layers)),
+        origins=origins_of(layers),
         mongod=not has_database,
         tools=demo and not has_tools and deployment.samplers > 0,
         services=services,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from agentrl.configs import Config, parse_config
+from agentrl.configs import Config, ConfigError, parse_config
 from agentrl.databases.connection import connect
 from agentrl.databases.owners import process_name
 from agentrl.databases.records import RecordLedger
@@ -24,7 +24,12 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """Sample for a run until it is finished. SIGTERM stops it in order."""
-    config = parse_config(argv, "agentrl sample", "Sample trajectories for a run.")
+    config = parse_config(argv, "agentrl sample")
+    if config.run.db_connection_string is None:
+        raise ConfigError(
+            "--db_connection_string is needed: the URL of the MongoDB of the run to sample for "
+            "(`agentrl launch` starts one and gives it)"
+        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for chatty in ("httpx2", "mcp"):  # they have a line for every tool call, or session
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -36,10 +41,9 @@ async def sample(config: Config, evaluation: int | None = None) -> None:
     """Sample for the run of `config`, or only its evaluation number `evaluation`."""
     load_agents(config)
     find_estimator(config.reward.estimator)
-    assert config.run.db_connection_string is not None, "the launcher gives every sampler a URL"
-    database = await connect(
-        config.run.db_connection_string, config.run.run_name, config.sampling.startup_timeout
-    )
+    url = config.run.db_connection_string
+    assert url is not None, "checked before"
+    database = await connect(url, config.run.run_name, config.sampling.startup_timeout)
     try:
         await register_urls(database, config.inference_urls)
         pool = ServicePool(

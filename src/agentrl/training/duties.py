@@ -60,7 +60,8 @@ class RunDuties:
             raise ConfigError(
                 "--train_file is needed: the tasks to sample (or --enable_sampling false)"
             )
-        self._held_out = _tasks(config.data.eval_file)
+        evaluates = config.data.eval_steps != 0
+        self._held_out = _tasks(config.data.eval_file) if evaluates else []
         self._n_train = len(train)
         self._epochs = math.ceil(config.data.num_train_epochs)
         group = config.sampling.num_generations

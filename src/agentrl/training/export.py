@@ -5,7 +5,6 @@ optimizer nothing is read. Only a checkpoint that holds an adapter needs the who
 to merge it.
 """
 
-import argparse
 import json
 import re
 import shutil
@@ -24,6 +23,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.configs import ConfigError, LoraConfig, ModelConfig
+from agentrl.configs.verbs import export_parser
 from agentrl.training.checkpoint import CheckpointError, list_checkpoints, read_state
 from agentrl.training.checkpoint_io import failure_reason
 from agentrl.training.lora import add_adapter, is_adapter_weight, save_adapter
@@ -195,18 +195,7 @@ def main(argv: Sequence[str]) -> int:
 
     Returns the exit status.
     """
-    parser = argparse.ArgumentParser("agentrl export", description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "checkpoint", type=Path, help="checkpoint-N folder, or a run's folder for its last one"
-    )
-    parser.add_argument("out", type=Path, help="folder to write; must not exist")
-    parser.add_argument(
-        "--model_name_or_path", help="model that the run started from (default: as recorded)"
-    )
-    parser.add_argument(
-        "--adapter", action="store_true", help="only the LoRA adapter, not merged into the model"
-    )
-    arguments = parser.parse_args(argv)
+    arguments = export_parser().parse(argv).own
     export = export_adapter if arguments.adapter else export_checkpoint
     checkpoints = list_checkpoints(arguments.checkpoint)
     checkpoint = checkpoints[-1] if checkpoints else arguments.checkpoint

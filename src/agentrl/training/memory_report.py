@@ -3,7 +3,6 @@
 Reads the model's config and the run's flags; no weights, no GPU. The numbers are `memory_model`'s.
 """
 
-from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -12,7 +11,9 @@ from rich.table import Table
 from torch import nn
 from transformers import PreTrainedModel
 
-from agentrl.configs import Config, parse_config
+from agentrl.configs import Config
+from agentrl.configs.parsing import config_of, layers_given, merged
+from agentrl.configs.verbs import memory_parser
 from agentrl.training.loading import empty_model
 from agentrl.training.lora import add_adapter
 from agentrl.training.memory_model import (
@@ -28,15 +29,9 @@ _GIB = 2**30
 
 def main(argv: Sequence[str]) -> int:
     """Print the estimate; exit status 1 if it does not fit `--device_gib`."""
-    parser = ArgumentParser(
-        "agentrl memory",
-        description="What a step takes on each process. Takes the flags of `agentrl train` too.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--processes", type=int, default=1, help="processes of the trainer")
-    parser.add_argument("--device_gib", type=float, help="memory of a GPU, to see what fits")
-    arguments, flags = parser.parse_known_args(argv)
-    config = parse_config(flags, prog="agentrl memory", description="The memory of a step.")
+    given = memory_parser().parse(argv)
+    arguments = given.own
+    config = config_of(merged(layers_given(given.values, given.files)))
     shape, setup = shape_of(_model(config)), setup_of(config, arguments.processes)
     console = Console()
     console.print(_table(shape, setup))

@@ -3,7 +3,6 @@
 Trackers are Accelerate's own (TensorBoard, SwanLab). Only rank 0 writes.
 """
 
-import importlib.util
 import json
 import os
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from agentrl.configs import Config, ConfigError
+from agentrl.configs import Config
 from agentrl.databases.documents import RowStatus
 from agentrl.databases.rows import RowHeader
 from agentrl.training.checkpoint import recorded_config
@@ -116,15 +115,6 @@ class MetricsWriter:
         """Flush the tracker. Not by `end_training`, which takes the process group along."""
         for tracker in self._accelerator.trackers:
             tracker.finish()
-
-
-def check_tracker(report_to: str) -> None:
-    """Raises `ConfigError` if the package of the tracker is not installed."""
-    if report_to != "none" and importlib.util.find_spec(report_to) is None:
-        raise ConfigError(
-            f"--report_to {report_to}: the package {report_to} is not installed: "
-            f"pip install {report_to}, or leave the flag out"
-        )
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, float]:

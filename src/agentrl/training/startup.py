@@ -15,13 +15,12 @@ from accelerate.utils import ProjectConfiguration
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from agentrl.configs import Config, ConfigError
+from agentrl.configs import Config, ConfigError, check_tracker
 from agentrl.databases.documents import TrainerStart
 from agentrl.training.agreement import Agreement
 from agentrl.training.checkpoint import lineage_checkpoints, read_state
 from agentrl.training.compilation import check_compiler
 from agentrl.training.loading import empty_model
-from agentrl.training.metrics import check_tracker
 from agentrl.training.model_folder import load_tokenizer
 from agentrl.training.parallel import ParallelSizes, check_model
 

@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     )
     transformers.utils.logging.disable_progress_bar()
     try:
-        config = parse_config(argv, prog="agentrl train", description="Train a run.")
+        config = parse_config(argv, prog="agentrl train")
         accelerator = make_accelerator(config)
     except ConfigError as error:  # on all processes
         return _refuse(error) if rank == 0 else 2

@@ -1,0 +1,142 @@
+"""The command line of every verb: argparse with one listed spelling for each flag, errors that are
+one sentence, and a help that is grouped and 80 columns wide at the most."""
+
+import re
+import shutil
+from argparse import SUPPRESS, ArgumentParser, HelpFormatter, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from agentrl.configs.flag import ConfigError, nearest
+from agentrl.configs.flags import FLAGS, TITLES, Flag, Value
+
+_COLUMNS = 80
+_HELP_COLUMN = 30
+_MESSAGE = re.compile(r"^argument (?:--\w+/)*(--\w+|\w+): ")  # argparse's begins with all spellings
+_CONFIG_HELP = "YAML file of flags (docs/flags.md); what is given on the command line wins"
+RUN_FLAGS_EPILOG = (
+    "A flag that is true or false is true where it stands alone. In brackets stands what holds if "
+    "a flag is not given, and who says so."
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a command line says: `own` of the verb, the run's flags, and files of such flags."""
+
+    own: Namespace
+    values: Mapping[str, Value]
+    files: Sequence[str]
+
+
+class Parser(ArgumentParser):
+    """The command line of one verb. Raises `ConfigError` where argparse prints and exits."""
+
+    def __init__(
+        self, prog: str, description: str, *, epilog: str | None = None, usage: str | None = None
+    ) -> None:
+        width = min(_COLUMNS, shutil.get_terminal_size().columns)
+        super().__init__(
+            prog,
+            description=description,
+            epilog=epilog,
+            usage=usage,
+            allow_abbrev=False,
+            formatter_class=lambda prog: HelpFormatter(
+                prog, max_help_position=min(_HELP_COLUMN, width // 2), width=width
+            ),
+        )
+        self._run_flags: dict[str, Flag] = {}
+        self._spellings = {
+            f"--{alias}": f"--{flag.name}" for flag in FLAGS.values() for alias in flag.info.aliases
+        }
+
+    def add_run_flags(
+        self, only: Sequence[str] | None = None, shown: Mapping[str, str] | None = None
+    ) -> None:
+        """Take the run's flags, or some of them.
+
+        They are listed if `shown` has what holds without them, else they are taken unlisted.
+        """
+        alone: dict[str, Any] = {"nargs": "?", "const": "true"}
+        for group, title in TITLES.items():
+            flags = [flag for flag in FLAGS.values() if flag.group == group]
+            flags = [flag for flag in flags if only is None or flag.name in only]
+            listed = self if only is not None else self.add_argument_group(title)
+            for flag in flags:
+                self._run_flags[flag.name] = flag
+                help = f"{flag.meaning} ({shown[flag.name]})" if shown else SUPPRESS
+                listed.add_argument(
+                    f"--{flag.name}",
+                    dest=f"flag {flag.name}",  # apart from what the verb calls its own
+                    metavar=flag.metavar,
+                    default=SUPPRESS,
+                    help=help.replace("%", "%%"),
+                    **(alone if flag.type is bool else {}),
+                )
+
+    def add_config(self) -> None:
+        """Take `--config FILE`, more than once."""
+        self.add_argument(
+            "--config", dest="files", metavar="FILE", action="append", default=[],
+            help=_CONFIG_HELP,
+        )  # fmt: skip
+
+    def parse(self, argv: Sequence[str]) -> Given:
+        """What `argv` says. Raises `ConfigError`."""
+        own, unknown = self.parse_known_args([*self._one_spelling_each(argv)])
+        if unknown:
+            raise ConfigError(self._not_known(unknown[0]))
+        values: dict[str, Value] = {}
+        for name, flag in self._run_flags.items():
+            text = own.__dict__.pop(f"flag {name}", None)
+            if text is not None:
+                values[name] = flag.read(text)
+        return Given(own, values, own.__dict__.pop("files", []))
+
+    def error(self, message: str) -> NoReturn:
+        """One sentence instead of a usage."""
+        raise ConfigError(_MESSAGE.sub(r"\1: ", message))
+
+    def _one_spelling_each(self, argv: Sequence[str]) -> list[str]:
+        """The words with every flag spelt as it is listed, and a value that begins with a minus
+        in one word with its flag: `--max-turns 3`, `--no_bf16`, `--epsilon -1e-3`."""
+        known = {option for action in self._actions for option in action.option_strings}
+        words: list[str] = []
+        for word in argv:
+            option, equals, value = word.partition("=")
+            spelt = "--" + option[2:].replace("-", "_") if option.startswith("--") else option
+            spelt = self._spellings.get(spelt, spelt)
+            negated = spelt.removeprefix("--no_")
+            if spelt in known:
+                words.append(spelt + equals + value)
+            elif not equals and self._is_switch(negated):
+                words += [f"--{negated}", "false"]
+            elif re.match(r"-[\d.]", word) and words and words[-1] in known:
+                words[-1] += f"={word}"
+            else:
+                words.append(word)
+        return words
+
+    def _is_switch(self, name: str) -> bool:
+        return name in self._run_flags and self._run_flags[name].type is bool
+
+    def _not_known(self, word: str) -> str:
+        hint = f"`{self.prog} --help` lists them all"
+        if not word.startswith("-"):
+            return f"{word!r} belongs to no flag: {hint}"
+        flag = word.partition("=")[0]
+        known = (option for action in self._actions for option in action.option_strings)
+        meant = nearest(flag.replace("-", "_"), (o.replace("-", "_") for o in known if len(o) > 2))
+        if meant is None:
+            return f"unknown flag {flag}: {hint}"
+        return f"unknown flag {flag}: did you mean {'--' + meant[2:]}? {hint}"
+
+
+def run_parser(prog: str) -> Parser:
+    """A parser of the run's flags and nothing else, unlisted."""
+    parser = Parser(prog, "")
+    parser.add_config()
+    parser.add_run_flags()
+    return parser

@@ -1,0 +1,66 @@
+"""Flags from a YAML file, `--config run.yml`: a mapping from flags to their values.
+
+A flag that takes several, with commas between, may be a list; one that takes JSON, a mapping. What
+is null counts as not there.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentrl.configs.flag import ConfigError, nearest
+from agentrl.configs.flags import FLAGS, Flag, Value
+
+
+def read_run_file(path: str) -> dict[str, Value]:
+    """The flags of the file. Raises `ConfigError` with the file's name and the key's."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"--config {path}: not YAML ({reason})") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must be lines of `flag: value`, as `max_turns: 8`")
+    values: dict[str, Value] = {}
+    for key, value in content.items():
+        flag = _flag(path, str(key))
+        if value is not None:
+            values[flag.name] = _value(path, flag, value)
+    return values
+
+
+def _flag(path: str, key: str) -> Flag:
+    name = key.removeprefix("--").replace("-", "_")
+    for flag in FLAGS.values():
+        if name in (flag.name, *flag.info.aliases):
+            return flag
+    meant = nearest(name, FLAGS)
+    hint = f"did you mean {meant}? " if meant else ""
+    raise ConfigError(f"{path}: unknown flag {key}: {hint}`agentrl train --help` lists them all")
+
+
+def _value(path: str, flag: Flag, value: Any) -> Value:
+    """The flag's value, read from its text as on the command line."""
+    kind = flag.info.kind
+    if isinstance(value, dict) and kind == "JSON":
+        return json.dumps(value)
+    if isinstance(value, list) and kind == "LIST":
+        if any(isinstance(part, dict | list) or "," in str(part) for part in value):
+            raise ConfigError(f"{path}: {flag.name}: must be a list of texts without commas")
+        return ",".join(str(part) for part in value)
+    if isinstance(value, dict | list):
+        wanted = {"JSON": "a mapping", "LIST": "a list"}.get(kind, "a single value")
+        given = "mapping" if isinstance(value, dict) else "list"
+        raise ConfigError(f"{path}: {flag.name}: must be {wanted}, and is a {given}")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    try:
+        return flag.read(text)
+    except ConfigError as error:
+        # "--max_turns many: must be ...", said of the file
+        raise ConfigError(f"{path}: {str(error).removeprefix('--')}") from None

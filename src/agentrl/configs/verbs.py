@@ -1,0 +1,255 @@
+"""The command lines of the verbs that load much: apart from them, so that `--help` is quick."""
+
+from pathlib import Path
+
+from agentrl.configs.command_line import RUN_FLAGS_EPILOG, Parser
+from agentrl.configs.parsing import in_brackets, in_force
+
+_RUN_FLAGS_FOLLOW = "Flags of the run may follow: `agentrl train --help` lists them."
+SGLANG_COMMAND = "python3 -m sglang.launch_server"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DOCTOR_FLAGS = (
+    "chat_template_kwargs", "db_connection_string", "mcp_manager_url", "mcp_server_name",
+    "mcp_auth_token", "mcp_allow_tools", "mcp_block_tools", "inference_urls",
+)  # fmt: skip
+_LAUNCHED = "Those that are not given are as the run was launched."
+DEFAULTS = in_brackets(in_force(()))
+
+
+def train_parser() -> Parser:
+    """`agentrl train`."""
+    return _whole("agentrl train", "Train a run: one process of it, under `accelerate launch`.")
+
+
+def sample_parser() -> Parser:
+    """`agentrl sample`."""
+    return _whole("agentrl sample", "Sample trajectories for a run until it is finished.")
+
+
+def _whole(prog: str, description: str) -> Parser:
+    """A verb that takes the run's flags and nothing else."""
+    parser = Parser(
+        prog,
+        f"{description} It needs --db_connection_string.",
+        usage=f"{prog} [--flag value ...]",
+        epilog=RUN_FLAGS_EPILOG,
+    )
+    parser.add_config()
+    parser.add_run_flags(shown=DEFAULTS)
+    return parser
+
+
+def eval_parser() -> Parser:
+    """`agentrl eval`."""
+    parser = Parser(
+        "agentrl eval",
+        "Evaluate a run's checkpoint on its held-out tasks.",
+        usage="agentrl eval RUN [--checkpoint STEP] [--flag value ...]",
+        epilog=f"{_RUN_FLAGS_FOLLOW} {_LAUNCHED} Environment variables as for a launch.",
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's name")
+    parser.add_argument(
+        "--checkpoint", metavar="STEP", help="step or folder of a checkpoint (default: the last)"
+    )
+    parser.add_config()
+    parser.add_run_flags()
+    return parser
+
+
+def rescore_parser() -> Parser:
+    """`agentrl rescore`."""
+    parser = Parser(
+        "agentrl rescore",
+        "Score a run's stored trajectories anew.",
+        usage="agentrl rescore RUN --scorer NAME [--where JSON] [--flag value ...]",
+        epilog=f"{_RUN_FLAGS_FOLLOW} {_LAUNCHED}",
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's name")
+    parser.add_argument(
+        "--scorer",
+        metavar="NAME",
+        required=True,
+        help="a scorer's name, or a sum like '0.7*math + 0.3*f1'",
+    )
+    parser.add_argument(
+        "--where",
+        metavar="JSON",
+        default="{}",
+        help="MongoDB filter on records: their groups are scored anew (default: all)",
+    )
+    parser.add_config()
+    parser.add_run_flags()
+    return parser
+
+
+def config_parser() -> Parser:
+    """`agentrl config`."""
+    parser = Parser(
+        "agentrl config",
+        "What is in force for a run, and where each value comes from.",
+        usage="agentrl config RUN [--all] [--yaml] [--flag value ...]",
+        epilog=f"{_RUN_FLAGS_FOLLOW} What --yaml prints can be given to a run as --config FILE.",
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's name; it may not exist yet")
+    parser.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="what a launch with this preset would take (default: that of the run's launch, whose "
+        "flags hold then; grpo for a run that was not launched)",
+    )
+    parser.add_argument("--all", action="store_true", help="defaults too")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--yaml", action="store_true", help="as a file for --config")
+    form.add_argument("--json", action="store_true", help="the same as JSON")
+    parser.add_config()
+    parser.add_run_flags()
+    return parser
+
+
+def memory_parser() -> Parser:
+    """`agentrl memory`."""
+    parser = Parser(
+        "agentrl memory",
+        "What a step takes on each process, by the model's config and the run's flags.",
+        usage="agentrl memory [--processes N] [--flag value ...]",
+        epilog=_RUN_FLAGS_FOLLOW,
+    )
+    parser.add_argument(
+        "--processes", metavar="N", type=int, default=1, help="of the trainer (default: 1)"
+    )
+    parser.add_argument(
+        "--device_gib", metavar="X", type=float, help="GiB of memory of a GPU, to see what fits"
+    )
+    parser.add_config()
+    parser.add_run_flags()
+    return parser
+
+
+def export_parser() -> Parser:
+    """`agentrl export`."""
+    parser = Parser("agentrl export", "Write a checkpoint as a Hugging Face folder.")
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        type=Path,
+        help="checkpoint-N folder, or a run's folder for its last one",
+    )
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder to write; must not exist")
+    parser.add_argument(
+        "--model_name_or_path",
+        metavar="DIR",
+        help="model that the run started from (default: as recorded)",
+    )
+    parser.add_argument(
+        "--adapter", action="store_true", help="only the LoRA adapter, not merged into the model"
+    )
+    return parser
+
+
+def show_parser() -> Parser:
+    """`agentrl show`."""
+    parser = Parser(
+        "agentrl show", "One trajectory as a person reads it, or the tasks that nothing came of."
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's name")
+    wanted = parser.add_mutually_exclusive_group()
+    wanted.add_argument(
+        "record", metavar="RECORD", nargs="?", help="the Record's id (default: the newest)"
+    )
+    wanted.add_argument(
+        "--failed",
+        action="store_true",
+        help="list the tasks with attempts given up, and their last errors",
+    )
+    parser.add_argument(
+        "--split",
+        choices=("train", "eval"),
+        default="train",
+        help="newest among training or evaluation records (default: train)",
+    )
+    parser.add_run_flags(("output_dir", "db_connection_string"), DEFAULTS)
+    return parser
+
+
+def doctor_parser() -> Parser:
+    """`agentrl doctor`."""
+    parser = Parser("agentrl doctor", "Check this machine, and what else is given.")
+    parser.add_argument("--model", metavar="DIR", help="model folder")
+    parser.add_run_flags(DOCTOR_FLAGS, DEFAULTS)
+    return parser
+
+
+def serve_parser() -> Parser:
+    """`agentrl serve`."""
+    parser = Parser("agentrl serve", "Answer token prompts over SGLang's API, until SIGTERM.")
+    flag = parser.add_argument
+    flag("--model", metavar="DIR", type=Path, required=True, help="model folder")
+    flag(
+        "--engine",
+        default="local",
+        choices=("local", "sglang"),
+        help="what serves it (default: local)",
+    )
+    flag(
+        "--host", metavar="NAME", default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1, this machine only)",
+    )  # fmt: skip
+    flag(
+        "--port", metavar="N", type=int, default=30000,
+        help="port to listen on; 0: a free one (default: 30000)",
+    )  # fmt: skip
+    flag(
+        "--device", metavar="NAME",
+        help="cpu or cuda (default: cpu with the local engine, else what there is)",
+    )  # fmt: skip
+    flag(
+        "--dtype", metavar="NAME", choices=DTYPES,
+        help=f"of weights and computation: {', '.join(DTYPES)} (default: float32, with SGLang the "
+        "model's)",
+    )  # fmt: skip
+    flag(
+        "--context_length", metavar="N", type=int,
+        help="tokens of the longest prompt and output (default: the model's)",
+    )  # fmt: skip
+    flag(
+        "--max_running_requests", metavar="N", type=int, default=128,
+        help="requests that run at once (default: 128)",
+    )  # fmt: skip
+    flag(
+        "--weight_version", metavar="N", type=int, default=-1,
+        help="policy version of these weights (default: -1, none)",
+    )  # fmt: skip
+    flag("--seed", metavar="N", type=int, default=0, help="seed of the sampling (default: 0)")
+    flag(
+        "--db_connection_string", metavar="URL",
+        help="MongoDB of a run to announce the service to (default: none)",
+    )  # fmt: skip
+    flag("--run_name", metavar="NAME", default="run", help="that run's name (default: run)")
+    flag(
+        "--public_url", metavar="URL",
+        help="URL under which other machines reach it (default: host and port)",
+    )  # fmt: skip
+    sglang = parser.add_argument_group("with --engine sglang").add_argument
+    sglang(
+        "--sglang_command", metavar="TEXT",
+        help="command that starts SGLang's server in its own environment, with what else it should "
+        f"be told (default: SGLANG_COMMAND, else `{SGLANG_COMMAND}`)",
+    )  # fmt: skip
+    sglang(
+        "--inf_tp_size", metavar="N", type=int, default=1,
+        help="GPUs that share each layer (default: 1)",
+    )  # fmt: skip
+    sglang(
+        "--inf_ep_size", metavar="N", type=int, default=1,
+        help="GPUs that share the experts (default: 1)",
+    )  # fmt: skip
+    sglang(
+        "--inf_mem_ratio", metavar="X", type=float,
+        help="share of a GPU's memory for weights and cache, between 0 and 1 (default: SGLang's "
+        "choice)",
+    )  # fmt: skip
+    sglang(
+        "--memory_saver", action="store_true",
+        help="be able to give the GPU's memory back while the trainer computes",
+    )  # fmt: skip
+    return parser
