@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -83,6 +83,9 @@ class RunConfig:
         None, "mongodb:// URL of the run's MongoDB (default: one is started in the output folder)"
     )
     report_to: str = flag("none", "tracker beside the JSONL metrics: none, tensorboard or swanlab")
+    change_data: bool = flag(
+        False, "go on with another task file, model or world than the run began with"
+    )
     seed: int = flag(42, "seed of data order and sampling")
     logging_steps: int = flag(1, "write metrics every so many steps")
 
@@ -182,7 +185,20 @@ def parse_config(
     )
     if unknown:
         raise ConfigError(f"unknown flag {unknown[0]}: `{prog} --help` lists them all")
-    config = _with_loss_defaults(Config(*groups))
+    return _checked(Config(*groups))
+
+
+def config_of(values: Mapping[str, Any]) -> Config:
+    """The configuration with these values of flags, and defaults for the others.
+
+    Raises `ConfigError` for a value out of its range.
+    """
+    parser = config_parser("agentrl", "")
+    return _checked(Config(*parser.parse_dict(dict(values))))
+
+
+def _checked(config: Config) -> Config:
+    config = _with_loss_defaults(config)
     _validate(config)
     return config
 
