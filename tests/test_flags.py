@@ -122,15 +122,15 @@ def test_flags_travel_to_other_processes_as_they_are() -> None:
          "agentrl export: unknown flag --frobnicate: `agentrl export --help` lists them all"),
         (["sample", "--max_turns", "3", "4"],
          "agentrl sample: '4' belongs to no flag: `agentrl sample --help` lists them all"),
-        (["sample", "--new_context", "discard_al"],
-         "agentrl sample: --new_context discard_al: not known (did you mean discard_all?); known: "
+        (["config", "demo", "--new_context", "discard_al"],
+         "agentrl config: --new_context discard_al: not known (did you mean discard_all?); known: "
          "disabled, discard_all_tools, discard_all"),
         (["config", "demo", "--preset", "gpro"],
          "agentrl config: --preset gpro: not known (did you mean grpo?); known: grpo, minirl"),
         (["sample", "--bf16", "maybe"], "agentrl sample: --bf16 maybe: must be true or false"),
-        (["sample"],
-         "agentrl sample: --db_connection_string is needed: the URL of the MongoDB of the run to "
-         "sample for (`agentrl launch` starts one and gives it)"),
+        (["sample", "--run_name", "demo"],
+         "agentrl sample: --db_connection_string is needed: a sampler joins a run that is in a "
+         "database (`agentrl sample --run_name demo --db_connection_string mongodb://HOST:27017`)"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence_with_what_was_meant(

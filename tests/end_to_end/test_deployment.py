@@ -81,9 +81,16 @@ def test_with_all_urls_given_trainer_and_samplers_are_all_that_runs(
         assert any("agentrl.training.trainer" in line for line in started)
         for embedded in ("mongod --dbpath", "agentrl.cli serve", "tool_server.py", "cli sample"):
             assert not any(embedded in line for line in started)
-        samplers = stack.enter_context(
-            process(*launch, **elsewhere, SAMPLERS_ONLY="1", NUM_SAMPLERS="2")
-        )
+        # They have the run's flags, model and tools from its database.
+        join = ["-m", "agentrl.cli", "launch", "grpo", name]
+        alone = {"DB_URL": mongod.url, "SAMPLERS_ONLY": "1"}
+        refused = subprocess.run(
+            [sys.executable, *join, "--max_tokens", "400"], cwd=ROOT, text=True,
+            env={**os.environ, **alone}, capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert refused.returncode == 2
+        assert f"--max_tokens 400: run {name!r} has 384" in refused.stderr
+        samplers = stack.enter_context(process(*join, **alone, NUM_SAMPLERS="2"))
         printed, _ = trainer.communicate(timeout=200)
         assert trainer.returncode == 0, printed
         # samplers end with the run

@@ -43,6 +43,7 @@ class FinishedRun:
     first_status: int
     first_message: str
     refusal: "subprocess.CompletedProcess[str]"
+    other_data: "subprocess.CompletedProcess[str]"
     second: "subprocess.CompletedProcess[str]"
     database: Documents
 
@@ -119,12 +120,32 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
         if first.poll() is None:
             first.terminate()
             first.wait(60)
-    second = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=300)
+    other_data = subprocess.run(
+        [*command, "--train_file", str(held_out)], cwd=ROOT, text=True, capture_output=True,
+        timeout=60, env={**os.environ, "MCP_URL": "http://127.0.0.1:9/mcp"},
+    )  # fmt: skip
+    second = subprocess.run(
+        [*command, "--learning_rate", "4e-4"], cwd=ROOT, text=True, capture_output=True, timeout=300
+    )
     mongod = EmbeddedMongod(output / "mongo", folder / "mongod.log")
     with mongod, MongoClient[dict[str, Any]](mongod.url) as client:
-        yield FinishedRun(name, output, first.returncode, message, refusal, second, client[name])
+        yield FinishedRun(
+            name, output, first.returncode, message, refusal, other_data, second, client[name]
+        )
     for log in (ROOT / "logs" / "as").glob(f"{name}_*"):
         log.unlink()
+
+
+def test_a_launch_on_other_data_is_refused_and_other_flags_are_taken_and_said(
+    run: FinishedRun,
+) -> None:
+    assert run.other_data.returncode == 2
+    for said in ("--train_file was ", "the demo's tools and has tools given", "--change_data"):
+        assert said in run.other_data.stderr
+    resumed = int(run.first_message.split("goes on from checkpoint-")[1].split()[0].strip(".;"))
+    assert f"--learning_rate 5e-4 → 4e-4 (since step {resumed})" in run.second.stdout
+    rates = {line["step"]: line["learning_rate"] for line in run.metrics()}
+    assert rates == {step: 5e-4 if step <= resumed else 4e-4 for step in range(1, STEPS + 1)}
 
 
 def test_a_killed_trainer_ends_the_launch_with_a_sentence_and_the_next_one_goes_on(

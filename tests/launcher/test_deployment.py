@@ -5,14 +5,17 @@ from pathlib import Path
 import pytest
 
 from agentrl.configs import ConfigError, parse_config
+from agentrl.configs.run_flags import given_flags, joined_config, stored_flags
 from agentrl.launcher.deployment import count_gpus, describe_variables, read_deployment
-from agentrl.launcher.presets import GRPO, PRESETS, ROWS_PER_STEP, Preset, preset_flags
+from agentrl.launcher.presets import DEMO, GRPO, PRESETS, ROWS_PER_STEP, Preset, preset_flags
 from agentrl.launcher.processes import Kind, Part
 from agentrl.launcher.stack import (
     Addresses,
     Stack,
     plan_parts,
+    plan_samplers,
     plan_stack,
+    sampler_flags,
     thread_environment,
     with_urls,
 )
@@ -121,18 +124,36 @@ def test_gpus_give_a_process_each_and_the_gpu_config_unless_the_cpu_is_asked_for
     assert "--device" not in on_cpu["service"].command
 
 
-def test_samplers_only_starts_samplers_and_needs_the_run_s_addresses() -> None:
-    stack = stack_of({**ELSEWHERE, "SAMPLERS_ONLY": "1", "NUM_SAMPLERS": "2"})
-    parts = plan_parts(stack, ADDRESSES, {})
+def samplers_of(environment: dict[str, str], stored: list[str]) -> Stack:
+    """Samplers that are added to a run whose database holds the flags `stored`."""
+    deployment = read_deployment({"SAMPLERS_ONLY": "1", **environment})
+    flags = sampler_flags("demo", [], deployment)
+    run = stored_flags(parse_config(["--model_name_or_path", str(DEMO / "model"), *stored]))
+    joined = joined_config("demo", run, {}, given_flags(flags, "agentrl launch"))
+    return plan_samplers(flags, joined, deployment)
+
+
+def test_samplers_only_starts_samplers_which_need_no_more_than_the_run_s_database() -> None:
+    tools = ["--mcp_manager_url", ELSEWHERE["MCP_URL"], "--max_turns", "7"]
+    stack = samplers_of({"DB_URL": ELSEWHERE["DB_URL"], "NUM_SAMPLERS": "2"}, tools)
+    assert stack.config.sampling.max_turns == 7
+    parts = plan_parts(with_urls(stack, ELSEWHERE["DB_URL"], ADDRESSES), ADDRESSES, {})
     assert [part.kind for part in parts] == [Kind.SAMPLER, Kind.SAMPLER]
+    for part in parts:
+        assert part.command[-4:] == (
+            "--db_connection_string", ELSEWHERE["DB_URL"], "--run_name", "demo",
+        )  # fmt: skip
     with pytest.raises(ConfigError, match="DB_URL"):
-        stack_of({"SAMPLERS_ONLY": "1"})
-    alone = {"SAMPLERS_ONLY": "1", "DB_URL": ELSEWHERE["DB_URL"]}
-    with pytest.raises(ConfigError, match="MCP_URL"):
-        stack_of(alone)
-    assert stack_of(alone, "--agent_name", "single_turn").samplers == 1
+        samplers_of({}, tools)
+    secret = ["--mcp_manager_url", "http://user:password@tools/mcp"]
+    for stored in ([], secret):
+        with pytest.raises(ConfigError, match="MCP_URL"):
+            samplers_of({"DB_URL": ELSEWHERE["DB_URL"]}, stored)
+    assert samplers_of(ELSEWHERE, secret).config.agent.mcp_manager_url == ELSEWHERE["MCP_URL"]
+    alone = samplers_of({"DB_URL": ELSEWHERE["DB_URL"]}, ["--agent_name", "single_turn"])
+    assert alone.samplers == 1
     with pytest.raises(ConfigError, match="start nothing"):
-        stack_of({**ELSEWHERE, "SAMPLERS_ONLY": "1", "NUM_SAMPLERS": "0"})
+        samplers_of({**ELSEWHERE, "NUM_SAMPLERS": "0"}, tools)
 
 
 def test_further_machines_only_train_and_meet_at_the_first() -> None:

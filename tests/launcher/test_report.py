@@ -120,6 +120,7 @@ async def test_the_summary_counts_what_the_database_and_the_metrics_hold(
     assert asdict(report.summary) == {
         "steps": 2,
         "seconds": 12.3,
+        "eval_file": None,
         "eval_before": 0.5,
         "eval_after": 1.0,
         "reward_first": 0.5,

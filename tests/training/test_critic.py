@@ -190,6 +190,17 @@ def test_a_critic_goes_on_where_its_state_was_taken(folder: Path) -> None:
     assert other.step(rows) == expected
 
 
+def test_a_critic_goes_on_at_the_learning_rate_that_is_given_now(folder: Path) -> None:
+    one = learner(folder, CriticConfig(critic_learning_rate=1e-2))
+    one.step([sequences_of(row) for row in linear_rows(2)])
+    other = learner(folder, CriticConfig(critic_learning_rate=1e-3))
+    other.load_state_dict(one.state_dict())
+    assert other.critic is not None
+    state = other.critic.state_dict()
+    assert state["scheduler"]["_last_lr"] == [1e-3, 1e-3]
+    assert {group["lr"] for group in state["optimizer"]["param_groups"]} == {1e-3}
+
+
 def test_a_folder_with_a_head_of_its_own_keeps_it_and_one_without_starts_at_0(
     folder: Path, tmp_path: Path
 ) -> None:

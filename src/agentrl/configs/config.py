@@ -44,6 +44,9 @@ class RunConfig:
         kind="URL",
     )
     report_to: str = flag("none", "tracker beside the JSONL metrics", choices=TRACKERS)
+    change_data: bool = flag(
+        False, "go on with another task file, model or world than the run began with"
+    )
     seed: int = flag(42, "seed of data order and sampling")
     logging_steps: int = flag(1, "write metrics every so many steps", least=1)
 

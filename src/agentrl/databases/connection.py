@@ -181,8 +181,12 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rsplit("@", 1)[1]))
 
 
-async def connect(url: str, name: str, timeout_s: float = 30.0) -> RunDatabase:
+async def connect(
+    url: str, name: str, timeout_s: float = 30.0, *, only_look: bool = False
+) -> RunDatabase:
     """Open database `name` at `url`, waiting up to `timeout_s` seconds for a primary.
+
+    `only_look`: a database that is not there is not made.
 
     A URL that names a database itself (`mongodb://host/other`) does not change `name`.
     Raises `DatabaseUnreachable` with the URL (without its password) and the time it was tried.
@@ -204,7 +208,7 @@ async def connect(url: str, name: str, timeout_s: float = 30.0) -> RunDatabase:
     try:
         await client.admin.command("ping")
         # `ping` is answered by any member; indexes need the primary, so this waits for one.
-        for collection, indexes in _INDEXES.items():
+        for collection, indexes in ({} if only_look else _INDEXES).items():
             await database.database[collection].create_indexes(indexes)
     except ServerSelectionTimeoutError:
         await client.close()

@@ -165,6 +165,7 @@ class Task(Document):
     seq: int  # place in the epoch's order
     place: int  # `place_of(epoch, seq)`, the order in which groups are begun and their rows trained
     status: TaskStatus = TaskStatus.CREATED
+    data: int = 0  # which of the run's data sets it is of, see `Run`
     task_id: str  # the line's own id, the same in every epoch
     query: str
     answer: str | None = None
@@ -399,9 +400,39 @@ class TrainerStart(Part):
     step: int
 
 
-class Run(Document):
-    """The run itself, in one document: who trains it and how far it is. `_id` is its name."""
+class DataSet(Part):
+    """What a run learns from, by content: its tasks, the model it began with, and its world.
 
+    A run goes on with another one if it is told to (`--change_data`), and with the same one anew
+    if it begins again from its start weights. Then what belongs to those before is not trained any
+    more, and their evaluations are not counted with its own.
+    """
+
+    fence: int = 0  # of the trainer that began it
+    epoch: int = 0  # its first epoch of training tasks
+    step: int = 0  # optimizer steps done before it
+    train_file: str | None = None
+    train_digest: str | None = None
+    eval_file: str | None = None
+    eval_digest: str | None = None
+    model: str | None = None
+    model_digest: str | None = None
+    tools: str = "none"  # none | demo | given
+    world: dict[str, str | None] = Field(default_factory=dict)  # flags that make the agent's world
+
+
+class Run(Document):
+    """The run itself, in one document: who trains it and how far it is. `_id` is its name.
+
+    `identity` tells it from another run of that name: its folder has the same. `flags` are those of
+    its last start, for what joins, and `digests` says what the files among them hold
+    (`configs/run_flags.py`).
+    """
+
+    identity: str | None = None
+    flags: dict[str, Any] | None = None
+    digests: dict[str, str] = Field(default_factory=dict)
+    data: list[DataSet] = Field(default_factory=list)  # one after the other; the last one is its
     status: str = "created"  # created | training | evaluating | finished
     trainer: str | None = None
     trainer_host: str | None = None

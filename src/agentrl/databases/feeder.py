@@ -15,13 +15,21 @@ from agentrl.databases.tasks import TaskLedger, task_key
 
 
 def make_tasks(
-    lines: Sequence[TaskLine], split: Split, epoch: int, attempts: int, order: Sequence[int]
+    lines: Sequence[TaskLine],
+    split: Split,
+    epoch: int,
+    attempts: int,
+    order: Sequence[int],
+    data: int = 0,
 ) -> list[Task]:
-    """The Tasks of one epoch: line `order[seq]` comes at place `seq`."""
+    """The Tasks of one epoch of data set `data`: line `order[seq]` comes at place `seq`."""
     now = datetime.now(UTC)
+    # Epochs of training follow each other; an evaluation of a step may come again with other data.
+    again = f"d{data}-" if data and split == Split.EVAL else ""
     return [
         Task(
-            id=task_key(split, epoch, lines[index].id),
+            id=task_key(split, epoch, again + lines[index].id),
+            data=data,
             split=split,
             epoch=epoch,
             seq=seq,
@@ -40,6 +48,11 @@ def make_tasks(
         )
         for seq, index in enumerate(order)
     ]
+
+
+def of_data(data: int) -> dict[str, object]:
+    """The filter of the tasks of a data set. Older databases know of the first one only."""
+    return {"data": data if data else {"$in": [0, None]}}
 
 
 class TaskFeeder:
@@ -71,16 +84,34 @@ class TaskFeeder:
         self._low_water = low_water
         self._seed = seed
         self._next_epoch = 0
+        self._first_epoch = 0
+        self._data = 0
 
-    async def start(self) -> None:
-        """Find out which epochs the ledger already holds, complete the newest, and top up."""
-        newest = await self._database.tasks.find_one(
-            {"split": Split.TRAIN}, {"epoch": 1}, sort=[("epoch", -1)]
-        )
-        if newest is not None:
+    async def next_epoch(self) -> int:
+        """The first epoch of which the ledger holds no training task."""
+        newest = await self._newest_epoch()
+        return 0 if newest is None else newest + 1
+
+    async def leave(self, data: int) -> int:
+        """Take what nobody has begun of the data sets before `data` out of the ledger.
+
+        Nothing refers to such tasks, and nobody would make them again. Returns how many.
+        """
+        left = {"status": TaskStatus.CREATED, "data": {"$not": {"$gte": data}}}
+        return (await self._database.tasks.delete_many(left)).deleted_count
+
+    async def start(self, data: int = 0, first_epoch: int = 0) -> None:
+        """Find out which epochs the ledger already holds, complete the newest, and top up.
+
+        `data`: the number of the data set that the lines are, which begins at `first_epoch`.
+        """
+        self._data, self._first_epoch = data, first_epoch
+        self._next_epoch = first_epoch
+        newest = await self._newest_epoch()
+        if newest is not None and newest >= first_epoch:
             # A crash may have left it half stored; what is there stays as it is.
-            await self._add_epoch(newest["epoch"])
-            self._next_epoch = newest["epoch"] + 1
+            await self._add_epoch(newest)
+            self._next_epoch = newest + 1
         await self.top_up()
 
     async def top_up(self) -> None:
@@ -98,8 +129,14 @@ class TaskFeeder:
         order = list(range(len(self._train)))
         random.Random(f"{self._seed}:{epoch}").shuffle(order)
         return await self._ledger.add(
-            make_tasks(self._train, Split.TRAIN, epoch, self._num_generations, order)
+            make_tasks(self._train, Split.TRAIN, epoch, self._num_generations, order, self._data)
         )
+
+    async def _newest_epoch(self) -> int | None:
+        newest = await self._database.tasks.find_one(
+            {"split": Split.TRAIN}, {"epoch": 1}, sort=[("epoch", -1)]
+        )
+        return None if newest is None else int(newest["epoch"])
 
     async def exhausted(self) -> bool:
         """Whether all epochs are sampled and finalised: no further row can come."""
@@ -114,17 +151,27 @@ class TaskFeeder:
         """Add all held-out tasks, as split `eval` and epoch `step`."""
         await self._ledger.add(
             make_tasks(
-                self._held_out, Split.EVAL, step, self._eval_attempts, range(len(self._held_out))
+                self._held_out,
+                Split.EVAL,
+                step,
+                self._eval_attempts,
+                range(len(self._held_out)),
+                self._data,
             )
         )
 
     async def evaluation_done(self, step: int) -> bool:
         """Whether every group of that evaluation is finalised."""
         open_task = await self._database.tasks.find_one(
-            {"split": Split.EVAL, "epoch": step, "status": {"$ne": TaskStatus.COMPLETED}},
+            {
+                "split": Split.EVAL, "epoch": step, "status": {"$ne": TaskStatus.COMPLETED},
+                **of_data(self._data),
+            },
             {"_id": 1},
-        )
+        )  # fmt: skip
         return open_task is None
 
     def _all_added(self) -> bool:
-        return self._epochs is not None and self._next_epoch >= self._epochs
+        if self._epochs is None:
+            return False
+        return self._next_epoch >= self._first_epoch + self._epochs

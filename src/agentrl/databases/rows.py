@@ -63,6 +63,11 @@ class RowLedger:
         self._fence = fence
         self._max_trained_count = max_trained_count
         self._retrained_interval = retrained_interval
+        self._first_place = 0
+
+    def begin_at(self, place: int) -> None:
+        """Rows of groups before `place` are of other data (`DataSet`): they are not trained."""
+        self._first_place = place
 
     async def evict(self, step: int, lineage: Lineage, max_staleness: int) -> int:
         """Take rows out that are too old for `step` (see `Lineage.too_old`); returns how many.
@@ -70,10 +75,14 @@ class RowLedger:
         `step` is the optimizer step that would train them, by weights of the step before.
         """
         young = lineage.young_versions(step - 1, max_staleness)
-        old = {"$elemMatch": {"$nin": young, "$lte": lineage.newest}}
+        old: dict[str, Any] = {
+            "policy_versions": {"$elemMatch": {"$nin": young, "$lte": lineage.newest}}
+        }
+        if self._first_place:
+            old = {"$or": [old, {"seq": {"$lt": self._first_place}}]}
         return await change_rows(
             self._rows,
-            {"policy_versions": old},
+            old,
             RowStatus.EVICTED,
             {"step": step, "fence": self._fence},
         )
@@ -100,6 +109,8 @@ class RowLedger:
             "status": RowStatus.READY,
             "policy_versions": {"$not": {"$elemMatch": {"$nin": young}}},
         }
+        if self._first_place:
+            trainable["seq"] = {"$gte": self._first_place}
         if not waive_interval:
             trainable["not_before"] = {"$lte": step}
         if held < count:

@@ -1,14 +1,15 @@
 """The run's own document: which trainer holds it, and how far it is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 
 from pymongo import ReturnDocument
 from pymongo.errors import DuplicateKeyError
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Run, TrainerStart
+from agentrl.databases.documents import DataSet, Run, TrainerStart
 
 TRAINING, EVALUATING, FINISHED = "training", "evaluating", "finished"
 
@@ -35,6 +36,38 @@ async def reopen(database: RunDatabase) -> None:
     await database.runs.update_one(
         {"_id": database.name},
         {"$set": {"trainer": None, "lease_expires": None, "status": "created"}},
+    )
+
+
+async def describe(
+    database: RunDatabase, identity: str, flags: Mapping[str, Any], digests: Mapping[str, str]
+) -> None:
+    """Say which run this is and which flags it has, see `Run`. Again changes nothing."""
+    description = {
+        "identity": identity,
+        "flags": {"$literal": dict(flags)},  # a value may begin with `$`
+        "digests": {"$literal": dict(digests)},
+    }
+    absent = Run(id=database.name).model_dump(exclude={"id", *description})
+    with suppress(DuplicateKeyError):
+        await database.runs.update_one({"_id": database.name}, {"$setOnInsert": absent}, True)
+    await database.runs.update_one({"_id": database.name}, [{"$set": description}])
+
+
+def refuse_second_trainer(run: Run) -> None:
+    """Raises `TrainerAlive` while a trainer's lease on the run lasts."""
+    if run.trainer is None or run.lease_expires is None:
+        return
+    left = (run.lease_expires - datetime.now(UTC)).total_seconds()
+    if left > 0:
+        raise _alive(run, left)
+
+
+def _alive(run: Run, seconds_left: float | None) -> TrainerAlive:
+    left = "-" if seconds_left is None else f"{max(0.0, seconds_left):.0f}"
+    return TrainerAlive(
+        f"run {run.id!r} has a live trainer ({run.trainer} on {run.trainer_host}): stop it "
+        f"first, or wait {left} s until its lease ends if it is dead, or use another name"
     )
 
 
@@ -101,13 +134,8 @@ class RunLease:
         if document is None:
             run = await load_run(self._database)
             assert run is not None
-            left = "-"
-            if run.lease_expires is not None:
-                left = f"{max(0.0, (run.lease_expires - datetime.now(UTC)).total_seconds()):.0f}"
-            raise TrainerAlive(
-                f"run {name!r} has a live trainer ({run.trainer} on {run.trainer_host}): stop it "
-                f"first, or wait {left} s until its lease ends if it is dead, or use another name"
-            )
+            ends = run.lease_expires
+            raise _alive(run, (ends - datetime.now(UTC)).total_seconds() if ends else None)
         self._fence = document["fence"]
         return Run.from_mongo(document)
 
@@ -120,6 +148,19 @@ class RunLease:
         start = {"fence": self._fence, "step": step}
         others = {"$filter": {"input": "$starts", "cond": {"$ne": ["$$this.fence", self._fence]}}}
         await self._update({"starts": {"$concatArrays": [others, [start]]}})
+
+    async def begin_data(self, data: DataSet) -> list[DataSet]:
+        """Say that `data` is what the run learns from now, if this trainer has not said so yet.
+
+        Returns all that the run ever had, this one last. Raises `TrainerReplaced`.
+        """
+        new = {"$literal": {**data.model_dump(), "fence": self._fence}}
+        known = {"$ifNull": ["$data", []]}
+        ours = {"$in": [self._fence, {"$map": {"input": known, "in": "$$this.fence"}}]}
+        await self._update({"data": {"$cond": [ours, known, {"$concatArrays": [known, [new]]}]}})
+        run = await load_run(self._database)
+        assert run is not None, "it was updated just now"
+        return run.data
 
     async def progress(self, *, step: int, max_steps: int, version: int, status: str) -> None:
         """Say how far the run is; extends the lease too."""

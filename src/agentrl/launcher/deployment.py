@@ -68,7 +68,7 @@ class Deployment:
         None, "command that starts SGLang's server: the services are SGLang (default: our own)"
     )
     samplers_only: bool = _variable(
-        False, "1: add samplers to a run that lives elsewhere (needs DB_URL and MCP_URL)"
+        False, "1: add samplers to a run that lives elsewhere (needs DB_URL)"
     )
     accelerate_config: str | None = _variable(
         None, "Accelerate's file (default: assets/fsdp2_dst.yml with GPUs, else fsdp2_cpu.yml)"

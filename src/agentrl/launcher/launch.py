@@ -30,6 +30,7 @@ from agentrl.launcher.stack import (
     with_urls,
 )
 from agentrl.launcher.view import LiveView, duration
+from agentrl.training.entry import enter, settle
 
 _TICK_S = 0.25
 _READ_EVERY_S = 2.0  # the database is asked so often; a step takes longer than this
@@ -124,8 +125,28 @@ class Launch:
         database = await connect(url, config.run.run_name, config.sampling.startup_timeout)
         if self._stack.mongod:
             await runs.reopen(database)
+        if self._record is not None:
+            try:
+                await self._enter(database)
+            except BaseException:
+                await database.close()
+                raise
         self._stack = with_urls(self._stack, url, self._addresses)
         return database
+
+    async def _enter(self, database: RunDatabase) -> None:
+        """See that this is the run that it was, and say what is other than at the last start.
+
+        Raises `ConfigError` if it is another run, `TrainerAlive` if it is trained elsewhere.
+        """
+        config = self._stack.config
+        run = await load_run(database)
+        if run is not None:
+            runs.refuse_second_trainer(run)
+        entry = await enter(database, config, demo_tools=self._stack.tools)
+        await settle(database, config, entry)
+        step = last_checkpoint(config.output) or 0
+        print_lines(self._console, [f"{change} (since step {step})" for change in entry.changes])
 
     async def _train(self, database: RunDatabase) -> Outcome:
         """Start the parts and wait for the end of the run, whichever way it comes."""

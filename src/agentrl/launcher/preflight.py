@@ -144,10 +144,17 @@ def _scoring_mistakes(found: TaskFile, config: Config, helping: HelpingModels) -
         missing = missing_for(name, helping)
         if missing is not None:
             yield (
-                f"task file {found.path} uses scorer {name}, which {missing} of a file given with "
-                "--agent_config_path (assets/agent_config_example.yml), or give the tasks another "
-                "scorer"
+                f"task file {found.path} uses scorer {name}, which {missing} of "
+                f"{agent_config_of(config)}, or give the tasks another scorer"
             )
+
+
+def agent_config_of(config: Config) -> str:
+    """The run's file of helping models as a sentence names it, or where one would come from."""
+    given = config.agent.agent_config_path
+    if given is not None:
+        return f"--agent_config_path {given}"
+    return "a file given with --agent_config_path (assets/agent_config_example.yml)"
 
 
 def agent_of(task: TaskLine, config: Config) -> str:

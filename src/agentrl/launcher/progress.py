@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Split, TaskStatus
+from agentrl.databases.feeder import of_data
 from agentrl.databases.rows import count_waiting
 from agentrl.databases.runs import load_run
 from agentrl.databases.services import live_services
@@ -159,14 +160,19 @@ class ProgressReader:
 
 
 async def evaluations(database: RunDatabase) -> list[HeldOut]:
-    """The finished evaluations of training, by step. Later evaluations of a checkpoint have
-    negative numbers and are not among them."""
+    """The finished evaluations of training on what the run learns from now, by step.
+
+    Those on other data that it had before are not among them, nor later evaluations of a
+    checkpoint, which have negative numbers.
+    """
+    run = await load_run(database)
+    data = max(0, len(run.data) - 1) if run else 0
     success = {"$cond": [{"$gte": ["$slots.score", SUCCESS_SCORE]}, 1, 0]}
     cursor = await database.tasks.aggregate(
         [
             # all statuses are named so that the index on (status, split) serves
             {"$match": {"status": {"$in": list(TaskStatus)}, "split": Split.EVAL}},
-            {"$match": {"epoch": {"$gte": 0}}},
+            {"$match": {"epoch": {"$gte": 0}, **of_data(data)}},
             {"$project": {"epoch": 1, "slots.score": 1, "status": 1}},
             {"$unwind": "$slots"},
             {

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from agentrl.configs import Config
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import RowStatus, SlotStatus, Split, TaskStatus
+from agentrl.databases.documents import DataSet, RowStatus, SlotStatus, Split, TaskStatus
+from agentrl.databases.runs import load_run
 from agentrl.databases.transitions import TERMINAL_SLOTS
 from agentrl.launcher.progress import HeldOut, Metrics, evaluations, read_metrics
 from agentrl.launcher.run_folder import write_whole
@@ -80,6 +81,7 @@ class Summary:
 
     steps: int
     seconds: float  # wall time of all launches of the run, set-up not included
+    eval_file: str | None  # the held-out tasks, which may have been others before
     eval_before: float | None  # success rate on the held-out tasks, first evaluation
     eval_after: float | None  # and last
     reward_first: float | None  # mean score of what the first steps' policies sampled
@@ -103,7 +105,9 @@ class Report:
 async def gather_report(database: RunDatabase, output: Path, seconds: float) -> Report:
     """Read a run's report from its database and metrics."""
     metrics = read_metrics(output / "metrics.jsonl")
-    curve = await _curve(database)
+    run = await load_run(database)
+    data = run.data[-1] if run and run.data else DataSet()
+    curve = await _curve(database, data.epoch)
     held_out = await evaluations(database)
     rows = await _count_by(database, "record_data", "$status")
     slots = await _slots(database)
@@ -119,6 +123,7 @@ async def gather_report(database: RunDatabase, output: Path, seconds: float) -> 
             evicted=rows.get(RowStatus.EVICTED, 0),
         ),
         sampled=await _sampled(database),
+        eval_file=data.eval_file,
     )
     return Report(summary, curve, held_out)
 
@@ -132,11 +137,13 @@ def summarise(
     slots: Slots,
     rows: Rows,
     sampled: Sampled,
+    eval_file: str | None = None,
 ) -> Summary:
     """The summary of what was read."""
     return Summary(
         steps=max((line["step"] for line in metrics), default=0),
         seconds=round(seconds, 1),
+        eval_file=eval_file,
         eval_before=round(held_out[0].success, 4) if held_out else None,
         eval_after=round(held_out[-1].success, 4) if held_out else None,
         reward_first=_pooled_reward(curve[:_EDGE_STEPS]),
@@ -159,8 +166,9 @@ def _pooled_reward(points: Sequence[CurvePoint]) -> float | None:
     return round(sum(point.reward * point.records for point in points) / records, 4)
 
 
-async def _curve(database: RunDatabase) -> list[CurvePoint]:
-    """Success and reward by the step whose policy began the records.
+async def _curve(database: RunDatabase, first_epoch: int) -> list[CurvePoint]:
+    """Success and reward by the step whose policy began the records, from an epoch on: those
+    before are of other data.
 
     From the records and not from the trained rows: rows are filtered (all right and all wrong
     groups teach nothing), so their mean reward says little about the policy.
@@ -172,7 +180,14 @@ async def _curve(database: RunDatabase) -> list[CurvePoint]:
     success = {"$cond": [{"$gte": ["$score", SUCCESS_SCORE]}, 1, 0]}
     cursor = await database.records.aggregate(
         [
-            {"$match": {"split": Split.TRAIN, "score": {"$ne": None}, "versions": {"$ne": None}}},
+            {
+                "$match": {
+                    "split": Split.TRAIN,
+                    "epoch": {"$gte": first_epoch},
+                    "score": {"$ne": None},
+                    "versions": {"$ne": None},
+                }
+            },
             {
                 "$group": {
                     "_id": "$versions.min",

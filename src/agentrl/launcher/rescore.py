@@ -24,6 +24,7 @@ from agentrl.databases.rescoring import Rescoring, RowOutcome, SelectionError
 from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.launcher.database import run_database
 from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.preflight import agent_config_of
 from agentrl.launcher.run_folder import read_launch
 from agentrl.rollout.mcp.agent_config import load_agent_config
 from agentrl.rollout.rescoring import Rescorer, RescoringReport
@@ -83,7 +84,7 @@ def check_scorer(scorer: str, config: Config) -> None:
     for name in names:
         missing = missing_for(name, agents)
         if missing is not None:
-            raise ConfigError(f"--scorer {name} {missing} of a file given with --agent_config_path")
+            raise ConfigError(f"--scorer {name} {missing} of {agent_config_of(config)}")
 
 
 async def _rescore(config: Config, scorer: str, where: dict[str, Any]) -> RescoringReport:

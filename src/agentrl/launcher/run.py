@@ -8,7 +8,7 @@ from rich.console import Console
 
 from agentrl.configs import ConfigError, check_tracker
 from agentrl.launcher import launch_help
-from agentrl.launcher.deployment import count_gpus, read_deployment
+from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment
 from agentrl.launcher.launch import Launch
 from agentrl.launcher.preflight import (
     bytes_needed,
@@ -17,7 +17,7 @@ from agentrl.launcher.preflight import (
     check_tasks,
     check_tools,
 )
-from agentrl.launcher.presets import PRESETS
+from agentrl.launcher.presets import PRESETS, Preset
 from agentrl.launcher.report import next_steps, print_lines
 from agentrl.launcher.run_folder import (
     LaunchRecord,
@@ -25,7 +25,9 @@ from agentrl.launcher.run_folder import (
     read_launch,
     steps_finished,
 )
-from agentrl.launcher.stack import LOGS, Stack, plan_stack
+from agentrl.launcher.stack import LOGS, Stack, plan_samplers, plan_stack, sampler_flags
+from agentrl.rollout.joining import join
+from agentrl.training.entry import data_of, read_mark, refuse_other_data
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,15 +40,21 @@ def main(argv: Sequence[str]) -> int:
     command = launch_help.typed_command(preset)
     if not rest or rest[0].startswith("-"):
         raise ConfigError(f"the run has no name: {command} RUN [--flag value ...]")
-    deployment, gpus = read_deployment(os.environ), count_gpus(os.environ)
-    stack = plan_stack(preset, rest[0], rest[1:], deployment, gpus, command)
+    deployment = read_deployment(os.environ)
+    if deployment.samplers_only:
+        return asyncio.run(_add_samplers(preset, rest[0], rest[1:], deployment, command))
+    stack = plan_stack(preset, rest[0], rest[1:], deployment, count_gpus(os.environ), command)
     print_lines(Console(), _check(stack))
-    if not stack.trainers:
-        return asyncio.run(Launch(stack, preset).run())
     with RunLock(stack.config.output, stack.deployment.machine_rank) as lock:
         if not stack.is_first_machine:
             return asyncio.run(Launch(stack, preset, lock=lock).run())
+        _refuse_other_data(stack)
         if _is_finished(stack):
+            if stack.config.run.change_data:
+                raise ConfigError(
+                    f"--change_data: run {rest[0]} has all its {stack.config.optimizer.max_steps} "
+                    "steps; give it more with --max_steps to go on with other data"
+                )
             console = Console()
             console.print(f"run {rest[0]} is finished: its report is in {stack.config.output}\n")
             print_lines(console, next_steps(stack.config, preset.script))
@@ -57,6 +65,27 @@ def main(argv: Sequence[str]) -> int:
             preset.name, stack.flags, seconds, demo_tools=stack.tools, origins=stack.origins
         )
         return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
+
+
+async def _add_samplers(
+    preset: Preset, run: str, user_flags: Sequence[str], deployment: Deployment, command: str
+) -> int:
+    """Samplers for a run that lives elsewhere, with the flags that its database has."""
+    flags = sampler_flags(run, user_flags, deployment, command)
+    stack = plan_samplers(flags, await join(flags, command), deployment)
+    print_lines(Console(), _check(stack))
+    return await Launch(stack, preset).run()
+
+
+def _refuse_other_data(stack: Stack) -> None:
+    """Raises `ConfigError` if the run's folder says that it began with other data.
+
+    Its database says so too, but this is before it is started, and when the run is finished.
+    """
+    mark = read_mark(stack.config.output)
+    if mark is not None:
+        now = data_of(stack.config, mark.data, demo_tools=stack.tools)
+        refuse_other_data(stack.config, mark.data, now)
 
 
 def _check(stack: Stack) -> list[str]:

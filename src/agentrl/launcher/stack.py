@@ -10,7 +10,14 @@ from pathlib import Path
 
 from agentrl.configs import Config, ConfigError, ParallelConfig, ServiceConfig, parse_config
 from agentrl.configs.command_line import run_parser
-from agentrl.configs.parsing import as_words, config_of, layers_given, merged, origins_of
+from agentrl.configs.parsing import (
+    Layer,
+    as_words,
+    config_of,
+    layers_given,
+    merged,
+    origins_of,
+)
 from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import Deployment
 from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, is_demo, launch_layers
@@ -83,14 +90,7 @@ def plan_stack(
     demo = is_demo(own)
     has_database = config.run.db_connection_string is not None
     has_tools = config.agent.mcp_manager_url is not None
-    if deployment.samplers_only:
-        if not has_database or (config.agent.agent_name in NEED_TOOLS and not has_tools):
-            raise ConfigError(
-                "SAMPLERS_ONLY=1 adds samplers to a run that lives elsewhere: set DB_URL to its "
-                "MongoDB and MCP_URL to its tools"
-            )
-        services = trainers = 0
-    elif deployment.num_machines > 1 and not has_database:
+    if deployment.num_machines > 1 and not has_database:
         raise ConfigError(
             f"NUM_MACHINES={deployment.num_machines}: machines share a run through its MongoDB, so "
             "set DB_URL to one that all of them reach"
@@ -141,6 +141,47 @@ def _refuse_processes_that_do_not_fit(
         )
 
 
+def sampler_flags(
+    run: str, user_flags: Sequence[str], deployment: Deployment, command: str = "agentrl launch"
+) -> list[str]:
+    """What samplers that are added to a run are told: what is their own, and which run it is.
+
+    Raises `ConfigError` without the run's database: all else is in there.
+    """
+    given = run_parser(command).parse(user_flags)
+    layers = layers_given(given.values, given.files, deployment.layers)
+    if merged(layers).get("db_connection_string") is None:
+        raise ConfigError(
+            "SAMPLERS_ONLY=1 adds samplers to a run that lives elsewhere: set DB_URL to its MongoDB"
+        )
+    return as_words([*layers, Layer("run", {"run_name": run})])
+
+
+def plan_samplers(flags: Sequence[str], config: Config, deployment: Deployment) -> Stack:
+    """Samplers alone, which are started with `flags` and find `config` by themselves.
+
+    Raises `ConfigError`.
+    """
+    run, agent = config.run.run_name, config.agent
+    if agent.agent_name in NEED_TOOLS and agent.mcp_manager_url is None:
+        raise ConfigError(
+            f"SAMPLERS_ONLY=1: agent {agent.agent_name} of run {run!r} works with tools, and where "
+            "they are is not in the run's database: set MCP_URL"
+        )
+    return Stack(
+        config=config,
+        flags=tuple(flags),
+        origins={},
+        mongod=False,
+        tools=False,
+        services=0,
+        samplers=deployment.samplers if config.sampling.enable_sampling else 0,
+        trainers=0,
+        gpus=0,
+        deployment=deployment,
+    )
+
+
 def _refuse_sglang_flags(services: ServiceConfig) -> None:
     """Raises `ConfigError` for what the local engine does not have."""
     for flag in ("inf_tp_size", "inf_ep_size", "inf_mem_ratio"):
@@ -162,6 +203,8 @@ class Addresses:
 
 def with_urls(stack: Stack, database_url: str, addresses: Addresses) -> Stack:
     """The stack with the addresses of what is started here among its flags."""
+    if stack.deployment.samplers_only:
+        return stack  # nothing is started here that has one
     flags = [*stack.flags, "--db_connection_string", database_url]
     if stack.tools:
         flags += ["--mcp_manager_url", tools_url(addresses.tools_port)]

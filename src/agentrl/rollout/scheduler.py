@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from agentrl.configs import Config, ConfigError
+from agentrl.configs.run_flags import refuse_changed
 from agentrl.databases.changes import Changes
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Run, Split, Task
@@ -139,7 +140,17 @@ class SamplingScheduler:
         if outlook.training is not None and outlook.training.fence != self._fence:
             # A trainer that resumes makes trained rows ready again, which the bound has to count.
             self._fence, self._horizon = outlook.training.fence, None
+            self._compare_flags(outlook.training)
         return outlook
+
+    def _compare_flags(self, run: Run) -> None:
+        """End the sampler if the run was resumed with flags that make other trajectories."""
+        if run.flags is None:
+            return
+        try:
+            refuse_changed(run.id, run.flags, run.digests, self.config)
+        except ConfigError as error:
+            self._mislead(error)
 
     async def _claim(self, outlook: Outlook) -> bool:
         """Claim slots of one group and begin them; whether there were any, and room for them."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.configs import Config
 from agentrl.databases.connection import connect
 from agentrl.databases.owners import process_name
 from agentrl.databases.records import RecordLedger
@@ -16,6 +16,7 @@ from agentrl.inference.pool import ServicePool
 from agentrl.rollout.advantages import find_estimator
 from agentrl.rollout.agents import find_agent, load_agents
 from agentrl.rollout.agents.process import Agents
+from agentrl.rollout.joining import join
 from agentrl.rollout.sampler import AsyncSampler
 from agentrl.rollout.scheduler import SamplingScheduler
 
@@ -24,17 +25,15 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """Sample for a run until it is finished. SIGTERM stops it in order."""
-    config = parse_config(argv, "agentrl sample")
-    if config.run.db_connection_string is None:
-        raise ConfigError(
-            "--db_connection_string is needed: the URL of the MongoDB of the run to sample for "
-            "(`agentrl launch` starts one and gives it)"
-        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for chatty in ("httpx2", "mcp"):  # they have a line for every tool call, or session
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    uvloop.run(sample(config))
+    uvloop.run(_join_and_sample(argv))
     return 0
+
+
+async def _join_and_sample(argv: Sequence[str]) -> None:
+    await sample(await join(argv))
 
 
 async def sample(config: Config, evaluation: int | None = None) -> None:

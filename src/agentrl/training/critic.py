@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import PreTrainedModel
 
 from agentrl.configs import CriticConfig, OptimizerConfig
@@ -27,7 +27,7 @@ from agentrl.training.critic_loss import (
     value_loss,
 )
 from agentrl.training.gae import generalised_advantages, outcome_rewards, whitened
-from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.optimizer import load_optimizer, make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, clip_grad_norm
 from agentrl.training.program import Program, run_program
 from agentrl.training.value_model import state_values
@@ -163,14 +163,8 @@ class Critic:
         return {"model": model, "optimizer": optimizer, "scheduler": self._scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of a critic of the same model gave. Collective."""
-        set_state_dict(
-            self.model,
-            self._optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
-        self._scheduler.load_state_dict(state["scheduler"])
+        """Take over what `state_dict` of a critic of the same model gave; see `Learner`."""
+        load_optimizer(self.model, self._optimizer, self._scheduler, state)
 
     def _values(self, batch: MicroBatch, trunk: Trunk | None) -> Tensor:
         """Of the states that the batch's predictions are made in [M]."""

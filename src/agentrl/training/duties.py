@@ -19,7 +19,7 @@ import torch
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.changes import Changes, updated
 from agentrl.databases.connection import RunDatabase, patiently
-from agentrl.databases.documents import RowStatus, TaskStatus, TrainerStart
+from agentrl.databases.documents import DataSet, RowStatus, TaskStatus, TrainerStart, place_of
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.rows import RowLedger, count_rows
 from agentrl.databases.runs import RunLease, TrainerReplaced
@@ -27,6 +27,7 @@ from agentrl.databases.services import SILENT_S, register_urls
 from agentrl.databases.task_file import TaskLine, read_tasks
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
+from agentrl.training.entry import Entry, enter, settle
 from agentrl.training.gpu_sharing import GpuSharing
 from agentrl.training.publication import Publication, Publisher, next_version
 from agentrl.training.startup import checkpoint_to_resume
@@ -96,6 +97,8 @@ class RunDuties:
         self._total_steps = 0
         self._ledger: RowLedger | None = None
         self._starts: list[TrainerStart] = []
+        self._entry: Entry | None = None
+        self._known_data: list[DataSet] = []
 
     @property
     def ledger(self) -> RowLedger:
@@ -116,6 +119,7 @@ class RunDuties:
         """
         run = await patiently(lambda: self._lease.acquire(self._rows_per_step), "the run's lease")
         self._starts = run.starts
+        self._known_data = run.data
         optimizer = self._config.optimizer
         self._ledger = RowLedger(
             self._database,
@@ -127,6 +131,21 @@ class RunDuties:
         checkpoint = checkpoint_to_resume(self._config, run.starts)
         self._total_steps = await self._count_steps()
         return HeldRun(run.fence, self._total_steps, checkpoint)
+
+    @property
+    def begins_data(self) -> bool:
+        """Whether this start is the first with its tasks, model and world."""
+        assert self._entry is not None, "the run was not entered"
+        return self._entry.begins
+
+    async def enter(self) -> None:
+        """See whether folder and database are of one run, and go on with the same as before.
+
+        Raises `ConfigError`.
+        """
+        entry = await patiently(lambda: enter(self._database, self._config), "the run's document")
+        await patiently(lambda: settle(self._database, self._config, entry), "the run's flags")
+        self._entry = entry
 
     async def hold(self) -> None:
         """Raises `TrainerReplaced` if another trainer has taken the run."""
@@ -142,8 +161,23 @@ class RunDuties:
         if again:
             logger.info("%d rows of steps after step %d are ready again", again, step)
         await register_urls(self._database, self._config.inference_urls)
-        await self._feeder.start()
+        await self._start_feeding(step)
         return await next_version(self._database, SILENT_S)
+
+    async def _start_feeding(self, step: int) -> None:
+        """Feed what the run learns from now; what belongs to other data is left out from here."""
+        assert self._entry is not None, "the run was not entered"
+        if self._entry.begins:
+            epoch = await self._feeder.next_epoch() if self._known_data else 0
+            begun = self._entry.data.model_copy(update={"epoch": epoch, "step": step})
+            self._known_data = await self._lease.begin_data(begun)
+        number = len(self._known_data) - 1
+        left = await self._feeder.leave(number)
+        if left:
+            logger.info("%d tasks of other data, which nobody had begun, are left out", left)
+        first_epoch = self._known_data[-1].epoch
+        self.ledger.begin_at(place_of(first_epoch, 0))
+        await self._feeder.start(number, first_epoch)
 
     def run_beside(self, background: BackgroundLoop) -> None:
         """Keep the lease alive and late services current, while training goes on."""

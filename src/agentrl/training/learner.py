@@ -10,11 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import PreTrainedModel
 
 from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, OptimizerConfig
@@ -24,7 +20,7 @@ from agentrl.training.loading import empty_model, fill
 from agentrl.training.lora import has_adapter
 from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
-from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.optimizer import load_optimizer, make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, parallelise
 from agentrl.training.reference import Reference
 from agentrl.training.sequences import TrainingSequence
@@ -126,15 +122,12 @@ class Learner:
         return state if self.critic is None else {**state, "critic": self.critic.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of a learner of the same model gave. Collective."""
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=StateDictOptions(strict=False),  # what is not trained is not in it
-        )
-        self.scheduler.load_state_dict(state["scheduler"])
+        """Take over what `state_dict` of a learner of the same model gave. Collective.
+
+        Learning rate, weight decay, betas, epsilon and schedule stay as this learner has them.
+        """
+        # not strict: what is not trained is not in it
+        load_optimizer(self.model, self.optimizer, self.scheduler, state, strict=False)
         if self.critic is not None:
             self.critic.load_state_dict(state["critic"])
 

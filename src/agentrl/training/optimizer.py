@@ -1,9 +1,16 @@
-"""AdamW and its learning-rate schedule, by the names of transformers.TrainingArguments."""
+"""AdamW and its learning-rate schedule, by the names of transformers.TrainingArguments.
+
+A checkpoint holds an optimizer's moments and how far its schedule is. Everything else of the two is
+of the flags, and stays as they are given now when a checkpoint is loaded.
+"""
+
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from agentrl.configs import OptimizerConfig
@@ -27,12 +34,53 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
 
 def make_scheduler(
     optimizer: torch.optim.Optimizer, config: OptimizerConfig, total_steps: int
-) -> LRScheduler:
+) -> LambdaLR:
     """The schedule `lr_scheduler_type` over `total_steps` optimizer steps, with linear warm-up."""
-    scheduler: LRScheduler = get_scheduler(
+    scheduler: LambdaLR = get_scheduler(
         config.lr_scheduler_type,
         optimizer,
         num_warmup_steps=config.warmup_steps,
         num_training_steps=total_steps,
     )
     return scheduler
+
+
+def load_optimizer(
+    model: nn.Module,
+    optimizer: AdamW,
+    scheduler: LambdaLR,
+    state: dict[str, Any],
+    *,
+    strict: bool = True,
+) -> None:
+    """Weights, moments and the place in the schedule of `state`; all else as given. Collective.
+
+    `strict` is of the weights: whether `state` has all of them.
+    """
+    given = [_settings(group) for group in optimizer.param_groups]
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=StateDictOptions(strict=strict),
+    )
+    for group, settings in zip(optimizer.param_groups, given, strict=True):
+        group.update(settings)
+    _go_to(scheduler, state["scheduler"]["last_epoch"])
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _go_to(scheduler: LambdaLR, step: int) -> None:
+    """Put the schedule where it is after `step` steps, whatever schedule was followed so far."""
+    state = {**scheduler.state_dict(), "last_epoch": step, "_step_count": step + 1}
+    rates = [
+        base * factor(step)
+        for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    ]
+    scheduler.load_state_dict({**state, "_last_lr": rates})
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate

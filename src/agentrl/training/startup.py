@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from agentrl.configs import Config, ConfigError, check_tracker
+from agentrl.configs.run_flags import flat_flags, refuse_fixed, stored_flags
 from agentrl.databases.documents import TrainerStart
 from agentrl.training.agreement import Agreement
 from agentrl.training.checkpoint import lineage_checkpoints, read_state
@@ -56,8 +57,12 @@ def checkpoint_to_resume(config: Config, starts: Sequence[TrainerStart]) -> Path
     Raises `ConfigError`.
     """
     checkpoint = _chosen_checkpoint(config, starts)
-    if checkpoint is not None and config.loss.loss_calculator == "PPO":
-        saved_by = read_state(checkpoint).config["loss"]["loss_calculator"]
+    if checkpoint is None:
+        return None
+    saved = read_state(checkpoint).config
+    refuse_fixed(flat_flags(saved), stored_flags(config), str(checkpoint))
+    if config.loss.loss_calculator == "PPO":
+        saved_by = saved["loss"]["loss_calculator"]
         if saved_by != "PPO":
             raise ConfigError(
                 f"--loss_calculator PPO: {checkpoint} was saved with {saved_by} and has no critic; "

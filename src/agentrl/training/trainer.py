@@ -31,6 +31,7 @@ import transformers
 from accelerate import Accelerator
 
 from agentrl.configs import TREE_ATTENTION, Config, ConfigError, parse_config
+from agentrl.configs.run_flags import changed_flags, flat_flags, stored_flags
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
 from agentrl.databases.owners import process_name
 from agentrl.databases.runs import EVALUATING, FINISHED, TRAINING, TrainerAlive, TrainerReplaced
@@ -196,6 +197,7 @@ class Trainer:
             database, self._config, self._output, process_name(), rows_per_step
         )
         held = self._background.run(duties.acquire())
+        self._background.run(duties.enter())
         duties.run_beside(self._background)
         return held
 
@@ -210,7 +212,9 @@ class Trainer:
         learner = self._learner
         costs = CostModel.of(learner.model)
         stream = RowStream(self._background, self._database, source, learner.mesh, costs)
-        self._publish(evaluate=self._step == 0)
+        # A policy that has not been tried on these tasks before is evaluated as it is.
+        untried = self._step == 0 or bool(self._duties and self._duties.begins_data)
+        self._publish(evaluate=untried)
         self._from_main(lambda duties: duties.report(self._step, self._version, TRAINING))
         if self._step == 0:
             self._finish_publishing()
@@ -241,7 +245,7 @@ class Trainer:
             self._step += 1
             began = time.monotonic()
             eval_steps = self._config.data.eval_steps
-            self._publish(evaluate=bool(eval_steps) and self._step % eval_steps == 0)
+            self._publish(evaluate=bool(eval_steps and self._step % eval_steps == 0))
             if self._config.sampling.sync_sampling:
                 # The commit lets samplers go on: by then the services must have the new weights.
                 self._finish_publishing()
@@ -303,6 +307,8 @@ class Trainer:
             state = load_checkpoint(checkpoint, self._learner)
             self._step = self._saved_step = state.step
             logger.info("going on from %s", checkpoint)
+            for change in changed_flags(flat_flags(state.config), stored_flags(self._config)):
+                logger.info("%s (since step %d)", change, state.step)
         # the version of the first publication is the next one
         self._version = self._agreement.from_main(self._start) - 1
 

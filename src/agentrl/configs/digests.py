@@ -1,0 +1,60 @@
+"""What a file or a model's folder holds, as a short text that is the same for the same content.
+
+To tell whether a path leads to what a run began with, wherever that lies now. None where there is
+nothing to read.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_TOKENS = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "spiece.model",
+    "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_SAMPLE = 1 << 20  # bytes at the beginning, in the middle and at the end of a file of weights
+_DIGITS = 16
+
+
+def file_digest(file: Path) -> str | None:
+    """Of a whole file."""
+    return _digest([file.read_bytes()]) if file.is_file() else None
+
+
+def tokenizer_digest(folder: Path) -> str | None:
+    """Of what makes text tokens in a model's folder, its chat template included."""
+    files = [folder / name for name in _TOKENS if (folder / name).is_file()]
+    return _digest(_named(files)) if files else None
+
+
+def model_digest(folder: Path) -> str | None:
+    """Of a model's configuration, tokenizer and weights, of whose files three pieces are read."""
+    if not (folder / "config.json").is_file():
+        return None
+    weights = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
+    parts = [(folder / "config.json").read_bytes(), (tokenizer_digest(folder) or "").encode()]
+    return _digest([*parts, *(piece for file in weights for piece in _pieces(file))])
+
+
+def _named(files: Iterable[Path]) -> Iterator[bytes]:
+    for file in files:
+        yield file.name.encode()
+        yield file.read_bytes()
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    size = file.stat().st_size
+    yield f"{file.name} {size}".encode()
+    with file.open("rb") as opened:
+        for start in sorted({0, max(0, (size - _SAMPLE) // 2), max(0, size - _SAMPLE)}):
+            opened.seek(start)
+            yield opened.read(_SAMPLE)
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little"))
+        whole.update(part)
+    return whole.hexdigest()[:_DIGITS]
