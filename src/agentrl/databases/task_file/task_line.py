@@ -70,7 +70,8 @@ def parse_task(row: Mapping[str, Any], number: int) -> TaskLine:
             problems.append(str(error))
             return otherwise
 
-    query, messages = of(_prompt, present, otherwise=("", None))
+    no_prompt: tuple[str, list[dict[str, Any]] | None] = ("", None)
+    query, messages = of(_prompt, present, otherwise=no_prompt)
     answer = of(_answer, present, otherwise=None)
     given_scorer = present.get("scorer")
     task = TaskLine(
