@@ -58,8 +58,13 @@ def main(argv: Sequence[str]) -> int:
             print_lines(console, next_steps(stack.config, preset.script))
             return 0
         before = read_launch(stack.config.output)
-        seconds = before.seconds if before else 0.0
-        record = LaunchRecord(preset.name, stack.flags, seconds, demo_tools=stack.tools)
+        record = LaunchRecord(
+            preset.name,
+            stack.flags,
+            seconds=before.seconds if before else 0.0,
+            demo_tools=stack.tools,
+            held_out=before.held_out if before else (),
+        )
         return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
 
 
