@@ -47,6 +47,9 @@ VERBS = {
     "rescore": Verb("score a run's stored trajectories anew", "agentrl.launcher.rescore"),
     "export": Verb("write a checkpoint as a Hugging Face folder", "agentrl.training.export"),
     "show": Verb("print a trajectory", "agentrl.launcher.show"),
+    "runs": Verb("list the runs that are here", "agentrl.launcher.runs"),
+    "db": Verb("open a run's database, for MongoDB Compass", "agentrl.launcher.db"),
+    "delete": Verb("delete a run: folder, database and logs", "agentrl.launcher.delete"),
     "memory": Verb("what a step takes on each GPU", "agentrl.training.memory_report"),
     "doctor": Verb("check this machine, a model and the services", "agentrl.launcher.doctor"),
 }

@@ -3,15 +3,39 @@
 import fcntl
 import json
 import os
+from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.configs import Config, ConfigError
+from agentrl.configs import Config, ConfigError, parse_config
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import REPLICA_SET, EmbeddedMongod
-from agentrl.launcher.stack import LOGS
+from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.run_folder import read_launch
+from agentrl.launcher.run_parts import LOGS
+from agentrl.launcher.run_state import launched_at
+
+
+def add_place(parser: ArgumentParser) -> None:
+    """The arguments of a verb that looks at a run, for `place_config`."""
+    parser.add_argument("run", help="the run's name")
+    parser.add_argument("--output_dir", help="the run's folder (default: output/RUN)")
+    parser.add_argument("--db_connection_string", help="the run's MongoDB (default: its own)")
+
+
+def place_config(arguments: Namespace, verb: str) -> Config:
+    """The run that these arguments mean: its name, folder and MongoDB, which is the one that it was
+    launched with if neither a flag nor `DB_URL` says another."""
+    flags = ["--run_name", arguments.run]
+    if arguments.output_dir is not None:
+        flags += ["--output_dir", arguments.output_dir]
+    config = parse_config(flags, verb)
+    url = arguments.db_connection_string or read_deployment(os.environ).db_url
+    if url is None and not (config.output / "mongo").is_dir():
+        url = launched_at(read_launch(config.output))
+    return parse_config([*flags, "--db_connection_string", url], verb) if url else config
 
 
 def mongod_of(config: Config) -> EmbeddedMongod:
@@ -44,10 +68,11 @@ def ended(mongod: EmbeddedMongod) -> bool:
 
 @dataclass(frozen=True)
 class OpenDatabase:
-    """A run's database and where it answers."""
+    """A run's database and where it answers. `mongod`: the one that was started for it, if any."""
 
     database: RunDatabase
     url: str
+    mongod: EmbeddedMongod | None = None
 
 
 @asynccontextmanager
@@ -76,7 +101,7 @@ async def run_database(config: Config, *, run_lives: bool) -> AsyncIterator[Open
     try:
         database = await connect(url, run.run_name, config.sampling.startup_timeout)
         try:
-            yield OpenDatabase(database, url)
+            yield OpenDatabase(database, url, mongod)
         finally:
             await database.close()
     finally:

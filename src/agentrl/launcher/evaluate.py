@@ -43,7 +43,8 @@ from agentrl.launcher.preflight import check_model, check_output, check_task_fil
 from agentrl.launcher.processes import Change, Supervisor, last_lines
 from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, read_launch
-from agentrl.launcher.stack import LOGS, service_part, tools_part, tools_url
+from agentrl.launcher.run_parts import LOGS
+from agentrl.launcher.stack import service_part, tools_part, tools_url
 from agentrl.rollout.worker import sample
 from agentrl.training.checkpoint import CheckpointError, list_checkpoints, read_state
 from agentrl.training.export import export_checkpoint

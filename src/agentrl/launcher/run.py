@@ -24,7 +24,8 @@ from agentrl.launcher.run_folder import (
     read_launch,
     steps_finished,
 )
-from agentrl.launcher.stack import LOGS, Stack, plan_stack
+from agentrl.launcher.run_parts import LOGS
+from agentrl.launcher.stack import Stack, plan_stack
 
 
 def main(argv: Sequence[str]) -> int:

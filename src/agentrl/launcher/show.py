@@ -1,7 +1,6 @@
 """`agentrl show`: one trajectory as a person reads it, or the tasks that nothing came of."""
 
 import asyncio
-import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
 
@@ -11,12 +10,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.configs import ConfigError, parse_config
+from agentrl.configs import ConfigError
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, TurnStatus
 from agentrl.databases.poison import PoisonTask, poison_tasks
-from agentrl.launcher.database import run_database
-from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.database import add_place, place_config, run_database
 
 _ROLE_STYLES = {"system": "dim", "user": "cyan"}
 
@@ -27,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     Raises for a name that is not there.
     """
     parser = ArgumentParser("agentrl show", description=__doc__, allow_abbrev=False)
-    parser.add_argument("run", help="the run's name")
+    add_place(parser)
     wanted = parser.add_mutually_exclusive_group()
     wanted.add_argument("record", nargs="?", help="the Record's id (default: the newest)")
     wanted.add_argument(
@@ -37,16 +35,8 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--split", choices=[str(split) for split in Split], default="train",
                         help="newest among training or evaluation records")  # fmt: skip
-    parser.add_argument("--output_dir", help="the run's folder (default: output/RUN)")
-    parser.add_argument("--db_connection_string", help="the run's MongoDB (default: its own)")
     arguments = parser.parse_args(argv)
-    flags = ["--run_name", arguments.run]
-    if (url := read_deployment(os.environ).db_url) is not None:
-        flags += ["--db_connection_string", url]
-    for name in ("output_dir", "db_connection_string"):
-        if getattr(arguments, name) is not None:
-            flags += [f"--{name}", getattr(arguments, name)]
-    config = parse_config(flags, "agentrl show")
+    config = place_config(arguments, "agentrl show")
 
     async def show() -> None:
         async with run_database(config, run_lives=True) as opened:
