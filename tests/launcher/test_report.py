@@ -35,7 +35,13 @@ from agentrl.databases.policies import publish
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
-from agentrl.launcher.evaluation import Attempts, read_attempts, summarise_attempts, write_report
+from agentrl.launcher.evaluation import (
+    Attempts,
+    TaskFile,
+    read_attempts,
+    summarise_attempts,
+    write_report,
+)
 from agentrl.launcher.progress import MetricsTail, ProgressReader, Snapshot
 from agentrl.launcher.report import gather_report, next_steps, write_summary
 from agentrl.launcher.show import (
@@ -218,16 +224,24 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     unscored = {"slots.0.score": None, "slots.1.score": None}  # by a scorer with nothing to say
     await database.tasks.update_one({"task_id": "z"}, {"$set": unscored})
     attempts = await read_attempts(database, -3)
-    report = summarise_attempts("demo", "checkpoint-7", 7, -3, attempts)
+    tasks = tmp_path / "held out.jsonl"
+    tasks.write_text("one")
+    report = summarise_attempts("demo", "checkpoint-7", 7, -3, attempts, TaskFile.of(tasks))
     assert (report.tasks, report.attempts) == (3, 3)
     assert (report.failed_attempts, report.unscored_attempts) == (1, 2)
     assert report.pass_at[1].mean == pytest.approx((0.5 + 1) / 2)
     assert report.pass_at[2].mean == 1.0
     assert report.mean_turns.mean == pytest.approx((2.5 + 2) / 2)
-    written = json.loads(write_report(tmp_path, report).read_text())
-    assert written["pass_at"]["1"]["mean"] == 0.75
+    first = write_report(tmp_path, report)
+    assert first.name == "checkpoint-7-held out.json"
+    assert json.loads(first.read_text())["pass_at"]["1"]["mean"] == 0.75
+    tasks.write_text("other tasks of the same name")
+    other = summarise_attempts("demo", "checkpoint-7", 7, -4, attempts, TaskFile.of(tasks))
+    second = write_report(tmp_path, other)
+    assert (write_report(tmp_path, report), write_report(tmp_path, other)) == (first, second)
+    assert [json.loads(path.read_text())["epoch"] for path in (first, second)] == [-3, -4]
     with pytest.raises(ValueError):
-        summarise_attempts("demo", "c", 7, -3, [Attempts([], [], 2, 1)])
+        summarise_attempts("demo", "c", 7, -3, [Attempts([], [], 2, 1)], TaskFile.of(tasks))
 
 
 async def test_a_trajectory_is_printed_with_its_calls_results_and_score(

@@ -34,6 +34,7 @@ from agentrl.launcher.database import OpenDatabase, run_database
 from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
 from agentrl.launcher.evaluation import (
     EvaluationReport,
+    TaskFile,
     print_report,
     read_attempts,
     summarise_attempts,
@@ -73,7 +74,8 @@ def main(argv: Sequence[str]) -> int:
     model = check_model(config.model.model_name_or_path)
     if not config.data.eval_file:
         raise ConfigError("no tasks to evaluate on: set EVAL_FILE or --eval_file to a task file")
-    task_file = check_task_file(config.data.eval_file, config)
+    tasks = check_task_file(config.data.eval_file, config).tasks
+    task_file = TaskFile.of(Path(config.data.eval_file))
     folder = config.output / "eval"
     check_output(LOGS, 0)
     check_output(folder, 2 * sum(file.stat().st_size for file in model.glob("*.safetensors")))
@@ -88,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
             except CheckpointError as error:
                 raise ConfigError(str(error)) from None
             evaluation = Evaluation(
-                flags, checkpoint, exported, task_file.tasks, launch.demo_tools, console
+                flags, checkpoint, exported, tasks, task_file, launch.demo_tools, console
             )
             try:
                 report = asyncio.run(evaluation.run(lock))
@@ -155,6 +157,7 @@ class Evaluation:
     checkpoint: Path
     model: Path  # the checkpoint as a model folder
     tasks: Sequence[TaskLine]
+    task_file: TaskFile
     demo_tools: bool  # start the demo's tool server, unless tools are given
     console: Console
 
@@ -181,7 +184,7 @@ class Evaluation:
         await policies.serve(database, version)
         epoch = await self._add_tasks(database, config.data.eval_attempts)
         self.console.print(
-            f"{self.checkpoint.name} on {len(self.tasks)} tasks, "
+            f"{self.checkpoint.name} on {len(self.tasks)} tasks of {self.task_file.path}, "
             f"{config.data.eval_attempts} attempts each",
             highlight=False,
         )
@@ -201,6 +204,7 @@ class Evaluation:
                 step,
                 epoch,
                 await read_attempts(database, epoch),
+                self.task_file,
             )
         except ValueError as error:
             raise EvaluationFailed(
