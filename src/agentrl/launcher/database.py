@@ -44,13 +44,13 @@ def mongod_of(config: Config) -> EmbeddedMongod:
 
 
 def mongod_holds(data_dir: Path) -> bool:
-    """Whether a mongod runs on this data folder: it keeps a lock on `mongod.lock`."""
+    """Whether a mongod runs on this data folder: it keeps a `flock` on `mongod.lock`."""
     try:
-        file = os.open(data_dir / "mongod.lock", os.O_RDWR)
+        file = os.open(data_dir / "mongod.lock", os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # one that others may have too
     except BlockingIOError:
         return True
     else:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def _flag(launch: LaunchRecord | None, name: str) -> str | None:
     """The last value of a flag. Read here, because parsing all flags takes seconds."""
     value = None
     words = list(launch.flags) if launch else []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if word == f"--{name}":
             value = following
         elif word.startswith(f"--{name}="):
