@@ -49,6 +49,7 @@ from agentrl.launcher.show import (
     print_poison_tasks,
     print_record,
     read_turns,
+    right_answer,
 )
 from agentrl.launcher.training_curves import draw_training
 from agentrl.launcher.view import LiveView, duration, panel, plain_line, sparkline
@@ -256,10 +257,17 @@ async def test_a_trajectory_is_printed_with_its_calls_results_and_score(
         finish_reason="stop", versions=[], generate_latency_s=0.1, created_at=datetime.now(UTC),
     )  # fmt: skip
     await database.turns.insert_one(turn.to_mongo())
+    found = ToolCall(name="find", arguments={"item": "bolt"}, result="Q6", by_agent=True)
+    changes = {"own_calls": [found.model_dump()], "tools_offered": ["find", "stock"]}
+    await database.records.update_one({"_id": "a-t0-a0"}, {"$set": changes})
+    await database.tasks.update_one({"_id": "a"}, {"$set": {"answer": "twenty-seven"}})
     record = await find_record(database, None, Split.TRAIN)
+    answer = await right_answer(database, record)
     out = io.StringIO()
-    print_record(Console(file=out, width=100), record, await read_turns(database, record))
-    for words in ("a-t0-a0", "How many bolts?", "let me look", "stock(bin='Q6')", "27", "score 1"):
+    print_record(Console(file=out, width=100), record, await read_turns(database, record), answer)
+    for words in ("a-t0-a0", "How many bolts?", "let me look", "→ stock(bin='Q6')", "27", "score 1",
+                  "agent → find(item='bolt')", "tools in the prompt: find, stock",
+                  "right answer twenty-seven"):  # fmt: skip
         assert words in out.getvalue()
     with pytest.raises(ConfigError, match="no record 'nope'"):
         await find_record(database, "nope", Split.TRAIN)
