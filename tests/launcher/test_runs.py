@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from pymongo.asynchronous.collection import AsyncCollection
 
 from agentrl import cli
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Run
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.run_list import COLLECTIONS
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, write_launch
 
 
@@ -155,6 +157,12 @@ async def test_a_deleted_run_takes_its_database_along_but_not_what_others_keep_t
     )
     assert status == 0 and f"database {database.name} at" in printed
     assert database.name not in await database.client.list_database_names()
+
+
+async def test_every_collection_of_a_run_is_known_to_be_one(database: RunDatabase) -> None:
+    names = [name for name, value in vars(RunDatabase).items() if isinstance(value, property)]
+    values = [getattr(database, name) for name in names]
+    assert {value.name for value in values if isinstance(value, AsyncCollection)} == COLLECTIONS
 
 
 def test_only_what_the_run_wrote_is_deleted_and_no_link_is_followed(

@@ -55,8 +55,8 @@ async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoC
     try:
         yield client
     except PyMongoError as error:
-        first = str(error).split(",")[0]
-        raise DatabaseUnreachable(f"MongoDB at {shown} does not answer: {first}") from None
+        reason = str(error).split(", Timeout:")[0].split(", full error:")[0]
+        raise DatabaseUnreachable(f"MongoDB at {shown} does not answer: {reason}") from None
     finally:
         await client.close()
 

@@ -92,6 +92,10 @@ class Launch:
             if self._record is not None:
                 ended, *_ = outcome.message.splitlines() or [""]
                 self._save(replace(self._record, status=outcome.status, ended=ended))
+        except Exception as error:
+            if self._record is not None:
+                self._save(replace(self._record, status=_FAILED, ended=str(error)))
+            raise
         finally:
             await self._supervisor.stop_all()
             if database is not None:
