@@ -134,6 +134,7 @@ def print_report(console: Console, report: EvaluationReport) -> None:
         f"{report.attempts} attempts)",
         highlight=False,
         markup=False,
+        soft_wrap=True,
     )
     table = Table()
     table.add_column("")
