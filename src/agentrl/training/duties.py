@@ -238,10 +238,6 @@ class RunDuties:
         """Wait until the last publication is on disk too."""
         await self._publisher.close()
 
-    async def discard_weights(self) -> None:
-        """The run is finished: its published weights need no room any more."""
-        await self._publisher.discard()
-
     async def release(self) -> None:
         """Give the run back."""
         await self._lease.release()

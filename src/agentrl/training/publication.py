@@ -176,13 +176,6 @@ class Publisher:
             await asyncio.gather(*self._catching_up.values(), return_exceptions=True)
             yield
 
-    async def discard(self) -> None:
-        """Remove the published weights from disk: the run is finished, its last checkpoint has
-        them, and nobody is brought up to date any more."""
-        async with self.quiet():
-            self._newest = None
-            await asyncio.to_thread(shutil.rmtree, self._weights, ignore_errors=True)
-
     async def close(self) -> None:
         """Wait for the last publication to be on disk."""
         await self._finish_writing()
