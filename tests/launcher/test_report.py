@@ -37,7 +37,7 @@ from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
 from agentrl.launcher.evaluation import (
     Attempts,
-    TaskFile,
+    HeldOutFile,
     read_attempts,
     summarise_attempts,
     write_report,
@@ -227,7 +227,7 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     attempts = await read_attempts(database, -3)
     tasks = tmp_path / "held out.jsonl"
     tasks.write_text("one")
-    report = summarise_attempts("demo", "checkpoint-7", 7, -3, attempts, TaskFile.of(tasks))
+    report = summarise_attempts("demo", "checkpoint-7", 7, -3, attempts, HeldOutFile.of(tasks))
     assert (report.tasks, report.attempts) == (3, 3)
     assert (report.failed_attempts, report.unscored_attempts) == (1, 2)
     assert report.pass_at[1].mean == pytest.approx((0.5 + 1) / 2)
@@ -237,12 +237,12 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     assert first.name == "checkpoint-7-held out.json"
     assert json.loads(first.read_text())["pass_at"]["1"]["mean"] == 0.75
     tasks.write_text("other tasks of the same name")
-    other = summarise_attempts("demo", "checkpoint-7", 7, -4, attempts, TaskFile.of(tasks))
+    other = summarise_attempts("demo", "checkpoint-7", 7, -4, attempts, HeldOutFile.of(tasks))
     second = write_report(tmp_path, other)
     assert (write_report(tmp_path, report), write_report(tmp_path, other)) == (first, second)
     assert [json.loads(path.read_text())["epoch"] for path in (first, second)] == [-3, -4]
     with pytest.raises(ValueError):
-        summarise_attempts("demo", "c", 7, -3, [Attempts([], [], 2, 1)], TaskFile.of(tasks))
+        summarise_attempts("demo", "c", 7, -3, [Attempts([], [], 2, 1)], HeldOutFile.of(tasks))
 
 
 async def test_a_trajectory_is_printed_with_its_calls_results_and_score(

@@ -34,7 +34,7 @@ from agentrl.launcher.database import OpenDatabase, run_database
 from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
 from agentrl.launcher.evaluation import (
     EvaluationReport,
-    TaskFile,
+    HeldOutFile,
     print_report,
     read_attempts,
     summarise_attempts,
@@ -74,13 +74,13 @@ def main(argv: Sequence[str]) -> int:
     model = check_model(config.model.model_name_or_path)
     if not config.data.eval_file:
         raise ConfigError("no tasks to evaluate on: set EVAL_FILE or --eval_file to a task file")
-    tasks = check_task_file(config.data.eval_file, config).tasks
-    task_file = TaskFile.of(Path(config.data.eval_file))
+    checked = check_task_file(config.data.eval_file, config)
+    task_file = HeldOutFile.of(Path(config.data.eval_file))
     folder = config.output / "eval"
     check_output(LOGS, 0)
     check_output(folder, 2 * sum(file.stat().st_size for file in model.glob("*.safetensors")))
     console = Console()
-    print_lines(console, task_file.doubts)
+    print_lines(console, checked.doubts)
     with RunLock(config.output) as lock:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
             except CheckpointError as error:
                 raise ConfigError(str(error)) from None
             evaluation = Evaluation(
-                flags, checkpoint, exported, tasks, task_file, launch.demo_tools, console
+                flags, checkpoint, exported, checked.tasks, task_file, launch.demo_tools, console
             )
             try:
                 report = asyncio.run(evaluation.run(lock))
@@ -157,7 +157,7 @@ class Evaluation:
     checkpoint: Path
     model: Path  # the checkpoint as a model folder
     tasks: Sequence[TaskLine]
-    task_file: TaskFile
+    task_file: HeldOutFile
     demo_tools: bool  # start the demo's tool server, unless tools are given
     console: Console
 

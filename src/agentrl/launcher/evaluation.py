@@ -60,7 +60,7 @@ class EvaluationReport:
 
 
 @dataclass(frozen=True)
-class TaskFile:
+class HeldOutFile:
     """The tasks of an evaluation, known by what is in the file and not by its name."""
 
     path: Path
@@ -78,7 +78,7 @@ def summarise_attempts(
     step: int,
     epoch: int,
     attempts: Sequence[Attempts],
-    task_file: TaskFile,
+    task_file: HeldOutFile,
 ) -> EvaluationReport:
     """The report on all tasks. Raises `ValueError` if no attempt ended with a score."""
     scored = [task for task in attempts if task.scores]
