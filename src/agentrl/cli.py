@@ -86,7 +86,14 @@ VERBS = {
         "agentrl.training.export",
         parser="export_parser",
     ),
-    "show": Verb("print a trajectory", "agentrl.launcher.show", parser="show_parser"),
+    "show": Verb("print trajectories", "agentrl.launcher.show", parser="show_parser"),
+    "runs": Verb("list the runs that are here", "agentrl.launcher.runs", parser="runs_parser"),
+    "db": Verb(
+        "open a run's database, for MongoDB Compass", "agentrl.launcher.db", parser="db_parser"
+    ),
+    "delete": Verb(
+        "delete a run: folder, database and logs", "agentrl.launcher.delete", parser="delete_parser"
+    ),
     "memory": Verb(
         "what a step takes on each GPU", "agentrl.training.memory_report", parser="memory_parser"
     ),

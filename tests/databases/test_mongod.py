@@ -29,18 +29,23 @@ def test_what_was_written_is_there_after_a_crash_at_the_same_address(tmp_path: P
     server = EmbeddedMongod(tmp_path / "data", tmp_path / "log")
     url = server.start()
     try:
-        with MongoClient[dict[str, object]](url) as client:
+        large = os.urandom(6 << 20)  # more than is left of the journal's file, twice
+        with MongoClient[dict[str, object]](url, w=1, journal=True) as client:
             client["run"]["tasks"].insert_one({"_id": "a"})
+            client["run"]["rows"].insert_many([{"_id": n, "ids": large} for n in range(3)])
         server.kill()
         assert server.start() == url
         with MongoClient[dict[str, object]](url) as client:
             assert client["run"]["tasks"].find_one() == {"_id": "a"}
+            assert [row["ids"] == large for row in client["run"]["rows"].find()] == [True] * 3
             with client["run"]["tasks"].watch(max_await_time_ms=10) as stream:
                 assert stream.alive  # a replica set: change streams are there
         pid = server.pid
     finally:
         server.stop()
     assert pid is not None and not psutil.pid_exists(pid)
+    journal = sum(file.stat().st_blocks * 512 for file in (tmp_path / "data/journal").iterdir())
+    assert journal < 20 << 20, "the journal of a run that ended takes a file, not 300 MB"
 
 
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

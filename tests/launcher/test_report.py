@@ -35,7 +35,13 @@ from agentrl.databases.policies import publish
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
-from agentrl.launcher.evaluation import Attempts, read_attempts, summarise_attempts, write_report
+from agentrl.launcher.evaluation import (
+    Attempts,
+    HeldOutFile,
+    read_attempts,
+    summarise_attempts,
+    write_report,
+)
 from agentrl.launcher.progress import MetricsTail, ProgressReader, Snapshot
 from agentrl.launcher.report import gather_report, next_steps, write_summary
 from agentrl.launcher.show import (
@@ -43,6 +49,7 @@ from agentrl.launcher.show import (
     print_poison_tasks,
     print_record,
     read_turns,
+    right_answer,
 )
 from agentrl.launcher.training_curves import draw_training
 from agentrl.launcher.view import LiveView, duration, panel, plain_line, sparkline
@@ -219,16 +226,24 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     unscored = {"slots.0.score": None, "slots.1.score": None}  # by a scorer with nothing to say
     await database.tasks.update_one({"task_id": "z"}, {"$set": unscored})
     attempts = await read_attempts(database, -3)
-    report = summarise_attempts("demo", "checkpoint-7", 7, -3, attempts)
+    tasks = tmp_path / "held out.jsonl"
+    tasks.write_text("one")
+    report = summarise_attempts("demo", "checkpoint-7", 7, -3, attempts, HeldOutFile.of(tasks))
     assert (report.tasks, report.attempts) == (3, 3)
     assert (report.failed_attempts, report.unscored_attempts) == (1, 2)
     assert report.pass_at[1].mean == pytest.approx((0.5 + 1) / 2)
     assert report.pass_at[2].mean == 1.0
     assert report.mean_turns.mean == pytest.approx((2.5 + 2) / 2)
-    written = json.loads(write_report(tmp_path, report).read_text())
-    assert written["pass_at"]["1"]["mean"] == 0.75
+    first = write_report(tmp_path, report)
+    assert first.name == "checkpoint-7-held out.json"
+    assert json.loads(first.read_text())["pass_at"]["1"]["mean"] == 0.75
+    tasks.write_text("other tasks of the same name")
+    other = summarise_attempts("demo", "checkpoint-7", 7, -4, attempts, HeldOutFile.of(tasks))
+    second = write_report(tmp_path, other)
+    assert (write_report(tmp_path, report), write_report(tmp_path, other)) == (first, second)
+    assert [json.loads(path.read_text())["epoch"] for path in (first, second)] == [-3, -4]
     with pytest.raises(ValueError):
-        summarise_attempts("demo", "c", 7, -3, [Attempts([], [], 2, 1)])
+        summarise_attempts("demo", "c", 7, -3, [Attempts([], [], 2, 1)], HeldOutFile.of(tasks))
 
 
 async def test_a_trajectory_is_printed_with_its_calls_results_and_score(
@@ -243,10 +258,17 @@ async def test_a_trajectory_is_printed_with_its_calls_results_and_score(
         finish_reason="stop", versions=[], generate_latency_s=0.1, created_at=datetime.now(UTC),
     )  # fmt: skip
     await database.turns.insert_one(turn.to_mongo())
+    found = ToolCall(name="find", arguments={"item": "bolt"}, result="Q6", by_agent=True)
+    changes = {"own_calls": [found.model_dump()], "tools_offered": ["find", "stock"]}
+    await database.records.update_one({"_id": "a-t0-a0"}, {"$set": changes})
+    await database.tasks.update_one({"_id": "a"}, {"$set": {"answer": "twenty-seven"}})
     record = await find_record(database, None, Split.TRAIN)
+    answer = await right_answer(database, record)
     out = io.StringIO()
-    print_record(Console(file=out, width=100), record, await read_turns(database, record))
-    for words in ("a-t0-a0", "How many bolts?", "let me look", "stock(bin='Q6')", "27", "score 1"):
+    print_record(Console(file=out, width=100), record, await read_turns(database, record), answer)
+    for words in ("a-t0-a0", "How many bolts?", "let me look", "→ stock(bin='Q6')", "27", "score 1",
+                  "agent → find(item='bolt')", "tools in the prompt: find, stock",
+                  "right answer twenty-seven"):  # fmt: skip
         assert words in out.getvalue()
     with pytest.raises(ConfigError, match="no record 'nope'"):
         await find_record(database, "nope", Split.TRAIN)

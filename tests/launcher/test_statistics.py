@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from agentrl.launcher.statistics import (
     TaskOutcome,
     bootstrap,
+    clustered_wilson,
     pass_at_k,
     pass_curve,
     powers_of_two,
@@ -75,6 +76,36 @@ def test_the_wilson_interval_by_hand() -> None:
     assert (rate.mean, rate.low, rate.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
     assert wilson(10, 10).high == pytest.approx(1.0)
     assert wilson(0, 10).low == 0.0
+
+
+@pytest.mark.parametrize(
+    ("successes", "attempts", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611),
+     (1, 29, 0.0061, 0.1718)],
+)  # fmt: skip
+def test_the_wilson_interval_is_that_of_the_literature(
+    successes: int, attempts: int, low: float, high: float
+) -> None:
+    # Newcombe 1998, Statistics in Medicine 17:857, table I, method 3
+    rate = wilson(successes, attempts)
+    assert (rate.low, rate.high) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_attempts_at_one_task_count_as_much_as_they_vary_from_task_to_task() -> None:
+    # One attempt a task: nothing is alike.
+    once = [1.0] * 8 + [0.0] * 2
+    assert clustered_wilson(once, 10) == wilson(8, 10)
+    # Four attempts a task that always agree say no more than one.
+    assert clustered_wilson(once, 40) == clustered_wilson(once, 10)
+    # Four that are independent say as much as 40 attempts: s^2 is p (1 - p) / 4, about 0.04.
+    independent = [0.75] * 4 + [1.0] * 4 + [0.5] * 2
+    assert clustered_wilson(independent, 40) == wilson(32, 40)
+    # Between: s^2 = 1/9, so 0.25 * 10 / (1/9) = 22.5 attempts of the 40.
+    between = [0.5, 0.5, 0.5, 0.5, 1.0, 1.0, 0.0, 0.0, 0.5, 0.5]
+    half = clustered_wilson(between, 40)
+    assert wilson(11, 22).low < half.low < wilson(12, 24).low
+    # All right: the interval is that of the tasks, and no point.
+    assert clustered_wilson([1.0] * 10, 40) == wilson(10, 10)
 
 
 def test_powers_of_two_end_with_the_number_of_attempts() -> None:

@@ -1,5 +1,6 @@
 """The command lines of the verbs that load much: apart from them, so that `--help` is quick."""
 
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 from agentrl.configs.command_line import RUN_FLAGS_EPILOG, Parser
@@ -13,7 +14,9 @@ DOCTOR_FLAGS = (
     "mcp_auth_token", "mcp_allow_tools", "mcp_block_tools", "inference_urls",
 )  # fmt: skip
 _LAUNCHED = "Those that are not given are as the run was launched."
+SHOWN_RECORDS = 20
 DEFAULTS = in_brackets(in_force(()))
+_ITS_OWN = {**DEFAULTS, "db_connection_string": "default: the run's own"}
 
 
 def train_parser() -> Parser:
@@ -149,9 +152,10 @@ def export_parser() -> Parser:
 def show_parser() -> Parser:
     """`agentrl show`."""
     parser = Parser(
-        "agentrl show", "One trajectory as a person reads it, or the tasks that nothing came of."
+        "agentrl show",
+        "One trajectory as a person reads it, a list of them, or the tasks with failures.",
     )
-    parser.add_argument("run", metavar="RUN", help="the run's name")
+    _add_run(parser)
     wanted = parser.add_mutually_exclusive_group()
     wanted.add_argument(
         "record", metavar="RECORD", nargs="?", help="the Record's id (default: the newest)"
@@ -161,14 +165,86 @@ def show_parser() -> Parser:
         action="store_true",
         help="list the tasks with attempts given up, and their last errors",
     )
+    for order, which in (("list", "newest"), ("worst", "worst"), ("best", "best")):
+        wanted.add_argument(
+            f"--{order}",
+            dest="order",
+            action="store_const",
+            const=which,
+            help=f"list the {which} records, one line each",
+        )
+    parser.add_argument(
+        "--where",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="list those that all of this holds for: 'score<0.5', status=failed, step=10, "
+        "'tokens.generated>200', or a MongoDB filter (JSON)",
+    )
+    parser.add_argument(
+        "--count",
+        metavar="N",
+        type=_count,
+        help=f"how many to list (default: {SHOWN_RECORDS})",
+    )
     parser.add_argument(
         "--split",
         choices=("train", "eval"),
         default="train",
-        help="newest among training or evaluation records (default: train)",
+        help="training or evaluation records (default: train)",
     )
-    parser.add_run_flags(("output_dir", "db_connection_string"), DEFAULTS)
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is no number of records")
+    return int(text)
+
+
+def runs_parser() -> Parser:
+    """`agentrl runs`."""
+    parser = Parser("agentrl runs", "List the runs that are here, and how each of them is.")
+    parser.add_argument(
+        "--output_root",
+        metavar="DIR",
+        default="output",
+        help="the folder of the runs' folders (default: output)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, a list of objects")
+    parser.add_run_flags(
+        ("db_connection_string",), {"db_connection_string": "its runs are listed too; DB_URL"}
+    )
+    return parser
+
+
+def db_parser() -> Parser:
+    """`agentrl db`."""
+    parser = Parser(
+        "agentrl db",
+        "Open a run's database and print its address for MongoDB Compass, until Ctrl-C.",
+    )
+    _add_run(parser)
+    return parser
+
+
+def delete_parser() -> Parser:
+    """`agentrl delete`."""
+    parser = Parser("agentrl delete", "Delete a run: its folder, its database and its logs.")
+    _add_run(parser)
+    parser.add_argument(
+        "--keep_database",
+        action="store_true",
+        help="leave the database of a MongoDB of your own as it is",
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask (for scripts)")
+    return parser
+
+
+def _add_run(parser: Parser) -> None:
+    """The run that a verb looks at, and where it is."""
+    parser.add_argument("run", metavar="RUN", help="the run's name")
+    parser.add_run_flags(("output_dir", "db_connection_string"), _ITS_OWN)
 
 
 def doctor_parser() -> Parser:

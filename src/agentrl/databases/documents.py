@@ -197,6 +197,19 @@ class VersionRange(Part):
     max: int
 
 
+class ToolCall(Part):
+    """A call that the model made, or the agent's own code (`by_agent`), and what came back."""
+
+    name: str
+    arguments: dict[str, Any]
+    result: str | None = None
+    is_error: bool = False
+    latency_s: float = 0.0
+    kept: str | None = None  # the ToolResult with what the model did not read: `result` is cut
+    summarised_by: str | None = None  # the browse agent's model that wrote `result`
+    by_agent: bool = False
+
+
 class Scoring(Part):
     """What a Record's scoring was before it was scored anew."""
 
@@ -230,6 +243,8 @@ class Record(Document):
     n_junctions: int = 0  # places where a turn was followed by more
     n_drifts: int = 0  # junctions where the chat template rewrites what was sampled
     turn_statuses: dict[str, int] = Field(default_factory=dict)  # how many turns of each
+    tools_offered: list[str] = Field(default_factory=list)  # those that a prompt of it named
+    own_calls: list[ToolCall] = Field(default_factory=list)  # of the agent's code, in no turn
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     versions: VersionRange | None = None
     final_answer: str | None = None
@@ -243,18 +258,6 @@ class Record(Document):
     error: str | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
-
-
-class ToolCall(Part):
-    """A call that the model made, and what came back."""
-
-    name: str
-    arguments: dict[str, Any]
-    result: str | None = None
-    is_error: bool = False
-    latency_s: float = 0.0
-    kept: str | None = None  # the ToolResult with what the model did not read: `result` is cut
-    summarised_by: str | None = None  # the browse agent's model that wrote `result`
 
 
 class ResultFile(Part):

@@ -23,6 +23,11 @@ from pymongo.errors import OperationFailure, PyMongoError
 REPLICA_SET = "rs0"
 ALREADY_INITIALIZED = 23  # error code of a replica set that has its configuration
 LOCKED = 100  # mongod's exit status when another mongod holds the folder
+OPLOG_MB = 64  # changes are waited for with it, and nothing depends on how far back it goes
+
+# By itself mongod keeps three journal files of 100 MB, two of them for later. With small files, and
+# none for later, it promises the same, also for documents larger than a file.
+_ENGINE = "log=(prealloc=false,file_max=8MB)"
 
 
 class MongodError(RuntimeError):
@@ -99,7 +104,8 @@ class EmbeddedMongod:
             str(binary), "--dbpath", str(self.data_dir), "--port", str(self.port),
             "--bind_ip", "127.0.0.1", "--replSet", REPLICA_SET,
             "--wiredTigerCacheSizeGB", str(self.cache_gb), "--nounixsocket",
-            "--oplogSize", "256", "--setParameter", "diagnosticDataCollectionEnabled=false",
+            "--wiredTigerEngineConfigString", _ENGINE, "--oplogSize", str(OPLOG_MB),
+            "--setParameter", "diagnosticDataCollectionEnabled=false",
         ]  # fmt: skip
         deadline = time.monotonic() + timeout_s
         self._spawn(command)

@@ -9,9 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.configs import Config, ConfigError
+from agentrl.configs.command_line import Given
+from agentrl.configs.parsing import config_of
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import REPLICA_SET, EmbeddedMongod
-from agentrl.launcher.stack import LOGS
+from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.run_folder import read_launch
+from agentrl.launcher.run_parts import LOGS
+from agentrl.launcher.run_state import launched_at
+
+
+def place_config(given: Given) -> Config:
+    """The run that a verb is to look at: its name, folder and MongoDB, which is the one that it was
+    launched with if neither a flag nor `DB_URL` says another."""
+    place = {**given.values, "run_name": given.own.run}
+    config = config_of(place)
+    url = config.run.db_connection_string or read_deployment(os.environ).db_url
+    if url is None and not (config.output / "mongo").is_dir():
+        url = launched_at(read_launch(config.output))
+    return config_of({**place, "db_connection_string": url}) if url else config
 
 
 def mongod_of(config: Config) -> EmbeddedMongod:
@@ -20,13 +36,13 @@ def mongod_of(config: Config) -> EmbeddedMongod:
 
 
 def mongod_holds(data_dir: Path) -> bool:
-    """Whether a mongod runs on this data folder: it keeps a lock on `mongod.lock`."""
+    """Whether a mongod runs on this data folder: it keeps a `flock` on `mongod.lock`."""
     try:
-        file = os.open(data_dir / "mongod.lock", os.O_RDWR)
+        file = os.open(data_dir / "mongod.lock", os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # one that others may have too
     except BlockingIOError:
         return True
     else:
@@ -44,10 +60,11 @@ def ended(mongod: EmbeddedMongod) -> bool:
 
 @dataclass(frozen=True)
 class OpenDatabase:
-    """A run's database and where it answers."""
+    """A run's database and where it answers. `mongod`: the one that was started for it, if any."""
 
     database: RunDatabase
     url: str
+    mongod: EmbeddedMongod | None = None
 
 
 @asynccontextmanager
@@ -76,7 +93,7 @@ async def run_database(config: Config, *, run_lives: bool) -> AsyncIterator[Open
     try:
         database = await connect(url, run.run_name, config.sampling.startup_timeout)
         try:
-            yield OpenDatabase(database, url)
+            yield OpenDatabase(database, url, mongod)
         finally:
             await database.close()
     finally:

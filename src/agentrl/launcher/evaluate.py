@@ -35,6 +35,7 @@ from agentrl.launcher.database import OpenDatabase, run_database
 from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
 from agentrl.launcher.evaluation import (
     EvaluationReport,
+    HeldOutFile,
     print_report,
     read_attempts,
     summarise_attempts,
@@ -44,7 +45,8 @@ from agentrl.launcher.preflight import check_model, check_output, check_task_fil
 from agentrl.launcher.processes import Change, Supervisor, last_lines
 from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, read_launch
-from agentrl.launcher.stack import LOGS, service_part, tools_part, tools_url
+from agentrl.launcher.run_parts import LOGS
+from agentrl.launcher.stack import service_part, tools_part, tools_url
 from agentrl.rollout.worker import sample
 from agentrl.training.checkpoint import CheckpointError, list_checkpoints, read_state
 from agentrl.training.export import export_checkpoint
@@ -74,12 +76,13 @@ def main(argv: Sequence[str]) -> int:
     model = check_model(config.model.model_name_or_path)
     if not config.data.eval_file:
         raise ConfigError("no tasks to evaluate on: set EVAL_FILE or --eval_file to a task file")
-    task_file = check_task_file(config.data.eval_file, config)
+    checked = check_task_file(config.data.eval_file, config)
+    task_file = HeldOutFile.of(Path(config.data.eval_file))
     folder = config.output / "eval"
     check_output(LOGS, 0)
     check_output(folder, 2 * sum(file.stat().st_size for file in model.glob("*.safetensors")))
     console = Console()
-    print_lines(console, task_file.doubts)
+    print_lines(console, checked.doubts)
     with RunLock(config.output) as lock:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
@@ -89,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
             except CheckpointError as error:
                 raise ConfigError(str(error)) from None
             evaluation = Evaluation(
-                flags, checkpoint, exported, task_file.tasks, launch.demo_tools, console
+                flags, checkpoint, exported, checked.tasks, task_file, launch.demo_tools, console
             )
             try:
                 report = asyncio.run(evaluation.run(lock))
@@ -147,6 +150,7 @@ class Evaluation:
     checkpoint: Path
     model: Path  # the checkpoint as a model folder
     tasks: Sequence[TaskLine]
+    task_file: HeldOutFile
     demo_tools: bool  # start the demo's tool server, unless tools are given
     console: Console
 
@@ -173,7 +177,7 @@ class Evaluation:
         await policies.serve(database, version)
         epoch = await self._add_tasks(database, config.data.eval_attempts)
         self.console.print(
-            f"{self.checkpoint.name} on {len(self.tasks)} tasks, "
+            f"{self.checkpoint.name} on {len(self.tasks)} tasks of {self.task_file.path}, "
             f"{config.data.eval_attempts} attempts each",
             highlight=False,
         )
@@ -193,6 +197,7 @@ class Evaluation:
                 step,
                 epoch,
                 await read_attempts(database, epoch),
+                self.task_file,
             )
         except ValueError as error:
             raise EvaluationFailed(

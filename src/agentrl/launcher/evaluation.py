@@ -3,8 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import mean
+from typing import Self
 
 from rich.console import Console
 from rich.table import Table
@@ -39,10 +41,13 @@ class Attempts:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """`eval/CHECKPOINT.json`. Intervals are 95 % bootstrap intervals over tasks."""
+    """`eval/CHECKPOINT-TASKS.json`. Intervals hold with 95 %: those of pass@k are Wilson's, the
+    others from the bootstrap; both take the attempts at one task as alike."""
 
     run: str
     checkpoint: str
+    task_file: str
+    task_file_sha256: str
     step: int
     epoch: int  # of its tasks and records in the database, split `eval`
     tasks: int
@@ -54,8 +59,26 @@ class EvaluationReport:
     mean_turns: Estimate
 
 
+@dataclass(frozen=True)
+class HeldOutFile:
+    """The tasks of an evaluation, known by what is in the file and not by its name."""
+
+    path: Path
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """The file as it is now."""
+        return cls(path, sha256(path.read_bytes()).hexdigest())
+
+
 def summarise_attempts(
-    run: str, checkpoint: str, step: int, epoch: int, attempts: Sequence[Attempts]
+    run: str,
+    checkpoint: str,
+    step: int,
+    epoch: int,
+    attempts: Sequence[Attempts],
+    task_file: HeldOutFile,
 ) -> EvaluationReport:
     """The report on all tasks. Raises `ValueError` if no attempt ended with a score."""
     scored = [task for task in attempts if task.scores]
@@ -65,6 +88,8 @@ def summarise_attempts(
     return EvaluationReport(
         run=run,
         checkpoint=checkpoint,
+        task_file=str(task_file.path),
+        task_file_sha256=task_file.sha256,
         step=step,
         epoch=epoch,
         tasks=len(attempts),
@@ -101,11 +126,15 @@ async def read_attempts(database: RunDatabase, epoch: int) -> list[Attempts]:
 
 
 def print_report(console: Console, report: EvaluationReport) -> None:
-    """The report as a table."""
+    """The success rate in one line, and the report as a table."""
+    success = report.pass_at[1]
     console.print(
-        f"{report.run}, {report.checkpoint}: {report.tasks} held-out tasks, "
-        f"{report.attempts} attempts",
+        f"{report.run}, {report.checkpoint} on {report.task_file}: success {success.mean:.3f} "
+        f"(95 % interval {success.low:.3f} to {success.high:.3f}; {report.tasks} tasks, "
+        f"{report.attempts} attempts)",
         highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
     table = Table()
     table.add_column("")
@@ -133,8 +162,16 @@ def _cells(estimate: Estimate) -> tuple[str, str]:
 
 
 def write_report(folder: Path, report: EvaluationReport) -> Path:
-    """Write `CHECKPOINT.json` into the folder, whole or not at all."""
-    path = folder / f"{report.checkpoint}.json"
+    """Write it into the folder, whole or not at all: a file for each checkpoint and task file.
+
+    It is named after both. Where the name is taken by other tasks, a piece of their hash is added.
+    """
+    name = f"{report.checkpoint}-{Path(report.task_file).stem}"
+    path = folder / f"{name}.json"
+    if path.is_file():
+        taken = json.loads(path.read_text(encoding="utf-8"))["task_file_sha256"]
+        if taken != report.task_file_sha256:
+            path = folder / f"{name}-{report.task_file_sha256[:8]}.json"
     with write_whole(path) as partial:
         partial.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return path

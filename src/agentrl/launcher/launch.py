@@ -86,10 +86,17 @@ class Launch:
         try:
             database = await self._open_database()
             if self._record is not None:
-                self._save_seconds(self._record)
+                self._save(self._record)
             outcome = await self._train(database)
             if outcome.status == 0 and self._record is not None:
                 await self._report(database)
+            if self._record is not None:
+                ended, *_ = outcome.message.splitlines() or [""]
+                self._save(replace(self._record, status=outcome.status, ended=ended))
+        except Exception as error:
+            if self._record is not None:
+                self._save(replace(self._record, status=_FAILED, ended=str(error)))
+            raise
         finally:
             await self._supervisor.stop_all()
             if database is not None:
@@ -235,7 +242,7 @@ class Launch:
         return f"the same command goes on from checkpoint-{step}"
 
     async def _read_progress(self, database: RunDatabase, view: LiveView) -> None:
-        """Keep the snapshot fresh and the run's seconds on disk. Nothing depends on it."""
+        """Keep the snapshot fresh and what `launch.json` says of the run. Nothing depends on it."""
         reader = ProgressReader(database, self._stack.config.output / "metrics.jsonl")
         silent = False
         saved = time.monotonic()
@@ -248,12 +255,20 @@ class Launch:
                     view.notice(f"MongoDB does not answer: {error}"[:200])
                 silent = True
             if self._record is not None and time.monotonic() - saved > _SAVE_EVERY_S:
-                self._save_seconds(self._record)
+                self._save(self._record)
                 saved = time.monotonic()
             await asyncio.sleep(_READ_EVERY_S)
 
-    def _save_seconds(self, record: LaunchRecord) -> None:
-        write_launch(self._stack.config.output, replace(record, seconds=self._seconds))
+    def _save(self, record: LaunchRecord) -> None:
+        """Store how the run was launched, and how far it is."""
+        found = [evaluation.success for evaluation in self._snapshot.held_out]
+        now = replace(
+            record,
+            seconds=self._seconds,
+            max_steps=self._snapshot.max_steps or record.max_steps,
+            held_out=[found[0], found[-1]] if found else record.held_out,
+        )
+        write_launch(self._stack.config.output, now)
 
     async def _report(self, database: RunDatabase) -> None:
         """Write the report and say what it says."""
@@ -264,7 +279,7 @@ class Launch:
         config = self._stack.config
         assert self._record is not None
         report = await gather_report(database, config.output, self._seconds)
-        self._save_seconds(self._record)
+        self._save(self._record)
         curve = draw_curve(config.output, config.run.run_name, report)
         metrics = read_metrics(config.output / "metrics.jsonl")
         training = draw_training(config.output, config.run.run_name, metrics)

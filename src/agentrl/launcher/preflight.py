@@ -30,7 +30,7 @@ from agentrl.rollout.scorers.registry import find_scorer, load_scorers, missing_
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
-_MONGOD_BYTES = 600 << 20  # journal and oplog of an embedded mongod, and the run's own documents
+_MONGOD_BYTES = 150 << 20  # oplog and journal of an embedded mongod, and the run's own documents
 _KEPT_WEIGHTS = 3
 _PROBE_BYTES = 1 << 20
 _SHOWN_TASKS = 5

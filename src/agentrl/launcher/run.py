@@ -25,7 +25,8 @@ from agentrl.launcher.run_folder import (
     read_launch,
     steps_finished,
 )
-from agentrl.launcher.stack import LOGS, Stack, plan_samplers, plan_stack, sampler_flags
+from agentrl.launcher.run_parts import LOGS
+from agentrl.launcher.stack import Stack, plan_samplers, plan_stack, sampler_flags
 from agentrl.rollout.joining import join
 from agentrl.training.entry import data_of, read_mark, refuse_other_data
 
@@ -60,9 +61,13 @@ def main(argv: Sequence[str]) -> int:
             print_lines(console, next_steps(stack.config, preset.script))
             return 0
         before = read_launch(stack.config.output)
-        seconds = before.seconds if before else 0.0
         record = LaunchRecord(
-            preset.name, stack.flags, seconds, demo_tools=stack.tools, origins=stack.origins
+            preset.name,
+            stack.flags,
+            seconds=before.seconds if before else 0.0,
+            demo_tools=stack.tools,
+            origins=stack.origins,
+            held_out=before.held_out if before else (),
         )
         return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
 

@@ -1,7 +1,8 @@
 """What the launcher keeps in a run's folder: the lock of the live launch, and how it was called.
 
 launch.lock    held while any process of a launch lives; the kernel releases it with the last
-launch.json    preset, flags and seconds so far, for the next launch and for evaluation
+launch.json    preset, flags, seconds so far and how it ended, for the next launch, for evaluation
+               and for `agentrl runs`
 summary.json   the report of a finished run
 """
 
@@ -82,6 +83,22 @@ class RunLock:
         self.release()
 
 
+def lock_holder(folder: Path) -> str | None:
+    """The process that a live launch or evaluation in this folder began with, or None.
+
+    It is asked for a lock that others may have too, and for no longer than that takes.
+    """
+    for path in sorted(folder.glob("launch*.lock")):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.read(file, 32).decode().strip() or "unknown"
+        finally:
+            os.close(file)
+    return None
+
+
 def _is_alive(pid: str) -> bool:
     return pid.isdecimal() and Path(f"/proc/{pid}").exists()
 
@@ -92,6 +109,8 @@ class LaunchRecord:
 
     `seconds`: wall time of all its launches so far. `demo_tools`: the demo's tool server is the
     run's, and is started where the run is evaluated, too. `origins`: where each flag came from.
+    `held_out`: success of the first and the last evaluation. `status`, `ended`: of the last launch,
+    its exit status and why it was not 0; None while it lives, and for ever if it was killed.
     """
 
     preset: str
@@ -99,6 +118,10 @@ class LaunchRecord:
     seconds: float = 0.0
     demo_tools: bool = False
     origins: Mapping[str, str] = field(default_factory=dict)
+    max_steps: int | None = None
+    held_out: Sequence[float] = ()
+    status: int | None = None
+    ended: str = ""
 
 
 def write_launch(folder: Path, launch: LaunchRecord) -> None:

@@ -1,7 +1,7 @@
-"""`agentrl show`: one trajectory as a person reads it, or the tasks that nothing came of."""
+"""`agentrl show`: one trajectory as a person reads it, a list of them, or the tasks that nothing
+came of."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -11,31 +11,29 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.configs import ConfigError
-from agentrl.configs.parsing import Layer, config_of, layers_given, merged
-from agentrl.configs.verbs import show_parser
+from agentrl.configs.verbs import SHOWN_RECORDS, show_parser
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, TurnStatus
+from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, ToolCall, TurnStatus
 from agentrl.databases.poison import PoisonTask, poison_tasks
-from agentrl.launcher.database import run_database
-from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.database import place_config, run_database
+from agentrl.launcher.record_filter import read_conditions
+from agentrl.launcher.show_list import list_records, print_list
 
 _ROLE_STYLES = {"system": "dim", "user": "cyan"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """`agentrl show RUN [RECORD | --failed]`; returns the exit status.
+    """`agentrl show RUN [RECORD | --list | --failed]`; returns the exit status.
 
     Raises for a name that is not there.
     """
     given = show_parser().parse(argv)
     arguments = given.own
-    environment = [
-        layer
-        for layer in read_deployment(os.environ).layers
-        if "db_connection_string" in layer.values
-    ]
-    name = Layer("command line", {"run_name": arguments.run})
-    config = config_of(merged([*layers_given(given.values, given.files, environment), name]))
+    conditions = read_conditions(arguments.where)
+    listing = arguments.order or arguments.where or arguments.count
+    if listing and (arguments.record or arguments.failed):
+        raise ConfigError("--where and --count choose among records: leave out the id or --failed")
+    config = place_config(given)
 
     async def show() -> None:
         async with run_database(config, run_lives=True) as opened:
@@ -43,9 +41,17 @@ def main(argv: Sequence[str]) -> int:
             if arguments.failed:
                 print_poison_tasks(Console(), await poison_tasks(database))
                 return
+            if listing:
+                records = await list_records(
+                    database, arguments.order or "newest", conditions, Split(arguments.split),
+                    arguments.count or SHOWN_RECORDS,
+                )  # fmt: skip
+                print_list(Console(), records, config.run.run_name)
+                return
             record = await find_record(database, arguments.record, Split(arguments.split))
             turns = await read_turns(database, record)
-        print_record(Console(), record, turns)
+            answer = await right_answer(database, record)
+        print_record(Console(), record, turns, answer)
 
     asyncio.run(show())
     return 0
@@ -72,8 +78,19 @@ async def read_turns(database: RunDatabase, record: Record) -> list[DispatchedSa
     return [DispatchedSamplingTask.from_mongo(document) async for document in cursor]
 
 
-def print_record(console: Console, record: Record, turns: Sequence[DispatchedSamplingTask]) -> None:
-    """Head, conversation and score."""
+async def right_answer(database: RunDatabase, record: Record) -> str | None:
+    """What the Record's task says that the answer is, if it does."""
+    task = await database.tasks.find_one({"_id": record.task}, {"answer": 1})
+    return None if task is None else task["answer"]
+
+
+def print_record(
+    console: Console,
+    record: Record,
+    turns: Sequence[DispatchedSamplingTask],
+    answer: str | None = None,
+) -> None:
+    """Head, conversation and score. `answer`: the right one, where the task has one."""
     versions = record.versions
     facts = [
         f"task {record.task_id}, attempt {record.traj} of its group, {record.split} epoch"
@@ -83,7 +100,12 @@ def print_record(console: Console, record: Record, turns: Sequence[DispatchedSam
     ]
     if versions is not None:
         facts.append(f"policy versions {versions.min} to {versions.max}")
+    if record.tools_offered:
+        facts.append(f"tools in the prompt: {', '.join(record.tools_offered)}")
     console.print(Panel(Text("\n".join(facts)), title=record.id))
+    if record.own_calls:
+        console.print(Rule("calls that belong to no turn", align="left", style="dim"))
+        _print_calls(console, record.own_calls)
     for turn in turns:
         for message in turn.messages:
             if message.get("role") == "tool":
@@ -99,17 +121,7 @@ def print_record(console: Console, record: Record, turns: Sequence[DispatchedSam
         console.print(Text(turn.output_text, "bold"))
         if turn.format_error:
             console.print(Text(f"not understood: {turn.format_error}", "red"))
-        for call in turn.tool_calls:
-            if not call.name:
-                continue  # it could not be read: what was wrong stands above
-            arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
-            style = "red" if call.is_error else "green"
-            console.print(
-                Text.assemble(
-                    ("  → ", "dim"), f"{call.name}({arguments})", ("  ⇒  ", "dim"),
-                    (str(call.result), style), (f"   {call.latency_s * 1000:.0f} ms", "dim"),
-                )
-            )  # fmt: skip
+        _print_calls(console, turn.tool_calls)
     console.print(Rule(style="dim"))
     if record.error:
         console.print(Text(f"failed: {record.error}", "red"))
@@ -122,12 +134,30 @@ def print_record(console: Console, record: Record, turns: Sequence[DispatchedSam
                 (advantage, "dim"),
             )
         )  # fmt: skip
+    if answer is not None:
+        console.print(Text.assemble(("right answer ", "dim"), (answer, "bold")))
     if len(record.scores) > 1 or record.explanations:
         for scorer, score in record.scores.items():
             explanation = record.explanations.get(scorer, "")
             console.print(Text.assemble(f"  {scorer} {score}", (f"  {explanation}", "dim")))
     if record.left_out:
         console.print(Text(f"  not trained: {record.left_out}", "dim"))
+
+
+def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
+    """A line for each call and what came back; one of the agent's own code is marked."""
+    for call in calls:
+        if not call.name:
+            continue  # it could not be read: what was wrong is said of the turn
+        arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
+        style = "red" if call.is_error else "green"
+        console.print(
+            Text.assemble(
+                ("  agent → " if call.by_agent else "  → ", "dim"), f"{call.name}({arguments})",
+                ("  ⇒  ", "dim"), (str(call.result), style),
+                (f"   {call.latency_s * 1000:.0f} ms", "dim"),
+            )
+        )  # fmt: skip
 
 
 def print_poison_tasks(console: Console, tasks: Sequence[PoisonTask]) -> None:

@@ -22,9 +22,9 @@ from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import Deployment
 from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, is_demo, launch_layers
 from agentrl.launcher.processes import Kind, Part
+from agentrl.launcher.run_parts import LOGS
 from agentrl.rollout.agents import NEED_TOOLS
 
-LOGS = Path("logs/as")
 RESTARTS = 10  # how often a sampler, a service, the tool server or mongod is started again
 _SGLANG_GRACE_S = 40.0  # more than `agentrl serve` itself waits for SGLang to end
 

@@ -57,13 +57,17 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
 
 
 def pass_curve(outcomes: Sequence[TaskOutcome], ks: Sequence[int]) -> dict[int, Estimate]:
-    """pass@k over tasks, for each k. Tasks with fewer than k scored attempts are left out of it,
-    and a k that no task has attempts for is left out altogether."""
+    """pass@k over tasks, for each k, with Wilson intervals.
+
+    Tasks with fewer than k scored attempts are left out of it, and a k that no task has attempts
+    for is left out altogether.
+    """
     curve: dict[int, Estimate] = {}
     for k in ks:
-        values = [pass_at_k(o.attempts, o.successes, k) for o in outcomes if o.attempts >= k]
-        if values:
-            curve[k] = bootstrap(values)
+        enough = [o for o in outcomes if o.attempts >= k]
+        if enough:
+            values = [pass_at_k(o.attempts, o.successes, k) for o in enough]
+            curve[k] = clustered_wilson(values, sum(o.attempts for o in enough) / k)
     return curve
 
 
@@ -77,9 +81,30 @@ def wilson(successes: int, attempts: int) -> Estimate:
     """A success rate with its 95 % Wilson score interval (Wilson 1927), good near 0 and 1 too."""
     if attempts <= 0:
         raise ValueError("no attempt to estimate from")
+    return _wilson(successes / attempts, attempts)
+
+
+def clustered_wilson(rates: Sequence[float], attempts: float) -> Estimate:
+    """The mean of `rates` (one per task, each from 0 to 1) with a Wilson interval that knows that
+    attempts at one task are alike.
+
+    The interval is that of as many independent attempts as would vary as the tasks' mean does:
+    p (1 - p) / (s^2 / tasks), with s^2 the variance of the rates (the design effect; Dean and
+    Pagano 2015, J. Surv. Stat. Methodol. 3:484). These are never fewer than the tasks nor more than
+    the `attempts`; where all rates are 0, or all 1, they are the tasks.
+    """
+    tasks = len(rates)
+    if tasks == 0:
+        raise ValueError("no task to estimate from")
+    rate = sum(rates) / tasks
+    variance = sum((value - rate) ** 2 for value in rates) / max(1, tasks - 1)
+    independent = rate * (1 - rate) * tasks / variance if variance > 0 else float(tasks)
+    return _wilson(rate, min(max(independent, tasks), max(attempts, tasks)))
+
+
+def _wilson(rate: float, n: float) -> Estimate:
     z = 1.959964
-    rate = successes / attempts
-    spread = 1 + z**2 / attempts
-    centre = (rate + z**2 / (2 * attempts)) / spread
-    half = z * ((rate * (1 - rate) + z**2 / (4 * attempts)) / attempts) ** 0.5 / spread
+    spread = 1 + z**2 / n
+    centre = (rate + z**2 / (2 * n)) / spread
+    half = z * ((rate * (1 - rate) + z**2 / (4 * n)) / n) ** 0.5 / spread
     return Estimate(rate, max(0.0, centre - half), min(1.0, centre + half))

@@ -41,6 +41,7 @@ from agentrl.rollout.chat import (
 from agentrl.rollout.context import Junction, TokenContext, TurnTokens
 from agentrl.rollout.repetition import loops
 from agentrl.rollout.scorers import Scorers
+from agentrl.rollout.tool_calls.calls import tool_names
 from agentrl.rollout.turn_status import turn_status
 
 log = logging.getLogger(__name__)
@@ -161,9 +162,15 @@ class AsyncSampler(ABC):
     ) -> Junction | None:
         """Begin a segment with these messages. Returns what changed, None before the first turn."""
         self._conversation = Conversation(self.resources.renderer, messages, tools)
+        self.note_tools(tools or ())
         junction = self.context.begin_segment(self._conversation.prompt_ids)
         self._count_junctions()
         return junction
+
+    def note_tools(self, tools: Sequence[ToolSchema]) -> None:
+        """Keep which tools a prompt offers to the model."""
+        offered = self.record.tools_offered
+        offered += sorted(tool_names(tools).difference(offered))
 
     @property
     def entries(self) -> tuple[Entry, ...]:

@@ -71,6 +71,33 @@ async def test_a_function_uses_tools_and_answers_as_the_built_in_agent_does(stag
     assert mine.turns == [first.id, second.id]
 
 
+async def test_calls_of_the_agents_own_code_and_the_tools_offered_are_kept(stage: Stage) -> None:
+    async def looks_itself(task: Any, llm: Any, tools: Any) -> str:
+        await tools.call("echo", {"text": "before"})
+        first = await llm.chat(llm.task_messages(), tools.schemas)
+        await tools.call("echo", {"text": "between"})
+        messages = [*llm.task_messages(), first.message, {"role": "user", "content": "go on"}]
+        last = await llm.chat(messages, tools.schemas)
+        await tools.answer(first)  # whose turn is stored by now
+        return str(last.content)
+
+    register_agent("mine", looks_itself)
+    stage.lines = [ECHO, "<answer>42</answer>"]
+    record = await stage.attempt("mine")
+    before, late = record.own_calls
+    assert (before.arguments, before.result, before.by_agent) == (
+        {"text": "before"}, "before", True,
+    )  # fmt: skip
+    assert (late.arguments, late.by_agent) == ({"text": "B7"}, False)
+    [first, second] = await stage.turns(record)
+    [between] = first.tool_calls
+    assert (between.result, between.by_agent) == ("between", True)
+    assert second.tool_calls == [] and record.n_tool_calls == 3
+    assert "echo" in record.tools_offered
+    stage.lines = [ECHO, "<answer>42</answer>"]
+    assert "echo" in (await stage.attempt("mcp")).tools_offered
+
+
 async def test_a_call_that_cannot_be_read_is_answered_and_marks_the_turn(stage: Stage) -> None:
     register_agent("mine", tool_user)
     stage.lines = ["<tool_call>\n{nonsense\n</tool_call>" + ECHO, "<answer>42</answer>"]

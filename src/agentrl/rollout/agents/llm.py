@@ -110,6 +110,7 @@ class ChatModel:
         limits are, and `TemplateRefusal` if the chat template does not take the messages.
         """
         schemas, sampler = tuple(tools), self._sampler
+        sampler.note_tools(schemas)
         thread = self._find_thread(messages, schemas)
         if thread is None:
             prompt = self._begin(list(messages), schemas)
@@ -146,6 +147,13 @@ class ChatModel:
         return Reply(
             message, generated.text, parsed.content, parsed.calls, generated.stop_reason, turn
         )
+
+    def keep_call(self, call: ToolCall, turn: OpenTurn | None) -> None:
+        """Keep a call with a turn, or with the record where there is none, or it is stored."""
+        if turn in self._open:
+            turn.add_call(call)
+        else:
+            self._sampler.record.own_calls.append(call)
 
     async def finish(self) -> None:
         """The agent has ended: store the turns that are still open, and take no more."""

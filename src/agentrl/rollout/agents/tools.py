@@ -12,7 +12,7 @@ from agentrl.rollout.mcp.tools import ToolAnswer
 
 
 class AgentTools:
-    """Tools whose calls are kept with the turn that they belong to."""
+    """Tools whose calls are kept with the turn that they belong to, or with the record."""
 
     def __init__(self, sampler: ToolSampler, llm: ChatModel) -> None:
         self._sampler = sampler
@@ -36,7 +36,7 @@ class AgentTools:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         """Call a tool. Never raises for anything that tool or server do.
 
-        The call is kept with the latest reply, if there is one.
+        The call is kept with the latest reply, or with the record where no turn is open.
         """
         answer = await self._sampler.tools.call(name, dict(arguments))
         call = ToolCall(
@@ -46,6 +46,7 @@ class AgentTools:
             is_error=answer.is_error,
             latency_s=answer.latency_s,
             kept=answer.kept,
+            by_agent=True,
         )
         self._keep(call, self._llm.last)
         return answer
@@ -53,5 +54,4 @@ class AgentTools:
     def _keep(self, call: ToolCall, turn: OpenTurn | None) -> None:
         self._sampler.record.n_tool_calls += 1
         self._sampler.record.n_tool_errors += call.is_error
-        if turn is not None:
-            turn.add_call(call)
+        self._llm.keep_call(call, turn)

@@ -1,0 +1,92 @@
+"""The runs that a MongoDB holds, and the end of one: what is looked at from outside, without
+making a database or an index where there is none."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pymongo import AsyncMongoClient
+from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
+
+from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, without_password
+from agentrl.databases.documents import Run
+from agentrl.databases.runs import load_run
+
+COLLECTIONS = frozenset(
+    {
+        "tasks",
+        "records",
+        "dispatched_sampling_tasks",
+        "tool_results",
+        "record_data",
+        "inference_services",
+        "policy_versions",
+        "runs",
+    }
+)
+_OTHERS = frozenset({"admin", "local", "config"})
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run in a MongoDB. `live`: a trainer's lease on it lasts. `bytes`: on the server's disk."""
+
+    database: RunDatabase
+    run: Run
+    live: bool
+    bytes: int
+
+
+@asynccontextmanager
+async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoClient[Any]]:
+    """A client of the MongoDB at `url`. Raises `DatabaseUnreachable`, also for what goes wrong
+    inside the block."""
+    shown = without_password(url)
+    try:
+        client: AsyncMongoClient[Any] = AsyncMongoClient(
+            url, tz_aware=True, appname="agentrl", serverSelectionTimeoutMS=int(timeout_s * 1000)
+        )
+    except (InvalidURI, ConfigurationError, ValueError) as error:
+        raise DatabaseUnreachable(
+            f"--db_connection_string {shown} is no MongoDB URL: {error}"
+        ) from None
+    try:
+        yield client
+    except PyMongoError as error:
+        reason = str(error).split(", Timeout:")[0].split(", full error:")[0]
+        raise DatabaseUnreachable(f"MongoDB at {shown} does not answer: {reason}") from None
+    finally:
+        await client.close()
+
+
+async def stored_runs(client: AsyncMongoClient[Any], only: str | None = None) -> list[StoredRun]:
+    """All runs of a server, or the one of that name: databases with the document of a trainer."""
+    hello = await client.admin.command("hello", codec_options=client.codec_options)
+    now: datetime = hello["localTime"]
+    found = []
+    for listed in await (await client.list_databases()).to_list():
+        name = listed["name"]
+        if name in _OTHERS or (only is not None and name != only):
+            continue
+        database = RunDatabase(client, client[name])
+        run = await load_run(database)
+        if run is not None:
+            live = run.lease_expires is not None and run.lease_expires > now
+            found.append(StoredRun(database, run, live, listed["sizeOnDisk"]))
+    return found
+
+
+async def drop_run(stored: StoredRun) -> list[str]:
+    """Remove a run from its MongoDB; returns the collections in its database that are not a run's,
+    which stay."""
+    database = stored.database.database
+    names = await database.list_collection_names()
+    others = sorted(name for name in names if name not in COLLECTIONS and "system." not in name)
+    if not others:
+        await stored.database.client.drop_database(database)
+        return []
+    for name in COLLECTIONS & set(names):
+        await database.drop_collection(name)
+    return others

@@ -1,0 +1,124 @@
+"""`--where` of `agentrl show`: conditions on Records, as a MongoDB filter.
+
+    score<0.5   status=failed   task_id=train-17   step>=10   tokens.generated>200
+    '{"turn_statuses.repeaterror": {"$gt": 2}}'
+
+A condition is FIELD, one of = != < <= > >=, and a value; all of them must hold. A field is one of a
+Record (or of what is in it, with dots), a column of `--list`, or `step`: the optimizer step whose
+weights began the Record. What begins with { is a filter in MongoDB's own notation.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from bson import json_util
+
+from agentrl.configs import ConfigError
+from agentrl.databases.documents import Record
+
+# The columns of `--list`, by the fields that they show.
+COLUMNS = {
+    "id": "_id",
+    "task": "task_id",
+    "rollout": "traj",
+    "turns": "n_turns",
+    "tools": "n_tool_calls",
+    "tokens": "tokens.generated",
+    "stop": "stop_reason",
+}
+STEP = "step"
+_OPERATORS = {"!=": "$ne", "<=": "$lte", ">=": "$gte", "<": "$lt", ">": "$gt", "=": "$eq"}
+_CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+
+Filter = dict[str, Any]
+
+
+def read_conditions(conditions: Sequence[str]) -> Filter:
+    """The filter of all conditions; that on `step` has still to be resolved. Raises `ConfigError`
+    for one that cannot be read."""
+    read = [_read(condition) for condition in conditions]
+    return {"$and": read} if read else {}
+
+
+def names_field(conditions: Filter, field: str) -> bool:
+    """Whether a condition is on this field."""
+    return any(field in condition for condition in conditions.get("$and", ()))
+
+
+def _read(condition: str) -> Filter:
+    if condition.lstrip().startswith("{"):
+        return _read_json(condition)
+    match = _CONDITION.fullmatch(condition)
+    if match is None:
+        raise ConfigError(
+            f"--where {condition!r}: not FIELD=VALUE, with one of = != < <= > >= (in quotes, for "
+            "the shell)"
+        )
+    name, operator, text = match[1], match[2], match[3].strip()
+    field = _field(name, condition)
+    value = _value(text)
+    if operator in ("=", "!="):
+        # A task's id may be a text of digits: either is meant.
+        values = [value] if value == text else [value, text]
+        return {field: {"$in" if operator == "=" else "$nin": values}}
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"--where {condition!r}: {operator} compares with a number, not {text!r}")
+    return {field: {_OPERATORS[operator]: value}}
+
+
+def _read_json(text: str) -> Filter:
+    try:
+        found = json_util.loads(text)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"--where {text}: not JSON ({error})") from None
+    assert isinstance(found, dict)
+    return found
+
+
+def _field(name: str, condition: str) -> str:
+    first, dot, rest = name.partition(".")
+    if name in COLUMNS:
+        return COLUMNS[name]
+    if name == STEP or first in Record.model_fields:
+        return first + dot + rest
+    known = [*COLUMNS, STEP, *Record.model_fields]
+    near = get_close_matches(first, known, 1)
+    hint = f": do you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
+    raise ConfigError(f"--where {condition!r}: a Record has no field {first!r}{hint}")
+
+
+def _value(text: str) -> Any:
+    """A number, true, false, null or a text in quotes; any other text as it is."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if isinstance(value, dict | list) else value
+
+
+def with_versions(conditions: Filter, steps: dict[int, int]) -> Filter:
+    """The filter with `step` turned into the policy versions that the steps published.
+
+    `steps`: the optimizer step of each version.
+    """
+    resolved = []
+    for condition in conditions.get("$and", ()):
+        if STEP in condition:
+            versions = [v for v, step in steps.items() if _holds(step, condition[STEP])]
+            condition = {"versions.min": {"$in": versions}}
+        resolved.append(condition)
+    return {"$and": resolved} if resolved else {}
+
+
+def _holds(step: int, test: dict[str, Any]) -> bool:
+    [(operator, value)] = test.items()
+    if operator in ("$in", "$nin"):
+        return (step in value) == (operator == "$in")
+    return bool(
+        {"$lt": step < value, "$lte": step <= value, "$gt": step > value, "$gte": step >= value}[
+            operator
+        ]
+    )

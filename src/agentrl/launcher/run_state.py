@@ -1,0 +1,185 @@
+"""What can be seen of a run without its database: its state, steps, success, size and place."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from agentrl.databases.connection import without_password
+from agentrl.launcher.run_folder import LaunchRecord, last_checkpoint, lock_holder, read_launch
+from agentrl.launcher.run_parts import disk_bytes, parts_of
+
+_TAIL_BYTES = 1 << 16  # of metrics.jsonl: some ten lines
+_SIGNALLED = 128
+
+
+class State(StrEnum):
+    """How a run is."""
+
+    LIVE = "live"
+    FINISHED = "finished"
+    STOPPED = "stopped"  # the same command goes on
+    FAILED = "failed"  # the last launch ended by itself, with an error
+    BROKEN = "broken"  # something of it cannot be read
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as `agentrl runs` lists it. None: not known."""
+
+    name: str
+    state: State
+    note: str  # who runs it, why it ended, what is broken
+    step: int
+    max_steps: int | None
+    before: float | None  # success on the held-out tasks, first and last evaluation
+    after: float | None
+    bytes: int
+    changed: float | None  # seconds since 1970
+    folder: str | None
+    database: str | None  # where it is: `embedded`, or a URL
+
+
+class _Unreadable(Exception):
+    """A file of the run is not what it should be."""
+
+
+def read_run(folder: Path) -> RunRow | None:
+    """The run of a folder, or None if no run ever wrote there."""
+    parts = parts_of(folder)
+    if not parts:
+        return None
+    launch: LaunchRecord | None = None
+    summary: Mapping[str, Any] = {}
+    saved: Mapping[str, Any] = {}
+    step, note, state = 0, "", None
+    try:
+        launch = _read_launch(folder)
+        summary = _read_object(folder / "summary.json")
+        step = max(_last_step(folder / "metrics.jsonl"), last_checkpoint(folder) or 0)
+        saved = _read_checkpoint(folder)
+    except _Unreadable as error:
+        state, note = State.BROKEN, str(error)
+    flags = saved.get("config") or {}
+    most = (launch and launch.max_steps) or _flag(launch, "max_steps")
+    most = int(most or flags.get("optimizer", {}).get("max_steps") or 0)
+    held_out = launch.held_out if launch else ()
+    before, after = (held_out[0], held_out[-1]) if held_out else (None, None)
+    holder = lock_holder(folder)
+    if holder is not None:
+        state, note = State.LIVE, _who(holder)
+    elif state is None:
+        state, note = _state(folder, launch, summary, step, most)
+    done = state is State.FINISHED
+    embedded = (folder / "mongo").exists()
+    url = _flag(launch, "db_connection_string")
+    url = url or flags.get("run", {}).get("db_connection_string")
+    return RunRow(
+        name=folder.name,
+        state=state,
+        note=note,
+        step=step,
+        max_steps=most if most > 0 else None,
+        before=summary.get("eval_before") if done else before,
+        after=summary.get("eval_after") if done else after,
+        bytes=sum(map(disk_bytes, parts)),
+        changed=max(os.lstat(part).st_mtime for part in parts if os.path.lexists(part)),
+        folder=str(folder),
+        database="embedded" if embedded else without_password(url) if url else None,
+    )
+
+
+def _state(
+    folder: Path, launch: LaunchRecord | None, summary: Mapping[str, Any], step: int, most: int
+) -> tuple[State, str]:
+    """Of a run that nobody works on."""
+    if summary and summary["steps"] >= max(step, most):
+        return State.FINISHED, ""
+    checkpoint = last_checkpoint(folder)
+    left = "no checkpoint yet" if checkpoint is None else f"goes on from checkpoint-{checkpoint}"
+    if launch is None:
+        return State.STOPPED, f"by hand; {left}"
+    if launch.status is None:
+        return State.STOPPED, f"killed; {left}"
+    if 0 < launch.status < _SIGNALLED:
+        return State.FAILED, launch.ended
+    return State.STOPPED, left
+
+
+def _who(process: str) -> str:
+    """What a process of ours does, by its command line."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8").split("\0")
+    except OSError:
+        return f"parts of process {process}, which is gone"
+    verb = next((word for word in words if word in ("launch", "eval", "delete")), "process")
+    return f"{verb}, process {process}"
+
+
+def launched_at(launch: LaunchRecord | None) -> str | None:
+    """The MongoDB that the run was launched with, if it was given one."""
+    return _flag(launch, "db_connection_string")
+
+
+def _flag(launch: LaunchRecord | None, name: str) -> str | None:
+    """The last value of a flag. Not parsed: other versions had other flags."""
+    value = None
+    words = list(launch.flags) if launch else []
+    for word, following in pairwise([*words, ""]):
+        if word == f"--{name}":
+            value = following
+        elif word.startswith(f"--{name}="):
+            value = word.partition("=")[2]
+    return value
+
+
+def _read_launch(folder: Path) -> LaunchRecord | None:
+    try:
+        return read_launch(folder)
+    except (ValueError, TypeError):
+        raise _Unreadable("launch.json cannot be read") from None
+
+
+def _read_object(file: Path) -> Mapping[str, Any]:
+    """A JSON object, empty if there is no such file."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise _Unreadable(f"{file.name} cannot be read")
+    return value
+
+
+def _last_step(metrics: Path) -> int:
+    """The step of the last complete line."""
+    if not metrics.is_file():
+        return 0
+    with metrics.open("rb") as file:
+        file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
+        lines = file.read().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith(b"\n")]
+    try:
+        return int(json.loads(whole[-1])["step"]) if whole else 0
+    except (ValueError, KeyError, TypeError):
+        raise _Unreadable("the last line of metrics.jsonl cannot be read") from None
+
+
+def _read_checkpoint(folder: Path) -> Mapping[str, Any]:
+    """What the last checkpoint says of itself. Raises if a file of it is missing."""
+    step = last_checkpoint(folder)
+    if step is None:
+        return {}
+    checkpoint = folder / f"checkpoint-{step}"
+    if not any(checkpoint.glob("*.distcp")):
+        return {}  # of another program
+    state = _read_object(checkpoint / "trainer_state.json")
+    wanted = [f"__{rank}_*.distcp" for rank in range(state.get("processes") or 0)]
+    for name in (".metadata", "trainer_state.json", *wanted):
+        if not any(checkpoint.glob(name)):
+            raise _Unreadable(f"{checkpoint.name} has no {name.replace('*', '0')}")
+    return state

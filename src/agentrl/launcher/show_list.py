@@ -1,0 +1,86 @@
+"""`agentrl show --list`, `--worst`, `--best`: many Records, one line each."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pymongo.errors import OperationFailure
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.configs import ConfigError
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Record, Split
+from agentrl.databases.policies import load_lineage
+from agentrl.launcher.record_filter import Filter, names_field, with_versions
+from agentrl.launcher.runs import age
+
+_WIDE = 92  # from here on there is room for the task, which the id names too
+# What is first. Among equal scores the worst is the longest, and the best the shortest.
+ORDERS: dict[str, list[tuple[str, int]]] = {
+    "newest": [("started_at", -1)],
+    "worst": [("score", 1), ("tokens.generated", -1)],
+    "best": [("score", -1), ("tokens.generated", 1)],
+}
+
+
+async def list_records(
+    database: RunDatabase, order: str, conditions: Filter, split: Split, count: int
+) -> list[Record]:
+    """The first `count` Records that the conditions hold for, in this order.
+
+    Of `split`, unless a condition is on the split; by score, only those that have one. Raises
+    `ConfigError` for a filter that MongoDB refuses.
+    """
+    filters: list[dict[str, Any]] = [with_versions(conditions, await _steps(database))]
+    if not names_field(conditions, "split"):
+        filters.append({"split": split})
+    if order != "newest":
+        filters.append({"score": {"$ne": None}})
+    cursor = database.records.find({"$and": filters}).sort(ORDERS[order]).limit(count)
+    try:
+        return [Record.from_mongo(document) async for document in cursor]
+    except OperationFailure as error:
+        reason = (error.details or {}).get("errmsg", str(error))
+        raise ConfigError(f"--where: MongoDB refuses the filter ({reason})") from None
+
+
+async def _steps(database: RunDatabase) -> dict[int, int]:
+    return dict((await load_lineage(database)).steps)
+
+
+def print_list(console: Console, records: Sequence[Record], run: str) -> None:
+    """A line for each Record: its id is what `agentrl show RUN ID` takes."""
+    if not records:
+        console.print(f"run {run} has no such record")
+        return
+    now = datetime.now(UTC)
+    wide = console.width >= _WIDE
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("id", no_wrap=True, min_width=max(len(record.id) for record in records))
+    if wide:
+        table.add_column("task", overflow="ellipsis", no_wrap=True)
+    for title in ("rollout", "score", "adv", "turns", "tools", "tokens"):
+        table.add_column(title, justify="right")
+    table.add_column("stop", overflow="ellipsis", no_wrap=True)
+    table.add_column("age", justify="right", no_wrap=True)
+    for record in records:
+        when = record.finished_at or record.started_at
+        table.add_row(
+            record.id,
+            *([record.task_id] if wide else []),
+            str(record.traj),
+            _number(record.score, ".2f"),
+            _number(record.advantage, "+.2f"),
+            str(record.n_turns),
+            str(record.n_tool_calls),
+            str(record.tokens.generated),
+            Text(record.stop_reason or record.status, "red" if record.error else ""),
+            age((now - when).total_seconds()) if when else "-",
+        )
+    console.print(table)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

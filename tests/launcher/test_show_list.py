@@ -1,0 +1,117 @@
+"""Records listed by `agentrl show`: which ones, in which order, and how a condition is said."""
+
+import io
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agentrl.configs import ConfigError
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import (
+    Record,
+    RecordStatus,
+    Split,
+    StopReason,
+    TokenCounts,
+    VersionRange,
+)
+from agentrl.databases.policies import publish
+from agentrl.launcher.record_filter import read_conditions
+from agentrl.launcher.show_list import list_records, print_list
+
+
+async def add_records(database: RunDatabase) -> None:
+    """Four of training, newest last: scores 0, 1, 1 and none; and one of evaluation."""
+    began = datetime.now(UTC) - timedelta(hours=3)
+    values: list[dict[str, Any]] = [
+        {"score": 0.0, "task_id": "7", "n_turns": 3},
+        {"score": 1.0, "tokens": TokenCounts(generated=50)},
+        {"score": 1.0, "tokens": TokenCounts(generated=20)},
+        {"status": RecordStatus.FAILED, "error": "broke", "stop_reason": None},
+        {"score": 0.0, "split": Split.EVAL},
+    ]
+    for number, changes in enumerate(values):
+        fields: dict[str, Any] = {
+            "split": Split.TRAIN, "task_id": "a", "n_turns": 1, "status": RecordStatus.READY,
+            "versions": VersionRange(min=number, max=9), "stop_reason": StopReason.ANSWERED,
+            "turn_statuses": {"completed": number}, **changes,
+        }  # fmt: skip
+        record = Record(
+            id=f"r{number}", task="t", traj=number, attempt=0, epoch=0, owner="s", query="?",
+            started_at=began + timedelta(minutes=number), **fields,
+        )  # fmt: skip
+        await database.records.insert_one(record.to_mongo())
+        await publish(database, number, number // 2, "v")
+
+
+async def ids(
+    database: RunDatabase, *conditions: str, order: str = "newest", count: int = 9
+) -> list[str]:
+    where = read_conditions(conditions)
+    return [r.id for r in await list_records(database, order, where, Split.TRAIN, count)]
+
+
+async def test_records_are_listed_in_the_order_that_is_asked_for(database: RunDatabase) -> None:
+    await add_records(database)
+    assert await ids(database) == ["r3", "r2", "r1", "r0"]
+    assert await ids(database, order="worst") == ["r0", "r1", "r2"]  # among equals, the longest
+    assert await ids(database, order="best", count=2) == ["r2", "r1"]  # and the shortest
+    out = io.StringIO()
+    records = await list_records(database, "newest", {}, Split.TRAIN, 9)
+    print_list(Console(file=out, width=80), records, "demo")
+    lines = out.getvalue().splitlines()
+    assert lines[0].split() == [
+        "id", "rollout", "score", "adv", "turns", "tools", "tokens", "stop", "age",
+    ]  # fmt: skip
+    assert lines[2].split() == ["r2", "2", "1.00", "-", "1", "0", "20", "answered", "3", "h"]
+    assert "failed" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        (["score<0.5"], ["r0"]),
+        (["score>=1", "tokens>20"], ["r1"]),
+        (["task_id=7"], ["r0"]),  # a text of digits
+        (["task=a", "status=failed"], ["r3"]),
+        (["stop!=answered"], ["r3"]),
+        (["turns = 3"], ["r0"]),
+        (["score=null"], ["r3"]),
+        (["step=1"], ["r3", "r2"]),  # whose versions are of that step
+        (["step<1", "score>0"], ["r1"]),
+        (["turn_statuses.completed>=2"], ["r3", "r2"]),
+        (["split=eval"], ["r4"]),
+        (['{"score": {"$in": [0.0]}}'], ["r0"]),
+    ],
+)
+async def test_a_condition_chooses_records(
+    database: RunDatabase, conditions: Sequence[str], expected: list[str]
+) -> None:
+    await add_records(database)
+    assert await ids(database, *conditions) == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("score", ["'score'", "FIELD=VALUE"]),
+        ("scroe<1", ["'scroe'", "do you mean score?"]),
+        ("score<high", ["compares with a number", "'high'"]),
+        ("{", ["not JSON"]),
+    ],
+)
+def test_a_condition_that_cannot_be_read_is_told_in_a_sentence(
+    condition: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_conditions([condition])
+    assert all(word in str(refused.value) for word in words)
+    assert "\n" not in str(refused.value)
+
+
+async def test_a_filter_that_mongodb_refuses_is_told_in_a_sentence(database: RunDatabase) -> None:
+    with pytest.raises(ConfigError, match="--where: MongoDB refuses the filter"):
+        await ids(database, '{"$wher": 1}')
