@@ -72,6 +72,16 @@ class TaskFeeder:
         self._seed = seed
         self._next_epoch = 0
 
+    @property
+    def has_tasks(self) -> bool:
+        """Whether there is anything to sample."""
+        return bool(self._train)
+
+    @property
+    def epochs(self) -> int:
+        """How many were added so far."""
+        return self._next_epoch
+
     async def start(self) -> None:
         """Find out which epochs the ledger already holds, complete the newest, and top up."""
         newest = await self._database.tasks.find_one(

@@ -18,6 +18,7 @@ from agentrl.rollout.agents import find_agent, load_agents
 from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.sampler import AsyncSampler
 from agentrl.rollout.scheduler import SamplingScheduler
+from agentrl.rollout.tracebacks import OneTraceback
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ def main(argv: Sequence[str]) -> int:
             "(`agentrl launch` starts one and gives it)"
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OneTraceback())
     for chatty in ("httpx2", "mcp"):  # they have a line for every tool call, or session
         logging.getLogger(chatty).setLevel(logging.WARNING)
     uvloop.run(sample(config))
