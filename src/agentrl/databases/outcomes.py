@@ -45,8 +45,6 @@ def _group_end(task: dict[str, Any]) -> GroupEnd:
         rows=outcome["rows"] if outcome else None,
         left_out=outcome["left_out"] if outcome else {},
         scores=[slot["score"] for slot in task["slots"] if slot["score"] is not None],
-        given_up=[
-            slot["error"] for slot in task["slots"] if slot["status"] == SlotStatus.FAILED
-        ],
+        given_up=[slot["error"] for slot in task["slots"] if slot["status"] == SlotStatus.FAILED],
         scorer_error=next((s["error"] for s in said if s.get("error")), None),
     )

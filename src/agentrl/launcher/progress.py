@@ -22,6 +22,7 @@ from agentrl.rollout.rewarding import SUCCESS_SCORE
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 
 _RECENT_RECORDS = 256
+_RECORD_FIELDS = ("score", "n_turns", "n_tool_calls", "tokens", "finished_at", "error")
 _RECENT_GROUPS = 64
 _RECENT_STEPS = 10
 _RATE_WINDOW = timedelta(seconds=30)
@@ -160,10 +161,7 @@ class ProgressReader:
         cursor = (
             self._database.records.find(
                 {"split": split, "finished_at": {"$ne": None}},
-                {
-                    "score": 1, "n_turns": 1, "n_tool_calls": 1, "tokens": 1, "finished_at": 1,
-                    "error": 1,
-                },  # fmt: skip
+                dict.fromkeys(_RECORD_FIELDS, 1),
             )
             .sort("finished_at", -1)
             .limit(_RECENT_RECORDS)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from agentrl.configs import ConfigError, check_tracker
+from agentrl.databases.task_file import TaskFile
 from agentrl.launcher import launch_help
 from agentrl.launcher.deployment import count_gpus, read_deployment
 from agentrl.launcher.launch import Launch
@@ -40,7 +41,14 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"the run has no name: {command} RUN [--flag value ...]")
     deployment, gpus = read_deployment(os.environ), count_gpus(os.environ)
     stack = plan_stack(preset, rest[0], rest[1:], deployment, gpus, command)
-    print_lines(Console(), _check(stack))
+    files = _check(stack)
+    print_lines(Console(), [doubt for file in files for doubt in file.doubts])
+    if stack.samplers and not _is_finished(stack):
+        # Imported here: the MCP SDK takes a while, and bad flags are told before.
+        from agentrl.launcher.probes import try_services
+
+        tasks = [task for file in files for task in file.tasks]
+        try_services(stack.config, tasks, lambda told: print_lines(Console(), [told]))
     if not stack.trainers:
         return asyncio.run(Launch(stack, preset).run())
     with RunLock(stack.config.output, stack.deployment.machine_rank) as lock:
@@ -59,8 +67,8 @@ def main(argv: Sequence[str]) -> int:
         return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
 
 
-def _check(stack: Stack) -> list[str]:
-    """Everything that can be wrong before a start; returns what is hardly meant, a sentence each.
+def _check(stack: Stack) -> list[TaskFile]:
+    """Everything that can be wrong before a start; returns the tasks, where there is a trainer.
 
     Raises `ConfigError` or `TaskFileError`.
     """
@@ -74,14 +82,14 @@ def _check(stack: Stack) -> list[str]:
     check_output(LOGS, 0)
     if not stack.trainers:
         return []
-    doubts = check_tasks(config)
+    files = check_tasks(config)
     check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
-    return doubts
+    return files
 
 
 def _is_finished(stack: Stack) -> bool:
     """Whether the run has all the steps that are asked for."""
-    if stack.config.checkpoint.resume_from_checkpoint == "false":
+    if not stack.trainers or stack.config.checkpoint.resume_from_checkpoint == "false":
         return False
     steps = steps_finished(stack.config.output)
     return steps is not None and steps >= stack.config.optimizer.max_steps
