@@ -46,6 +46,8 @@ def _read(task: Task) -> PoisonTask:
     failed = [slot for slot in task.slots if slot.status == SlotStatus.FAILED]
     again = [slot for slot in task.slots if slot.error is not None and slot not in failed]
     unscored = [said for said in task.group_scores or [] if said.error is not None]
+    error: str | None
+    record: str | None
     if unscored:
         error, record = unscored[-1].error, unscored[-1].record
     else:
