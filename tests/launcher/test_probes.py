@@ -1,9 +1,12 @@
 """Tools, judges and the reward service are tried before anything is launched."""
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -144,23 +147,36 @@ def test_a_wrong_tool_url_is_refused(refused: Callable[..., str]) -> None:
     assert f"the tool server {url} could not be used" in said
 
 
-def test_a_tool_server_that_is_slow_to_start_is_waited_for_and_what_works_is_not_refused() -> None:
+def test_a_tool_server_that_is_slow_is_waited_for_and_a_wrong_path_of_it_is_refused() -> None:
     port = free_port()
     server = subprocess.Popen(
         [sys.executable, str(REPOSITORY / "assets/demo/tool_server.py"), "--port", str(port)]
     )
     told: list[str] = []
     try:
-        flags = ["--mcp_manager_url", f"http://127.0.0.1:{port}/mcp"]
-        try_services(parse_config(flags), [], told.append)
+        await_port(port, server)
+        server.send_signal(signal.SIGSTOP)  # it is there, and does not answer yet
+        threading.Timer(2.5, server.send_signal, [signal.SIGCONT]).start()
+        right = parse_config(["--mcp_manager_url", f"http://127.0.0.1:{port}/mcp"])
+        try_services(right, [], told.append)
+        assert len(told) == 1 and "waiting for the tools" in told[0] and "up to 10 s" in told[0]
+        wrong = ["--mcp_manager_url", f"http://127.0.0.1:{port}/other", "--startup_timeout", "1"]
         with pytest.raises(ToolServerUnreachable):
-            wrong = ["--mcp_manager_url", f"http://127.0.0.1:{port}/other"]
-            try_services(parse_config([*wrong, "--startup_timeout", "3"]), [], told.append)
+            try_services(parse_config(wrong), [], told.append)
     finally:
         server.kill()
         server.wait()
-    waited = [sentence for sentence in told if "/other" in sentence]
-    assert waited and "up to 3 s" in waited[0], "a wait that is long is told"
+
+
+def await_port(port: int, server: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert server.poll() is None
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise AssertionError("the tool server did not start")
 
 
 def test_one_model_of_a_list_that_fails_is_told_and_the_others_will_do(tmp_path: Path) -> None:
