@@ -48,7 +48,7 @@ async def looks(watch: HopelessWatch, clock: Clock, seconds: float) -> str | Non
     until = clock.now + seconds
     while clock.now < until and reason is None:
         clock.now += 1
-        reason = await watch.look(Split.TRAIN)
+        reason = await watch.look()
     return reason
 
 
@@ -118,7 +118,7 @@ async def test_time_in_which_nobody_looked_is_no_time_without_success(
     watch = HopelessWatch(database, 4, clock)
     await looks(watch, clock, 1)
     clock.now += 600  # a long step
-    await add(database, 2)
+    await add(database, 2, Split.EVAL)
     await sampled(database, failing, completed(database, 2))
     assert await looks(watch, clock, OUTLIVED_S - 5) is None
     assert await looks(watch, clock, 10) is not None

@@ -23,7 +23,6 @@ from agentrl.databases.diagnosis import (
     hopeless_groups,
     never_trained,
 )
-from agentrl.databases.documents import Split
 from agentrl.databases.outcomes import latest_attempts, latest_groups
 
 End = TypeVar("End", AttemptEnd, GroupEnd)
@@ -31,7 +30,7 @@ End = TypeVar("End", AttemptEnd, GroupEnd)
 OUTLIVED_S = 40.0
 _LOOK_EVERY_S = 1.0
 _SHOWN = 256  # of the latest attempts and groups, where all were in vain
-_LONGEST_GAP_S = 5.0  # between two looks; nobody knows of longer ones what happened in them
+_LONGEST_GAP_S = 10.0  # between two looks; nobody knows of longer ones what happened in them
 
 
 @dataclass
@@ -65,12 +64,13 @@ class HopelessWatch:
         self._database = database
         self._limit = limit
         self._clock = clock
-        self._attempts: dict[Split, _Streak] = {}
+        self._attempts: _Streak | None = None
         self._groups: _Streak | None = None
         self._looked: float | None = None
 
-    async def look(self, split: Split) -> str | None:
-        """Why the run is to be ended, by what happened in this split; None if it is not."""
+    async def look(self, *, training: bool = True) -> str | None:
+        """Why the run is to be ended; None if it is not. `training`: groups are to give rows by
+        now."""
         now = self._clock()
         if self._limit == 0 or self.reason is not None:
             return self.reason
@@ -79,34 +79,35 @@ class HopelessWatch:
         gap = now - self._looked if self._looked is not None else 0.0
         self._looked = now
         if gap > _LONGEST_GAP_S:
-            for streak in (*self._attempts.values(), *([self._groups] if self._groups else [])):
-                streak.since += gap
-        self.reason = await patiently(lambda: self._look(split, now), "the look for failures")
+            for streak in (self._attempts, self._groups):
+                if streak is not None:
+                    streak.since += gap
+        self.reason = await patiently(lambda: self._look(now, training), "the look for failures")
         return self.reason
 
     async def never_trained(self, epochs: int) -> str:
         """Why all tasks were tried `epochs` times and nothing came of it."""
 
         async def ask() -> str:
-            attempts = await latest_attempts(self._database, Split.TRAIN, _SHOWN)
+            attempts = await latest_attempts(self._database, _SHOWN)
             groups = await latest_groups(self._database, _SHOWN)
             return never_trained(self._database.name, attempts, groups, epochs)
 
         return await patiently(ask, "the look for failures")
 
-    async def _look(self, split: Split, now: float) -> str | None:
-        reason = await self._failing(split, now)
-        if reason is None and split == Split.TRAIN:
+    async def _look(self, now: float, training: bool) -> str | None:
+        reason = await self._failing(now)
+        if reason is None and training:
             reason = await self._barren(now)
         return reason
 
-    async def _failing(self, split: Split, now: float) -> str | None:
-        streak = self._attempts.get(split)
-        if streak is None:
-            newest = await latest_attempts(self._database, split, 1)
-            self._attempts[split] = _Streak(newest[0].at if newest else None, now)
+    async def _failing(self, now: float) -> str | None:
+        if self._attempts is None:
+            newest = await latest_attempts(self._database, 1)
+            self._attempts = _Streak(newest[0].at if newest else None, now)
             return None
-        ends = await latest_attempts(self._database, split, self._limit, streak.after)
+        streak = self._attempts
+        ends = await latest_attempts(self._database, self._limit, streak.after)
         failed = streak.after_success(ends, lambda end: end.error is None, now)
         if now - streak.since < OUTLIVED_S:
             return None

@@ -9,11 +9,11 @@ from agentrl.databases.documents import HANDED_BACK, SlotStatus, Split, TaskStat
 
 
 async def latest_attempts(
-    database: RunDatabase, split: Split, limit: int, after: datetime | None = None
+    database: RunDatabase, limit: int, after: datetime | None = None
 ) -> list[AttemptEnd]:
     """Attempts that ended with a score or an error of their own; those handed back did not."""
     wanted: dict[str, Any] = {
-        "split": split,
+        "split": {"$in": list(Split)},  # named so that the index serves
         "finished_at": {"$ne": None} if after is None else {"$gt": after},
         "error": {"$not": {"$regex": f"^{HANDED_BACK}"}},
     }

@@ -19,7 +19,7 @@ import torch
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.changes import Changes, updated
 from agentrl.databases.connection import RunDatabase, patiently
-from agentrl.databases.documents import RowStatus, Split, TaskStatus, TrainerStart
+from agentrl.databases.documents import RowStatus, TaskStatus, TrainerStart
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.hopeless import HopelessWatch
 from agentrl.databases.rows import RowLedger, count_rows
@@ -218,7 +218,7 @@ class RunDuties:
             while not stop.is_set() and not await patiently(
                 lambda: self._feeder.evaluation_done(step), f"the evaluation of step {step}"
             ):
-                if step == 0 and await self._watch.look(Split.EVAL) is not None:
+                if step == 0 and await self._watch.look(training=False) is not None:
                     return
                 await changes.wait(_LONGEST_WAIT_S)
         logger.info("evaluation of step %d took %.1f s", step, time.monotonic() - began)

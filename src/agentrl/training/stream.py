@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar, cast
 
 from agentrl.databases.changes import Changes, inserted, updated
 from agentrl.databases.connection import RunDatabase, patiently
-from agentrl.databases.documents import RowStatus, Split, TaskStatus
+from agentrl.databases.documents import RowStatus, TaskStatus
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.hopeless import HopelessWatch
 from agentrl.databases.policies import Lineage, load_lineage
@@ -92,7 +92,7 @@ class LedgerSource:
                 headers, complete = await self._look(step)
                 if complete:
                     return headers
-                if (reason := await self._watch.look(Split.TRAIN)) is not None:
+                if (reason := await self._watch.look()) is not None:
                     raise RunHopeless(reason)
                 await changes.wait(_LONGEST_WAIT_S, found=len(headers) > before)
         return []
