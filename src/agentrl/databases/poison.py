@@ -12,7 +12,9 @@ from agentrl.databases.documents import Slot, SlotStatus, Split, Task
 from agentrl.databases.tasks import record_id
 
 # No index: a person asks, now and then.
-_FAILURES = {"$or": [{"slots.error": {"$ne": None}}, {"group_scores.error": {"$type": "string"}}]}
+_FAILURES = {
+    "$or": [{"slots.error": {"$type": "string"}}, {"group_scores.error": {"$type": "string"}}]
+}
 
 
 @dataclass(frozen=True)
