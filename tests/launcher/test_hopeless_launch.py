@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.launcher.stack import REPOSITORY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 BUG = """\
 from agentrl.rollout.agents import register_agent
