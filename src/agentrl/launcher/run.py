@@ -43,8 +43,10 @@ def main(argv: Sequence[str]) -> int:
     stack = plan_stack(preset, rest[0], rest[1:], deployment, gpus, command)
     files = _check(stack)
     print_lines(Console(), [doubt for file in files for doubt in file.doubts])
-    if stack.samplers and not _is_finished(stack):
-        # Imported here: the MCP SDK takes a while, and bad flags are told before.
+    given = stack.config.agent
+    elsewhere = given.mcp_manager_url or given.agent_config_path
+    if elsewhere and stack.samplers and not _is_finished(stack):
+        # Imported here: the MCP SDK takes a while, and most first runs have nothing to try.
         from agentrl.launcher.probes import try_services
 
         tasks = [task for file in files for task in file.tasks]
