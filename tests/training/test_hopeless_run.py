@@ -52,7 +52,7 @@ def test_a_run_without_a_row_in_all_its_epochs_ends_with_the_cause_on_all_ranks(
         )  # fmt: skip
     run.database(sample_in_vain)
     assert trainer.wait(timeout=60) != 0
-    said = [line for line in log.read_text().splitlines() if line.startswith("agentrl train:")]
+    said = [line for line in log.read_text().splitlines() if line.startswith("agentrl train")]
     assert len(said) == 1, log.read_text()
     for words in ("trained nothing in all 1 epochs", "1 groups finished, in 1 of them all scores",
                   "too hard", "--drop_zero_advantage"):  # fmt: skip

@@ -43,7 +43,7 @@ from agentrl.databases.runs import (
 )
 from agentrl.databases.task_file import TaskFileError
 from agentrl.inference.protocol import ServiceUnreachable
-from agentrl.training.agreement import Agreement, FailedElsewhere, ProcessLost
+from agentrl.training.agreement import Agreement, FailedElsewhere, ProcessLost, known_to_all
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.checkpoint import (
     CheckpointError,
@@ -229,7 +229,7 @@ class Trainer:
             except RunHopeless as hopeless:  # raised on all ranks at once
                 metrics.close()
                 self._give_up(hopeless)
-                raise
+                raise known_to_all(hopeless) from None
         metrics.close()
         self._finish()
 
