@@ -110,6 +110,7 @@ _USER_ERRORS = (
     ("agentrl.configs", "ConfigError"),
     ("agentrl.databases.connection", "DatabaseUnreachable"),
     ("agentrl.databases.mongod", "MongodError"),
+    ("agentrl.databases.runs", "RunHopeless"),
     ("agentrl.databases.runs", "TrainerAlive"),
     ("agentrl.databases.task_file", "TaskFileError"),
     ("agentrl.inference.protocol", "ServiceUnreachable"),

@@ -55,7 +55,7 @@ _DIFFERENT = {
         "agent_name", "system_prompt", "mcp_server_name", "mcp_allow_tools", "mcp_block_tools",
     ),
     FlagClass.SAMPLING: ("seed", "chat_template_kwargs"),
-    FlagClass.TRAINING: ("logging_steps",),
+    FlagClass.TRAINING: ("logging_steps", "max_failures_without_success"),
     FlagClass.OWN: (
         "enable_sampling", "inference_urls", "max_concurrent_samples_per_process",
         "target_concurrency", "lease_seconds", "drain_seconds", "record_timeout",

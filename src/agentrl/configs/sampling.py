@@ -79,6 +79,12 @@ class SamplingConfig:
     frequency_penalty: float = flag(0.0, "frequency penalty of the sampling")
     resample_error_records: bool = flag(True, "try a slot again whose record ended in an error")
     max_attempts: int = flag(3, "attempts at a slot before it is given up as failed", least=1)
+    max_failures_without_success: int = flag(
+        128,
+        "end the run once so many attempts in a row failed, or so many groups in a row gave "
+        "nothing to train, for longer than a short outage lasts (0: never)",
+        least=0,
+    )
     lease_seconds: float = flag(
         60.0, "a sampler or trainer silent for so long is taken for dead", least=1
     )

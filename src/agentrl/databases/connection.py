@@ -124,6 +124,12 @@ _INDEXES: dict[str, list[IndexModel]] = {
         IndexModel(
             [("status", ASCENDING), ("split", ASCENDING), ("place", ASCENDING)], name="state"
         ),
+        # what came of the latest groups
+        IndexModel(
+            [("split", ASCENDING), ("completed_at", ASCENDING)],
+            name="completed",
+            partialFilterExpression={"status": TaskStatus.COMPLETED},
+        ),
     ],
     "records": [
         IndexModel([("task", ASCENDING), ("traj", ASCENDING)], name="task"),

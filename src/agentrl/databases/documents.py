@@ -114,6 +114,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", use_enum_values=True)
 
 
+HANDED_BACK = "handed back: "  # begins the error of a Record whose end was nobody's fault
 GROUPS_PER_EPOCH = 10**9  # room for the groups of one epoch in a place
 
 
@@ -155,6 +156,14 @@ class GroupScore(Part):
     scorer: str
     score: float | None  # None: not scored
     explanation: str | None = None
+    error: str | None = None  # what ended the scorer, if it failed
+
+
+class GroupOutcome(Part):
+    """What a finalised training group gave to train."""
+
+    rows: int
+    left_out: dict[str, int] = Field(default_factory=dict)  # its other Records, by the reason
 
 
 class Task(Document):
@@ -178,6 +187,7 @@ class Task(Document):
     slots: list[Slot]
     finalisation: Finalisation | None = None
     group_scores: list[GroupScore] | None = None  # kept once, so that all who finalise see the same
+    outcome: GroupOutcome | None = None  # once it is finalised; None for an evaluation
     created_at: datetime | None = None
     completed_at: datetime | None = None
 
@@ -436,7 +446,8 @@ class Run(Document):
     flags: dict[str, Any] | None = None
     digests: dict[str, str] = Field(default_factory=dict)
     data: list[DataSet] = Field(default_factory=list)  # one after the other; the last one is its
-    status: str = "created"  # created | training | evaluating | finished
+    status: str = "created"  # created | training | evaluating | finished | hopeless
+    failure: str | None = None  # why it is hopeless, for people
     trainer: str | None = None
     trainer_host: str | None = None
     lease_expires: datetime | None = None

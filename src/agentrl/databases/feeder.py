@@ -87,6 +87,16 @@ class TaskFeeder:
         self._first_epoch = 0
         self._data = 0
 
+    @property
+    def has_tasks(self) -> bool:
+        """Whether there is anything to sample."""
+        return bool(self._train)
+
+    @property
+    def epochs(self) -> int:
+        """How many of this data set were added so far."""
+        return self._next_epoch - self._first_epoch
+
     async def next_epoch(self) -> int:
         """The first epoch of which the ledger holds no training task."""
         newest = await self._newest_epoch()

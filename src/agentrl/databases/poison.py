@@ -1,49 +1,76 @@
-"""Tasks with attempts that were given up: `max_attempts` Records of a slot ended in an error.
+"""Tasks with failures: attempts given up after `max_attempts` errors, attempts that are tried again
+after one, and groups whose scorer failed.
 
-They stay in the ledger with their last error. Their groups are finalised with the attempts that
-have a score; nothing here changes them.
+They stay in the ledger with their last error. Groups are finalised with the attempts that have a
+score; nothing here changes them.
 """
 
 from dataclasses import dataclass
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import SlotStatus, Split, Task
+from agentrl.databases.documents import Slot, SlotStatus, Split, Task
+from agentrl.databases.tasks import record_id
+
+# No index: a person asks, now and then.
+_FAILURES = {
+    "$or": [{"slots.error": {"$type": "string"}}, {"group_scores.error": {"$type": "string"}}]
+}
 
 
 @dataclass(frozen=True)
 class PoisonTask:
-    """A Task of which `failed` out of `attempts` slots were given up."""
+    """A Task with failures: of its `attempts` slots `failed` were given up, and `again` are tried
+    again. `unscored`: the scorer of its group failed."""
 
     task_id: str  # the line's own id
     split: Split
     epoch: int
     failed: int
+    again: int
+    unscored: bool
     attempts: int
-    error: str  # of the last slot that was given up
-    record: str  # the Record of that slot's last attempt
+    error: str  # the last one
+    record: str  # the Record that it ended; of a group one of them
+
+
+async def count_poison_tasks(database: RunDatabase) -> int:
+    """How many there are."""
+    return await database.tasks.count_documents(_FAILURES)
 
 
 async def poison_tasks(database: RunDatabase) -> list[PoisonTask]:
     """All of them, in the order in which their groups were begun; evaluations first."""
-    poisoned = []
-    # No index: a person asks, now and then.
-    cursor = database.tasks.find({"slots.status": SlotStatus.FAILED}).sort(
-        [("split", 1), ("place", 1)]
+    cursor = database.tasks.find(_FAILURES).sort([("split", 1), ("place", 1)])
+    return [_read(Task.from_mongo(document)) async for document in cursor]
+
+
+def _read(task: Task) -> PoisonTask:
+    failed = [slot for slot in task.slots if slot.status == SlotStatus.FAILED]
+    again = [slot for slot in task.slots if slot.error is not None and slot not in failed]
+    unscored = [said for said in task.group_scores or [] if said.error is not None]
+    error: str | None
+    record: str | None
+    if unscored:
+        error, record = unscored[-1].error, unscored[-1].record
+    else:
+        last = (failed or again)[-1]
+        error, record = last.error, _failed_record(task, last)
+    assert error is not None and record is not None, f"{task.id} lost its error"
+    return PoisonTask(
+        task_id=task.task_id,
+        split=Split(task.split),
+        epoch=task.epoch,
+        failed=len(failed),
+        again=len(again),
+        unscored=bool(unscored),
+        attempts=len(task.slots),
+        error=error,
+        record=record,
     )
-    async for document in cursor:
-        task = Task.from_mongo(document)
-        failed = [slot for slot in task.slots if slot.status == SlotStatus.FAILED]
-        last = failed[-1]
-        assert last.error is not None and last.record is not None, f"{task.id} lost its error"
-        poisoned.append(
-            PoisonTask(
-                task_id=task.task_id,
-                split=Split(task.split),
-                epoch=task.epoch,
-                failed=len(failed),
-                attempts=len(task.slots),
-                error=last.error,
-                record=last.record,
-            )
-        )
-    return poisoned
+
+
+def _failed_record(task: Task, slot: Slot) -> str | None:
+    """The Record of a slot's last attempt that ended; a leased slot has that of the next."""
+    if slot.status != SlotStatus.LEASED:
+        return slot.record
+    return record_id(task.id, slot.traj, slot.attempt - 1)

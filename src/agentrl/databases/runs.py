@@ -12,10 +12,16 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, Run, TrainerStart
 
 TRAINING, EVALUATING, FINISHED = "training", "evaluating", "finished"
+HOPELESS = "hopeless"  # its trainer ended it, and `failure` says why; a resume may take it up again
 
 
 class TrainerAlive(RuntimeError):
     """Another trainer holds the run. The message is one sentence for the user."""
+
+
+class RunHopeless(RuntimeError):
+    """The run gets nowhere: it fails, or makes nothing to train. The message is one sentence for
+    the user."""
 
 
 class TrainerReplaced(RuntimeError):
@@ -35,7 +41,7 @@ async def reopen(database: RunDatabase) -> None:
     """
     await database.runs.update_one(
         {"_id": database.name},
-        {"$set": {"trainer": None, "lease_expires": None, "status": "created"}},
+        {"$set": {"trainer": None, "lease_expires": None, "status": "created", "failure": None}},
     )
 
 
@@ -107,6 +113,7 @@ class RunLease:
         name = self._database.name
         ours = {"$eq": ["$trainer", {"$literal": self._trainer}]}  # its answer was lost
         over = {"$lt": ["$lease_expires", "$$NOW"]}
+        given_up = {"$eq": ["$status", HOPELESS]}
         free = {"$or": [{"$eq": ["$trainer", None]}, over, ours]}
         # Two trainers may make it at once: one of them wins below.
         with suppress(DuplicateKeyError):
@@ -125,6 +132,8 @@ class RunLease:
                         "lease_expires": self._lease_end(),
                         "heartbeat": "$$NOW",
                         "rows_per_step": rows_per_step,
+                        "status": {"$cond": [given_up, "created", "$status"]},
+                        "failure": None,
                         "fence": {"$add": ["$fence", 1]},
                     }
                 }
@@ -170,10 +179,15 @@ class RunLease:
                 "max_steps": max_steps,
                 "version": version,
                 "status": status,
+                "failure": None,
                 "lease_expires": self._lease_end(),
                 "heartbeat": "$$NOW",
             }
         )
+
+    async def give_up(self, failure: str) -> None:
+        """Say that the run is hopeless, and why, to samplers and the launcher."""
+        await self._update({"status": HOPELESS, "failure": {"$literal": failure}})
 
     async def release(self) -> None:
         """Give the run back, if it is still ours, so that the next trainer need not wait."""

@@ -24,6 +24,7 @@ from pymongo import ReturnDocument, UpdateOne
 
 from agentrl.databases.connection import RunDatabase, patiently
 from agentrl.databases.documents import (
+    GroupOutcome,
     Slot,
     SlotStatus,
     Split,
@@ -219,16 +220,23 @@ class TaskLedger:
         document = await patiently(take, "the claim of a finalisation")
         return Task.from_mongo(document) if document else None
 
-    async def finalised(self, task: Task, scores: Mapping[str, float | None] | None = None) -> None:
+    async def finalised(
+        self,
+        task: Task,
+        scores: Mapping[str, float | None] | None = None,
+        outcome: GroupOutcome | None = None,
+    ) -> None:
         """The group's Records and rows are written. Raises `LeaseLost`.
 
-        `scores`: by Record, of slots whose score came with the finalisation.
+        `scores`: by Record, of slots whose score came with the finalisation. `outcome`: of a group
+        that is trained.
 
         Records that have not ended, or ended too late to count, are those of leases that ran out,
         and are closed. A group that is finalised already stays as it is.
         """
         await patiently(
-            lambda: self._finalised(task, scores or {}), f"the finalisation of {task.id}"
+            lambda: self._finalised(task, scores or {}, outcome),
+            f"the finalisation of {task.id}",
         )
 
     async def _lease_slots(
@@ -315,7 +323,9 @@ class TaskLedger:
         )
         raise LeaseLost(str(refused)) from refused
 
-    async def _finalised(self, task: Task, scores: Mapping[str, float | None]) -> None:
+    async def _finalised(
+        self, task: Task, scores: Mapping[str, float | None], outcome: GroupOutcome | None
+    ) -> None:
         if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
             # A reaper died before it could, or looked before a Record had its score.
             counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
@@ -332,6 +342,7 @@ class TaskLedger:
                         "status": task_status(TaskStatus.COMPLETED),
                         "finalisation": None,
                         "completed_at": "$$NOW",
+                        "outcome": literal(outcome.model_dump() if outcome else None),
                     }
                 },
                 *slots_scored(scores),

@@ -13,7 +13,7 @@ from rich.console import Console
 from agentrl.databases import runs
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod, MongodError, free_port
-from agentrl.databases.runs import FINISHED, load_run
+from agentrl.databases.runs import FINISHED, HOPELESS, load_run
 from agentrl.launcher.database import ended, mongod_of
 from agentrl.launcher.deployment import usable_cores
 from agentrl.launcher.presets import Preset
@@ -70,6 +70,7 @@ class Launch:
         self._snapshot = Snapshot()
         self._mongod: EmbeddedMongod | None = None
         self._mongod_restarts = 0
+        self._given_up: int | None = None  # the trainer that had given the run up before
         self._addresses = Addresses(
             tools_port=free_port(),
             service_ports=tuple(free_port() for _ in range(stack.services)),
@@ -138,6 +139,9 @@ class Launch:
             except BaseException:
                 await database.close()
                 raise
+        before = await load_run(database)
+        if before is not None and before.status == HOPELESS:
+            self._given_up = before.fence
         self._stack = with_urls(self._stack, url, self._addresses)
         return database
 
@@ -179,7 +183,19 @@ class Launch:
             await self._supervisor.stop_all()
         if outcome.status == 0 and self._record is not None:
             return await self._check_finished(database)
+        if outcome.status and self._signal is None:
+            return await self._hopeless(database) or outcome
         return outcome
+
+    async def _hopeless(self, database: RunDatabase) -> Outcome | None:
+        """What the trainer said when it gave the run up: no log says it better."""
+        try:
+            run = await load_run(database)
+        except PyMongoError:
+            return None  # then the database is what failed, and has its own sentence
+        if run is None or run.status != HOPELESS or run.fence == self._given_up:
+            return None
+        return Outcome(_FAILED, f"{run.failure}; {self._how_to_go_on()}")
 
     async def _check_finished(self, database: RunDatabase) -> Outcome:
         """A trainer that is told to stop ends in order too, but the run is not finished."""

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,29 +74,28 @@ def _has_chat_template(folder: Path) -> bool:
         ) from None
 
 
-def check_tasks(config: Config) -> list[str]:
+def check_tasks(config: Config) -> list[TaskFile]:
     """Both task files can be read, and every line of them is a task.
 
-    Returns what in them is hardly meant, a sentence each. Raises `TaskFileError` with the mistakes
-    of both.
+    Returns what they hold. Raises `TaskFileError` with the mistakes of both.
     """
     if not config.data.train_file and config.sampling.enable_sampling:
         raise ConfigError("no tasks to train on: set TRAIN_FILE or --train_file to a task file")
     given = dict.fromkeys(f for f in (config.data.train_file, config.data.eval_file) if f)
-    doubts: list[str] = []
+    found: list[TaskFile] = []
     mistakes: list[str] = []
     for file in given:
         try:
-            doubts += check_task_file(file, config).doubts
+            found.append(check_task_file(file, config))
         except TaskFileError as error:
             mistakes.append(str(error))
     if mistakes:
         raise TaskFileError("\n".join(mistakes))
-    return doubts
+    return found
 
 
 def check_tools(config: Config) -> None:
-    """The flags name tool servers as they can be; whether these answer is not asked."""
+    """The flags name tool servers as they can be; whether these answer: `probes.py`."""
     read_servers(config.agent)
 
 
@@ -120,12 +119,9 @@ def check_task_file(file: str, config: Config) -> TaskFile:
 
 def _scoring_mistakes(found: TaskFile, config: Config, helping: HelpingModels) -> Iterator[str]:
     """Why tasks of a file could never be scored."""
-    agents = {name: find_agent(name) for name in {agent_of(task, config) for task in found.tasks}}
-    by_scorer = [
-        (task, row)
-        for task, row in zip(found.tasks, found.rows, strict=True)
-        if not may_score_itself(agents[agent_of(task, config)])
-    ]
+    by_scorers = _by_scorers(found.tasks, config)
+    rows = zip(found.tasks, found.rows, by_scorers, strict=True)
+    by_scorer = [(task, row) for task, row, by in rows if by]
     used = {scorer: parse_scorer(scorer) for scorer in {task.scorer for task, _ in by_scorer}}
     needing = {s for s, names in used.items() if any(find_scorer(n).needs_answer for n in names)}
     unanswered = [
@@ -155,6 +151,21 @@ def agent_config_of(config: Config) -> str:
     if given is not None:
         return f"--agent_config_path {given}"
     return "a file given with --agent_config_path (assets/agent_config_example.yml)"
+
+
+def scorers_in_use(tasks: Sequence[TaskLine], config: Config) -> dict[str, TaskLine]:
+    """The scorers that tasks need, each with the first task that does."""
+    first: dict[str, TaskLine] = {}
+    for task, by_scorer in zip(tasks, _by_scorers(tasks, config), strict=True):
+        for name in parse_scorer(task.scorer) if by_scorer else ():
+            first.setdefault(name, task)
+    return first
+
+
+def _by_scorers(tasks: Sequence[TaskLine], config: Config) -> list[bool]:
+    """Whether the agent of each task leaves scoring to scorers."""
+    agents = {name: find_agent(name) for name in {agent_of(task, config) for task in tasks}}
+    return [not may_score_itself(agents[agent_of(task, config)]) for task in tasks]
 
 
 def agent_of(task: TaskLine, config: Config) -> str:

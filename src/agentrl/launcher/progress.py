@@ -11,16 +11,20 @@ from statistics import mean, median
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Split, TaskStatus
+from agentrl.databases.diagnosis import AttemptEnd, failures, why_no_step
+from agentrl.databases.documents import HANDED_BACK, Split, TaskStatus
 from agentrl.databases.feeder import of_data
+from agentrl.databases.outcomes import latest_groups
 from agentrl.databases.rows import count_waiting
-from agentrl.databases.runs import load_run
+from agentrl.databases.runs import TRAINING, load_run
 from agentrl.databases.services import live_services
 from agentrl.rollout.rewarding import SUCCESS_SCORE
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 
 _RECENT_RECORDS = 256
+_RECORD_FIELDS = ("score", "n_turns", "n_tool_calls", "tokens", "finished_at", "error")
+_RECENT_GROUPS = 64
 _RECENT_STEPS = 10
 _RATE_WINDOW = timedelta(seconds=30)
 
@@ -60,6 +64,8 @@ class Snapshot:
     held_out: tuple[HeldOut, ...] = ()
     seconds_left: float | None = None
     history: tuple[float, ...] = ()  # success at each step so far
+    failures: str | None = None  # count, share and errors of what failed recently
+    why_no_step: str | None = None  # while none comes
 
 
 class MetricsTail:
@@ -104,6 +110,7 @@ class ProgressReader:
         self._database = database
         self._tail = MetricsTail(metrics)
         self._history: dict[int, float] = {}
+        self._began: datetime | None = None  # what was before says nothing of what is mended now
 
     async def read(self) -> Snapshot:
         """The run now: some ten small queries."""
@@ -119,6 +126,16 @@ class ProgressReader:
             self._history[step] = success
         max_steps = run.max_steps if run and run.max_steps else None
         now = await self._server_time()
+        began = self._began = self._began or now
+        attempts = [
+            AttemptEnd(record["finished_at"], record["error"])
+            for record in (*records, *evaluated)
+            if record["finished_at"] >= began and not _is_handed_back(record)
+        ]
+        groups = await latest_groups(self._database, _RECENT_GROUPS, began)
+        waiting = await count_waiting(self._database)
+        n_services = len(await live_services(self._database))
+        waits = run is not None and run.status == TRAINING and waiting < run.rows_per_step
         return Snapshot(
             status=run.status if run and run.status != "created" else "starting",
             step=step,
@@ -131,11 +148,13 @@ class ProgressReader:
             trained_per_s=_training_rate(recent),
             staleness=recent[-1]["staleness_mean"] if recent else None,
             max_staleness=recent[-1]["staleness_max"] if recent else None,
-            waiting=await count_waiting(self._database),
-            services=len(await live_services(self._database)),
+            waiting=waiting,
+            services=n_services,
             held_out=tuple(await evaluations(self._database)),
             seconds_left=_time_left(recent, step, max_steps),
             history=tuple(self._history[step] for step in sorted(self._history)),
+            failures=failures(attempts, groups),
+            why_no_step=why_no_step(attempts, groups, n_services) if waits else None,
         )
 
     async def _recent_records(self, split: Split) -> list[dict[str, Any]]:
@@ -143,7 +162,7 @@ class ProgressReader:
         cursor = (
             self._database.records.find(
                 {"split": split, "finished_at": {"$ne": None}},
-                {"score": 1, "n_turns": 1, "n_tool_calls": 1, "tokens": 1, "finished_at": 1},
+                dict.fromkeys(_RECORD_FIELDS, 1),
             )
             .sort("finished_at", -1)
             .limit(_RECENT_RECORDS)
@@ -192,6 +211,10 @@ async def evaluations(database: RunDatabase) -> list[HeldOut]:
         HeldOut(group["_id"], group["attempts"], group["successes"], group["mean_score"])
         async for group in cursor
     ]
+
+
+def _is_handed_back(record: Mapping[str, Any]) -> bool:
+    return (record["error"] or "").startswith(HANDED_BACK)
 
 
 def _add(a: float | None, b: float | None) -> float | None:

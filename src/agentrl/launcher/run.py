@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from agentrl.configs import ConfigError, check_tracker
+from agentrl.databases.task_file import TaskFile
 from agentrl.launcher import launch_help
 from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment
 from agentrl.launcher.launch import Launch
@@ -43,9 +44,9 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"the run has no name: {command} RUN [--flag value ...]")
     deployment = read_deployment(os.environ)
     if deployment.samplers_only:
-        return asyncio.run(_add_samplers(preset, rest[0], rest[1:], deployment, command))
+        return _add_samplers(preset, rest[0], rest[1:], deployment, command)
     stack = plan_stack(preset, rest[0], rest[1:], deployment, count_gpus(os.environ), command)
-    print_lines(Console(), _check(stack))
+    _check(stack)
     with RunLock(stack.config.output, stack.deployment.machine_rank) as lock:
         if not stack.is_first_machine:
             return asyncio.run(Launch(stack, preset, lock=lock).run())
@@ -72,14 +73,14 @@ def main(argv: Sequence[str]) -> int:
         return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
 
 
-async def _add_samplers(
+def _add_samplers(
     preset: Preset, run: str, user_flags: Sequence[str], deployment: Deployment, command: str
 ) -> int:
     """Samplers for a run that lives elsewhere, with the flags that its database has."""
     flags = sampler_flags(run, user_flags, deployment, command)
-    stack = plan_samplers(flags, await join(flags, command), deployment)
-    print_lines(Console(), _check(stack))
-    return await Launch(stack, preset).run()
+    stack = plan_samplers(flags, asyncio.run(join(flags, command)), deployment)
+    _check(stack)
+    return asyncio.run(Launch(stack, preset).run())
 
 
 def _refuse_other_data(stack: Stack) -> None:
@@ -93,8 +94,8 @@ def _refuse_other_data(stack: Stack) -> None:
         refuse_other_data(stack.config, mark.data, now)
 
 
-def _check(stack: Stack) -> list[str]:
-    """Everything that can be wrong before a start; returns what is hardly meant, a sentence each.
+def _check(stack: Stack) -> None:
+    """Everything that can be wrong before a start; says what is hardly meant.
 
     Raises `ConfigError` or `TaskFileError`.
     """
@@ -106,16 +107,23 @@ def _check(stack: Stack) -> list[str]:
     if stack.samplers:
         check_tools(config)
     check_output(LOGS, 0)
-    if not stack.trainers:
-        return []
-    doubts = check_tasks(config)
-    check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
-    return doubts
+    files: Sequence[TaskFile] = ()
+    if stack.trainers:
+        files = check_tasks(config)
+        check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
+    print_lines(Console(), [doubt for file in files for doubt in file.doubts])
+    elsewhere = config.agent.mcp_manager_url or config.agent.agent_config_path
+    if elsewhere and stack.samplers and not _is_finished(stack):
+        # Imported here: the MCP SDK takes a while, and most first runs have nothing to try.
+        from agentrl.launcher.probes import try_services
+
+        tasks = [task for file in files for task in file.tasks]
+        try_services(config, tasks, lambda told: print_lines(Console(), [told]))
 
 
 def _is_finished(stack: Stack) -> bool:
     """Whether the run has all the steps that are asked for."""
-    if stack.config.checkpoint.resume_from_checkpoint == "false":
+    if not stack.trainers or stack.config.checkpoint.resume_from_checkpoint == "false":
         return False
     steps = steps_finished(stack.config.output)
     return steps is not None and steps >= stack.config.optimizer.max_steps

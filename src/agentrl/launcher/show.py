@@ -14,7 +14,7 @@ from agentrl.configs import ConfigError
 from agentrl.configs.verbs import SHOWN_RECORDS, show_parser
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, ToolCall, TurnStatus
-from agentrl.databases.poison import PoisonTask, poison_tasks
+from agentrl.databases.poison import PoisonTask, count_poison_tasks, poison_tasks
 from agentrl.launcher.database import place_config, run_database
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import list_records, print_list
@@ -48,10 +48,17 @@ def main(argv: Sequence[str]) -> int:
                 )  # fmt: skip
                 print_list(Console(), records, config.run.run_name)
                 return
-            record = await find_record(database, arguments.record, Split(arguments.split))
+            n_failed = await count_poison_tasks(database)
+            failed = f"{n_failed} tasks have failures: `agentrl show {arguments.run} --failed`"
+            try:
+                record = await find_record(database, arguments.record, Split(arguments.split))
+            except ConfigError as error:
+                raise ConfigError(f"{error}; {failed}" if n_failed else f"{error}") from None
             turns = await read_turns(database, record)
             answer = await right_answer(database, record)
         print_record(Console(), record, turns, answer)
+        if n_failed:
+            Console().print(Text(failed, "yellow"))
 
     asyncio.run(show())
     return 0
@@ -161,14 +168,19 @@ def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
 
 
 def print_poison_tasks(console: Console, tasks: Sequence[PoisonTask]) -> None:
-    """A line for each task: how many of its attempts were given up, and why the last one was."""
+    """A line for each task: how many of its attempts failed, and why the last one did."""
     if not tasks:
-        console.print("no attempt of this run was given up")
+        console.print("nothing of this run failed")
         return
-    table = Table("task", "split", "epoch", "given up", "last record", "last error", box=None)
+    table = Table("task", "split", "epoch", "failed", "last record", "last error", box=None)
     for task in tasks:
+        failed = [
+            f"{task.failed} of {task.attempts} given up" if task.failed else "",
+            f"{task.again} of {task.attempts} tried again" if task.again else "",
+            "group not scored" if task.unscored else "",
+        ]
         table.add_row(
-            task.task_id, task.split, str(task.epoch), f"{task.failed} of {task.attempts}",
+            task.task_id, task.split, str(task.epoch), ", ".join(filter(None, failed)),
             task.record, Text(task.error, "red"),
         )  # fmt: skip
     console.print(table)

@@ -56,6 +56,8 @@ def plain_line(snapshot: Snapshot, seconds: float, samplers: int) -> str:
         f" trained={_number(s.trained_per_s, '.0f')}tok/s"
         f" staleness={_number(s.staleness, '.2f')} waiting={_number(s.waiting, 'd')}"
         f" services={s.services} samplers={samplers} left={duration(s.seconds_left)}"
+        + (f" | failures: {s.failures}" if s.failures else "")
+        + (f" | why no step: {s.why_no_step}" if s.why_no_step else "")
     )
 
 
@@ -94,7 +96,10 @@ def panel(
     alive, expected = samplers
     body.add_row("staleness", staleness, "alive",
                  f"services {s.services}, samplers {alive}/{expected}")  # fmt: skip
-    notes = [Text(notice, "yellow") for notice in notices[-3:]]
+    notes = [Text(f"{label}  {sentence}", "red")
+             for label, sentence in (("failures", s.failures), ("why no step", s.why_no_step))
+             if sentence]  # fmt: skip
+    notes += [Text(notice, "yellow") for notice in notices[-3:]]
     return Panel(Group(head, Text(), body, *notes), title=f"[bold]{title}", subtitle=s.status)
 
 

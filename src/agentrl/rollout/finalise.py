@@ -8,11 +8,20 @@ kept on the Task, so that whoever takes over from an owner that died half way wr
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.configs import RewardConfig
-from agentrl.databases.documents import DBRecordData, GroupScore, Record, RecordStatus, Split, Task
+from agentrl.databases.documents import (
+    DBRecordData,
+    GroupOutcome,
+    GroupScore,
+    Record,
+    RecordStatus,
+    Split,
+    Task,
+)
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger, Settlement
 from agentrl.databases.tasks import LeaseLost, TaskLedger
@@ -56,12 +65,15 @@ class Finaliser:
             await self.records.add_scores(records)
             scores = {record.id: record.score for record in records}
         rows: list[DBRecordData] = []
+        outcome: GroupOutcome | None = None
         if task.split == Split.TRAIN:
             settlements = settle_group(task, records, self.reward)
             rows = await make_rows(task, records, settlements, self.records, self.temperature)
             await self.records.add_rows(rows)
             await self.records.settle(settlements)
-        await self.ledger.finalised(task, scores)
+            left_out = Counter(s.left_out for s in settlements.values() if s.left_out is not None)
+            outcome = GroupOutcome(rows=len(rows), left_out=dict(left_out))
+        await self.ledger.finalised(task, scores, outcome)
         return len(rows)
 
     async def _scored_together(self, task: Task, records: Sequence[Record]) -> list[Record]:
@@ -100,9 +112,15 @@ class Finaliser:
             return await self.scorers.score_group(task, records)
         except Exception as error:  # whatever a scorer raises is that group's
             log.warning("the group %s cannot be scored", task.id, exc_info=error)
-            failure = f"failed: {type(error).__name__}: {error}"
+            failure = f"{type(error).__name__}: {error}"
             return [
-                GroupScore(record=record.id, scorer=name, score=None, explanation=failure)
+                GroupScore(
+                    record=record.id,
+                    scorer=name,
+                    score=None,
+                    explanation=f"failed: {failure}",
+                    error=failure,
+                )
                 for record in records
                 for name in self.scorers.of_group(task.scorer)
             ]

@@ -22,11 +22,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_PAUSE_S = 0.5  # doubles with every retry
+_SHOWN = 120  # characters of a reply that will not do: its beginning
 _HOPELESS = (400, 401, 403, 404, 422)  # a wrong key, model or parameter: asking again is the same
 
 
 class NoModelAnswered(RuntimeError):
     """None of the models gave a reply that will do. The message says what each of them did."""
+
+
+class _NoCompletion(ValueError):
+    """What answers is no OpenAI-compatible endpoint."""
+
+    def __init__(self, begins: str) -> None:
+        super().__init__(f"no chat completion of OpenAI's form (is base_url right?): {begins}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +81,14 @@ class HelpingModels:
         self._clients = []
 
     async def ask(
-        self, instruction: str, material: str, read: Callable[[str], T | None]
+        self, instruction: str, material: str, read: Callable[[str], T | None], form: str
     ) -> Reply[T]:
         """The first reply that `read` can make something of.
 
         `instruction` is the system message, `material` the user's. `read` returns None for a reply
-        that will not do; the model is then asked again, as after an error. A model's `retries` used
-        up, or an error that asking again would repeat, the next one has its turn. Raises
-        `NoModelAnswered` after the last.
+        that will not do, because it has not the `form` (in words); the model is then asked again,
+        as after an error. A model's `retries` used up, or an error that asking again would repeat,
+        the next one has its turn. Raises `NoModelAnswered` after the last.
         """
         from openai import APIStatusError, OpenAIError
 
@@ -91,7 +99,7 @@ class HelpingModels:
                     await asyncio.sleep(_RETRY_PAUSE_S * 2 ** (attempt - 1))
                 try:
                     text = await _complete(client, model, instruction, material)
-                except OpenAIError as error:
+                except (OpenAIError, _NoCompletion) as error:
                     failures.append(f"{model.model} at {model.base_url}: {_one_line(error)}")
                     if isinstance(error, APIStatusError) and error.status_code in _HOPELESS:
                         break
@@ -99,14 +107,20 @@ class HelpingModels:
                 value = read(text)
                 if value is not None:
                     return Reply(value, model.model)
-                failures.append(f"{model.model} gave a reply that will not do: {text[-80:]!r}")
+                failures.append(
+                    f"{model.model} gave a reply that will not do: {text[:_SHOWN]!r}"
+                    f"{' and so on' if len(text) > _SHOWN else ''}, which has not {form}"
+                )
             log.warning("model %s failed: %s", model.model, failures[-1])
-        raise NoModelAnswered("; ".join(failures) or "no models are listed")
+        # A retry mostly fails as the try before it.
+        raise NoModelAnswered("; ".join(dict.fromkeys(failures)) or "no models are listed")
 
 
 async def _complete(
     client: "AsyncOpenAI", model: AgentModel, instruction: str, material: str
 ) -> str:
+    from openai.types.chat import ChatCompletion
+
     completion = await client.chat.completions.create(
         model=model.model,
         messages=[
@@ -116,8 +130,13 @@ async def _complete(
         temperature=model.temperature,
         max_tokens=model.max_tokens,
     )
-    return (completion.choices[0].message.content or "") if completion.choices else ""
+    # The library takes any answer with status 200 for a completion.
+    if not isinstance(completion, ChatCompletion):
+        raise _NoCompletion(f"its answer begins {str(completion)[:_SHOWN]!r}")
+    if not completion.choices or completion.choices[0].message is None:
+        raise _NoCompletion(f"its answer begins {completion.to_json(indent=None)[:_SHOWN]!r}")
+    return completion.choices[0].message.content or ""
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{type(error).__name__.lstrip('_')}: {' '.join(str(error).split())[:300]}"

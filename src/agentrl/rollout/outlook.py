@@ -17,12 +17,14 @@ class Outlook:
 
     `services`: URLs with the newest weights. `evaluation`: evaluation slots are free. `training`:
     the run, if training groups may be worked on. `finished`: nothing is to be done any more.
+    `hopeless`: why the trainer gave the run up, if it did.
     """
 
     services: tuple[str, ...] = ()
     evaluation: bool = False
     training: Run | None = None
     finished: bool = False
+    hopeless: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Observer:
             return Outlook()
         if run.status == runs.FINISHED:
             return Outlook(finished=True)
+        if run.status == runs.HOPELESS:
+            return Outlook(hopeless=run.failure)
         training = run.status == runs.TRAINING and self.sampling
         return Outlook(
             await self._services(), await self._evaluation_waits(), run if training else None

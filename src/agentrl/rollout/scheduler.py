@@ -19,6 +19,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Run, Split, Task
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import new_record
+from agentrl.databases.runs import RunHopeless
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
 from agentrl.inference.protocol import ServiceLoad
 from agentrl.rollout.agents.process import Agents
@@ -57,6 +58,7 @@ class SamplingScheduler:
     _claimed: bool = False  # something, since the last wait for changes
     _horizon: int | None = None  # this place, and every one before it, may be begun
     _fence: int = -1  # of the trainer at the last look
+    _hoped: bool = False  # at some look the run was not given up
 
     def __post_init__(self) -> None:
         sampling = self.config.sampling
@@ -93,8 +95,9 @@ class SamplingScheduler:
         self._wake.set()
 
     async def run(self) -> None:
-        """Sample until the run is finished. An error in keeping the leases ends it, an agent that
-        cannot be started, and a user's function that a flag names and that fails."""
+        """Sample until the run is finished, or given up by its trainer (`RunHopeless`). An error in
+        keeping the leases ends it, an agent that cannot be started, and a user's function that a
+        flag names and that fails."""
         async with self._observer.changes() as changes:
             # None of these ends by itself, but with an error.
             background = {
@@ -133,6 +136,10 @@ class SamplingScheduler:
         """What may be begun now; tells the pool which services it may use."""
         self._looked = True
         outlook = await self._observer.look()
+        if outlook.hopeless is None:
+            self._hoped = True
+        elif self._hoped:  # and not before: a trainer that takes it up again may be on its way
+            raise RunHopeless(outlook.hopeless)
         self._pool.update(outlook.services)
         if set(outlook.services) != set(self._concurrency.services):
             self._observe_loads(dict.fromkeys(outlook.services))

@@ -19,6 +19,7 @@ from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.joining import join
 from agentrl.rollout.sampler import AsyncSampler
 from agentrl.rollout.scheduler import SamplingScheduler
+from agentrl.rollout.tracebacks import OneTraceback
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     """Sample for a run until it is finished. SIGTERM stops it in order."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OneTraceback())
     for chatty in ("httpx2", "mcp"):  # they have a line for every tool call, or session
         logging.getLogger(chatty).setLevel(logging.WARNING)
     uvloop.run(_join_and_sample(argv))

@@ -21,6 +21,7 @@ from agentrl.databases.changes import Changes, updated
 from agentrl.databases.connection import RunDatabase, patiently
 from agentrl.databases.documents import DataSet, RowStatus, TaskStatus, TrainerStart, place_of
 from agentrl.databases.feeder import TaskFeeder
+from agentrl.databases.hopeless import HopelessWatch
 from agentrl.databases.rows import RowLedger, count_rows
 from agentrl.databases.runs import RunLease, TrainerReplaced
 from agentrl.databases.services import SILENT_S, register_urls
@@ -93,6 +94,7 @@ class RunDuties:
             hold=self._lease.heartbeat,
         )
         self._sharing = GpuSharing(database, SILENT_S)
+        self._watch = HopelessWatch(database, config.sampling.max_failures_without_success)
         self._rows_per_step = rows_per_step
         self._total_steps = 0
         self._ledger: RowLedger | None = None
@@ -199,6 +201,7 @@ class RunDuties:
             rows_per_step=self._rows_per_step,
             max_staleness=self._config.staleness_bound,
             stop=stop,
+            watch=self._watch,
         )
 
     async def commit(self, step: int, ids: Sequence[str]) -> None:
@@ -236,7 +239,11 @@ class RunDuties:
         return stall_seconds
 
     async def await_evaluation(self, step: int, stop: threading.Event) -> None:
-        """Wait until the evaluation of `step` is done, if there is one, or `stop` is set."""
+        """Wait until the evaluation of `step` is done, if there is one, or `stop` is set.
+
+        One of the start weights that is in vain is not waited for either: the run's first rows are
+        then refused for the same reason (`LedgerSource.lease`).
+        """
         if not self._held_out:
             return
         began = time.monotonic()
@@ -245,6 +252,8 @@ class RunDuties:
             while not stop.is_set() and not await patiently(
                 lambda: self._feeder.evaluation_done(step), f"the evaluation of step {step}"
             ):
+                if step == 0 and await self._watch.look(training=False) is not None:
+                    return
                 await changes.wait(_LONGEST_WAIT_S)
         logger.info("evaluation of step %d took %.1f s", step, time.monotonic() - began)
 
@@ -264,6 +273,10 @@ class RunDuties:
             ),
             f"the report of step {step}",
         )
+
+    async def give_up(self, failure: str) -> None:
+        """Say that the run is hopeless, and why."""
+        await patiently(lambda: self._lease.give_up(failure), "the end of the run")
 
     async def give_back_rows(self) -> None:
         """Return the rows that were leased ahead and are not trained."""

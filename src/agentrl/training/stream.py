@@ -18,8 +18,10 @@ from agentrl.databases.changes import Changes, inserted, updated
 from agentrl.databases.connection import RunDatabase, patiently
 from agentrl.databases.documents import RowStatus, TaskStatus
 from agentrl.databases.feeder import TaskFeeder
+from agentrl.databases.hopeless import HopelessWatch
 from agentrl.databases.policies import Lineage, load_lineage
 from agentrl.databases.rows import RowHeader, RowLedger, fetch_rows
+from agentrl.databases.runs import RunHopeless
 from agentrl.training.agreement import Agreement
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.costs import CostModel
@@ -61,18 +63,22 @@ class LedgerSource:
         rows_per_step: int,
         max_staleness: int,
         stop: threading.Event,
+        watch: HopelessWatch,
     ) -> None:
-        """`stop`: set when no further step is wanted; a wait for rows then ends without any."""
+        """`stop`: set when no further step is wanted; a wait for rows then ends without any.
+        `watch`: ends a wait that is in vain."""
         self._database = database
         self._ledger = ledger
         self._feeder = feeder
         self._rows_per_step = rows_per_step
         self._max_staleness = max_staleness
         self._stop = stop
+        self._watch = watch
         self._lineage = Lineage()
 
     async def lease(self, step: int) -> list[RowHeader]:
-        """Wait until the step has all its rows, topping up tasks meanwhile."""
+        """Wait until the step has all its rows, topping up tasks meanwhile. Raises `RunHopeless`
+        where they will not come."""
         headers, complete = await self._look(step)
         if complete:
             return headers
@@ -86,6 +92,8 @@ class LedgerSource:
                 headers, complete = await self._look(step)
                 if complete:
                     return headers
+                if (reason := await self._watch.look()) is not None:
+                    raise RunHopeless(reason)
                 await changes.wait(_LONGEST_WAIT_S, found=len(headers) > before)
         return []
 
@@ -105,7 +113,10 @@ class LedgerSource:
             return headers, True
         if exhausted and not await self._ledger.returning(step):
             # what is left waits for nothing but its interval
-            return await lease(waive_interval=True), True
+            headers = await lease(waive_interval=True)
+            if step == 1 and not headers and self._feeder.has_tasks:
+                raise RunHopeless(await self._watch.never_trained(self._feeder.epochs))
+            return headers, True
         await self._feeder.top_up()
         return headers, False
 
@@ -137,7 +148,10 @@ class RowStream:
         self._pending = self._background.submit(self._prepare(step))
 
     def take(self) -> tuple[StepRows | None, float]:
-        """The rows of the step that was started, or None at the end; and the seconds waited."""
+        """The rows of the step that was started, or None at the end; and the seconds waited.
+
+        Raises `RunHopeless`, on all ranks.
+        """
         assert self._pending is not None, "no step was started"
         began = time.monotonic()
         rows = self._background.result(self._pending)
@@ -151,20 +165,27 @@ class RowStream:
     async def _prepare(self, step: int) -> StepRows | None:
         headers: list[RowHeader] = []
         failure: Exception | None = None
+        hopeless: str | None = None
         if self._source is not None:
             try:
                 headers = await self._source.lease(step)
+            except RunHopeless as reason:  # no failure: an end that all ranks come to together
+                hopeless = str(reason)
             except Exception as error:  # raised in `plan_step`, so that the others know of it
                 failure = error
 
-        def plan_step() -> tuple[list[list[str]], float]:
+        def plan_step() -> tuple[list[list[str]], float, str | None]:
             if failure is not None:
                 raise failure
             by_rank = plan_ranks([row_cost(row, self._costs) for row in headers], self._ranks)
             rows = [[headers[index].id for index in indices] for indices in by_rank.rows]
-            return rows, by_rank.balance
+            return rows, by_rank.balance, hopeless
 
-        plan, balance = await _in_daemon_thread(lambda: self._agreement.from_main(plan_step))
+        plan, balance, hopeless = await _in_daemon_thread(
+            lambda: self._agreement.from_main(plan_step)
+        )
+        if hopeless is not None:
+            raise RunHopeless(hopeless)
         if not any(plan):
             return None
         rows = await patiently(

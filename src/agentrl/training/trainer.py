@@ -34,10 +34,17 @@ from agentrl.configs import TREE_ATTENTION, Config, ConfigError, parse_config
 from agentrl.configs.run_flags import changed_flags, flat_flags, stored_flags
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
 from agentrl.databases.owners import process_name
-from agentrl.databases.runs import EVALUATING, FINISHED, TRAINING, TrainerAlive, TrainerReplaced
+from agentrl.databases.runs import (
+    EVALUATING,
+    FINISHED,
+    TRAINING,
+    RunHopeless,
+    TrainerAlive,
+    TrainerReplaced,
+)
 from agentrl.databases.task_file import TaskFileError
 from agentrl.inference.protocol import ServiceUnreachable
-from agentrl.training.agreement import Agreement, FailedElsewhere, ProcessLost
+from agentrl.training.agreement import Agreement, FailedElsewhere, ProcessLost, known_to_all
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.checkpoint import (
     CheckpointError,
@@ -72,8 +79,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _USER_ERRORS = (
-    CheckpointError, ConfigError, DatabaseUnreachable, ModelFolderError, ServiceUnreachable,
-    TaskFileError, TrainerAlive, TrainerReplaced,
+    CheckpointError, ConfigError, DatabaseUnreachable, ModelFolderError, RunHopeless,
+    ServiceUnreachable, TaskFileError, TrainerAlive, TrainerReplaced,
 )  # fmt: skip
 
 
@@ -221,7 +228,12 @@ class Trainer:
             self._from_main(lambda duties: duties.await_evaluation(0, self._stop))
         if self._step < self._held.total_steps:
             stream.start(self._step + 1)
-            self._train(stream, metrics)
+            try:
+                self._train(stream, metrics)
+            except RunHopeless as hopeless:  # raised on all ranks at once
+                metrics.close()
+                self._give_up(hopeless)
+                raise known_to_all(hopeless) from None
         metrics.close()
         self._finish()
 
@@ -391,6 +403,13 @@ class Trainer:
             "%s after step %d of %d",
             "stopped" if self._stop.is_set() else "finished", self._step, self._held.total_steps,
         )  # fmt: skip
+
+    def _give_up(self, hopeless: RunHopeless) -> None:
+        """Keep what was trained, then say why the run ends: samplers and launcher end with that."""
+        self._stop.set()
+        self._saved_step = max(self._saved_step, 0)  # the start weights need no checkpoint
+        self._finish()
+        self._from_main(lambda duties: duties.give_up(str(hopeless)))
 
     def _any_rank_stops(self) -> bool:
         """Whether any process got a signal; then all of them stop after the same step.

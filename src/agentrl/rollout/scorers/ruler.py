@@ -35,6 +35,9 @@ First compare the attempts in a few sentences. Then end with one JSON object and
 with an entry for each attempt and no others:
 
 {"scores": [{"id": "1", "explanation": "one sentence", "score": 0.5}, ...]}"""
+_FORM = (
+    'one JSON object {"scores": [{"id", "explanation", "score"}, ...]} with all ids, scores 0 to 1'
+)
 
 
 class RulerError(RuntimeError):
@@ -70,7 +73,7 @@ class Ruler:
         attempts = {ids[text]: messages[index] for text, index in shown.items()}
         try:
             reply = await self._models.ask(
-                _INSTRUCTION, material(attempts), scores_reader(attempts.keys())
+                _INSTRUCTION, material(attempts), scores_reader(attempts.keys()), _FORM
             )
         except NoModelAnswered as failure:
             raise RulerError(f"no model ranked the group: {failure}") from None

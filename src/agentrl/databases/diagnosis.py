@@ -1,0 +1,194 @@
+"""Why a run gets nowhere, in sentences: pure functions of how its latest attempts and groups ended.
+
+Lists are newest first. What is read of the database for them is in `outcomes.py`; who ends a run by
+them, in `hopeless.py`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+_SHOWN_CHARACTERS = 200  # of an error
+_SHOWN_KINDS = 3
+_MENDED = "take tasks that it solves now and then, raise --num_generations, or start from a better"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """How an attempt ended: with a score, or with an error that was its own."""
+
+    at: datetime
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnd:
+    """How a training group ended.
+
+    `rows`: what it gave to train; None if that is not known. `left_out`: its other Records, by the
+    reason. `scores`: of all its attempts that have one. `given_up`: errors of attempts that were
+    tried `--max_attempts` times. `scorer_error`: what ended the scorer of the group.
+    """
+
+    at: datetime
+    rows: int | None
+    left_out: Mapping[str, int]
+    scores: Sequence[float]
+    given_up: Sequence[str]
+    scorer_error: str | None
+
+
+class Barren(StrEnum):
+    """Why a group gave nothing to train."""
+
+    SCORER = "scorer"  # the scorer of the group failed
+    FAILED = "failed"  # at least half of its attempts were given up
+    EQUAL = "equal"
+    UNSCORED = "unscored"  # scorers had nothing to say
+    LEFT_OUT = "left_out"  # by the rules that the run's flags ask for
+
+
+def failures(attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd] = ()) -> str | None:
+    """Count, share and errors, by kind, of what failed; None if nothing did."""
+    errors = [attempt.error for attempt in attempts if attempt.error is not None]
+    unscored = [group.scorer_error for group in groups if group.scorer_error is not None]
+    parts = [
+        f"{len(failed)} of the last {among} {what} ({len(failed) / among:.0%}): {_by_kind(failed)}"
+        for failed, among, what in (
+            (errors, len(attempts), "attempts failed"),
+            (unscored, len(groups), "groups could not be scored"),
+        )
+        if failed
+    ]
+    return "; ".join(parts) or None
+
+
+def why_no_step(
+    attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd], services: int
+) -> str | None:
+    """Why no step comes while the trainer waits for rows; None if they are on their way."""
+    if not services:
+        return "no inference service is there yet"
+    barren = [group for group in groups if group.rows == 0]
+    if barren:
+        # A few are usual. When most are, steps take longer for it, and people wonder.
+        return barren_groups(groups) if 2 * len(barren) > len(groups) else None
+    if not groups and attempts and all(attempt.error is not None for attempt in attempts):
+        return f"no group finished: all {len(attempts)} attempts failed so far"
+    return None
+
+
+def barren_groups(groups: Sequence[GroupEnd]) -> str:
+    """How many groups gave nothing to train, and the reason that most of them have."""
+    reasons = Counter(_why_barren(group) for group in groups if group.rows == 0)
+    reason, count = reasons.most_common(1)[0]
+    told = [group for group in groups if group.rows == 0 and _why_barren(group) == reason]
+    return f"{len(groups)} groups finished, in {count} of them {_in_words(reason, told)}"
+
+
+def hopeless_attempts(run: str, attempts: Sequence[AttemptEnd], limit: int) -> str | None:
+    """Why a run ends whose last `limit` attempts all failed; None if they did not.
+
+    `attempts`: those since the last one that ended with a score.
+    """
+    if len(attempts) < limit:
+        return None
+    errors = [attempt.error for attempt in attempts if attempt.error is not None]
+    return (
+        f"run {run} gets nowhere, its last {len(attempts)} attempts all failed: {_by_kind(errors)} "
+        f"(`agentrl show {run} --failed` lists them; {_ended_by(limit)})"
+    )
+
+
+def hopeless_groups(run: str, groups: Sequence[GroupEnd], limit: int) -> str | None:
+    """Why a run ends whose last `limit` groups gave nothing to train; None if they did.
+
+    `groups`: those since the last one that gave any.
+    """
+    if len(groups) < limit:
+        return None
+    return f"run {run} gets nowhere: {barren_groups(groups)} ({_ended_by(limit)})"
+
+
+def never_trained(
+    run: str, attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd], epochs: int
+) -> str:
+    """Why a run ends whose tasks are used up before the first step."""
+    if any(group.rows == 0 for group in groups):
+        why = barren_groups(groups)
+    else:
+        why = failures(attempts, groups) or "there were no tasks"
+    return f"run {run} trained nothing in all {epochs} epochs of its tasks: {why}"
+
+
+def kinds_of(errors: Iterable[str]) -> list[tuple[int, str]]:
+    """Errors by kind, most frequent first: how many, and the newest of them.
+
+    A kind is what was raised and where; the words between may differ every time.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    newest: dict[tuple[str, str], str] = {}
+    for error in errors:
+        kind = (error.partition(":")[0], error.rpartition(" (at ")[2] if " (at " in error else "")
+        counts[kind] += 1
+        newest.setdefault(kind, error)
+    return [(count, newest[kind]) for kind, count in counts.most_common()]
+
+
+def _by_kind(errors: Sequence[str]) -> str:
+    kinds = kinds_of(errors)
+    if len(kinds) == 1:
+        return _shown(kinds[0][1])
+    told = [f"{count} x {_shown(error)}" for count, error in kinds[:_SHOWN_KINDS]]
+    others = len(kinds) - len(told)
+    return "; ".join(told) + (f"; and {others} other kinds" if others else "")
+
+
+def _shown(error: str) -> str:
+    line = " ".join(error.split())
+    if len(line) <= _SHOWN_CHARACTERS:
+        return line
+    # Where it was raised stands at the end.
+    words, at, place = line.rpartition(" (at ")
+    return f"{(words or line)[: _SHOWN_CHARACTERS - 3]}...{at}{place if at else ''}"
+
+
+def _why_barren(group: GroupEnd) -> Barren:
+    if group.scorer_error is not None:
+        return Barren.SCORER
+    if group.given_up and len(group.given_up) >= len(group.scores):
+        return Barren.FAILED
+    if not group.scores:
+        return Barren.UNSCORED
+    if len(set(group.scores)) == 1 and "drop_zero_advantage" in group.left_out:
+        return Barren.EQUAL
+    return Barren.LEFT_OUT
+
+
+def _in_words(reason: Barren, groups: Sequence[GroupEnd]) -> str:
+    """What `groups`, all barren for this reason, have in common, and what to do."""
+    match reason:
+        case Barren.SCORER:
+            errors = [group.scorer_error for group in groups if group.scorer_error is not None]
+            return f"the scorer of the group failed: {_by_kind(errors)}"
+        case Barren.FAILED:
+            errors = [error for group in groups for error in group.given_up]
+            return f"most attempts were given up: {_by_kind(errors)}"
+        case Barren.EQUAL:
+            scores = {score for group in groups for score in group.scores}
+            hard = "too hard" if max(scores) <= 0 else "too easy" if min(scores) >= 1 else None
+            return (
+                f"all scores were equal: the tasks are {hard or 'too hard or too easy'} for this "
+                f"model, and --drop_zero_advantage leaves such groups out: {_MENDED} model"
+            )
+        case Barren.UNSCORED:
+            return "no attempt has a score: their scorers said None of all of them"
+        case Barren.LEFT_OUT:
+            rules = sorted({rule for group in groups for rule in group.left_out})
+            return f"all attempts were left out, by {', '.join(rules)} (see docs/rewards.md)"
+
+
+def _ended_by(limit: int) -> str:
+    return f"--max_failures_without_success {limit} ended it"

@@ -1,0 +1,126 @@
+"""`--max_failures_without_success`: when a run that gets nowhere is ended.
+
+What is counted stands in the database, so that it holds for any number of samplers: attempts that
+failed since the last one that ended with a score, and groups that gave nothing to train since the
+last one that gave something. What happened before the watch began is not counted: whoever started
+the run again may have mended it.
+
+A count alone would end a run in an outage of its tools or its judge, in which attempts fail by the
+hundred. So it must have lasted for a while too; an outage of `OUTLIVED_S` ends no run.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from agentrl.databases.connection import RunDatabase, patiently
+from agentrl.databases.diagnosis import (
+    AttemptEnd,
+    GroupEnd,
+    hopeless_attempts,
+    hopeless_groups,
+    never_trained,
+)
+from agentrl.databases.outcomes import latest_attempts, latest_groups
+
+End = TypeVar("End", AttemptEnd, GroupEnd)
+
+OUTLIVED_S = 40.0
+_LOOK_EVERY_S = 1.0
+_SHOWN = 256  # of the latest attempts and groups, where all were in vain
+_LONGEST_GAP_S = 10.0  # between two looks; nobody knows of longer ones what happened in them
+
+
+@dataclass
+class _Streak:
+    """What came since the last success."""
+
+    after: datetime | None  # the last success, or the latest of what was there at the first look
+    since: float  # when that was seen
+
+    def after_success(
+        self, ends: Sequence[End], succeeded: Callable[[End], bool], now: float
+    ) -> Sequence[End]:
+        """Those of `ends`, newest first, that came after the last success; it begins anew there."""
+        for number, end in enumerate(ends):
+            if succeeded(end):
+                self.after, self.since = end.at, now
+                return ends[:number]
+        return ends
+
+
+class HopelessWatch:
+    """Watches one run, for the one process that can end it.
+
+    `limit`: 0 never ends it. `reason`: the sentence to end with, once there is one.
+    """
+
+    def __init__(
+        self, database: RunDatabase, limit: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.reason: str | None = None
+        self._database = database
+        self._limit = limit
+        self._clock = clock
+        self._attempts: _Streak | None = None
+        self._groups: _Streak | None = None
+        self._looked: float | None = None
+
+    async def look(self, *, training: bool = True) -> str | None:
+        """Why the run is to be ended; None if it is not. `training`: groups are to give rows by
+        now."""
+        now = self._clock()
+        if self._limit == 0 or self.reason is not None:
+            return self.reason
+        if self._looked is not None and now - self._looked < _LOOK_EVERY_S:
+            return None
+        gap = now - self._looked if self._looked is not None else 0.0
+        self._looked = now
+        if gap > _LONGEST_GAP_S:
+            for streak in (self._attempts, self._groups):
+                if streak is not None:
+                    streak.since += gap
+        self.reason = await patiently(lambda: self._look(now, training), "the look for failures")
+        return self.reason
+
+    async def never_trained(self, epochs: int) -> str:
+        """Why all tasks were tried `epochs` times and nothing came of it."""
+
+        async def ask() -> str:
+            attempts = await latest_attempts(self._database, _SHOWN)
+            groups = await latest_groups(self._database, _SHOWN)
+            return never_trained(self._database.name, attempts, groups, epochs)
+
+        return await patiently(ask, "the look for failures")
+
+    async def _look(self, now: float, training: bool) -> str | None:
+        reason = await self._failing(now)
+        if reason is None and training:
+            reason = await self._barren(now)
+        return reason
+
+    async def _failing(self, now: float) -> str | None:
+        if self._attempts is None:
+            newest = await latest_attempts(self._database, 1)
+            self._attempts = _Streak(newest[0].at if newest else None, now)
+            return None
+        streak = self._attempts
+        ends = await latest_attempts(self._database, self._limit, streak.after)
+        failed = streak.after_success(ends, lambda end: end.error is None, now)
+        if now - streak.since < OUTLIVED_S:
+            return None
+        return hopeless_attempts(self._database.name, failed, self._limit)
+
+    async def _barren(self, now: float) -> str | None:
+        if self._groups is None:
+            newest = await latest_groups(self._database, 1)
+            self._groups = _Streak(newest[0].at if newest else None, now)
+            return None
+        streak = self._groups
+        ends = await latest_groups(self._database, self._limit, streak.after)
+        barren = streak.after_success(ends, lambda end: end.rows != 0, now)
+        if now - streak.since < OUTLIVED_S:
+            return None
+        return hopeless_groups(self._database.name, barren, self._limit)

@@ -1,0 +1,33 @@
+"""One traceback for each kind of error in a log: what fails once mostly fails a thousand times."""
+
+import logging
+from collections import Counter
+
+
+class OneTraceback(logging.Filter):
+    """For a log's handlers: leaves the traceback out where one of its kind was written already.
+
+    A kind is the type of the error and the line that raised it. The message stays, with how many of
+    the kind there were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: Counter[tuple[type[BaseException], str, int]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Never holds a record back."""
+        if not record.exc_info or record.exc_info[1] is None:
+            return True
+        error, trace = record.exc_info[1], record.exc_info[1].__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = (trace.tb_frame.f_code.co_filename, trace.tb_lineno) if trace else ("", 0)
+        kind = (type(error), *place)
+        self._seen[kind] += 1
+        if self._seen[kind] > 1:
+            message = " ".join(record.getMessage().split())
+            record.msg = f"{message} (no. {self._seen[kind]} of its kind, see the first above)"
+            record.args = None
+            record.exc_info = record.exc_text = None
+        return True

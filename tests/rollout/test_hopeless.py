@@ -1,0 +1,291 @@
+"""A run that gets nowhere is ended with its cause; one that only stumbles goes on."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from scripted_run import (
+    ScriptedAgent,
+    add,
+    agent,
+    begin_run,
+    completed,
+    config,
+    scheduler,
+    until,
+)
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Record, RecordStatus, Split
+from agentrl.databases.hopeless import OUTLIVED_S, HopelessWatch
+from agentrl.databases.outcomes import latest_groups
+from agentrl.databases.poison import poison_tasks
+from agentrl.databases.runs import RunHopeless, RunLease
+from agentrl.databases.tasks import Claim
+from agentrl.launcher.progress import ProgressReader
+from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.scorers import register_scorer
+from agentrl.rollout.tracebacks import OneTraceback
+
+NO_METRICS = Path("there-are-none.jsonl")
+
+
+class Clock:
+    """The time of a watch, which goes on as a trainer's looks do: in steps of a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def looks(watch: HopelessWatch, clock: Clock, seconds: float) -> str | None:
+    """What the watch says in so many seconds."""
+    reason = None
+    until = clock.now + seconds
+    while clock.now < until and reason is None:
+        clock.now += 1
+        reason = await watch.look()
+    return reason
+
+
+def failing(claim: Claim) -> float:
+    raise KeyError("nowhere")
+
+
+async def sampled(
+    database: RunDatabase,
+    script: Callable[[Claim], float],
+    condition: Callable[[], Awaitable[bool]],
+) -> None:
+    """Two samplers work until the condition holds."""
+    async with (
+        scheduler(database, agent(script), config(), owner="one") as one,
+        scheduler(database, agent(script), config(), owner="two") as two,
+    ):
+        running = [asyncio.create_task(sampler.run()) for sampler in (one, two)]
+        await until(condition)
+        one.stop()
+        two.stop()
+        await asyncio.gather(*running)
+
+
+async def test_attempts_that_all_fail_end_the_run_with_their_error_but_no_short_outage_does(
+    database: RunDatabase,
+) -> None:
+    await begin_run(database)
+    clock = Clock()
+    watch = HopelessWatch(database, 16, clock)
+    assert await looks(watch, clock, 1) is None  # what was before is not counted
+    await add(database, 4)
+    await sampled(database, failing, completed(database, 4))
+    assert await database.records.count_documents({"status": RecordStatus.FAILED}) == 16
+    assert await looks(watch, clock, OUTLIVED_S - 5) is None, "tools may be away for so long"
+    patient = HopelessWatch(database, 17, clock)
+    reason = await looks(watch, clock, 6)
+    assert reason is not None and len(reason.splitlines()) == 1
+    for words in ("its last 16 attempts all failed", "KeyError: 'nowhere'", "test_hopeless.py",
+                  "--failed", "--max_failures_without_success 16"):  # fmt: skip
+        assert words in reason
+    assert await looks(patient, clock, 2 * OUTLIVED_S) is None
+    disabled = HopelessWatch(database, 0, clock)
+    assert await looks(disabled, clock, 2 * OUTLIVED_S) is None
+
+
+async def test_one_attempt_with_a_score_begins_the_count_anew(database: RunDatabase) -> None:
+    await begin_run(database)
+    clock = Clock()
+    watch = HopelessWatch(database, 6, clock)
+    await looks(watch, clock, 1)
+    for epoch, script in enumerate((failing, lambda _: 1.0, failing)):
+        await add(database, 1, epoch=epoch)  # 4 failures, or 2 successes
+        await sampled(database, script, completed(database, epoch + 1))
+    assert await database.records.count_documents({"status": RecordStatus.FAILED}) == 8
+    assert await looks(watch, clock, 2 * OUTLIVED_S) is None
+    await add(database, 1, epoch=3)
+    await sampled(database, failing, completed(database, 4))
+    assert await looks(watch, clock, 5) is not None, "8 in a row, and for long"
+
+
+async def test_time_in_which_nobody_looked_is_no_time_without_success(
+    database: RunDatabase,
+) -> None:
+    await begin_run(database)
+    clock = Clock()
+    watch = HopelessWatch(database, 4, clock)
+    await looks(watch, clock, 1)
+    clock.now += 600  # a long step
+    await add(database, 2, Split.EVAL)
+    await sampled(database, failing, completed(database, 2))
+    assert await looks(watch, clock, OUTLIVED_S - 5) is None
+    assert await looks(watch, clock, 10) is not None
+
+
+@pytest.mark.parametrize(("score", "hard"), [(0.0, "too hard for"), (1.0, "too easy for")])
+async def test_groups_of_equal_scores_end_the_run_and_say_what_to_do(
+    database: RunDatabase, score: float, hard: str
+) -> None:
+    await begin_run(database)
+    clock = Clock()
+    watch = HopelessWatch(database, 6, clock)
+    await looks(watch, clock, 1)
+    reader = ProgressReader(database, NO_METRICS)
+    await reader.read()
+    await add(database, 6)
+    await sampled(database, lambda _: score, completed(database, 6))
+    reason = await looks(watch, clock, OUTLIVED_S + 5)
+    assert reason is not None
+    for words in ("6 groups finished, in 6 of them all scores were equal", hard,
+                  "--drop_zero_advantage", "--num_generations"):  # fmt: skip
+        assert words in reason
+    # The live view says the same, long before.
+    snapshot = await reader.read()
+    assert snapshot.why_no_step is not None and snapshot.why_no_step in reason
+    assert snapshot.failures is None
+
+
+async def test_a_group_that_is_trained_among_equal_ones_keeps_the_run_alive(
+    database: RunDatabase,
+) -> None:
+    await begin_run(database)
+    clock = Clock()
+    watch = HopelessWatch(database, 6, clock)
+    await looks(watch, clock, 1)
+    await add(database, 7)
+    await sampled(
+        database, lambda c: float(c.task.seq == 3 and c.traj == 0), completed(database, 7)
+    )
+    groups = await latest_groups(database, 10)
+    assert sorted(group.rows or 0 for group in groups) == [0] * 6 + [2]
+    assert await looks(watch, clock, 2 * OUTLIVED_S) is None
+
+
+class ScoredByItsTask(ScriptedAgent):
+    """Says its turn, and is scored as its task asks."""
+
+    evaluate_record = AsyncSampler.evaluate_record
+
+
+async def test_a_failing_scorer_of_groups_is_counted_named_and_listed(
+    database: RunDatabase,
+) -> None:
+    async def confused(records: list[Record]) -> list[float]:
+        raise ValueError("no model ranked the group")
+
+    register_scorer("confused", confused)
+    await begin_run(database)
+    clock = Clock()
+    watch = HopelessWatch(database, 3, clock)
+    await looks(watch, clock, 1)
+    reader = ProgressReader(database, NO_METRICS)
+    await reader.read()
+    await add(database, 3, scorer="confused")
+    async with scheduler(database, ScoredByItsTask, config()) as sampler:
+        running = asyncio.create_task(sampler.run())
+        await until(completed(database, 3))
+        sampler.stop()
+        await running
+    reason = await looks(watch, clock, OUTLIVED_S + 5)
+    assert reason is not None
+    assert "the scorer of the group failed: ValueError: no model ranked the group" in reason
+    snapshot = await reader.read()
+    assert snapshot.failures is not None
+    assert snapshot.failures.startswith("3 of the last 3 groups could not be scored (100%)")
+    listed = await poison_tasks(database)
+    assert [(task.unscored, task.failed, task.again) for task in listed] == [(True, 0, 0)] * 3
+    assert listed[0].error == "ValueError: no model ranked the group"
+
+
+async def test_what_is_tried_again_is_listed_and_the_view_counts_kinds(
+    database: RunDatabase,
+) -> None:
+    await begin_run(database)
+    reader = ProgressReader(database, NO_METRICS)
+    await reader.read()
+    await add(database, 1)
+    again = asyncio.Event()
+
+    class Waiting(ScriptedAgent):
+        """Fails at first, and works on its second attempts until the test has looked."""
+
+        @staticmethod
+        def script(claim: Claim) -> float:
+            if claim.traj == 0:
+                raise KeyError(claim.task.id)
+            raise ZeroDivisionError("0 turns")
+
+        async def run(self) -> Record:
+            if self.claim.attempt:
+                again.set()
+                await asyncio.sleep(60)
+            return await super().run()
+
+    async with scheduler(database, Waiting, config()) as sampler:
+        running = asyncio.create_task(sampler.run())
+
+        async def both_again() -> bool:
+            tasks = await poison_tasks(database)
+            return again.is_set() and [task.again for task in tasks] == [2]
+
+        await until(both_again)
+        (listed,) = await poison_tasks(database)
+        assert listed.failed == 0 and listed.record.endswith("-a0")
+        snapshot = await reader.read()
+        sampler.stop()
+        sampler.stop()
+        await running
+    assert snapshot.failures is not None
+    assert snapshot.failures.startswith("2 of the last 2 attempts failed (100%): 1 x ")
+    assert "KeyError" in snapshot.failures and "ZeroDivisionError: 0 turns" in snapshot.failures
+    assert snapshot.why_no_step == "no group finished: all 2 attempts failed so far"
+    # Those handed back at the stop failed nobody.
+    assert (await reader.read()).failures == snapshot.failures
+
+
+async def test_a_sampler_ends_with_the_sentence_of_the_trainer_that_gave_the_run_up(
+    database: RunDatabase,
+) -> None:
+    lease = await begin_run(database)
+    async with scheduler(database, agent(lambda _: 0.0), config()) as sampler:
+        running = asyncio.create_task(sampler.run())
+        await add(database, 1)
+        await until(completed(database, 1))
+        await lease.give_up("the judge went home")
+        with pytest.raises(RunHopeless, match="the judge went home"):
+            await asyncio.wait_for(running, 10)
+    # One that comes before the next trainer waits for it, and works then.
+    async with scheduler(database, agent(lambda _: 0.0), config(), owner="later") as sampler:
+        running = asyncio.create_task(sampler.run())
+        await add(database, 1, epoch=1)
+        await asyncio.sleep(1.5)
+        assert not running.done() and not await completed(database, 2)()
+        await lease.release()
+        again = RunLease(database, "mended", "here", lease_seconds=60)
+        await again.acquire(1000)
+        await again.progress(step=0, max_steps=9, version=0, status="training")
+        await until(completed(database, 2))
+        sampler.stop()
+        await running
+
+
+def test_a_kind_of_error_has_one_traceback_in_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.addFilter(OneTraceback())
+    log = logging.getLogger("agentrl.test")
+    for number in range(3):
+        try:
+            raise ValueError(f"{number}\nof many")
+        except ValueError as error:
+            log.warning("attempt %d failed: %s", number, error, exc_info=error)
+    try:
+        raise ValueError("from another line")
+    except ValueError as error:
+        log.warning("attempt 3 failed", exc_info=error)
+    tracebacks = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert tracebacks == ["attempt 0 failed: 0\nof many", "attempt 3 failed"]
+    second, third = (record.getMessage() for record in caplog.records[1:3])
+    assert second == "attempt 1 failed: 1 of many (no. 2 of its kind, see the first above)"
+    assert third.endswith("(no. 3 of its kind, see the first above)")
+    assert caplog.text.count("Traceback") == 2
