@@ -45,7 +45,7 @@ from agentrl.launcher.show import (
     read_turns,
 )
 from agentrl.launcher.training_curves import draw_training
-from agentrl.launcher.view import LiveView, duration, panel, plain_line, sparkline
+from agentrl.launcher.view import LiveView, RunPanel, duration, plain_line, sparkline
 
 
 def metrics_line(step: int, **changes: float) -> str:
@@ -174,7 +174,7 @@ async def test_a_snapshot_tells_the_recent_success_the_rates_and_the_time_left(
     await add_run(database, tmp_path)
     await database.runs.insert_one({"_id": database.name, "status": "training", "step": 2,
                                     "max_steps": 12})  # fmt: skip
-    snapshot = await ProgressReader(database, tmp_path / "metrics.jsonl").read()
+    snapshot = await ProgressReader(database, tmp_path).read()
     assert (snapshot.status, snapshot.step, snapshot.max_steps) == ("training", 2, 12)
     assert snapshot.success == snapshot.reward == 0.5  # 4 of the 8 training records with a score
     assert snapshot.waiting == 2
@@ -284,7 +284,7 @@ FULL = Snapshot(
 @pytest.mark.parametrize("snapshot", [Snapshot(), FULL], ids=["nothing known", "all known"])
 def test_the_panel_says_everything_the_snapshot_knows(snapshot: Snapshot) -> None:
     out = io.StringIO()
-    view = panel("demo · GRPO", snapshot, 65, (1, 2), ["sampler-0 died"])
+    view = RunPanel("demo · GRPO", snapshot, 65, (1, 2), ["sampler-0 died"])
     Console(file=out, width=100).print(view)
     text = out.getvalue()
     for words in ("demo · GRPO", "step", "success", "mean reward", "records waiting", "staleness",

@@ -1,4 +1,7 @@
-"""How a run is doing, read from its metrics file and database: cheaply, and by indexes only."""
+"""How a run is doing, read from its metrics file and database: cheaply, and by indexes only.
+
+But for the history of a run that goes on: that is read once, from all records.
+"""
 
 import json
 import os
@@ -11,10 +14,13 @@ from statistics import mean, median
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Split, TaskStatus
+from agentrl.databases.documents import RecordStatus, SlotStatus, Split, TaskStatus
 from agentrl.databases.rows import count_waiting
 from agentrl.databases.runs import load_run
 from agentrl.databases.services import live_services
+from agentrl.launcher.other_samplers import OtherSamplers
+from agentrl.launcher.run_folder import last_checkpoint
+from agentrl.launcher.success import Evaluating, Evaluations, HeldOut, success_curve
 from agentrl.rollout.rewarding import SUCCESS_SCORE
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
@@ -22,26 +28,15 @@ Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 _RECENT_RECORDS = 256
 _RECENT_STEPS = 10
 _RATE_WINDOW = timedelta(seconds=30)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """An evaluation on the held-out tasks, by the step of the policy that was evaluated."""
-
-    step: int
-    attempts: int  # with a score
-    successes: int
-    mean_score: float
-
-    @property
-    def success(self) -> float:
-        """Success rate."""
-        return self.successes / self.attempts
+_AT_WORK = timedelta(seconds=30)  # a sampler that ended an attempt so lately is there
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. None: not known yet. "Recent" are the last 256 finished records."""
+    """A run at one moment. None: not known yet. "Recent" are the last 256 finished records.
+
+    Loss, gradient norm, KL and staleness are those of the last step.
+    """
 
     status: str = "starting"
     step: int = 0
@@ -52,11 +47,20 @@ class Snapshot:
     tool_calls: float | None = None
     sampled_per_s: float | None = None  # tokens that models generated, in the last half minute
     trained_per_s: float | None = None  # of these, tokens that recent steps trained
-    staleness: float | None = None  # of the last step: mean and largest
+    failed: int = 0  # recent attempts at training that ended in an error,
+    ended: int = 0  # of so many
+    loss: float | None = None
+    grad_norm: float | None = None  # before clipping
+    kl: float | None = None  # between trainer and sampler
+    reference_kl: float | None = None  # to the reference, with --beta
+    staleness: float | None = None  # mean and largest
     max_staleness: int | None = None
     waiting: int | None = None  # records that are ready for training
     services: int = 0  # registered and alive
+    samplers_elsewhere: int = 0  # at work on this run, not started by this launch
+    checkpoint: int | None = None  # the last one's step
     held_out: tuple[HeldOut, ...] = ()
+    evaluating: Evaluating | None = None
     seconds_left: float | None = None
     history: tuple[float, ...] = ()  # success at each step so far
 
@@ -97,15 +101,21 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 
 class ProgressReader:
-    """Reads a run's snapshots, one after the other."""
+    """Reads a run's snapshots, one after the other. `output`: the run's folder."""
 
-    def __init__(self, database: RunDatabase, metrics: Path) -> None:
+    def __init__(self, database: RunDatabase, output: Path) -> None:
         self._database = database
-        self._tail = MetricsTail(metrics)
-        self._history: dict[int, float] = {}
+        self._output = output
+        self._tail = MetricsTail(output / "metrics.jsonl")
+        self._history: dict[int, float] | None = None
+        self._evaluations = Evaluations(database)
+        self._samplers = OtherSamplers()
 
     async def read(self) -> Snapshot:
         """The run now: some ten small queries."""
+        if self._history is None:
+            points = await success_curve(self._database)
+            self._history = {point.step: point.success for point in points}
         self._tail.read()
         recent = list(self._tail.recent)
         run = await load_run(self._database)
@@ -118,6 +128,10 @@ class ProgressReader:
             self._history[step] = success
         max_steps = run.max_steps if run and run.max_steps else None
         now = await self._server_time()
+        finished = [r["owner"] for r in records + evaluated if now - r["finished_at"] < _AT_WORK]
+        owners = {*finished, *await self._lease_owners()}
+        await self._evaluations.read()
+        last: Metrics = recent[-1] if recent else {}
         return Snapshot(
             status=run.status if run and run.status != "created" else "starting",
             step=step,
@@ -128,26 +142,47 @@ class ProgressReader:
             tool_calls=_mean([record["n_tool_calls"] for record in scored]),
             sampled_per_s=_add(_sampling_rate(records, now), _sampling_rate(evaluated, now)),
             trained_per_s=_training_rate(recent),
-            staleness=recent[-1]["staleness_mean"] if recent else None,
-            max_staleness=recent[-1]["staleness_max"] if recent else None,
+            failed=sum(record["status"] == RecordStatus.FAILED for record in records),
+            ended=len(records),
+            loss=last.get("loss"),
+            grad_norm=last.get("grad_norm"),
+            kl=last.get("mismatch_kl"),
+            reference_kl=last.get("reference_kl"),
+            staleness=last.get("staleness_mean"),
+            max_staleness=last.get("staleness_max"),
             waiting=await count_waiting(self._database),
             services=len(await live_services(self._database)),
-            held_out=tuple(await evaluations(self._database)),
+            samplers_elsewhere=self._samplers.count(owners),
+            checkpoint=last_checkpoint(self._output),
+            held_out=tuple(self._evaluations.finished),
+            evaluating=self._evaluations.under_way,
             seconds_left=_time_left(recent, step, max_steps),
             history=tuple(self._history[step] for step in sorted(self._history)),
         )
 
     async def _recent_records(self, split: Split) -> list[dict[str, Any]]:
         """The last finished records of a split, newest first."""
+        fields = ("score", "n_turns", "n_tool_calls", "tokens", "finished_at", "owner", "status")
         cursor = (
-            self._database.records.find(
-                {"split": split, "finished_at": {"$ne": None}},
-                {"score": 1, "n_turns": 1, "n_tool_calls": 1, "tokens": 1, "finished_at": 1},
-            )
+            self._database.records.find({"split": split, "finished_at": {"$ne": None}}, fields)
             .sort("finished_at", -1)
             .limit(_RECENT_RECORDS)
         )
         return [document async for document in cursor]
+
+    async def _lease_owners(self) -> set[str]:
+        """The samplers that hold a rollout now."""
+        cursor = await self._database.tasks.aggregate(
+            [
+                {"$match": {"status": TaskStatus.RUNNING, "split": {"$in": list(Split)}}},
+                {"$project": {"slots.owner": 1, "slots.status": 1, "slots.lease_expires": 1}},
+                {"$unwind": "$slots"},
+                {"$match": {"slots.status": SlotStatus.LEASED}},
+                {"$match": {"$expr": {"$gt": ["$slots.lease_expires", "$$NOW"]}}},
+                {"$group": {"_id": "$slots.owner"}},
+            ]
+        )
+        return {group["_id"] async for group in cursor}
 
     async def _server_time(self) -> datetime:
         """The database's clock, which stamps the records; ours may be another."""
@@ -156,36 +191,6 @@ class ProgressReader:
         answer = await database.command("hello", codec_options=database.codec_options)
         now: datetime = answer["localTime"]
         return now
-
-
-async def evaluations(database: RunDatabase) -> list[HeldOut]:
-    """The finished evaluations of training, by step. Later evaluations of a checkpoint have
-    negative numbers and are not among them."""
-    success = {"$cond": [{"$gte": ["$slots.score", SUCCESS_SCORE]}, 1, 0]}
-    cursor = await database.tasks.aggregate(
-        [
-            # all statuses are named so that the index on (status, split) serves
-            {"$match": {"status": {"$in": list(TaskStatus)}, "split": Split.EVAL}},
-            {"$match": {"epoch": {"$gte": 0}}},
-            {"$project": {"epoch": 1, "slots.score": 1, "status": 1}},
-            {"$unwind": "$slots"},
-            {
-                "$group": {
-                    "_id": "$epoch",
-                    "open": {"$sum": {"$cond": [{"$eq": ["$status", TaskStatus.COMPLETED]}, 0, 1]}},
-                    "attempts": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},
-                    "successes": {"$sum": success},
-                    "mean_score": {"$avg": "$slots.score"},
-                }
-            },
-            {"$match": {"open": 0, "attempts": {"$gt": 0}}},
-            {"$sort": {"_id": 1}},
-        ]
-    )
-    return [
-        HeldOut(group["_id"], group["attempts"], group["successes"], group["mean_score"])
-        async for group in cursor
-    ]
 
 
 def _add(a: float | None, b: float | None) -> float | None:
