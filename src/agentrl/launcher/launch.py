@@ -33,7 +33,7 @@ from agentrl.launcher.stack import (
 from agentrl.launcher.view import LiveView, duration
 
 _TICK_S = 0.25
-_READ_EVERY_S = 2.0  # the database is asked so often; a step takes longer than this
+_READ_EVERY_S = 3.0  # the database is asked so often; a step takes longer than this
 _SAVE_EVERY_S = 15.0
 _SHOWN_LOG_LINES = 12
 _ELASTIC_REPORT = "] failed (exitcode: "

@@ -239,7 +239,9 @@ def agentrl_command() -> str:
     command = Path(sys.prefix) / "bin" / "agentrl"
     callers = os.environ.get("AGENTRL_CALLER_PATH", os.environ.get("PATH"))
     found = shutil.which("agentrl", path=callers)
-    return "agentrl" if found is not None and Path(found) == command else _from_here(command)
+    # Elsewhere than beside its Python it is where the user installed it for all environments.
+    usual = found is not None and (not command.exists() or os.path.samefile(found, command))
+    return "agentrl" if usual else _from_here(command)
 
 
 def _from_here(command: Path) -> str:

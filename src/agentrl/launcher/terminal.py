@@ -14,7 +14,7 @@ from typing import Self
 from rich.console import Console, RenderableType
 
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-_CLEAR_SCREEN, _CLEAR_BELOW = "\x1b[H\x1b[2J", "\r\x1b[J"
+_CLEAR_SCREEN, _CLEAR_BELOW, _CLEAR_LINE = "\x1b[H\x1b[2J", "\r\x1b[J", "\r\x1b[2K"
 # Terminals that know these show what lies between at once; others ignore them.
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
 _LOCAL_MODES = 3  # of what tcgetattr returns
@@ -72,7 +72,7 @@ class Painter:
                 for place, (line, before) in enumerate(zip(lines, self._lines, strict=True))
                 if line != before
             ]
-            self._write("".join(f"{_up(n)}\r{line}{_down(n)}" for n, line in changed))
+            self._write("".join(f"{_up(n)}{_CLEAR_LINE}{line}{_down(n)}" for n, line in changed))
         self._lines = lines
 
     def _write(self, text: str) -> None:

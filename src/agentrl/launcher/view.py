@@ -113,7 +113,7 @@ class RunPanel:
         head.add_column(no_wrap=True)
         head.add_column(ratio=1)
         head.add_column(no_wrap=True, justify="right")
-        left = f"about {duration(s.seconds_left)} left" if s.seconds_left is not None else s.status
+        left = f"about {duration(s.seconds_left)} left" if s.seconds_left else s.status
         bar = ProgressBar(total=s.max_steps or 1, completed=s.step if s.max_steps else 0)
         head.add_row(
             Text.assemble(("step ", "dim"), (f"{s.step}", "bold"), f"/{s.max_steps or '?'}"),
