@@ -23,8 +23,8 @@ FULL = Snapshot(
 )  # fmt: skip
 NEWEST = (
     "23/60", "1:05", "1:15 left", "0.710", "0.705", "0.850 @45", "of step 50: 123 of 512",
-    "-0.3234", "0.417", "0.000211", "3 of 256", "0.80 (max 2)", " 40 ", "1,900", "1,200", "samplers 1/2",
-    "elsewhere 2", "logs/as/demo_*.log", "sampler-0 was ended",
+    "-0.3234", "0.417", "0.000211", "3 of 256", "0.80 (max 2)", " 40 ", "1,900", "1,200",
+    "samplers 1/2", "elsewhere 2", "logs/as/demo_*.log", "sampler-0 was ended",
 )  # fmt: skip
 
 
