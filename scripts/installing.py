@@ -26,7 +26,7 @@ _NO_INDEX = re.compile(
     r"|error sending request|dns error|ProxyError|failed to lookup address",
     re.IGNORECASE,
 )
-_NOISE = re.compile(r"WARNING: Retrying|\[notice\]|^\s*$")
+_NOISE = re.compile(r"WARNING: |\[notice\]|Requirement already satisfied|\s*$")
 
 
 class Progress:
@@ -146,15 +146,15 @@ def count_installed() -> int:
     return sum(1 for _ in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))
 
 
-def why(name: str, lines: list[str]) -> list[str]:
-    """What to say of a failure: the last lines of an error, then a sentence."""
+def why(lines: list[str]) -> list[str]:
+    """What to say of a failure of pip: the last lines of the error, then a sentence."""
     if any(_NO_INDEX.search(line) for line in lines):
         return [
-            f"setup: {name} failed: it cannot reach the package index. Connect this machine, or "
+            "setup: pip failed: it cannot reach the package index. Connect this machine, or "
             "name a mirror (PIP_INDEX_URL), and run the same command again"
         ]
-    error = [line for line in lines if not _NOISE.search(line)][-_ERROR_LINES:]
-    return [*error, f"setup: {name} failed, see above; run the same command again to retry"]
+    error = [line for line in lines if not _NOISE.match(line)][-_ERROR_LINES:]
+    return [*error, "setup: pip failed, see above; run the same command again to retry"]
 
 
 def main() -> int:
@@ -163,9 +163,10 @@ def main() -> int:
     status, lines = run(log, command)
     if status == 130:
         print("setup: interrupted; the same command begins it again", file=sys.stderr)
+    elif status and Path(command[0]).name == "uv":
+        print(f"setup: uv failed, going on with pip (all uv said: {log})", file=sys.stderr)
     elif status:
-        name = "uv" if Path(command[0]).name == "uv" else "pip"
-        *error, sentence = why(name, lines)
+        *error, sentence = why(lines)
         print(*error, f"{sentence} (all it said: {log})", sep="\n", file=sys.stderr)
     return status
 

@@ -93,7 +93,6 @@ agentrl_install() {
         elif [ $? = 130 ]; then
             return 130
         fi
-        echo "setup: going on with pip" >&2
     fi
     "${run[@]}" "${pip[@]}" "$@" &&
         "${run[@]}" "${pip[@]}" --no-deps --no-build-isolation -e "$root"
@@ -104,7 +103,9 @@ agentrl_install() {
 agentrl_use_uv() {
     command -v uv >/dev/null || return 1
     [ -n "${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_INDEX_URL:-}${UV_FIND_LINKS:-}" ] && return 0
-    ! "$1/bin/python" -m pip config list 2>/dev/null | grep -qE 'index-url|find-links|no-index'
+    local settings # whole: a grep that stops reading early would make the pipe fail
+    settings="$("$1/bin/python" -m pip config list 2>/dev/null)" || true
+    ! [[ $settings =~ index-url|find-links|no-index ]]
 }
 
 # agentrl_make_venv ENV: an empty environment on the first Python that is new enough.

@@ -73,11 +73,13 @@ def test_what_is_not_known_yet_is_a_dash() -> None:
 
 def test_without_a_terminal_the_view_is_a_line_now_and_then() -> None:
     out = io.StringIO()
-    with LiveView("demo", Console(file=out, width=40)) as view:
+    with LiveView("demo", Console(file=out, width=40), "logs/as/demo_*.log") as view:
         for _ in range(50):
             view.show(FULL, 65, (1, 1))
         view.notice("sampler-0 died")
-    assert out.getvalue().splitlines() == [plain_line(FULL, 65, 1), "sampler-0 died"]
+    logs, *said = out.getvalue().splitlines()
+    assert logs == "logs: logs/as/demo_*.log"
+    assert said == [plain_line(FULL, 65, 1), "sampler-0 died"]
     for words in (
         "step=23/60 success=0.710 reward=0.705 held-out=0.850@45 evaluating=123/512@50 loss=-0.3234"
         " grad_norm=0.417 kl=0.000211", "failed=3/256", "samplers=1 elsewhere=2 checkpoint=20",

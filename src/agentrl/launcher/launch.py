@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pymongo.errors import PyMongoError
@@ -34,6 +35,7 @@ from agentrl.launcher.view import LiveView, duration
 
 _TICK_S = 0.25
 _READ_EVERY_S = 3.0  # the database is asked so often; a step takes longer than this
+_LAST_READ_S = 2.0
 _SAVE_EVERY_S = 15.0
 _SHOWN_LOG_LINES = 12
 _ELASTIC_REPORT = "] failed (exitcode: "
@@ -150,16 +152,17 @@ class Launch:
         with LiveView(title, self._console, self._logs(parts)) as view:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGCONT, view.come_back)
-            reader = asyncio.create_task(self._read_progress(database, view))
+            progress = ProgressReader(database, self._stack.config.output)
+            reader = asyncio.create_task(self._read_progress(progress, view))
             reader.add_done_callback(lambda task: _tell_failure(task, view))
             try:
                 while (outcome := self._judge(self._supervisor.poll(), view)) is None:
                     self._show(view)
                     await asyncio.sleep(_TICK_S)
                 if self._signal is not None:
+                    saved = ", with a checkpoint" if self._stack.trainers else ""
                     view.notice(
-                        "stopping: rollouts are handed back and a checkpoint is saved; the same "
-                        "signal again ends everything at once"
+                        f"stopping in order{saved}; the same signal again ends everything at once"
                     )
                 stopping = asyncio.create_task(self._supervisor.stop_all())
                 while not stopping.done():
@@ -170,14 +173,19 @@ class Launch:
                 loop.remove_signal_handler(signal.SIGCONT)
                 reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
+            # What stays on the screen is how it ended. A database that is gone is not waited for.
+            with suppress(PyMongoError, TimeoutError):
+                async with asyncio.timeout(_LAST_READ_S):
+                    self._snapshot = await progress.read()
+            self._show(view, last=True)
         if outcome.status == 0 and self._record is not None:
             return await self._check_finished(database)
         return outcome
 
-    def _show(self, view: LiveView) -> None:
+    def _show(self, view: LiveView, *, last: bool = False) -> None:
         alive = self._supervisor.alive(Kind.SAMPLER)
         expected = self._supervisor.expected(Kind.SAMPLER)
-        view.show(self._snapshot, self._seconds, (alive, expected))
+        view.show(self._snapshot, self._seconds, (alive, expected), now=last)
 
     def _logs(self, parts: Sequence[Part]) -> str:
         """Where the parts write, in few words: `logs/as/RUN_*.log (train_0, sample-0)`."""
@@ -246,9 +254,8 @@ class Launch:
             return "the same command starts it again: there is no checkpoint yet"
         return f"the same command goes on from checkpoint-{step}"
 
-    async def _read_progress(self, database: RunDatabase, view: LiveView) -> None:
+    async def _read_progress(self, reader: ProgressReader, view: LiveView) -> None:
         """Keep the snapshot fresh and the run's seconds on disk. Nothing depends on it."""
-        reader = ProgressReader(database, self._stack.config.output)
         silent = False
         saved = time.monotonic()
         while True:

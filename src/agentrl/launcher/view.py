@@ -219,6 +219,8 @@ class LiveView:
     def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._painter = Painter(self._console).__enter__()
+        elif self._logs:
+            self._print(f"logs: {self._logs}")
         return self
 
     def __exit__(
@@ -235,7 +237,7 @@ class LiveView:
         """Something happened that a person should know."""
         self._notices.append(text)
         if self._painter is None:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._print(text)
         else:
             self._shown_at = -_PANEL_EVERY_S  # at once
 
@@ -244,11 +246,13 @@ class LiveView:
         if self._painter is not None:
             self._painter.forget()
 
-    def show(self, snapshot: Snapshot, seconds: float, samplers: tuple[int, int]) -> None:
-        """The latest snapshot; `seconds` since the launch."""
+    def show(
+        self, snapshot: Snapshot, seconds: float, samplers: tuple[int, int], *, now: bool = False
+    ) -> None:
+        """The latest snapshot, unless one was shown a moment ago; `seconds` since the launch."""
         every = _LINE_EVERY_S if self._painter is None else _PANEL_EVERY_S
         resized = self._painter is not None and self._painter.resized
-        if time.monotonic() - self._shown_at < every and not resized:
+        if time.monotonic() - self._shown_at < every and not (now or resized):
             return
         self._shown_at = time.monotonic()
         if self._painter is not None:
@@ -256,5 +260,7 @@ class LiveView:
                 RunPanel(self._title, snapshot, seconds, samplers, self._notices, self._logs)
             )
         else:
-            line = plain_line(snapshot, seconds, samplers[0])
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._print(plain_line(snapshot, seconds, samplers[0]))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
