@@ -52,11 +52,10 @@ agentrl_fill_venv() {
         touch "$env/agentrl-setup-begun"
         rm -f "$env"/agentrl-setup-run "$env"/agentrl-setup-dev
         if [ "$want" = dev ]; then
-            echo "setup: installing what a run needs and, for the tests, requirements-dev.txt into" \
-                "$env (once; some minutes, mostly torch)" >&2
+            echo "setup: the tests need more than a run: installing requirements.txt and" \
+                "requirements-dev.txt into ${env#"$PWD/"} (once, some minutes)" >&2
         else
-            echo "setup: installing requirements.txt into $env (once; some minutes, mostly" \
-                "torch)" >&2
+            echo "setup: installing requirements.txt into ${env#"$PWD/"} (once, some minutes)" >&2
         fi
         local requirements=() file
         for file in "${files[@]}"; do requirements+=(-r "$root/$file"); done
@@ -114,13 +113,13 @@ agentrl_make_venv() {
     for python in python3 python3.13 python3.12 python3.11; do
         if "$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
             2>/dev/null; then
-            echo "setup: making $1 with $("$python" --version)" >&2
+            echo "setup: making ${1#"$PWD/"} with $("$python" --version)" >&2
             "$python" -m venv --clear "$1"
             return
         fi
     done
     if command -v uv >/dev/null; then
-        echo "setup: making $1 with uv, on a Python that it finds or fetches" >&2
+        echo "setup: making ${1#"$PWD/"} with uv, on a Python that it finds or fetches" >&2
         uv venv --quiet --seed --clear --python ">=3.11" "$1"
         return
     fi
