@@ -197,13 +197,16 @@ async def test_a_snapshot_of_a_run_that_goes_on_has_its_past_and_what_is_under_w
     line = metrics_line(3, loss=0.25, grad_norm=1.5, mismatch_kl=0.001, reference_kl=0.02)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(line)
-    await database.records.update_one({"_id": "c-t1-a0"}, {"$set": {"status": "failed"}})
+    await add_group(database, [None], name="stopped")
+    for record, error in (("c-t1-a0", "KeyError: 'x'"), ("stopped-t0-a0", "handed back: it ends")):
+        failed = {"status": "failed", "error": error}
+        await database.records.update_one({"_id": record}, {"$set": failed})
     reader = ProgressReader(database, tmp_path)
     snapshot = await reader.read()
     assert snapshot.history == (0.25, 0.75, 0.5), "by the steps before, and of now"
     assert (snapshot.loss, snapshot.grad_norm) == (0.25, 1.5)
     assert (snapshot.kl, snapshot.reference_kl) == (0.001, 0.02)
-    assert (snapshot.failed, snapshot.ended) == (1, 9)
+    assert (snapshot.failed, snapshot.ended) == (1, 9), "handed back is not failed"
     assert snapshot.checkpoint == 2
     assert snapshot.evaluating == Evaluating(step=2, done=1, rollouts=1)
 

@@ -114,6 +114,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", use_enum_values=True)
 
 
+HANDED_BACK = "handed back: "  # begins the error of a Record whose end was nobody's fault
 GROUPS_PER_EPOCH = 10**9  # room for the groups of one epoch in a place
 
 

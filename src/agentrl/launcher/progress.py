@@ -14,7 +14,7 @@ from statistics import mean, median
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import RecordStatus, SlotStatus, Split, TaskStatus
+from agentrl.databases.documents import HANDED_BACK, RecordStatus, SlotStatus, Split, TaskStatus
 from agentrl.databases.rows import count_waiting
 from agentrl.databases.runs import load_run
 from agentrl.databases.services import live_services
@@ -121,6 +121,7 @@ class ProgressReader:
         run = await load_run(self._database)
         records = await self._recent_records(Split.TRAIN)
         evaluated = await self._recent_records(Split.EVAL)
+        ended = [record for record in records if not _is_handed_back(record)]
         scored = [record for record in records if record["score"] is not None]
         success = _mean([record["score"] >= SUCCESS_SCORE for record in scored])
         step = max(run.step if run else 0, recent[-1]["step"] if recent else 0)
@@ -142,8 +143,8 @@ class ProgressReader:
             tool_calls=_mean([record["n_tool_calls"] for record in scored]),
             sampled_per_s=_add(_sampling_rate(records, now), _sampling_rate(evaluated, now)),
             trained_per_s=_training_rate(recent),
-            failed=sum(record["status"] == RecordStatus.FAILED for record in records),
-            ended=len(records),
+            failed=sum(record["status"] == RecordStatus.FAILED for record in ended),
+            ended=len(ended),
             loss=last.get("loss"),
             grad_norm=last.get("grad_norm"),
             kl=last.get("mismatch_kl"),
@@ -162,7 +163,16 @@ class ProgressReader:
 
     async def _recent_records(self, split: Split) -> list[dict[str, Any]]:
         """The last finished records of a split, newest first."""
-        fields = ("score", "n_turns", "n_tool_calls", "tokens", "finished_at", "owner", "status")
+        fields = (
+            "score",
+            "n_turns",
+            "n_tool_calls",
+            "tokens",
+            "finished_at",
+            "owner",
+            "status",
+            "error",
+        )
         cursor = (
             self._database.records.find({"split": split, "finished_at": {"$ne": None}}, fields)
             .sort("finished_at", -1)
@@ -191,6 +201,10 @@ class ProgressReader:
         answer = await database.command("hello", codec_options=database.codec_options)
         now: datetime = answer["localTime"]
         return now
+
+
+def _is_handed_back(record: Mapping[str, Any]) -> bool:
+    return (record["error"] or "").startswith(HANDED_BACK)
 
 
 def _add(a: float | None, b: float | None) -> float | None:

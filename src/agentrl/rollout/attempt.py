@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from agentrl.configs import SamplingConfig
 from agentrl.databases.connection import DatabaseUnreachable
-from agentrl.databases.documents import Record, RecordStatus, Task
+from agentrl.databases.documents import HANDED_BACK, Record, RecordStatus, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
 from agentrl.databases.transitions import TransitionRefused
@@ -83,7 +83,7 @@ class Attempt:
         except (LeaseLost, DatabaseUnreachable):
             raise
         except (_HandedBack, AgentUnavailable, ServiceUnreachable) as reason:
-            await self._hand_back(f"handed back: {reason}")
+            await self._hand_back(f"{HANDED_BACK}{reason}")
             return None
         except Exception as error:  # whatever an agent, tool or scorer raises is that Record's
             message = _describe(error, self.config.record_timeout)
