@@ -4,8 +4,9 @@
 #     source scripts/setup.sh dev      and what the tests need
 #
 # An active environment (venv or conda) is used if AgentRL is installed in it. Otherwise `.venv` is
-# made once in the repository and filled from the requirement files. A stamp with their hash, written
-# last, lets later calls skip all that; a set-up that was interrupted is done again from the start.
+# made once in the repository and filled from the requirement files, by uv if it is there and by pip
+# otherwise. A stamp with their hash, written last, lets later calls skip all that; a set-up that was
+# interrupted is done again from the start.
 
 agentrl_setup() {
     local root want="${1:-run}" env tool
@@ -50,16 +51,16 @@ agentrl_fill_venv() {
         fi
         touch "$env/agentrl-setup-begun"
         rm -f "$env"/agentrl-setup-run "$env"/agentrl-setup-dev
-        echo "setup: installing ${files[*]} into $env (once; some minutes, mostly torch)" >&2
+        if [ "$want" = dev ]; then
+            echo "setup: the tests need more than a run: installing requirements.txt and" \
+                "requirements-dev.txt into ${env#"$PWD/"} (once, some minutes)" >&2
+        else
+            echo "setup: installing requirements.txt into ${env#"$PWD/"} (once, some minutes)" >&2
+        fi
         local requirements=() file
         for file in "${files[@]}"; do requirements+=(-r "$root/$file"); done
-        {
-            "$env/bin/python" -m pip install --disable-pip-version-check "${requirements[@]}" &&
-                "$env/bin/python" -m pip install --disable-pip-version-check --quiet \
-                    --no-deps --no-build-isolation -e "$root"
-        } >&2 || {
-            echo "setup: pip failed, see above; run the same command again to retry" >&2
-            # pip undoes what it could not finish, so the environment is still sound.
+        agentrl_install "$root" "$env" "${requirements[@]}" || {
+            # Installers undo what they could not finish, so the environment is still sound.
             rm -f "$env/agentrl-setup-begun"
             return 1
         }
@@ -68,10 +69,42 @@ agentrl_fill_venv() {
         (cd "$root" && cat requirements.txt pyproject.toml | sha256sum | cut -c1-64) \
             >"$env/agentrl-setup-run"
         [ "$want" = dev ] && echo "$hash" >"$stamp"
-        echo "setup: done in $((SECONDS - began)) s" >&2
+        local activate="$env/bin/activate"
+        echo "setup: done in $((SECONDS - began)) s; \`agentrl\` and \`python\` are in your shell" \
+            "after:  source $(printf %q "${activate#"$PWD/"}")" >&2
     fi
     exec {agentrl_lock}>&-
     unset agentrl_lock
+}
+
+# agentrl_install ROOT ENV REQUIREMENT...: the requirements and, editable, AgentRL itself.
+agentrl_install() {
+    local root="$1" env="$2" log="$1/.cache/setup.log"
+    local run=("$env/bin/python" -I "$root/scripts/installing.py" "$log")
+    shift 2
+    : >"$log"
+    local pip=("$env/bin/python" -m pip install --disable-pip-version-check)
+    if agentrl_use_uv "$env"; then
+        local uv=(uv pip install --python "$env/bin/python")
+        if "${run[@]}" "${uv[@]}" "$@" &&
+            "${run[@]}" "${uv[@]}" --no-deps --no-build-isolation -e "$root"; then
+            return 0
+        elif [ $? = 130 ]; then
+            return 130
+        fi
+    fi
+    "${run[@]}" "${pip[@]}" "$@" &&
+        "${run[@]}" "${pip[@]}" --no-deps --no-build-isolation -e "$root"
+}
+
+# agentrl_use_uv ENV: whether uv is there and looks where the user wants. It does not read pip's
+# configuration: where pip alone was told of another index, pip is used.
+agentrl_use_uv() {
+    command -v uv >/dev/null || return 1
+    [ -n "${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_INDEX_URL:-}${UV_FIND_LINKS:-}" ] && return 0
+    local settings # whole: a grep that stops reading early would make the pipe fail
+    settings="$("$1/bin/python" -m pip config list 2>/dev/null)" || true
+    ! [[ $settings =~ index-url|find-links|no-index ]]
 }
 
 # agentrl_make_venv ENV: an empty environment on the first Python that is new enough.
@@ -80,11 +113,16 @@ agentrl_make_venv() {
     for python in python3 python3.13 python3.12 python3.11; do
         if "$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
             2>/dev/null; then
-            echo "setup: making $1 with $("$python" --version)" >&2
+            echo "setup: making ${1#"$PWD/"} with $("$python" --version)" >&2
             "$python" -m venv --clear "$1"
             return
         fi
     done
+    if command -v uv >/dev/null; then
+        echo "setup: making ${1#"$PWD/"} with uv, on a Python that it finds or fetches" >&2
+        uv venv --quiet --seed --clear --python ">=3.11" "$1"
+        return
+    fi
     echo "setup: no Python 3.11 or newer with venv and pip found (python3 is" \
         "$(python3 --version 2>&1 | tail -n 1)): install one, on Debian and Ubuntu with" \
         "\`apt install python3 python3-venv\`, or activate an environment that has AgentRL" >&2

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests:  bash tests/run.sh [pytest arguments; default: all of tests/]
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/setup.sh" dev
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-source scripts/setup.sh dev
 # One thread a process: tests start several, and thread pools on few cores only get in their way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # A file's tests stay together, because they share servers. Files are begun in the order of

@@ -274,21 +274,27 @@ def test_the_finished_run_is_said_to_be_finished(run: FinishedRun) -> None:
     assert "is finished" in again.stdout and "eval_example.sh" in again.stdout
 
 
-def test_a_signal_stops_a_launch_in_order(tmp_path: Path) -> None:
-    name = f"test-{uuid4().hex[:8]}"
+def test_a_signal_stops_a_launch_in_order_with_a_checkpoint_and_without_tracebacks(
+    tmp_path: Path,
+) -> None:
+    name, output = f"test-{uuid4().hex[:8]}", tmp_path / "output"
     held_out = tmp_path / "heldout.jsonl"
-    held_out.write_text((ROOT / "assets" / "demo" / "heldout.jsonl").read_text())
+    held_out.write_text((ROOT / "assets" / "demo" / "heldout.jsonl").read_text().split("\n")[0])
     process = subprocess.Popen(
-        launch_command(name, tmp_path / "output", held_out), cwd=ROOT, text=True,
+        [*launch_command(name, output, held_out), "--save_steps", "100"], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    wait_for(lambda: processes_of(name, "sample"), process, "sampler")
+    wait_for(lambda: steps_done(output), process, "a step")
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=90)
+    message, _ = process.communicate(timeout=90)
     assert process.returncode == 130
-    assert "stopped by SIGINT" in output
+    # No checkpoint was there when the signal came: the stop saved one.
+    assert "stopped by SIGINT; the same command goes on from checkpoint-" in message
     assert not processes_of(name, "sample")
+    before = json.loads((output / "launch.json").read_text())["seconds"]
+    assert before > 5, "the next launch counts on from here"
     for log in (ROOT / "logs" / "as").glob(f"{name}_*"):
+        assert "Traceback" not in log.read_text(), log
         log.unlink()
 
 

@@ -2,6 +2,10 @@
 
 import io
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -42,8 +46,9 @@ from agentrl.launcher.evaluation import (
     summarise_attempts,
     write_report,
 )
+from agentrl.launcher.presets import REPOSITORY
 from agentrl.launcher.progress import MetricsTail, ProgressReader, Snapshot
-from agentrl.launcher.report import gather_report, next_steps, write_summary
+from agentrl.launcher.report import agentrl_command, gather_report, next_steps, write_summary
 from agentrl.launcher.show import (
     find_record,
     print_poison_tasks,
@@ -51,8 +56,8 @@ from agentrl.launcher.show import (
     read_turns,
     right_answer,
 )
+from agentrl.launcher.success import Evaluating
 from agentrl.launcher.training_curves import draw_training
-from agentrl.launcher.view import LiveView, duration, panel, plain_line, sparkline
 
 
 def metrics_line(step: int, **changes: float) -> str:
@@ -182,7 +187,7 @@ async def test_a_snapshot_tells_the_recent_success_the_rates_and_the_time_left(
     await add_run(database, tmp_path)
     await database.runs.insert_one({"_id": database.name, "status": "training", "step": 2,
                                     "max_steps": 12})  # fmt: skip
-    snapshot = await ProgressReader(database, tmp_path / "metrics.jsonl").read()
+    snapshot = await ProgressReader(database, tmp_path).read()
     assert (snapshot.status, snapshot.step, snapshot.max_steps) == ("training", 2, 12)
     assert snapshot.success == snapshot.reward == 0.5  # 4 of the 8 training records with a score
     assert snapshot.waiting == 2
@@ -190,6 +195,59 @@ async def test_a_snapshot_tells_the_recent_success_the_rates_and_the_time_left(
     assert snapshot.seconds_left == 20
     assert snapshot.sampled_per_s is not None and snapshot.sampled_per_s > 0
     assert [(e.step, e.success) for e in snapshot.held_out] == [(0, 0.5), (1, 1.0)]
+
+
+async def test_a_snapshot_of_a_run_that_goes_on_has_its_past_and_what_is_under_way(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    await add_run(database, tmp_path)
+    (tmp_path / "checkpoint-2").mkdir()
+    line = metrics_line(3, loss=0.25, grad_norm=1.5, mismatch_kl=0.001, reference_kl=0.02)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(line)
+    await add_group(database, [None], name="stopped")
+    for record, error in (("c-t1-a0", "KeyError: 'x'"), ("stopped-t0-a0", "handed back: it ends")):
+        failed = {"status": "failed", "error": error}
+        await database.records.update_one({"_id": record}, {"$set": failed})
+    reader = ProgressReader(database, tmp_path)
+    snapshot = await reader.read()
+    assert snapshot.history == (0.25, 0.75, 0.5), "by the steps before, and of now"
+    assert (snapshot.loss, snapshot.grad_norm) == (0.25, 1.5)
+    assert (snapshot.kl, snapshot.reference_kl) == (0.001, 0.02)
+    assert (snapshot.failed, snapshot.ended) == (1, 9), "handed back is not failed"
+    assert snapshot.checkpoint == 2
+    assert snapshot.evaluating == Evaluating(step=2, done=1, rollouts=1)
+
+    await add_group(database, [1.0], name="after", split=Split.EVAL, epoch=3)
+    assert [e.step for e in (await reader.read()).held_out] == [0, 1, 3]
+    await database.tasks.update_one({"task_id": "open"}, {"$set": {"status": "completed"}})
+    done = await reader.read()
+    assert [e.step for e in done.held_out] == [0, 1, 2, 3] and done.evaluating is None
+
+
+async def test_samplers_elsewhere_are_those_at_work_that_this_launch_did_not_start(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        here, host = socket.gethostname(), "node-7"
+        names = {
+            "ours": f"{here}-{child.pid}-abcdef",
+            "another launch": f"{here}-{os.getppid()}-abcdef",
+            "dead": f"{here}-{2**22 + 1}-abcdef",
+            "another machine": f"{host}-{child.pid}-abcdef",
+            "its lease is over": f"{host}-8-abcdef",
+        }
+        await add_group(database, [None] * 5, name="a", status=TaskStatus.RUNNING)
+        soon = datetime.now(UTC) + timedelta(seconds=60)
+        for place, (what, owner) in enumerate(names.items()):
+            ends = soon - timedelta(seconds=120 if "over" in what else 0)
+            slot = {"status": "leased", "owner": owner, "lease_expires": ends}
+            changes = {f"slots.{place}.{field}": value for field, value in slot.items()}
+            await database.tasks.update_one({}, {"$set": changes})
+        # Between two attempts a sampler holds no lease, but has just ended one.
+        await database.records.update_many({}, {"$set": {"owner": f"{host}-9-abcdef"}})
+        assert (await ProgressReader(database, tmp_path).read()).samplers_elsewhere == 3
+        child.kill()
 
 
 async def test_a_snapshot_of_a_run_that_has_not_begun_is_empty(
@@ -297,47 +355,30 @@ async def test_tasks_with_attempts_given_up_are_listed_with_their_last_error(
     assert "good" not in out.getvalue()
 
 
-FULL = Snapshot(
-    status="training", step=23, max_steps=60, success=0.71, reward=0.705, turns=2.64,
-    tool_calls=2.1, sampled_per_s=1900, trained_per_s=1200, staleness=0.8, max_staleness=2,
-    waiting=40, services=1, seconds_left=75, history=(0.3, 0.5, 0.7),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("snapshot", [Snapshot(), FULL], ids=["nothing known", "all known"])
-def test_the_panel_says_everything_the_snapshot_knows(snapshot: Snapshot) -> None:
-    out = io.StringIO()
-    view = panel("demo · GRPO", snapshot, 65, (1, 2), ["sampler-0 died"])
-    Console(file=out, width=100).print(view)
-    text = out.getvalue()
-    for words in ("demo · GRPO", "step", "success", "mean reward", "records waiting", "staleness",
-                  "tokens/s sampled", "samplers 1/2", "1:05", "sampler-0 died"):  # fmt: skip
-        assert words in text
-    if snapshot is FULL:
-        for words in ("23/60", "0.710", "0.705", "1,900", "1,200", "0.80 (max 2)", "1:15 left"):
-            assert words in text
-
-
-def test_without_a_terminal_the_view_is_a_line_now_and_then() -> None:
-    out = io.StringIO()
-    with LiveView("demo", Console(file=out, width=40)) as view:
-        for _ in range(50):
-            view.show(FULL, 65, (1, 1))
-        view.notice("sampler-0 died")
-    assert out.getvalue().splitlines() == [plain_line(FULL, 65, 1), "sampler-0 died"]
-    assert "step=23/60 success=0.710 reward=0.705" in out.getvalue()
-
-
-def test_durations_and_sparklines_by_hand() -> None:
-    assert [duration(s) for s in (None, 0, 65, 3661)] == ["-", "0:00", "1:05", "1:01:01"]
-    assert sparkline((0.0, 0.5, 1.0)) == "▁▅█"
-    assert sparkline((0.0, 1.0) * 50, width=50) == "▅" * 50
-    assert sparkline(()) == ""
-
-
 def test_the_three_lines_name_the_run_where_it_is() -> None:
     lines = next_steps(parse_config(["--run_name", "demo"]), "grpo_example.sh")
     assert len(lines) == 3
     assert lines[0].endswith("agentrl show demo") and lines[1].endswith("./eval_example.sh demo")
     elsewhere = parse_config(["--run_name", "demo", "--output_dir", "/data/x"])
     assert next_steps(elsewhere, "grpo_example.sh")[1].endswith("demo --output_dir /data/x")
+
+
+def test_what_to_type_next_fits_the_folder_and_the_path_of_whoever_called_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse_config(["--run_name", "demo"])
+    ours = Path(sys.prefix) / "bin"
+    monkeypatch.setenv("PATH", f"{ours}:/usr/bin")
+    monkeypatch.delenv("AGENTRL_CALLER_PATH", raising=False)
+    assert agentrl_command() == "agentrl"
+    monkeypatch.setenv("AGENTRL_CALLER_PATH", "/usr/bin")  # the script put ours on its own path
+    monkeypatch.chdir(ours.parent.parent)
+    assert agentrl_command() == f"{ours.parent.name}/bin/agentrl"
+    monkeypatch.chdir(tmp_path)
+    show, evaluate, train = next_steps(config, "grpo_example.sh")
+    assert show.endswith(f" {ours / 'agentrl'} show demo")
+    assert evaluate.endswith(f" {REPOSITORY / 'eval_example.sh'} demo")
+    assert train.endswith(f" {REPOSITORY / 'grpo_example.sh'} NAME")
+    (tmp_path / "agentrl").symlink_to("/bin/true")  # another one is first on the caller's path
+    monkeypatch.setenv("AGENTRL_CALLER_PATH", f"{tmp_path}:{ours}")
+    assert agentrl_command() == str(ours / "agentrl")

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agentrl.launcher.progress import HeldOut
-from agentrl.launcher.report import CurvePoint, Report
+from agentrl.launcher.report import Report
 from agentrl.launcher.run_folder import write_whole
 from agentrl.launcher.statistics import wilson
+from agentrl.launcher.success import CurvePoint, HeldOut
 
 _SUCCESS, _REWARD, _HELD_OUT, _INK = "#2a6fbb", "#e08a1e", "#b3261e", "#333333"
 Values = npt.NDArray[np.float64]

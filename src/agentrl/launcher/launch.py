@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pymongo.errors import PyMongoError
@@ -17,11 +18,12 @@ from agentrl.databases.runs import FINISHED, HOPELESS, load_run
 from agentrl.launcher.database import ended, mongod_of
 from agentrl.launcher.deployment import usable_cores
 from agentrl.launcher.presets import Preset
-from agentrl.launcher.processes import Change, Event, Kind, Supervisor, last_lines
+from agentrl.launcher.processes import Change, Event, Kind, Part, Supervisor, last_lines
 from agentrl.launcher.progress import ProgressReader, Snapshot, read_metrics
 from agentrl.launcher.report import gather_report, next_steps, print_lines, write_summary
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, write_launch
 from agentrl.launcher.stack import (
+    LOGS,
     RESTARTS,
     Addresses,
     Stack,
@@ -33,7 +35,8 @@ from agentrl.launcher.view import LiveView, duration
 from agentrl.training.entry import enter, settle
 
 _TICK_S = 0.25
-_READ_EVERY_S = 2.0  # the database is asked so often; a step takes longer than this
+_READ_EVERY_S = 3.0  # the database is asked so often; a step takes longer than this
+_LAST_READ_S = 2.0
 _SAVE_EVERY_S = 15.0
 _SHOWN_LOG_LINES = 12
 _ELASTIC_REPORT = "] failed (exitcode: "
@@ -45,7 +48,8 @@ class Outcome:
     """How a launch ended."""
 
     status: int
-    message: str = ""  # for people, if it did not end as it should
+    reason: str = ""  # for people, if it did not end as it should
+    log: str = ""  # the end of the log that says more
 
 
 class Launch:
@@ -82,7 +86,13 @@ class Launch:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupt, number)
-        print_lines(self._console, [self._stack.line])
+        # Words are not torn apart in a terminal, and a log has it on one line.
+        self._console.print(
+            self._stack.line,
+            markup=False,
+            highlight=False,
+            soft_wrap=not self._console.is_terminal,
+        )
         database: RunDatabase | None = None
         try:
             database = await self._open_database()
@@ -100,12 +110,17 @@ class Launch:
             raise
         finally:
             await self._supervisor.stop_all()
+            if self._record is not None:
+                self._save_seconds(self._record)
             if database is not None:
                 await database.close()
             if self._mongod is not None:
                 self._mongod.stop()
-        if outcome.message:
-            print_lines(self._console, ["", outcome.message])
+        if outcome.reason:
+            # Only now: the trainer may have saved a checkpoint when it was stopped.
+            sentence = f"{outcome.reason}; {self._how_to_go_on()}"
+            end = f". The log ends:{outcome.log}" if outcome.log else ""
+            print_lines(self._console, ["", sentence + end])
         return outcome.status
 
     def _interrupt(self, number: int) -> None:
@@ -163,24 +178,38 @@ class Launch:
         """Start the parts and wait for the end of the run, whichever way it comes."""
         title = f"{self._stack.config.run.run_name} · {self._preset.title}"
         threads = thread_environment(self._stack, usable_cores(), os.environ)
-        for part in plan_parts(self._stack, self._addresses, threads):
+        parts = plan_parts(self._stack, self._addresses, threads)
+        for part in parts:
             self._supervisor.start(part)
-        with LiveView(title, self._console) as view:
-            reader = asyncio.create_task(self._read_progress(database, view))
+        with LiveView(title, self._console, self._logs(parts)) as view:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGCONT, view.come_back)
+            progress = ProgressReader(database, self._stack.config.output)
+            reader = asyncio.create_task(self._read_progress(progress, view))
             reader.add_done_callback(lambda task: _tell_failure(task, view))
             try:
-                while True:
-                    outcome = self._judge(self._supervisor.poll(), view)
-                    if outcome is not None:
-                        break
-                    alive = self._supervisor.alive(Kind.SAMPLER)
-                    expected = self._supervisor.expected(Kind.SAMPLER)
-                    view.show(self._snapshot, self._seconds, (alive, expected))
+                while (outcome := self._judge(self._supervisor.poll(), view)) is None:
+                    self._show(view)
                     await asyncio.sleep(_TICK_S)
+                if self._signal is not None:
+                    saved = ", with a checkpoint" if self._stack.trainers else ""
+                    view.notice(
+                        f"stopping in order{saved}; the same signal again ends everything at once"
+                    )
+                stopping = asyncio.create_task(self._supervisor.stop_all())
+                while not stopping.done():
+                    self._show(view)
+                    await asyncio.wait({stopping}, timeout=_TICK_S)
+                stopping.result()
             finally:
+                loop.remove_signal_handler(signal.SIGCONT)
                 reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
-            await self._supervisor.stop_all()
+            # What stays on the screen is how it ended. A database that is gone is not waited for.
+            with suppress(PyMongoError, TimeoutError):
+                async with asyncio.timeout(_LAST_READ_S):
+                    self._snapshot = await progress.read()
+            self._show(view, last=True)
         if outcome.status == 0 and self._record is not None:
             return await self._check_finished(database)
         if outcome.status and self._signal is None:
@@ -195,22 +224,34 @@ class Launch:
             return None  # then the database is what failed, and has its own sentence
         if run is None or run.status != HOPELESS or run.fence == self._given_up:
             return None
-        return Outcome(_FAILED, f"{run.failure}; {self._how_to_go_on()}")
+        return Outcome(_FAILED, str(run.failure))
+
+    def _show(self, view: LiveView, *, last: bool = False) -> None:
+        alive = self._supervisor.alive(Kind.SAMPLER)
+        expected = self._supervisor.expected(Kind.SAMPLER)
+        view.show(self._snapshot, self._seconds, (alive, expected), now=last)
+
+    def _logs(self, parts: Sequence[Part]) -> str:
+        """Where the parts write, in few words: `logs/as/RUN_*.log (train_0, sample-0)`."""
+        run = f"{self._stack.config.run.run_name}_"
+        logs = [part.log for part in parts]
+        if self._mongod is not None:
+            logs.append(self._mongod.log_file)
+        names = ", ".join(log.stem.removeprefix(run) for log in logs)
+        return f"{LOGS}/{run}*.log ({names})"
 
     async def _check_finished(self, database: RunDatabase) -> Outcome:
         """A trainer that is told to stop ends in order too, but the run is not finished."""
         run = await load_run(database)
         if run is not None and run.status == FINISHED:
             return Outcome(0)
-        return Outcome(
-            _FAILED, f"the trainer was stopped before the end of the run; {self._how_to_go_on()}"
-        )
+        return Outcome(_FAILED, "the trainer was stopped before the end of the run")
 
     def _judge(self, events: Sequence[Event], view: LiveView) -> Outcome | None:
         """Whether the run has ended, by what became of its parts."""
         if self._signal is not None:
             name = signal.Signals(self._signal).name
-            return Outcome(128 + self._signal, f"stopped by {name}; {self._how_to_go_on()}")
+            return Outcome(128 + self._signal, f"stopped by {name}")
         for event in events:
             if event.part.kind == Kind.TRAINER:
                 return Outcome(0) if event.change == Change.DONE else self._failure(event)
@@ -230,7 +271,7 @@ class Launch:
         if self._mongod_restarts == RESTARTS:
             return Outcome(
                 _FAILED,
-                f"mongod ended {RESTARTS + 1} times, see {mongod.log_file}; {self._how_to_go_on()}",
+                f"mongod ended {RESTARTS + 1} times, see {mongod.log_file}",
             )
         self._mongod_restarts += 1
         view.notice(f"mongod ended: it is started again (log: {mongod.log_file})")
@@ -238,7 +279,7 @@ class Launch:
             # In this thread, and the view stands still meanwhile: see _open_database.
             mongod.start()
         except MongodError as error:
-            return Outcome(_FAILED, f"{error}; {self._how_to_go_on()}")
+            return Outcome(_FAILED, str(error))
         return None
 
     def _failure(self, event: Event) -> Outcome:
@@ -247,7 +288,7 @@ class Launch:
         added = [i for i, line in enumerate(lines) if _ELASTIC_REPORT in line]
         shown = lines[: added[0] if added else None][-_SHOWN_LOG_LINES:]
         log = "".join(f"\n    {line}" for line in shown)
-        return Outcome(_FAILED, f"{event.sentence}; {self._how_to_go_on()}. The log ends:{log}")
+        return Outcome(_FAILED, event.sentence, log)
 
     def _how_to_go_on(self) -> str:
         if self._record is None:
@@ -257,9 +298,8 @@ class Launch:
             return "the same command starts it again: there is no checkpoint yet"
         return f"the same command goes on from checkpoint-{step}"
 
-    async def _read_progress(self, database: RunDatabase, view: LiveView) -> None:
+    async def _read_progress(self, reader: ProgressReader, view: LiveView) -> None:
         """Keep the snapshot fresh and what `launch.json` says of the run. Nothing depends on it."""
-        reader = ProgressReader(database, self._stack.config.output / "metrics.jsonl")
         silent = False
         saved = time.monotonic()
         while True:

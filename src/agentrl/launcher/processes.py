@@ -137,14 +137,14 @@ class Supervisor:
 
     async def stop(self, kind: Kind) -> None:
         """End all parts of this kind at once: SIGTERM, then SIGKILL after their grace period."""
-        running: list[_Watched] = []
+        running: list[tuple[_Watched, subprocess.Popen[bytes]]] = []
         for watched in self._of(kind):
             watched.start_at = None
             if watched.process is not None:
                 watched.process.send_signal(signal.SIGTERM)
-                running.append(watched)
-        for watched in running:
-            await _gone(watched.process, watched.part.grace_s + 5)
+                running.append((watched, watched.process))
+        for watched, process in running:
+            await _gone(process, watched.part.grace_s + 5)
             watched.process = None
 
     async def stop_all(self) -> None:
@@ -201,9 +201,8 @@ class Supervisor:
         return Event(part, Change.DIED, status)
 
 
-async def _gone(process: subprocess.Popen[bytes] | None, timeout_s: float) -> None:
+async def _gone(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     """Wait until a guard has ended; kill it if it does not come round to that."""
-    assert process is not None
     deadline = time.monotonic() + timeout_s
     while process.poll() is None:
         if time.monotonic() > deadline:

@@ -1,4 +1,7 @@
-"""How a run is doing, read from its metrics file and database: cheaply, and by indexes only."""
+"""How a run is doing, read from its metrics file and database: cheaply, and by indexes only.
+
+But for the history of a run that goes on: that is read once, from all records.
+"""
 
 import json
 import os
@@ -12,41 +15,35 @@ from typing import Any
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.diagnosis import AttemptEnd, failures, why_no_step
-from agentrl.databases.documents import HANDED_BACK, Split, TaskStatus
+from agentrl.databases.documents import HANDED_BACK, RecordStatus, SlotStatus, Split, TaskStatus
 from agentrl.databases.feeder import of_data
 from agentrl.databases.outcomes import latest_groups
 from agentrl.databases.rows import count_waiting
 from agentrl.databases.runs import TRAINING, load_run
 from agentrl.databases.services import live_services
+from agentrl.launcher.other_samplers import OtherSamplers
+from agentrl.launcher.run_folder import last_checkpoint
+from agentrl.launcher.success import Evaluating, Evaluations, HeldOut, success_curve
 from agentrl.rollout.rewarding import SUCCESS_SCORE
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 
 _RECENT_RECORDS = 256
-_RECORD_FIELDS = ("score", "n_turns", "n_tool_calls", "tokens", "finished_at", "error")
+_RECORD_FIELDS = (
+    "score", "n_turns", "n_tool_calls", "tokens", "finished_at", "owner", "status", "error",
+)  # fmt: skip
 _RECENT_GROUPS = 64
 _RECENT_STEPS = 10
 _RATE_WINDOW = timedelta(seconds=30)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """An evaluation on the held-out tasks, by the step of the policy that was evaluated."""
-
-    step: int
-    attempts: int  # with a score
-    successes: int
-    mean_score: float
-
-    @property
-    def success(self) -> float:
-        """Success rate."""
-        return self.successes / self.attempts
+_AT_WORK = timedelta(seconds=30)  # a sampler that ended an attempt so lately is there
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. None: not known yet. "Recent" are the last 256 finished records."""
+    """A run at one moment. None: not known yet. "Recent" are the last 256 finished records.
+
+    Loss, gradient norm, KL and staleness are those of the last step.
+    """
 
     status: str = "starting"
     step: int = 0
@@ -57,11 +54,20 @@ class Snapshot:
     tool_calls: float | None = None
     sampled_per_s: float | None = None  # tokens that models generated, in the last half minute
     trained_per_s: float | None = None  # of these, tokens that recent steps trained
-    staleness: float | None = None  # of the last step: mean and largest
+    failed: int = 0  # recent attempts at training that ended in an error,
+    ended: int = 0  # of so many
+    loss: float | None = None
+    grad_norm: float | None = None  # before clipping
+    kl: float | None = None  # between trainer and sampler
+    reference_kl: float | None = None  # to the reference, with --beta
+    staleness: float | None = None  # mean and largest
     max_staleness: int | None = None
     waiting: int | None = None  # records that are ready for training
     services: int = 0  # registered and alive
+    samplers_elsewhere: int = 0  # at work on this run, not started by this launch
+    checkpoint: int | None = None  # the last one's step
     held_out: tuple[HeldOut, ...] = ()
+    evaluating: Evaluating | None = None
     seconds_left: float | None = None
     history: tuple[float, ...] = ()  # success at each step so far
     failures: str | None = None  # count, share and errors of what failed recently
@@ -104,21 +110,28 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 
 class ProgressReader:
-    """Reads a run's snapshots, one after the other."""
+    """Reads a run's snapshots, one after the other. `output`: the run's folder."""
 
-    def __init__(self, database: RunDatabase, metrics: Path) -> None:
+    def __init__(self, database: RunDatabase, output: Path) -> None:
         self._database = database
-        self._tail = MetricsTail(metrics)
-        self._history: dict[int, float] = {}
+        self._output = output
+        self._tail = MetricsTail(output / "metrics.jsonl")
+        self._history: dict[int, float] | None = None
+        self._evaluations = Evaluations(database)
+        self._samplers = OtherSamplers()
         self._began: datetime | None = None  # what was before says nothing of what is mended now
 
     async def read(self) -> Snapshot:
         """The run now: some ten small queries."""
+        if self._history is None:
+            points = await success_curve(self._database)
+            self._history = {point.step: point.success for point in points}
         self._tail.read()
         recent = list(self._tail.recent)
         run = await load_run(self._database)
         records = await self._recent_records(Split.TRAIN)
         evaluated = await self._recent_records(Split.EVAL)
+        ended = [record for record in records if not _is_handed_back(record)]
         scored = [record for record in records if record["score"] is not None]
         success = _mean([record["score"] >= SUCCESS_SCORE for record in scored])
         step = max(run.step if run else 0, recent[-1]["step"] if recent else 0)
@@ -136,6 +149,10 @@ class ProgressReader:
         waiting = await count_waiting(self._database)
         n_services = len(await live_services(self._database))
         waits = run is not None and run.status == TRAINING and waiting < run.rows_per_step
+        finished = [r["owner"] for r in records + evaluated if now - r["finished_at"] < _AT_WORK]
+        owners = {*finished, *await self._lease_owners()}
+        await self._evaluations.read()
+        last: Metrics = recent[-1] if recent else {}
         return Snapshot(
             status=run.status if run and run.status != "created" else "starting",
             step=step,
@@ -146,11 +163,20 @@ class ProgressReader:
             tool_calls=_mean([record["n_tool_calls"] for record in scored]),
             sampled_per_s=_add(_sampling_rate(records, now), _sampling_rate(evaluated, now)),
             trained_per_s=_training_rate(recent),
-            staleness=recent[-1]["staleness_mean"] if recent else None,
-            max_staleness=recent[-1]["staleness_max"] if recent else None,
+            failed=sum(record["status"] == RecordStatus.FAILED for record in ended),
+            ended=len(ended),
+            loss=last.get("loss"),
+            grad_norm=last.get("grad_norm"),
+            kl=last.get("mismatch_kl"),
+            reference_kl=last.get("reference_kl"),
+            staleness=last.get("staleness_mean"),
+            max_staleness=last.get("staleness_max"),
             waiting=waiting,
             services=n_services,
-            held_out=tuple(await evaluations(self._database)),
+            samplers_elsewhere=self._samplers.count(owners),
+            checkpoint=last_checkpoint(self._output),
+            held_out=tuple(self._evaluations.finished),
+            evaluating=self._evaluations.under_way,
             seconds_left=_time_left(recent, step, max_steps),
             history=tuple(self._history[step] for step in sorted(self._history)),
             failures=failures(attempts, groups),
@@ -161,13 +187,26 @@ class ProgressReader:
         """The last finished records of a split, newest first."""
         cursor = (
             self._database.records.find(
-                {"split": split, "finished_at": {"$ne": None}},
-                dict.fromkeys(_RECORD_FIELDS, 1),
+                {"split": split, "finished_at": {"$ne": None}}, _RECORD_FIELDS
             )
             .sort("finished_at", -1)
             .limit(_RECENT_RECORDS)
         )
         return [document async for document in cursor]
+
+    async def _lease_owners(self) -> set[str]:
+        """The samplers that hold a rollout now."""
+        cursor = await self._database.tasks.aggregate(
+            [
+                {"$match": {"status": TaskStatus.RUNNING, "split": {"$in": list(Split)}}},
+                {"$project": {"slots.owner": 1, "slots.status": 1, "slots.lease_expires": 1}},
+                {"$unwind": "$slots"},
+                {"$match": {"slots.status": SlotStatus.LEASED}},
+                {"$match": {"$expr": {"$gt": ["$slots.lease_expires", "$$NOW"]}}},
+                {"$group": {"_id": "$slots.owner"}},
+            ]
+        )
+        return {group["_id"] async for group in cursor}
 
     async def _server_time(self) -> datetime:
         """The database's clock, which stamps the records; ours may be another."""

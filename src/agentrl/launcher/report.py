@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,21 +16,12 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, RowStatus, SlotStatus, Split, TaskStatus
 from agentrl.databases.runs import load_run
 from agentrl.databases.transitions import TERMINAL_SLOTS
-from agentrl.launcher.progress import HeldOut, Metrics, evaluations, read_metrics
+from agentrl.launcher.presets import REPOSITORY
+from agentrl.launcher.progress import Metrics, read_metrics
 from agentrl.launcher.run_folder import write_whole
-from agentrl.rollout.rewarding import SUCCESS_SCORE
+from agentrl.launcher.success import CurvePoint, HeldOut, evaluations, success_curve
 
 _EDGE_STEPS = 3  # steps whose records are the first and the last reward
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """The training records that the policy of one step began."""
-
-    step: int
-    records: int
-    success: float
-    reward: float  # mean score
 
 
 @dataclass(frozen=True)
@@ -107,7 +100,7 @@ async def gather_report(database: RunDatabase, output: Path, seconds: float) -> 
     metrics = read_metrics(output / "metrics.jsonl")
     run = await load_run(database)
     data = run.data[-1] if run and run.data else DataSet()
-    curve = await _curve(database, data.epoch)
+    curve = await success_curve(database)
     held_out = await evaluations(database)
     rows = await _count_by(database, "record_data", "$status")
     slots = await _slots(database)
@@ -166,54 +159,6 @@ def _pooled_reward(points: Sequence[CurvePoint]) -> float | None:
     return round(sum(point.reward * point.records for point in points) / records, 4)
 
 
-async def _curve(database: RunDatabase, first_epoch: int) -> list[CurvePoint]:
-    """Success and reward by the step whose policy began the records, from an epoch on: those
-    before are of other data.
-
-    From the records and not from the trained rows: rows are filtered (all right and all wrong
-    groups teach nothing), so their mean reward says little about the policy.
-    """
-    step_of = {
-        document["version"]: document["step"]
-        async for document in database.policy_versions.find({}, {"version": 1, "step": 1})
-    }
-    success = {"$cond": [{"$gte": ["$score", SUCCESS_SCORE]}, 1, 0]}
-    cursor = await database.records.aggregate(
-        [
-            {
-                "$match": {
-                    "split": Split.TRAIN,
-                    "epoch": {"$gte": first_epoch},
-                    "score": {"$ne": None},
-                    "versions": {"$ne": None},
-                }
-            },
-            {
-                "$group": {
-                    "_id": "$versions.min",
-                    "records": {"$sum": 1},
-                    "successes": {"$sum": success},
-                    "score": {"$sum": "$score"},
-                }
-            },
-        ]
-    )
-    # A resumed run publishes the weights of one step under several versions.
-    pooled: dict[int, tuple[int, int, float]] = {}
-    async for group in cursor:
-        step = step_of.get(group["_id"])
-        if step is None:
-            continue
-        records, successes, score = pooled.get(step, (0, 0, 0.0))
-        pooled[step] = (
-            records + group["records"], successes + group["successes"], score + group["score"],
-        )  # fmt: skip
-    return [
-        CurvePoint(step, records, successes / records, score / records)
-        for step, (records, successes, score) in sorted(pooled.items())
-    ]
-
-
 async def _slots(database: RunDatabase) -> Slots:
     cursor = await database.tasks.aggregate(
         [
@@ -267,12 +212,16 @@ def write_summary(output: Path, summary: Summary) -> Path:
 
 
 def next_steps(config: Config, script: str) -> list[str]:
-    """Three lines: look at a trajectory, evaluate the checkpoint, train on tasks of one's own."""
+    """Three lines: look at a trajectory, evaluate the checkpoint, train on tasks of one's own.
+
+    As they are to be typed in the folder and shell of the user.
+    """
     run = run_arguments(config)
+    own = _from_here(REPOSITORY / script)
     return [
         f"look at a trajectory:     {agentrl_command()} show {run}",
-        f"evaluate the checkpoint:  ./eval_example.sh {run}",
-        f"train on your own tasks:  MODEL=DIR TRAIN_FILE=JSONL MCP_URL=URL ./{script} NAME",
+        f"evaluate the checkpoint:  {_from_here(REPOSITORY / 'eval_example.sh')} {run}",
+        f"train on your own tasks:  MODEL=DIR TRAIN_FILE=JSONL MCP_URL=URL {own} NAME",
     ]
 
 
@@ -290,12 +239,22 @@ def print_lines(console: Console, lines: Sequence[str]) -> None:
 
 
 def agentrl_command() -> str:
-    """How the user calls `agentrl` from the current folder and shell."""
-    environment = Path(sys.prefix)
-    active = (os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX"))
-    if str(environment) in active:
-        return "agentrl"
-    command = environment / "bin" / "agentrl"
-    return (
-        str(command.relative_to(Path.cwd())) if command.is_relative_to(Path.cwd()) else str(command)
-    )
+    """How the user calls `agentrl` from the current folder and shell.
+
+    The scripts put its environment on their own PATH, and tell us of the one they were called with.
+    """
+    command = Path(sys.prefix) / "bin" / "agentrl"
+    callers = os.environ.get("AGENTRL_CALLER_PATH", os.environ.get("PATH"))
+    found = shutil.which("agentrl", path=callers)
+    # Elsewhere than beside its Python it is where the user installed it for all environments.
+    usual = found is not None and (not command.exists() or os.path.samefile(found, command))
+    return "agentrl" if usual else _from_here(command)
+
+
+def _from_here(command: Path) -> str:
+    """A path as it is typed in the current folder, as a command."""
+    here = Path.cwd()
+    if not command.is_relative_to(here):
+        return shlex.quote(str(command))
+    below = command.relative_to(here)
+    return shlex.quote(str(below) if len(below.parts) > 1 else f"./{below}")

@@ -21,9 +21,9 @@ from agentrl.databases.connection import without_password
 from agentrl.databases.run_list import StoredRun, server, stored_runs
 from agentrl.databases.runs import FINISHED
 from agentrl.launcher.deployment import read_deployment
-from agentrl.launcher.progress import evaluations
 from agentrl.launcher.run_parts import shown_bytes
 from agentrl.launcher.run_state import RunRow, State, read_run
+from agentrl.launcher.success import evaluations
 
 _STYLES = {State.LIVE: "green", State.FAILED: "red", State.BROKEN: "red"}
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"))

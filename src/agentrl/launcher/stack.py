@@ -340,7 +340,7 @@ def _trainer_part(stack: Stack, port: int, threads: dict[str, str]) -> Part:
         name="trainer",
         kind=Kind.TRAINER,
         command=(
-            sys.executable, "-m", "accelerate.commands.launch", "--quiet",
+            sys.executable, "-m", "agentrl.launcher.accelerate", "--quiet",
             "--config_file", settings,
             "--num_processes", str(stack.trainers),
             "--num_machines", str(deployment.num_machines),

@@ -1,23 +1,34 @@
-"""The live view of a run: one panel in a terminal, one line now and then anywhere else."""
+"""The live view of a run: one panel in a terminal, one line now and then anywhere else.
+
+What is shown is a function of values, cut to the room there is; the newest number of everything
+comes first, so that never that is cut off.
+"""
 
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from agentrl.launcher.progress import Snapshot
+from agentrl.launcher.terminal import Painter
 
 _LINE_EVERY_S = 5.0
-_PANEL_EVERY_S = 0.5
+_PANEL_EVERY_S = 1.0
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 16
+_LABEL = 17  # columns of a label with the space behind it
+_BAR_FROM = 45  # inner width from which there is a progress bar
+_BESIDE = 54  # inner width from which numbers stand in two columns
+_VALUE = 13  # columns of the first column's values where it is narrowest
+_NOTICES, _NOTICE_LINES = 3, 2  # the last ones, and lines of each
 
 
 def duration(seconds: float | None) -> str:
@@ -31,7 +42,7 @@ def duration(seconds: float | None) -> str:
 
 def sparkline(values: tuple[float, ...], width: int = _SPARK_WIDTH) -> str:
     """Values between 0 and 1 as a line of blocks, averaged to at most `width` of them."""
-    if not values:
+    if not values or width < 1:
         return ""
     count = min(width, len(values))
     edges = [len(values) * i // count for i in range(count + 1)]
@@ -45,78 +56,180 @@ def _number(value: float | None, form: str) -> str:
 
 
 def plain_line(snapshot: Snapshot, seconds: float, samplers: int) -> str:
-    """The snapshot on one line, for logs."""
+    """The snapshot on one line, for logs: always the same names in the same order."""
     s = snapshot
-    held_out = f" held-out={s.held_out[-1].success:.3f}" if s.held_out else ""
+    held_out = f"{s.held_out[-1].success:.3f}@{s.held_out[-1].step}" if s.held_out else "-"
+    evaluating = "-"
+    if (e := s.evaluating) is not None:
+        evaluating = f"{e.done}/{e.rollouts}@{e.step}"
     return (
         f"[{duration(seconds)}] {s.status} step={s.step}/{s.max_steps or '?'}"
-        f" success={_number(s.success, '.3f')} reward={_number(s.reward, '.3f')}{held_out}"
+        f" success={_number(s.success, '.3f')} reward={_number(s.reward, '.3f')}"
+        f" held-out={held_out} evaluating={evaluating}"
+        f" loss={_number(s.loss, '.4g')} grad_norm={_number(s.grad_norm, '.3g')}"
+        f" kl={_number(s.kl, '.3g')} reference_kl={_number(s.reference_kl, '.3g')}"
+        f" failed={s.failed}/{s.ended}"
         f" turns={_number(s.turns, '.1f')} tool_calls={_number(s.tool_calls, '.1f')}"
         f" sampled={_number(s.sampled_per_s, '.0f')}tok/s"
         f" trained={_number(s.trained_per_s, '.0f')}tok/s"
         f" staleness={_number(s.staleness, '.2f')} waiting={_number(s.waiting, 'd')}"
-        f" services={s.services} samplers={samplers} left={duration(s.seconds_left)}"
+        f" services={s.services} samplers={samplers} elsewhere={s.samplers_elsewhere}"
+        f" checkpoint={_number(s.checkpoint, 'd')} left={duration(s.seconds_left)}"
         + (f" | failures: {s.failures}" if s.failures else "")
         + (f" | why no step: {s.why_no_step}" if s.why_no_step else "")
     )
 
 
-def panel(
-    title: str, snapshot: Snapshot, seconds: float, samplers: tuple[int, int], notices: list[str]
-) -> Panel:
-    """The snapshot as a panel. `samplers`: alive and expected."""
-    s = snapshot
-    head = Table.grid(padding=(0, 1), expand=True)
-    head.add_column(no_wrap=True)
-    head.add_column(ratio=1)
-    head.add_column(no_wrap=True, justify="right")
-    left = f"about {duration(s.seconds_left)} left" if s.seconds_left is not None else s.status
-    head.add_row(
-        Text.assemble(("step ", "dim"), (f"{s.step}", "bold"), f"/{s.max_steps or '?'}"),
-        ProgressBar(total=s.max_steps or 1, completed=s.step if s.max_steps else 0),
-        Text.assemble((f"{duration(seconds)} ", "bold"), (f"· {left}", "dim")),
-    )
-    body = Table.grid(padding=(0, 2), expand=True)
-    for _ in range(2):
-        body.add_column(style="dim", no_wrap=True)
-        body.add_column(ratio=1, no_wrap=True)
-    success = Text.assemble((_number(s.success, ".3f"), "bold green"), "  ")
-    success.append(sparkline(s.history), "green")
-    body.add_row("success", success, "mean reward", _number(s.reward, ".3f"))
-    evaluations = "  ".join(f"{e.success:.3f} @{e.step}" for e in s.held_out[-4:])
-    body.add_row("held-out", Text(evaluations or "-", "cyan"), "records waiting",
-                 _number(s.waiting, "d"))  # fmt: skip
-    body.add_row("turns per record", _number(s.turns, ".2f"),
-                 "tool calls per record", _number(s.tool_calls, ".2f"))  # fmt: skip
-    body.add_row("tokens/s sampled", _number(s.sampled_per_s, ",.0f"),
-                 "tokens/s trained", _number(s.trained_per_s, ",.0f"))  # fmt: skip
-    staleness = _number(s.staleness, ".2f")
-    if s.max_staleness is not None:
-        staleness += f" (max {s.max_staleness})"
-    alive, expected = samplers
-    body.add_row("staleness", staleness, "alive",
-                 f"services {s.services}, samplers {alive}/{expected}")  # fmt: skip
-    notes = [Text(f"{label}  {sentence}", "red")
-             for label, sentence in (("failures", s.failures), ("why no step", s.why_no_step))
-             if sentence]  # fmt: skip
-    notes += [Text(notice, "yellow") for notice in notices[-3:]]
-    return Panel(Group(head, Text(), body, *notes), title=f"[bold]{title}", subtitle=s.status)
+Cell = tuple[str, str | Text]  # a name and its value
+
+
+@dataclass(frozen=True)
+class RunPanel:
+    """A snapshot as a panel, for any width and height. `samplers`: alive and expected here."""
+
+    title: str
+    snapshot: Snapshot
+    seconds: float
+    samplers: tuple[int, int]
+    notices: Sequence[str] = ()
+    logs: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(1, options.max_width - 4)  # within the frame
+        notes = list(self._notes(console, width))
+        room = console.size.height - 4 - len(notes)  # beside frame, head and the cursor's line
+        rows = self._rows(console, width)
+        while len(rows) > 1 and sum(len(lines) for _, lines in rows) > room:
+            rows.remove(max(rows, key=lambda row: row[0]))
+        lines = [line for _, lines in rows for line in lines]
+        space = [Text()] if len(lines) < room else []
+        yield Panel(
+            Group(self._head(width), *space, *lines, *notes),
+            title=Text(self.title, "bold"),
+            subtitle=self.snapshot.status,
+        )
+
+    def _head(self, width: int) -> Table:
+        s = self.snapshot
+        head = Table.grid(padding=(0, 1), expand=True)
+        head.add_column(no_wrap=True)
+        head.add_column(ratio=1)
+        head.add_column(no_wrap=True, justify="right")
+        left = f"about {duration(s.seconds_left)} left" if s.seconds_left else s.status
+        bar = ProgressBar(total=s.max_steps or 1, completed=s.step if s.max_steps else 0)
+        head.add_row(
+            Text.assemble(("step ", "dim"), (f"{s.step}", "bold"), f"/{s.max_steps or '?'}"),
+            bar if width > _BAR_FROM else "",
+            Text.assemble((f"{duration(self.seconds)} ", "bold"), (f"· {left}", "dim")),
+        )
+        return head
+
+    def _rows(self, console: Console, width: int) -> list[tuple[int, list[Text]]]:
+        """The lines in their order, each with a rank: the highest is left out first."""
+        s = self.snapshot
+        success = Text.assemble((_number(s.success, ".3f"), "bold green"), " ")
+        sparks = min(_SPARK_WIDTH, _left(width) - _LABEL - len(success) - 1)
+        success.append(sparkline(s.history, sparks), "green")
+        newest, *older = [f"{e.success:.3f} @{e.step}" for e in reversed(s.held_out)] or ["-"]
+        held_out = Text.assemble((newest, "bold cyan"), ("  " + "  ".join(older), "dim"))
+        evaluation = "none under way"
+        if (e := s.evaluating) is not None:
+            evaluation = f"of step {e.step}: {e.done} of {e.rollouts} rollouts"
+        staleness = _number(s.staleness, ".2f")
+        if s.max_staleness is not None:
+            staleness += f" (max {s.max_staleness})"
+        failed = Text(f"{s.failed} of {s.ended}", "yellow" if s.failed else "")
+        alive, expected = self.samplers
+        parts = f"services {s.services} · samplers {alive}/{expected}"
+        if s.samplers_elsewhere:
+            parts += f", elsewhere {s.samplers_elsewhere}"
+        saved = "none yet" if s.checkpoint is None else f"of step {s.checkpoint}"
+        rows: list[tuple[int, tuple[Cell, ...]]] = [
+            (0, (("success", success), ("mean reward", _number(s.reward, ".3f")))),
+            (1, (("held-out", held_out),)),
+            (6, (("evaluation", evaluation),)),
+            (2, (("loss", _number(s.loss, ".4g")), ("gradient norm", _number(s.grad_norm, ".3g")))),
+            (3, (("KL to sampler", _number(s.kl, ".3g")), ("attempts failed", failed))),
+            (4, (("KL to reference", _number(s.reference_kl, ".3g")),)),
+            (8, (("staleness", staleness), ("records waiting", _number(s.waiting, "d")))),
+            (
+                10,
+                (
+                    ("turns a record", _number(s.turns, ".2f")),
+                    ("calls a record", _number(s.tool_calls, ".2f")),
+                ),
+            ),
+            (
+                7,
+                (
+                    ("tokens/s sampled", _number(s.sampled_per_s, ",.0f")),
+                    ("tokens/s trained", _number(s.trained_per_s, ",.0f")),
+                ),
+            ),
+            (5, (("alive", parts),)),
+            (11, (("checkpoint", saved),)),
+        ]
+        if s.reference_kl is None:
+            rows = [row for row in rows if row[0] != 4]
+        shown = [(rank, _lines(cells, width)) for rank, cells in rows]
+        if self.logs:
+            logs = Text(self.logs).wrap(console, max(1, width - _LABEL))
+            names = ["logs", *[""] * len(logs)]
+            shown.append((9, [_cell(*cell, width) for cell in zip(names, logs, strict=False)]))
+        return shown
+
+    def _notes(self, console: Console, width: int) -> Iterator[Text]:
+        """Why nothing comes, what fails, and the last notices, each cut to two lines."""
+        s = self.snapshot
+        told = [
+            Text(f"{label}: {sentence}", "red")
+            for label, sentence in (("why no step", s.why_no_step), ("failures", s.failures))
+            if sentence
+        ]
+        told += [Text(notice, "yellow") for notice in self.notices[-_NOTICES:]]
+        for text in told:
+            lines = text.wrap(console, width)
+            if len(lines) > _NOTICE_LINES:
+                lines[_NOTICE_LINES - 1].truncate(width - 2)
+                lines[_NOTICE_LINES - 1].append(" …")
+            yield from lines[:_NOTICE_LINES]
+
+
+def _left(width: int) -> int:
+    """Columns of the left of two columns."""
+    return max(_LABEL + _VALUE, width // 2)
+
+
+def _lines(cells: Sequence[Cell], width: int) -> list[Text]:
+    """One cell in a line, or two of them where they have room beside each other."""
+    if len(cells) == 2 and width >= _BESIDE:
+        left = _left(width)
+        return [_cell(*cells[0], left) + _cell(*cells[1], width - left)]
+    return [_cell(*cell, width) for cell in cells]
+
+
+def _cell(name: str, value: str | Text, width: int) -> Text:
+    cell = Text.assemble((f"{name:<{_LABEL}}", "dim"), value)
+    cell.truncate(width, overflow="ellipsis", pad=True)
+    return cell
 
 
 class LiveView:
     """Shows snapshots as they come. A context manager, because it holds the terminal's cursor."""
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(self, title: str, console: Console | None = None, logs: str = "") -> None:
         self._title = title
         self._console = console or Console()
-        self._live: Live | None = None
+        self._logs = logs
+        self._painter: Painter | None = None
         self._notices: list[str] = []
         self._shown_at = -_LINE_EVERY_S  # the clock may begin at 0
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._live = Live(console=self._console, auto_refresh=False)
-            self._live.start()
+            self._painter = Painter(self._console).__enter__()
+        elif self._logs:
+            self._print(f"logs: {self._logs}")
         return self
 
     def __exit__(
@@ -125,25 +238,38 @@ class LiveView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        if self._painter is not None:
+            self._painter.__exit__(kind, error, trace)
+            self._painter = None
 
     def notice(self, text: str) -> None:
         """Something happened that a person should know."""
         self._notices.append(text)
-        if self._live is None:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self._painter is None:
+            self._print(text)
+        else:
+            self._shown_at = -_PANEL_EVERY_S  # at once
 
-    def show(self, snapshot: Snapshot, seconds: float, samplers: tuple[int, int]) -> None:
-        """The latest snapshot; `seconds` since the launch."""
-        every = _LINE_EVERY_S if self._live is None else _PANEL_EVERY_S
-        if time.monotonic() - self._shown_at < every:
+    def come_back(self) -> None:
+        """The launcher was stopped (Ctrl-Z) and goes on: the terminal was others' meanwhile."""
+        if self._painter is not None:
+            self._painter.forget()
+
+    def show(
+        self, snapshot: Snapshot, seconds: float, samplers: tuple[int, int], *, now: bool = False
+    ) -> None:
+        """The latest snapshot, unless one was shown a moment ago; `seconds` since the launch."""
+        every = _LINE_EVERY_S if self._painter is None else _PANEL_EVERY_S
+        resized = self._painter is not None and self._painter.resized
+        if time.monotonic() - self._shown_at < every and not (now or resized):
             return
         self._shown_at = time.monotonic()
-        if self._live is not None:
-            view = panel(self._title, snapshot, seconds, samplers, self._notices)
-            self._live.update(view, refresh=True)
+        if self._painter is not None:
+            self._painter.paint(
+                RunPanel(self._title, snapshot, seconds, samplers, self._notices, self._logs)
+            )
         else:
-            line = plain_line(snapshot, seconds, samplers[0])
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._print(plain_line(snapshot, seconds, samplers[0]))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -379,3 +379,21 @@ async def test_a_group_that_was_never_met_sends_nothing(http) -> None:
     assert status == 400 and "Group nobody not in" in answer["message"]
     status, answer = await post(http, "/destroy_weights_update_group", {"group_name": "nobody"})
     assert status == 400 and "does not exist" in answer["message"]
+
+
+async def test_readers_that_hang_up_in_the_middle_of_a_write_leave_no_traceback(
+    start_engine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = start_engine()
+    params = {"max_new_tokens": 900, "ignore_eos": True, "stream_interval": 1}
+    body = {"input_ids": PROMPT, "stream": True, "sampling_params": params}
+    for _ in range(3):
+        async with aiohttp.ClientSession(base_url=engine.url) as http:
+            streams = await asyncio.gather(*(http.post("/generate", json=body) for _ in range(16)))
+            await asyncio.gather(*(stream.content.readany() for stream in streams))
+            for stream in streams:
+                assert stream.connection is not None and stream.connection.transport is not None
+                stream.connection.transport.abort()  # a reset: as from a sampler that is killed
+    engine.process.terminate()
+    assert engine.process.wait(timeout=10) == 0
+    assert "Traceback" not in capfd.readouterr().err

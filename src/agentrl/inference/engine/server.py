@@ -8,12 +8,12 @@ import signal
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, nullcontext, suppress
 
 import orjson
 import torch
 import uvloop
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from agentrl.inference.engine.config import Announcement, EngineConfig
 from agentrl.inference.engine.control import ControlBody, answer, bad_request
@@ -137,13 +137,16 @@ class _Server:
         """Server-sent events with all output so far, the last one with how it ended."""
         engine = self._engine
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        async with aclosing(engine.stream(prompt)) as states:
-            async for live in states:
-                if not response.prepared:
-                    await response.prepare(request)
-                event = generate_answer(live, prompt, engine.text, engine.scheduler.version)
-                await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
+        # A client may hang up just while we write: that ends its generation, as the cancellation
+        # of this handler otherwise does, and is no error.
+        with suppress(ClientConnectionResetError):
+            async with aclosing(engine.stream(prompt)) as states:
+                async for live in states:
+                    if not response.prepared:
+                        await response.prepare(request)
+                    event = generate_answer(live, prompt, engine.text, engine.scheduler.version)
+                    await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+            await response.write(b"data: [DONE]\n\n")
         return response
 
     async def _pause(self, request: web.Request) -> web.Response:

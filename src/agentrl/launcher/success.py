@@ -1,0 +1,172 @@
+"""How well a run's policies did, by step: on the tasks of training and on those held out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import DataSet, Split, TaskStatus, place_of
+from agentrl.databases.feeder import of_data
+from agentrl.databases.runs import load_run
+from agentrl.databases.transitions import TERMINAL_SLOTS
+from agentrl.rollout.rewarding import SUCCESS_SCORE
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The training records that the policy of one step began."""
+
+    step: int
+    records: int
+    success: float
+    reward: float  # mean score
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """An evaluation on the held-out tasks, by the step of the policy that was evaluated."""
+
+    step: int
+    attempts: int  # with a score
+    successes: int
+    mean_score: float
+
+    @property
+    def success(self) -> float:
+        """Success rate."""
+        return self.successes / self.attempts
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """An evaluation that is under way."""
+
+    step: int
+    done: int  # rollouts that ended
+    rollouts: int
+
+
+async def success_curve(database: RunDatabase) -> list[CurvePoint]:
+    """Success and reward by the step whose policy began the records, of what the run learns from
+    now. Reads all records.
+
+    From the records and not from the trained rows: rows are filtered (all right and all wrong
+    groups teach nothing), so their mean reward says little about the policy.
+    """
+    step_of = {
+        document["version"]: document["step"]
+        async for document in database.policy_versions.find({}, {"version": 1, "step": 1})
+    }
+    run = await load_run(database)
+    data = run.data[-1] if run and run.data else DataSet()
+    success = {"$cond": [{"$gte": ["$score", SUCCESS_SCORE]}, 1, 0]}
+    cursor = await database.records.aggregate(
+        [
+            {
+                "$match": {
+                    "split": Split.TRAIN,
+                    "epoch": {"$gte": data.epoch},
+                    "score": {"$ne": None},
+                    "versions": {"$ne": None},
+                }
+            },
+            {
+                "$group": {
+                    "_id": "$versions.min",
+                    "records": {"$sum": 1},
+                    "successes": {"$sum": success},
+                    "score": {"$sum": "$score"},
+                }
+            },
+        ]
+    )
+    # A resumed run publishes the weights of one step under several versions.
+    pooled: dict[int, tuple[int, int, float]] = {}
+    async for group in cursor:
+        step = step_of.get(group["_id"])
+        if step is None:
+            continue
+        records, successes, score = pooled.get(step, (0, 0, 0.0))
+        pooled[step] = (
+            records + group["records"], successes + group["successes"], score + group["score"],
+        )  # fmt: skip
+    return [
+        CurvePoint(step, records, successes / records, score / records)
+        for step, (records, successes, score) in sorted(pooled.items())
+    ]
+
+
+async def evaluations(database: RunDatabase) -> list[HeldOut]:
+    """The finished evaluations of training on what the run learns from now, by step.
+
+    Those on other data that it had before are not among them, nor later evaluations of a
+    checkpoint, which have negative numbers.
+    """
+    reader = Evaluations(database)
+    await reader.read()
+    return reader.finished
+
+
+class Evaluations:
+    """The evaluations of training as they go on; what is finished is not read again."""
+
+    def __init__(self, database: RunDatabase) -> None:
+        self._database = database
+        self._data = 0  # the number of the data set that these are on
+        self._finished: dict[int, HeldOut] = {}
+        self._begin = 0  # all evaluations of earlier steps are known
+        self.under_way: Evaluating | None = None  # the oldest one
+
+    @property
+    def finished(self) -> list[HeldOut]:
+        """Those with a result, by step."""
+        return [self._finished[step] for step in sorted(self._finished)]
+
+    async def read(self) -> None:
+        """Take in what was done since the last time."""
+        self.under_way = None
+        run = await load_run(self._database)
+        data = max(0, len(run.data) - 1) if run else 0
+        if data != self._data:
+            self._data, self._begin, self._finished = data, 0, {}
+        for group in await self._groups():
+            step = group["_id"]
+            if group["open"]:
+                self.under_way = self.under_way or Evaluating(
+                    step, group["done"], group["rollouts"]
+                )
+                continue
+            if self.under_way is None:
+                self._begin = step + 1
+            if group["attempts"]:
+                self._finished[step] = HeldOut(
+                    step, group["attempts"], group["successes"], group["mean_score"]
+                )
+
+    async def _groups(self) -> list[Mapping[str, Any]]:
+        """Counts of each evaluation that is not known yet, by step."""
+        success = {"$cond": [{"$gte": ["$slots.score", SUCCESS_SCORE]}, 1, 0]}
+        completed = {"$eq": ["$status", TaskStatus.COMPLETED]}
+        terminal = {"$in": ["$slots.status", list(TERMINAL_SLOTS)]}
+        cursor = await self._database.tasks.aggregate(
+            [
+                # all statuses are named so that the index on (status, split, place) serves
+                {"$match": {"status": {"$in": list(TaskStatus)}, "split": Split.EVAL}},
+                {"$match": {"place": {"$gte": place_of(self._begin, 0)}, **of_data(self._data)}},
+                {"$project": {"epoch": 1, "slots.score": 1, "slots.status": 1, "status": 1}},
+                {"$unwind": "$slots"},
+                {
+                    "$group": {
+                        "_id": "$epoch",
+                        "open": {"$sum": {"$cond": [completed, 0, 1]}},
+                        "rollouts": {"$sum": 1},
+                        "done": {"$sum": {"$cond": [terminal, 1, 0]}},
+                        "attempts": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},
+                        "successes": {"$sum": success},
+                        "mean_score": {"$avg": "$slots.score"},
+                    }
+                },
+                {"$sort": {"_id": 1}},
+            ]
+        )
+        return [group async for group in cursor]
