@@ -22,8 +22,8 @@ from agentrl.launcher.processes import Change, Event, Kind, Part, Supervisor, la
 from agentrl.launcher.progress import ProgressReader, Snapshot, read_metrics
 from agentrl.launcher.report import gather_report, next_steps, print_lines, write_summary
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, write_launch
+from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.stack import (
-    LOGS,
     RESTARTS,
     Addresses,
     Stack,
@@ -102,16 +102,13 @@ class Launch:
             if outcome.status == 0 and self._record is not None:
                 await self._report(database)
             if self._record is not None:
-                ended, *_ = outcome.message.splitlines() or [""]
-                self._save(replace(self._record, status=outcome.status, ended=ended))
+                self._save(replace(self._record, status=outcome.status, ended=outcome.reason))
         except Exception as error:
             if self._record is not None:
                 self._save(replace(self._record, status=_FAILED, ended=str(error)))
             raise
         finally:
             await self._supervisor.stop_all()
-            if self._record is not None:
-                self._save_seconds(self._record)
             if database is not None:
                 await database.close()
             if self._mongod is not None:

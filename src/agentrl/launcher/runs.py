@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.configs import ConfigError
+from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import runs_parser
 from agentrl.databases.connection import without_password
 from agentrl.databases.run_list import StoredRun, server, stored_runs
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     given = runs_parser().parse(argv)
     arguments = given.own
     root = Path(arguments.output_root)
-    url = given.values.get("db_connection_string") or read_deployment(os.environ).db_url
+    url = config_of(given.values).run.db_connection_string or read_deployment(os.environ).db_url
     if arguments.output_root != "output" and not root.is_dir():
         raise ConfigError(f"--output_root {root}: there is no such folder")
     folders = sorted(root.iterdir()) if root.is_dir() else []
