@@ -21,14 +21,16 @@ from agentrl.rollout.advantages import find_estimator
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-GUIDE_PORT = "8765"  # of the guide's tool server; the test takes one that is free
+GUIDE_PORTS = ("8765", "8766", "8767")  # of the guides' servers; the tests take free ones
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 
 def run_guide(guide: Path, folder: Path) -> str:
     """Write the guide's files, run its commands; returns what they printed."""
     commands = ["set -eu", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
-    text = guide.read_text(encoding="utf-8").replace(GUIDE_PORT, str(free_port()))
+    text = guide.read_text(encoding="utf-8")
+    for port in GUIDE_PORTS:
+        text = text.replace(port, str(free_port()))
     for language, file, body in FENCE.findall(text):
         if file:
             (folder / file).write_text(body, encoding="utf-8")
