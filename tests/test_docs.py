@@ -117,9 +117,18 @@ def _empty(name: str, lora: str) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
-    "row", table(DOCS / "hardware.md", "model | GPUs × GiB"), ids=lambda row: " ".join(row[:3])
-)
+def _hardware() -> list[object]:
+    """The rows of the first table, one with an adapter for all of them in the fast suite: making
+    an adapter for a large model takes seconds."""
+    rows = table(DOCS / "hardware.md", "model | GPUs × GiB")
+    slow = [row for row in rows if "lora" in row[2]][1:]
+    return [
+        pytest.param(row, id=" ".join(row[:3]), marks=[pytest.mark.slow] if row in slow else [])
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("row", _hardware())
 def test_the_table_of_hardware_is_what_the_memory_model_says(row: list[str]) -> None:
     name, gpus, flags, *said = row
     count, gib = gpus.split(" × ")
@@ -149,11 +158,36 @@ def test_the_arguments_and_variables_of_the_sandbox_are_all_described() -> None:
     ).stdout
     text = (DOCS / "sandbox.md").read_text(encoding="utf-8")
     for flag in set(re.findall(r"--([a-z_]+)", shown)) - {"help"}:
-        assert re.search(rf"^\| `(--)?{flag}`", text, re.MULTILINE), f"--{flag} is not described"
+        assert re.search(rf"^\| `(--)?{flag}\b", text, re.MULTILINE), f"--{flag} is not described"
     compose = (ROOT / "deploy" / "sandbox" / "compose.yml").read_text(encoding="utf-8")
     for name, default in re.findall(r"\$\{([A-Z_]+):?-?([^}?]*)\}", compose):
         (row,) = re.findall(rf"^\| `{name}` \| (.*?) \|", text, re.MULTILINE)
         assert default in row
+
+
+# Of docker, hf, systemctl and SGLang.
+_OF_OTHERS = {"build", "incremental-streaming-output", "local-dir", "max-total-tokens", "now"}
+
+
+def test_every_flag_that_a_page_names_is_one() -> None:
+    ours = {flag.name for group in fields(Config) for flag in fields(group.type)}  # type: ignore[arg-type]
+    folders = [ROOT / name for name in ("src", "deploy", "tests", "benchmarks", "scripts")]
+    files = [file for folder in folders for file in folder.rglob("*")]
+    source = "\n".join(
+        file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".sh", ".yml")
+    )
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for name in set(re.findall(r"(?<![\w-])--([a-z][a-z_0-9-]+\b)(?!\*)", text)):
+            known = name in ours or name in _OF_OTHERS or f"--{name}" in source
+            assert known or f'flag("{name}' in source, f"{page.name}: there is no --{name}"
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        if page.parent.name != "design":
+            assert f"({page.relative_to(ROOT)}" in readme, f"the README does not name {page}"
 
 
 def _texts(file: Path) -> Iterator[str]:
@@ -179,7 +213,7 @@ def _all_texts() -> list[str]:
 
 
 def _quotations() -> list[str]:
-    """What the page of troubleshooting quotes: code spans of a first cell that read as sentences."""
+    """What the page of troubleshooting quotes: sentences in code spans of a first cell."""
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (.*?) \| .*?\| .*\|$", text, re.MULTILINE)
     spans = [span for cell in cells for span in re.findall(r"`` (.+?) ``|`([^`]+)`", cell)]
