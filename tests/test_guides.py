@@ -20,7 +20,7 @@ import pytest
 from agentrl.configs.losses import LOSSES
 from agentrl.databases.documents import Record, Split
 from agentrl.databases.mongod import free_port
-from agentrl.databases.task_file import read_tasks
+from agentrl.databases.task_file import scan_tasks
 from agentrl.rollout.advantages import find_estimator
 from agentrl.rollout.answers import KNOWN_SCHEMAS
 from agentrl.rollout.scorers import known_scorers
@@ -111,9 +111,7 @@ def test_the_recipe_of_gsm8k_converts_both_forms_of_the_data_set(tmp_path: Path)
         subprocess.run(
             [sys.executable, "convert.py", source, "tasks.jsonl"], cwd=tmp_path, check=True
         )
-        tasks = read_tasks(
-            tmp_path / "tasks.jsonl", known_scorers(), KNOWN_SCHEMAS, frozenset({"mcp"})
-        )
+        tasks = scan_tasks(tmp_path / "tasks.jsonl", known_scorers(), KNOWN_SCHEMAS).tasks
         assert [task.answer for task in tasks] == ["31", "1200", "150"]
         assert {task.scorer for task in tasks} == {"math"}
 
