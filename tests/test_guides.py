@@ -5,6 +5,7 @@ in one shell, in an empty folder.
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,23 +13,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 
 from agentrl.configs.losses import LOSSES
 from agentrl.databases.documents import Record, Split
 from agentrl.databases.mongod import free_port
+from agentrl.databases.task_file import scan_tasks
 from agentrl.rollout.advantages import find_estimator
+from agentrl.rollout.answers import KNOWN_SCHEMAS
+from agentrl.rollout.scorers import known_scorers
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-GUIDE_PORT = "8765"  # of the guide's tool server; the test takes one that is free
-LINK = re.compile(r"\]\(([^)#:]+)\)")
+GUIDE_PORTS = ("8765", "8766", "8767")  # of the guides' servers; the tests take free ones
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
 
 
 def run_guide(guide: Path, folder: Path) -> str:
     """Write the guide's files, run its commands; returns what they printed."""
     commands = ["set -eu", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
-    text = guide.read_text(encoding="utf-8").replace(GUIDE_PORT, str(free_port()))
+    text = guide.read_text(encoding="utf-8")
+    for port in GUIDE_PORTS:
+        text = text.replace(port, str(free_port()))
     for language, file, body in FENCE.findall(text):
         if file:
             (folder / file).write_text(body, encoding="utf-8")
@@ -73,6 +82,40 @@ def test_the_guides_to_agents_and_scorers_lead_to_a_run_with_both(tmp_path: Path
     assert "2 groups" in printed
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(320)
+def test_each_part_started_by_hand_as_the_page_on_deployment_says_is_a_run(tmp_path: Path) -> None:
+    printed = run_guide(ROOT / "docs" / "deployment.md", tmp_path)
+    assert "finished after step 2 of 2" in printed
+    assert "How many" in printed  # `agentrl show`
+    assert (tmp_path / "model" / "config.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(320)
+def test_the_recipe_of_gsm8k_holds_together_without_a_gpu(tmp_path: Path) -> None:
+    printed = run_guide(ROOT / "docs" / "recipes" / "gsm8k.md", tmp_path)
+    assert "1 tools: calculate" in printed
+    assert "gsm8k-path: 1 steps" in printed
+    assert "Use the tool calculate" in printed  # `agentrl show`
+
+
+def test_the_recipe_of_gsm8k_converts_both_forms_of_the_data_set(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "recipes" / "gsm8k.md").read_text(encoding="utf-8")
+    for _, file, body in FENCE.findall(guide):
+        if file:
+            (tmp_path / file).write_text(body, encoding="utf-8")
+    lines = [json.loads(line) for line in (tmp_path / "made.jsonl").read_text().splitlines()]
+    parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "made.parquet")
+    for source in ("made.jsonl", "made.parquet"):
+        subprocess.run(
+            [sys.executable, "convert.py", source, "tasks.jsonl"], cwd=tmp_path, check=True
+        )
+        tasks = scan_tasks(tmp_path / "tasks.jsonl", known_scorers(), KNOWN_SCHEMAS).tasks
+        assert [task.answer for task in tasks] == ["31", "1200", "150"]
+        assert {task.scorer for task in tasks} == {"math"}
+
+
 def test_the_guide_to_tools_leads_to_a_server_that_attempts_share(tmp_path: Path) -> None:
     printed = run_guide(ROOT / "docs" / "write-a-tool.md", tmp_path)
     assert "2 tools: year, note" in printed
@@ -115,10 +158,24 @@ def test_the_table_of_losses_is_that_of_the_code() -> None:
             assert float(high or low) == (defaults.epsilon_higher or defaults.epsilon)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
-def test_every_link_of_a_page_leads_to_a_file(page: Path) -> None:
-    for target in LINK.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading_in_it(page: Path) -> None:
+    for target, heading in LINK.findall(prose(page)):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not heading or heading in headings(file), f"{page.name}: {target}#{heading}"
+
+
+def prose(page: Path) -> str:
+    """A page without what its fences hold."""
+    text = page.read_text(encoding="utf-8")
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_every_command_of_the_readme_exists() -> None:
