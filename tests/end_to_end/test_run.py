@@ -177,7 +177,7 @@ def test_the_summary_says_what_the_database_says(run: FinishedRun) -> None:
     summary = json.loads((run.output / "summary.json").read_text())
     assert set(summary) == {
         "steps", "seconds", "eval_before", "eval_after", "reward_first", "reward_last", "slots",
-        "rows", "max_staleness", "tokens", "conversations",
+        "rows", "max_staleness", "tokens", "conversations", "eval_file",
     }  # fmt: skip
     rows = Counter(row["status"] for row in run.database["record_data"].find({}, {"status": 1}))
     assert summary["steps"] == STEPS

@@ -161,7 +161,7 @@ def test_a_finished_run_says_so_and_what_can_be_done_with_it(
     result = launch("demo", "--max_steps", "60")
     assert result.status == 0, result.err
     assert "is finished" in result.out
-    for words in ("show demo", "./eval_example.sh demo", "TRAIN_FILE="):
+    for words in ("show demo", "/eval_example.sh demo", "TRAIN_FILE="):
         assert words in result.out
     assert not (output / "mongo").exists()
 

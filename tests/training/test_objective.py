@@ -94,7 +94,9 @@ def test_the_parts_that_a_scope_allows_add_up_to_the_whole(
 def test_the_order_of_tokens_does_not_matter(lengths: list[int], seed: int, rng: object) -> None:
     given = random_inputs(lengths, seed)
     order = torch.tensor(rng.sample(range(sum(lengths)), sum(lengths)))  # type: ignore[attr-defined]
-    for loss in ("GSPO", "Clip-Cov", "KL-Cov", "MINIRL"):
+    # Two tokens always have the same covariance: which of them is taken is a matter of order.
+    by_covariance = () if sum(lengths) == 2 else ("Clip-Cov", "KL-Cov")
+    for loss in ("GSPO", "MINIRL", *by_covariance):
         share, _ = objective(loss).share(given, totals_of(given))
         again, _ = objective(loss).share(part(given, order), totals_of(given))
         assert again.item() == pytest.approx(share.item(), rel=1e-4, abs=1e-5)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from agentrl.configs import ConfigError, check_tracker
-from agentrl.databases.task_file import TaskFile
+from agentrl.databases.task_file import TaskFile, TaskLine
 from agentrl.launcher import launch_help
 from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment
 from agentrl.launcher.launch import Launch
@@ -46,9 +46,10 @@ def main(argv: Sequence[str]) -> int:
     if deployment.samplers_only:
         return _add_samplers(preset, rest[0], rest[1:], deployment, command)
     stack = plan_stack(preset, rest[0], rest[1:], deployment, count_gpus(os.environ), command)
-    _check(stack)
+    tasks = _check(stack)
     with RunLock(stack.config.output, stack.deployment.machine_rank) as lock:
         if not stack.is_first_machine:
+            _try_services(stack, tasks)
             return asyncio.run(Launch(stack, preset, lock=lock).run())
         _refuse_other_data(stack)
         if _is_finished(stack):
@@ -61,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
             console.print(f"run {rest[0]} is finished: its report is in {stack.config.output}\n")
             print_lines(console, next_steps(stack.config, preset.script))
             return 0
+        _try_services(stack, tasks)
         before = read_launch(stack.config.output)
         record = LaunchRecord(
             preset.name,
@@ -68,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
             seconds=before.seconds if before else 0.0,
             demo_tools=stack.tools,
             origins=stack.origins,
-            held_out=before.held_out if before else (),
+            held_out=before.held_out if before else [],
         )
         return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
 
@@ -79,7 +81,7 @@ def _add_samplers(
     """Samplers for a run that lives elsewhere, with the flags that its database has."""
     flags = sampler_flags(run, user_flags, deployment, command)
     stack = plan_samplers(flags, asyncio.run(join(flags, command)), deployment)
-    _check(stack)
+    _try_services(stack, _check(stack))
     return asyncio.run(Launch(stack, preset).run())
 
 
@@ -94,10 +96,10 @@ def _refuse_other_data(stack: Stack) -> None:
         refuse_other_data(stack.config, mark.data, now)
 
 
-def _check(stack: Stack) -> None:
-    """Everything that can be wrong before a start; says what is hardly meant.
+def _check(stack: Stack) -> list[TaskLine]:
+    """Everything that can be wrong on this machine before a start; says what is hardly meant.
 
-    Raises `ConfigError` or `TaskFileError`.
+    Returns the tasks, where there is a trainer. Raises `ConfigError` or `TaskFileError`.
     """
     config = stack.config
     check_tracker(config.run.report_to)
@@ -112,13 +114,17 @@ def _check(stack: Stack) -> None:
         files = check_tasks(config)
         check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
     print_lines(Console(), [doubt for file in files for doubt in file.doubts])
-    elsewhere = config.agent.mcp_manager_url or config.agent.agent_config_path
-    if elsewhere and stack.samplers and not _is_finished(stack):
+    return [task for file in files for task in file.tasks]
+
+
+def _try_services(stack: Stack, tasks: Sequence[TaskLine]) -> None:
+    """What samplers need from elsewhere answers. Raises `ConfigError` if it does not."""
+    agent = stack.config.agent
+    if stack.samplers and (agent.mcp_manager_url or agent.agent_config_path):
         # Imported here: the MCP SDK takes a while, and most first runs have nothing to try.
         from agentrl.launcher.probes import try_services
 
-        tasks = [task for file in files for task in file.tasks]
-        try_services(config, tasks, lambda told: print_lines(Console(), [told]))
+        try_services(stack.config, tasks, lambda told: print_lines(Console(), [told]))
 
 
 def _is_finished(stack: Stack) -> bool:

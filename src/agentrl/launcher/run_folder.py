@@ -119,7 +119,7 @@ class LaunchRecord:
     demo_tools: bool = False
     origins: Mapping[str, str] = field(default_factory=dict)
     max_steps: int | None = None
-    held_out: Sequence[float] = ()
+    held_out: Sequence[float] = field(default_factory=list)
     status: int | None = None
     ended: str = ""
 
