@@ -47,11 +47,13 @@ def main(argv: Sequence[str]) -> int:
         return _add_samplers(preset, rest[0], rest[1:], deployment, command)
     stack = plan_stack(preset, rest[0], rest[1:], deployment, count_gpus(os.environ), command)
     tasks = _check(stack)
+    if stack.is_first_machine:
+        _refuse_other_data(stack)
+    if not _is_finished(stack):
+        _try_services(stack, tasks)
     with RunLock(stack.config.output, stack.deployment.machine_rank) as lock:
         if not stack.is_first_machine:
-            _try_services(stack, tasks)
             return asyncio.run(Launch(stack, preset, lock=lock).run())
-        _refuse_other_data(stack)
         if _is_finished(stack):
             if stack.config.run.change_data:
                 raise ConfigError(
@@ -62,7 +64,6 @@ def main(argv: Sequence[str]) -> int:
             console.print(f"run {rest[0]} is finished: its report is in {stack.config.output}\n")
             print_lines(console, next_steps(stack.config, preset.script))
             return 0
-        _try_services(stack, tasks)
         before = read_launch(stack.config.output)
         record = LaunchRecord(
             preset.name,
