@@ -3,6 +3,7 @@
 import pytest
 
 from agentrl.configs import TOOL_CALL_PARSERS, ConfigError, parse_config
+from agentrl.redaction import without_passwords
 from agentrl.rollout.tool_calls import PARSERS
 
 
@@ -79,3 +80,19 @@ def test_a_wrong_flag_is_one_sentence_that_names_it(argv: list[str], message: st
 
 def test_the_flag_knows_all_tool_call_parsers_and_no_other() -> None:
     assert set(TOOL_CALL_PARSERS) == set(PARSERS)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("mongodb://u:se#cret@db:1/?authSource=admin", "mongodb://***@db:1/?authSource=admin"),
+        ("mongodb://u:p/a#s?s@db,db2:1", "mongodb://***@db,db2:1"),
+        ("mongodb://db/?tlsCertificateKeyFilePassword=x&w=1",
+         "mongodb://db/?tlsCertificateKeyFilePassword=***&w=1"),
+        ("http://h/mcp?token=abc&n=1", "http://h/mcp?token=***&n=1"),
+        ("a=http://u:p@h/mcp, http://h2/mcp@x", "a=http://***@h/mcp, http://***@x"),
+        ("MongoDB at db:27017 is away", "MongoDB at db:27017 is away"),
+    ],
+)  # fmt: skip
+def test_what_is_secret_in_a_url_is_shown_to_nobody(url: str, shown: str) -> None:
+    assert without_passwords(url) == shown

@@ -2,13 +2,13 @@
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from agentrl.configs.config import Config
 from agentrl.configs.flag import ConfigError, FlagInfo, is_function, nearest
+from agentrl.redaction import without_passwords
 
 Value = bool | int | float | str
 
@@ -16,9 +16,6 @@ _TRUTHS = {
     **dict.fromkeys(("true", "yes", "on", "t", "y", "1"), True),
     **dict.fromkeys(("false", "no", "off", "f", "n", "0"), False),
 }
-
-
-_CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
 @dataclass(frozen=True)
@@ -94,11 +91,6 @@ def written(value: Value) -> str:
 def shown(flag: Flag, value: Value) -> str:
     """A value for people: without passwords."""
     return "(not shown)" if flag.info.secret else without_passwords(written(value))
-
-
-def without_passwords(text: str) -> str:
-    """The text with the user and password of its URLs blotted out."""
-    return _CREDENTIALS.sub("//***@", text)
 
 
 def plain(flag: Flag, value: Value | None) -> Any:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import pymongo
 from pymongo import ASCENDING, AsyncMongoClient, IndexModel
@@ -26,6 +25,7 @@ from pymongo.errors import (
 )
 
 from agentrl.databases.documents import TaskStatus
+from agentrl.redaction import without_passwords
 
 logger = logging.getLogger(__name__)
 
@@ -179,14 +179,6 @@ async def patiently(
             return result
 
 
-def without_password(url: str) -> str:
-    """A connection string as it may be shown in an error or a log."""
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rsplit("@", 1)[1]))
-
-
 async def connect(
     url: str, name: str, timeout_s: float = 30.0, *, only_look: bool = False
 ) -> RunDatabase:
@@ -198,7 +190,7 @@ async def connect(
     Raises `DatabaseUnreachable` with the URL (without its password) and the time it was tried.
     """
     began = time.monotonic()
-    shown = without_password(url)
+    shown = without_passwords(url)
     try:
         client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(
             url,

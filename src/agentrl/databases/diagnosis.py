@@ -12,6 +12,7 @@ from enum import StrEnum
 
 _SHOWN_CHARACTERS = 200  # of an error
 _SHOWN_KINDS = 3
+_SHOWN_REASONS = 2
 _MENDED = "take tasks that it solves now and then, raise --num_generations, or start from a better"
 
 
@@ -81,11 +82,17 @@ def why_no_step(
 
 
 def barren_groups(groups: Sequence[GroupEnd]) -> str:
-    """How many groups gave nothing to train, and the reason that most of them have."""
-    reasons = Counter(_why_barren(group) for group in groups if group.rows == 0)
-    reason, count = reasons.most_common(1)[0]
-    told = [group for group in groups if group.rows == 0 and _why_barren(group) == reason]
-    return f"{len(groups)} groups finished, in {count} of them {_in_words(reason, told)}"
+    """How many groups gave nothing to train, and why: the reason of most of them first."""
+    # In the order of `Barren`: of as many, what failed is named before what is only too hard.
+    by_reason: dict[Barren, list[GroupEnd]] = {reason: [] for reason in Barren}
+    for group in groups:
+        if group.rows == 0:
+            by_reason[_why_barren(group)].append(group)
+    frequent = sorted(by_reason.items(), key=lambda found: -len(found[1]))
+    told = [
+        f"in {len(ours)} of them {_in_words(reason, ours)}" for reason, ours in frequent if ours
+    ]
+    return f"{len(groups)} groups finished, {'; '.join(told[:_SHOWN_REASONS])}"
 
 
 def hopeless_attempts(run: str, attempts: Sequence[AttemptEnd], limit: int) -> str | None:

@@ -10,9 +10,10 @@ from typing import Any
 from pymongo import AsyncMongoClient
 from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
 
-from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, without_password
+from agentrl.databases.connection import DatabaseUnreachable, RunDatabase
 from agentrl.databases.documents import Run
 from agentrl.databases.runs import load_run
+from agentrl.redaction import without_passwords
 
 COLLECTIONS = frozenset(
     {
@@ -43,7 +44,7 @@ class StoredRun:
 async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoClient[Any]]:
     """A client of the MongoDB at `url`. Raises `DatabaseUnreachable`, also for what goes wrong
     inside the block."""
-    shown = without_password(url)
+    shown = without_passwords(url)
     try:
         client: AsyncMongoClient[Any] = AsyncMongoClient(
             url, tz_aware=True, appname="agentrl", serverSelectionTimeoutMS=int(timeout_s * 1000)

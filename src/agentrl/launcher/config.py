@@ -19,7 +19,6 @@ from agentrl.configs.flags import (
     Value,
     plain,
     shown,
-    without_passwords,
     written,
 )
 from agentrl.configs.parsing import (
@@ -36,6 +35,7 @@ from agentrl.configs.verbs import config_parser
 from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment
 from agentrl.launcher.presets import DEMO_ORIGIN, GRPO, PRESETS, Preset, launch_layers
 from agentrl.launcher.run_folder import LaunchRecord, read_launch
+from agentrl.redaction import without_passwords
 
 _RECORDED = "launch: "
 

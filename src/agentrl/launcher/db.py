@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from agentrl.configs.verbs import db_parser
-from agentrl.databases.connection import without_password
 from agentrl.databases.mongod import EmbeddedMongod, MongodError
 from agentrl.launcher.database import ended, place_config, run_database
 from agentrl.launcher.report import print_lines
+from agentrl.redaction import without_passwords
 
 _LOOK_S = 0.25
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         async with run_database(config, run_lives=True) as opened:
             name = config.run.run_name
             if config.run.db_connection_string is not None:
-                print_lines(console, [f"database {name} at {without_password(opened.url)}"])
+                print_lines(console, [f"database {name} at {without_passwords(opened.url)}"])
                 return
             print_lines(console, [f"for MongoDB Compass: {compass_url(opened.url, name)}"])
             if opened.mongod is None:

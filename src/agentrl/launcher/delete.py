@@ -17,7 +17,6 @@ from rich.console import Console
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import delete_parser
-from agentrl.databases.connection import without_password
 from agentrl.databases.run_list import StoredRun, drop_run, server, stored_runs
 from agentrl.launcher.database import mongod_holds
 from agentrl.launcher.deployment import read_deployment
@@ -25,6 +24,7 @@ from agentrl.launcher.report import print_lines
 from agentrl.launcher.run_folder import RunLock, lock_holder, read_launch
 from agentrl.launcher.run_parts import disk_bytes, logs_of, parts_of, shown_bytes
 from agentrl.launcher.run_state import launched_at
+from agentrl.redaction import without_passwords
 
 _SHOWN = 8
 
@@ -51,7 +51,7 @@ class _Doomed:
         found = [f"{part}  {shown_bytes(disk_bytes(part))}" for part in self.parts]
         if self.url is not None:
             size = shown_bytes(self.stored_bytes)
-            found.append(f"database {self.run} at {without_password(self.url)}  {size}")
+            found.append(f"database {self.run} at {without_passwords(self.url)}  {size}")
         if self.logs:
             size = shown_bytes(sum(map(disk_bytes, self.logs)))
             found.append(f"{len(self.logs)} logs, {self.logs[0].parent}/{self.run}_*.log  {size}")
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     url = None if arguments.keep_database else _url_of(folder, config.run.db_connection_string)
     doomed = asyncio.run(_find(arguments.run, folder, url))
     if not doomed.parts and doomed.url is None:
-        where = f" and no database at {without_password(url)}" if url else ""
+        where = f" and no database at {without_passwords(url)}" if url else ""
         raise ConfigError(
             f"run {arguments.run!r} has nothing in {folder}{where}: is the name right? "
             "`agentrl runs` lists what is here"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs import ConfigError
-from agentrl.configs.flags import without_passwords
 from agentrl.configs.parsing import Layer, as_words
+from agentrl.redaction import without_passwords
 
 _LAST_PORT = 65535
 _SEVERAL_MACHINES_PORT = 29500  # torch's own default: all machines must know it beforehand

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -18,7 +19,15 @@ from agentrl.databases.runs import FINISHED, HOPELESS, load_run
 from agentrl.launcher.database import ended, mongod_of
 from agentrl.launcher.deployment import usable_cores
 from agentrl.launcher.presets import Preset
-from agentrl.launcher.processes import Change, Event, Kind, Part, Supervisor, last_lines
+from agentrl.launcher.processes import (
+    Change,
+    Event,
+    Kind,
+    Part,
+    Supervisor,
+    last_lines,
+    signal_name,
+)
 from agentrl.launcher.progress import ProgressReader, Snapshot, read_metrics
 from agentrl.launcher.report import gather_report, next_steps, print_lines, write_summary
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, write_launch
@@ -40,6 +49,7 @@ _LAST_READ_S = 2.0
 _SAVE_EVERY_S = 15.0
 _SHOWN_LOG_LINES = 12
 _ELASTIC_REPORT = "] failed (exitcode: "
+_RANK_KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")  # by a signal
 _FAILED = 1
 
 
@@ -285,7 +295,12 @@ class Launch:
         added = [i for i, line in enumerate(lines) if _ELASTIC_REPORT in line]
         shown = lines[: added[0] if added else None][-_SHOWN_LOG_LINES:]
         log = "".join(f"\n    {line}" for line in shown)
-        return Outcome(_FAILED, event.sentence, log)
+        killed = {_RANK_KILLED.search(line) for line in lines[added[0] :]} if added else set()
+        ended = "".join(
+            f"; its process {found[2]} was ended by {signal_name(int(found[1]))}"
+            for found in sorted(filter(None, killed), key=lambda found: int(found[2]))
+        )
+        return Outcome(_FAILED, event.sentence + ended, log)
 
     def _how_to_go_on(self) -> str:
         if self._record is None:

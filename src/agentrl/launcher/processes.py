@@ -67,7 +67,7 @@ class Event:
     def sentence(self) -> str:
         """For people."""
         ended = (
-            f"was ended by {_signal_name(self.status - 128)}"
+            f"was ended by {signal_name(self.status - 128)}"
             if self.status > 128
             else (f"ended with status {self.status}")
         )
@@ -210,7 +210,8 @@ async def _gone(process: subprocess.Popen[bytes], timeout_s: float) -> None:
         await asyncio.sleep(_POLL_S)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """`SIGKILL`, of a signal's number."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -28,8 +28,8 @@ class _Kind:
 
 
 _FILES = re.compile(
-    r"(launch|summary)\.json|launch(-\d+)?\.lock|metrics\.jsonl|(curve|training)\.png"
-    r"|\.(launch|summary|metrics|curve|training)\.partial\.\w+"
+    r"(launch|run|summary)\.json|launch(-\d+)?\.lock|metrics\.jsonl|(curve|training)\.png"
+    r"|\.(launch|run|summary|metrics|curve|training)\.partial\.\w+|\.seen-by-all-\w+"
 )
 _FOLDERS = (
     _Kind(re.compile("mongo"), _holds("WiredTiger*", "storage.bson", "mongod.lock", "port")),

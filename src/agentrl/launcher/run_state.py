@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agentrl.databases.connection import without_password
 from agentrl.launcher.run_folder import LaunchRecord, last_checkpoint, lock_holder, read_launch
 from agentrl.launcher.run_parts import disk_bytes, parts_of
+from agentrl.redaction import without_passwords
 
 _TAIL_BYTES = 1 << 16  # of metrics.jsonl: some ten lines
 _SIGNALLED = 128
@@ -89,7 +89,7 @@ def read_run(folder: Path) -> RunRow | None:
         bytes=sum(map(disk_bytes, parts)),
         changed=max(os.lstat(part).st_mtime for part in parts if os.path.lexists(part)),
         folder=str(folder),
-        database="embedded" if embedded else without_password(url) if url else None,
+        database="embedded" if embedded else without_passwords(url) if url else None,
     )
 
 

@@ -18,13 +18,13 @@ from rich.text import Text
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import runs_parser
-from agentrl.databases.connection import without_password
 from agentrl.databases.run_list import StoredRun, server, stored_runs
 from agentrl.databases.runs import FINISHED
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.run_parts import shown_bytes
 from agentrl.launcher.run_state import RunRow, State, read_run
 from agentrl.launcher.success import evaluations
+from agentrl.redaction import without_passwords
 
 _STYLES = {State.LIVE: "green", State.FAILED: "red", State.BROKEN: "red"}
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"))
@@ -74,7 +74,7 @@ async def _row_of(stored: StoredRun, url: str) -> RunRow:
         bytes=stored.bytes,
         changed=run.heartbeat.timestamp() if run.heartbeat else None,
         folder=None,
-        database=without_password(url),
+        database=without_passwords(url),
     )
 
 

@@ -108,8 +108,11 @@ class Attempt:
     async def _sample(self) -> Record:
         await asyncio.shield(self.started)  # the others of the claim wait for it too
         sampler = self._sampler = await self.make_sampler(self.claim, self.record)
-        async with asyncio.timeout(self.config.record_timeout):
-            return await sampler.evaluate_record(await sampler.run())
+        try:
+            async with asyncio.timeout(self.config.record_timeout):
+                return await sampler.evaluate_record(await sampler.run())
+        except SystemExit as left:  # it would end the process, and all its trajectories with it
+            raise RuntimeError(f"the agent or its scorer called sys.exit({left.code!r})") from left
 
     async def _hand_back(self, reason: str) -> None:
         log.info("%s %s", self.claim.record_id, reason)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs import Config
-from agentrl.databases.connection import without_password
 from agentrl.databases.documents import TrainerStart
 from agentrl.databases.runs import in_lineage
+from agentrl.redaction import without_passwords
 
 STATE_FILE = "trainer_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -47,7 +47,7 @@ def recorded_config(config: Config) -> dict[str, dict[str, Any]]:
     flags = asdict(config)
     flags["agent"]["mcp_auth_token"] = None
     url = flags["run"]["db_connection_string"]
-    flags["run"]["db_connection_string"] = without_password(url) if url else None
+    flags["run"]["db_connection_string"] = without_passwords(url) if url else None
     return flags
 
 
