@@ -214,6 +214,9 @@ async def test_a_snapshot_of_a_run_that_goes_on_has_its_past_and_what_is_under_w
     assert snapshot.history == (0.25, 0.75, 0.5), "by the steps before, and of now"
     assert (snapshot.loss, snapshot.grad_norm) == (0.25, 1.5)
     assert (snapshot.kl, snapshot.reference_kl) == (0.001, 0.02)
+    assert (snapshot.failed, snapshot.ended) == (0, 0), "none of them since this launch"
+    await database.records.update_many({}, [{"$set": {"finished_at": "$$NOW"}}])
+    snapshot = await reader.read()
     assert (snapshot.failed, snapshot.ended) == (1, 9), "handed back is not failed"
     assert snapshot.checkpoint == 2
     assert snapshot.evaluating == Evaluating(step=2, done=1, rollouts=1)

@@ -67,7 +67,9 @@ def _layers(given: Given, deployment: Deployment) -> tuple[list[Layer], str]:
         return recorded, f"{run}: as it was launched with {launch.preset}, in {output}"
     preset = _preset(given.own.preset)
     layers = launch_layers(preset, run, own, deployment, count_gpus(os.environ))
-    return layers, f"{run}: as a launch with {preset.name} would take it"
+    return layers, (
+        f"{run}: as a launch with {preset.name} would take it (no launch of this name in {output})"
+    )
 
 
 def _recorded(launch: LaunchRecord) -> list[Layer]:

@@ -41,11 +41,13 @@ from agentrl.launcher.stack import (
     with_urls,
 )
 from agentrl.launcher.view import LiveView, duration
+from agentrl.redaction import without_passwords
 from agentrl.training.entry import enter, settle
 
 _TICK_S = 0.25
 _READ_EVERY_S = 3.0  # the database is asked so often; a step takes longer than this
 _LAST_READ_S = 2.0
+_UNTOLD_S = 3.0  # a database that answers within this is not waited for
 _SAVE_EVERY_S = 15.0
 _SHOWN_LOG_LINES = 12
 _ELASTIC_REPORT = "] failed (exitcode: "
@@ -60,6 +62,11 @@ class Outcome:
     status: int
     reason: str = ""  # for people, if it did not end as it should
     log: str = ""  # the end of the log that says more
+    first: str = ""  # what has to be done before it can go on
+
+
+class _Stopped(Exception):
+    """A signal came before anything was started."""
 
 
 class Launch:
@@ -113,6 +120,8 @@ class Launch:
                 await self._report(database)
             if self._record is not None:
                 self._save(replace(self._record, status=outcome.status, ended=outcome.reason))
+        except _Stopped:
+            outcome = self._stopped()
         except Exception as error:
             if self._record is not None:
                 self._save(replace(self._record, status=_FAILED, ended=str(error)))
@@ -125,7 +134,7 @@ class Launch:
                 self._mongod.stop()
         if outcome.reason:
             # Only now: the trainer may have saved a checkpoint when it was stopped.
-            sentence = f"{outcome.reason}; {self._how_to_go_on()}"
+            sentence = f"{outcome.reason}; {outcome.first}{self._how_to_go_on()}"
             end = f". The log ends:{outcome.log}" if outcome.log else ""
             print_lines(self._console, ["", sentence + end])
         return outcome.status
@@ -152,7 +161,7 @@ class Launch:
             url = mongod.start()
             self._mongod = mongod
         assert url is not None
-        database = await connect(url, config.run.run_name, config.sampling.startup_timeout)
+        database = await self._connect(url)
         if self._stack.mongod:
             await runs.reopen(database)
         if self._record is not None:
@@ -166,6 +175,27 @@ class Launch:
             self._given_up = before.fence
         self._stack = with_urls(self._stack, url, self._addresses)
         return database
+
+    async def _connect(self, url: str) -> RunDatabase:
+        """The run's database. Raises `_Stopped` if a signal comes before it answers."""
+        config = self._stack.config
+        patience = config.sampling.startup_timeout
+        connecting = asyncio.create_task(connect(url, config.run.run_name, patience))
+        began, told = time.monotonic(), False
+        while not connecting.done():
+            await asyncio.wait({connecting}, timeout=_TICK_S)
+            if self._signal is not None:
+                connecting.cancel()
+                await asyncio.wait({connecting})
+                raise _Stopped
+            if not told and time.monotonic() - began > _UNTOLD_S:
+                told = True
+                shown = without_passwords(url)
+                print_lines(
+                    self._console,
+                    [f"waiting for MongoDB at {shown} (--startup_timeout {patience:g} s)"],
+                )
+        return connecting.result()
 
     async def _enter(self, database: RunDatabase) -> None:
         """See that this is the run that it was, and say what is other than at the last start.
@@ -231,7 +261,8 @@ class Launch:
             return None  # then the database is what failed, and has its own sentence
         if run is None or run.status != HOPELESS or run.fence == self._given_up:
             return None
-        return Outcome(_FAILED, str(run.failure))
+        mend = "mend that first (other tasks or another model are another run), then "
+        return Outcome(_FAILED, str(run.failure), first=mend)
 
     def _show(self, view: LiveView, *, last: bool = False) -> None:
         alive = self._supervisor.alive(Kind.SAMPLER)
@@ -254,11 +285,14 @@ class Launch:
             return Outcome(0)
         return Outcome(_FAILED, "the trainer was stopped before the end of the run")
 
+    def _stopped(self) -> Outcome:
+        assert self._signal is not None
+        return Outcome(128 + self._signal, f"stopped by {signal_name(self._signal)}")
+
     def _judge(self, events: Sequence[Event], view: LiveView) -> Outcome | None:
         """Whether the run has ended, by what became of its parts."""
         if self._signal is not None:
-            name = signal.Signals(self._signal).name
-            return Outcome(128 + self._signal, f"stopped by {name}")
+            return self._stopped()
         for event in events:
             if event.part.kind == Kind.TRAINER:
                 return Outcome(0) if event.change == Change.DONE else self._failure(event)

@@ -80,7 +80,10 @@ def check_tasks(config: Config) -> list[TaskFile]:
     Returns what they hold. Raises `TaskFileError` with the mistakes of both.
     """
     if not config.data.train_file and config.sampling.enable_sampling:
-        raise ConfigError("no tasks to train on: set TRAIN_FILE or --train_file to a task file")
+        raise ConfigError(
+            "no tasks to train on: set TRAIN_FILE or --train_file to a task file (the demo's are "
+            "used where no model is given, neither by MODEL nor by --model_name_or_path)"
+        )
     given = dict.fromkeys(f for f in (config.data.train_file, config.data.eval_file) if f)
     found: list[TaskFile] = []
     mistakes: list[str] = []

@@ -54,7 +54,7 @@ class Snapshot:
     tool_calls: float | None = None
     sampled_per_s: float | None = None  # tokens that models generated, in the last half minute
     trained_per_s: float | None = None  # of these, tokens that recent steps trained
-    failed: int = 0  # recent attempts at training that ended in an error,
+    failed: int = 0  # recent attempts at training, of this launch, that ended in an error,
     ended: int = 0  # of so many
     loss: float | None = None
     grad_norm: float | None = None  # before clipping
@@ -131,7 +131,6 @@ class ProgressReader:
         run = await load_run(self._database)
         records = await self._recent_records(Split.TRAIN)
         evaluated = await self._recent_records(Split.EVAL)
-        ended = [record for record in records if not _is_handed_back(record)]
         scored = [record for record in records if record["score"] is not None]
         success = _mean([record["score"] >= SUCCESS_SCORE for record in scored])
         step = max(run.step if run else 0, recent[-1]["step"] if recent else 0)
@@ -140,6 +139,7 @@ class ProgressReader:
         max_steps = run.max_steps if run and run.max_steps else None
         now = await self._server_time()
         began = self._began = self._began or now
+        ended = [r for r in records if r["finished_at"] >= began and not _is_handed_back(r)]
         attempts = [
             AttemptEnd(record["finished_at"], record["error"])
             for record in (*records, *evaluated)

@@ -24,6 +24,7 @@ COLUMNS = {
     "id": "_id",
     "task": "task_id",
     "rollout": "traj",
+    "adv": "advantage",
     "turns": "n_turns",
     "tools": "n_tool_calls",
     "tokens": "tokens.generated",
@@ -84,7 +85,7 @@ def _field(name: str, condition: str) -> str:
         return COLUMNS[name]
     if name == STEP or first in Record.model_fields:
         return first + dot + rest
-    known = [*COLUMNS, STEP, *Record.model_fields]
+    known = {*COLUMNS, STEP, *Record.model_fields}
     near = get_close_matches(first, known, 1)
     hint = f": do you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
     raise ConfigError(f"--where {condition!r}: a Record has no field {first!r}{hint}")

@@ -16,7 +16,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, RowStatus, SlotStatus, Split, TaskStatus
 from agentrl.databases.runs import load_run
 from agentrl.databases.transitions import TERMINAL_SLOTS
-from agentrl.launcher.presets import REPOSITORY
+from agentrl.launcher.presets import DEMO, REPOSITORY
 from agentrl.launcher.progress import Metrics, read_metrics
 from agentrl.launcher.run_folder import write_whole
 from agentrl.launcher.success import CurvePoint, HeldOut, evaluations, success_curve
@@ -212,17 +212,21 @@ def write_summary(output: Path, summary: Summary) -> Path:
 
 
 def next_steps(config: Config, script: str) -> list[str]:
-    """Three lines: look at a trajectory, evaluate the checkpoint, train on tasks of one's own.
+    """A line each: look at a trajectory, evaluate the checkpoint, and what comes after the demo.
 
     As they are to be typed in the folder and shell of the user.
     """
     run = run_arguments(config)
     own = _from_here(REPOSITORY / script)
-    return [
+    held_out = "" if config.data.eval_file else "EVAL_FILE=JSONL "
+    steps = [
         f"look at a trajectory:     {agentrl_command()} show {run}",
-        f"evaluate the checkpoint:  {_from_here(REPOSITORY / 'eval_example.sh')} {run}",
-        f"train on your own tasks:  MODEL=DIR TRAIN_FILE=JSONL MCP_URL=URL {own} NAME",
+        f"evaluate the checkpoint:  {held_out}{_from_here(REPOSITORY / 'eval_example.sh')} {run}",
     ]
+    model = config.model.model_name_or_path
+    if model is None or Path(model).absolute() == DEMO / "model":
+        steps.append(f"train on your own tasks:  MODEL=DIR TRAIN_FILE=JSONL MCP_URL=URL {own} NAME")
+    return steps
 
 
 def run_arguments(config: Config) -> str:

@@ -61,7 +61,14 @@ def main(argv: Sequence[str]) -> int:
                     "steps; give it more with --max_steps to go on with other data"
                 )
             console = Console()
-            console.print(f"run {rest[0]} is finished: its report is in {stack.config.output}\n")
+            print_lines(
+                console,
+                [
+                    f"run {rest[0]} is finished: its report is in {stack.config.output}; a larger "
+                    f"--max_steps than {stack.config.optimizer.max_steps} goes on",
+                    "",
+                ],
+            )
             print_lines(console, next_steps(stack.config, preset.script))
             return 0
         before = read_launch(stack.config.output)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.panel import Panel
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from agentrl.configs import ConfigError
@@ -168,19 +167,18 @@ def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
 
 
 def print_poison_tasks(console: Console, tasks: Sequence[PoisonTask]) -> None:
-    """A line for each task: how many of its attempts failed, and why the last one did."""
+    """Two lines for each task: how many of its attempts failed, and why the last one did."""
     if not tasks:
         console.print("nothing of this run failed")
         return
-    table = Table("task", "split", "epoch", "failed", "last record", "last error", box=None)
     for task in tasks:
         failed = [
             f"{task.failed} of {task.attempts} given up" if task.failed else "",
             f"{task.again} of {task.attempts} tried again" if task.again else "",
             "group not scored" if task.unscored else "",
         ]
-        table.add_row(
-            task.task_id, task.split, str(task.epoch), ", ".join(filter(None, failed)),
-            task.record, Text(task.error, "red"),
-        )  # fmt: skip
-    console.print(table)
+        head = f"task {task.task_id}, {task.split} epoch {task.epoch}: "
+        head += f"{', '.join(filter(None, failed))}; last record {task.record}"
+        # Not cut: the place in a file stands at the end.
+        console.print(Text(head), soft_wrap=True)
+        console.print(Text(f"    {task.error}", "red"), soft_wrap=True)
