@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -93,6 +94,19 @@ async def test_attempts_that_all_fail_end_the_run_with_their_error_but_no_short_
     assert await looks(patient, clock, 2 * OUTLIVED_S) is None
     disabled = HopelessWatch(database, 0, clock)
     assert await looks(disabled, clock, 2 * OUTLIVED_S) is None
+
+
+async def test_an_agent_that_calls_sys_exit_fails_its_attempt_and_not_its_sampler(
+    database: RunDatabase,
+) -> None:
+    def leaving(claim: Claim) -> float:
+        sys.exit("no more tasks")
+
+    await begin_run(database)
+    await add(database, 1)
+    await sampled(database, leaving, completed(database, 1))
+    async for record in database.records.find({}):
+        assert "called sys.exit('no more tasks')" in record["error"]
 
 
 async def test_one_attempt_with_a_score_begins_the_count_anew(database: RunDatabase) -> None:
