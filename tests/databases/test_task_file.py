@@ -104,6 +104,56 @@ def test_all_bad_lines_are_named_with_their_numbers(tmp_path: Path) -> None:
     assert "unknown agent_name 'nobody'; known: tool_agent" in lines[7]
 
 
+def line_with(field: str, levels: int) -> str:
+    """A line with lists in lists."""
+    return f'{{"query": "q", "{field}": {"[" * levels + "]" * levels}}}'
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"query": "a\\ud800b"}', "`query` holds half a character"),
+        ('{"query": "q", "answer": "\\udfff"}', "`answer` holds half a character"),
+        ('{"query": "q", "id": "\\ud800"}', "`id` holds half a character"),
+        ('{"query": "q", "own": [{"a": {"\\ud800": 1}}]}', "`own` holds half a character"),
+        ('{"query": "q", "\\ud800": 1}', "`\\ud800` holds half a character"),
+        ('{"query": "%s"}' % ("q" * 12_100_000), "has 12.1 MB, more than the 12 MB"),
+        (line_with("scorer", 101), "`scorer` nests deeper than 100 levels"),
+        (line_with("own", 900), "`own` nests deeper than 100 levels"),
+        (line_with("own", 100_000), "nests deeper than 100 levels"),
+        ('{"query": "q", "id": %s}' % ("9" * 5000), "holds a whole number of 5000 digits"),
+        ('{"query": "q", "answer": NaN}', "holds NaN, which is no number of JSON"),
+        ('{"query": "q", "own": [-Infinity]}', "holds -Infinity, which is no number of JSON"),
+        ('{"query": "q", "answer": 1e999}', "`answer` is inf, which is no number"),
+    ],
+    ids=lambda text: text[:40],
+)  # fmt: skip
+def test_what_no_database_keeps_is_a_mistake_of_its_line(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    good = line_with("own", 99).replace('"q"', '"\\ud83d\\ude00"')
+    file = scan_tasks(write(tmp_path, good, line, good))
+    (mistake,) = file.mistakes
+    assert mistake.startswith(f"{file.path}:2: {said}") and mistake.isprintable()
+    assert [task.query for task in file.tasks] == ["\U0001f600"] * 2
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "[NaN]", f"[{'9' * 5000}]"], ids=lambda text: text[:5]
+)
+def test_a_list_that_no_database_keeps_is_one_sentence(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TaskFileError, match=r"nests deeper|holds NaN|of 5000 digits"):
+        read(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("text", ['{"query": "q"}', '[{"query": "q"}]'])
+def test_the_mark_that_an_editor_put_before_the_text_is_no_part_of_it(
+    tmp_path: Path, text: str
+) -> None:
+    (task,) = read(write(tmp_path, "\ufeff" + text))
+    assert task.query == "q"
+
+
 def test_all_that_is_wrong_in_one_line_is_told(tmp_path: Path) -> None:
     path = write(
         tmp_path,

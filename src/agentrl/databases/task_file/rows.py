@@ -5,12 +5,15 @@ anything else   JSON: a list of objects, or one object a line (JSONL), by its fi
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 _BATCH_ROWS = 1024
+_LEVELS = 100  # MongoDB's limit
+_DIGITS = 4300  # Python's limit for a whole number that is text
+_TEXT = "utf-8-sig"  # with or without the mark that Windows' editors put before it
 
 
 class UnreadableFile(ValueError):
@@ -51,7 +54,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def _first_character(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding=_TEXT) as file:
         for line in file:
             if stripped := line.lstrip():
                 return stripped[0]
@@ -60,31 +63,89 @@ def _first_character(path: Path) -> str:
 
 def _line_rows(path: Path) -> Iterator[Row]:
     # Lines end at line feeds only: U+2028 and its like may stand inside a JSON string.
-    with path.open(encoding="utf-8", newline="\n") as file:
+    with path.open(encoding=_TEXT, newline="\n") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                value = json.loads(line)
+                value = _parse(line)
             except json.JSONDecodeError as error:
                 yield Row(number, {}, f"not JSON: {error}", "line")
+            except ValueError as error:
+                yield Row(number, {}, str(error), "line")
             else:
                 yield _object_row(number, value, "line")
 
 
 def _list_rows(path: Path) -> Iterator[Row]:
+    text = path.read_text(encoding=_TEXT)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = _parse(text)
     except json.JSONDecodeError as error:
         raise UnreadableFile(f"begins like a JSON list and is none: {error}") from None
+    except ValueError as error:
+        raise UnreadableFile(str(error)) from None
+    assert isinstance(values, list)  # as it began
     for number, value in enumerate(values, start=1):
         yield _object_row(number, value, "row")
 
 
 def _object_row(number: int, value: object, unit: Literal["line", "row"]) -> Row:
     if isinstance(value, dict):
-        return Row(number, value, unit=unit)
+        return _row(number, value, unit)
     return Row(number, {}, f"not a JSON object but a {type(value).__name__}", unit)
+
+
+def _parse(text: str) -> object:
+    """What JSON says. Raises JSONDecodeError, or another ValueError with what is wrong."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, parse_int=_integer)
+    except RecursionError:
+        raise ValueError(f"nests deeper than {_LEVELS} levels") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"holds {name}, which is no number of JSON")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"holds a whole number of {len(digits)} digits, which is too long")
+    return int(digits)
+
+
+def _row(number: int, fields: dict[str, Any], unit: Literal["line", "row"] = "row") -> Row:
+    """The row with these fields, if they are texts and levels that a database can keep."""
+    problems = list(_unkeepable(fields))
+    return Row(number, {} if problems else fields, "; ".join(problems) or None, unit)
+
+
+def _unkeepable(fields: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with each field, whatever it means."""
+    for name, value in fields.items():
+        said = name.encode(errors="backslashreplace").decode()
+        texts = [name]
+        level, here = 1, [value]
+        while here and level <= _LEVELS:  # not by recursion, which ends where nesting is deep
+            texts += [each for each in here if isinstance(each, str)]
+            within = [each for each in here if isinstance(each, dict)]
+            texts += [key for each in within for key in each]
+            here = [inner for each in within for inner in each.values()] + [
+                inner for each in here if isinstance(each, list | tuple) for inner in each
+            ]
+            level += 1
+        if here:
+            yield f"`{said}` nests deeper than {_LEVELS} levels"
+        if not all(map(_is_unicode, texts)):
+            yield f"`{said}` holds half a character (a lone surrogate, \\ud800 to \\udfff)"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -98,6 +159,6 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
             for batch in table.iter_batches(batch_size=_BATCH_ROWS):
                 for fields in batch.to_pylist():
                     number += 1
-                    yield Row(number, fields)
+                    yield _row(number, fields)
     except pyarrow.ArrowException as error:
         raise UnreadableFile(f"is no Parquet file that can be read: {error}") from None

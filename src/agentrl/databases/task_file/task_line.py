@@ -17,6 +17,7 @@ Further fields are kept with the task, as they are. A null is a field that is no
 every row has every column.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ _OWN_FIELDS = ("id", "query", "answer", "scorer", "answer_schema", "agent_name",
 _FIELDS_WE_READ = (*_OWN_FIELDS, "reward_model", "extra_info", "tools_kwargs")
 _NEAR = 0.8  # of 1: `anwser` is as near as 0.83 to `answer`
 _SHOWN_FIELDS = 6
+_LARGEST_MB = 12  # MongoDB keeps 16 in a document, and a task gets more than its row
 _SHORT_NAME = 3  # letters: `idx` is not a misspelt `id`
 _ROLES = ("system", "user", "assistant", "tool")
 T = TypeVar("T")
@@ -86,6 +88,7 @@ def parse_task(row: Mapping[str, Any], number: int) -> TaskLine:
         messages=messages,
         fields=of(_further, present, otherwise={}),
     )
+    of(_refuse_unkeepable, task, otherwise=None)
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
     return task
@@ -169,6 +172,8 @@ def _answer(present: Mapping[str, Any]) -> str | None:
         name, answer = "reward_model.ground_truth", _within(present, "reward_model", "ground_truth")
     if answer is not None and not isinstance(answer, str | int | float):
         raise ValueError(f"`{name}` is a {type(answer).__name__}, not a text or a number")
+    if isinstance(answer, float) and not math.isfinite(answer):
+        raise ValueError(f"`{name}` is {answer}, which is no number")
     return None if answer is None else str(answer)
 
 
@@ -188,7 +193,7 @@ def _scorer(present: Mapping[str, Any], answer: str | None) -> str:
 
 
 def _further(present: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept beside our own fields. Raises ValueError for what MongoDB cannot hold."""
+    """What is kept beside our own fields."""
     further = {name: value for name, value in present.items() if name not in _OWN_FIELDS}
     tools_kwargs = _within(present, "extra_info", "tools_kwargs")
     if tools_kwargs is not None:
@@ -197,11 +202,20 @@ def _further(present: Mapping[str, Any]) -> dict[str, Any]:
         further["extra_info"] = kept
     if "tools_kwargs" in further:
         further["tools_kwargs"] = _tools_kwargs(further["tools_kwargs"])
+    return further
+
+
+def _refuse_unkeepable(task: TaskLine) -> None:
+    """Raises ValueError for what MongoDB cannot hold."""
     try:
-        bson.encode(further)
+        size = len(bson.encode(vars(task)))
     except (BSONError, OverflowError) as error:
         raise ValueError(f"holds what the database cannot keep: {error}") from None
-    return further
+    if size > _LARGEST_MB * 1_000_000:
+        raise ValueError(
+            f"has {size / 1e6:.1f} MB, more than the {_LARGEST_MB} MB that the database can keep "
+            "of a task"
+        )
 
 
 def _tools_kwargs(tools_kwargs: object) -> dict[str, Any]:
