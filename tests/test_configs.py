@@ -68,6 +68,12 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--preferred_sampling_params", '{"temp": 1}'], "temp is not known; known: temperature"),
         (["--preferred_sampling_params", '{"temperature": 0}'], "must be above 0"),
         (["--preferred_sampling_params", '{"top_p": "x"}'], "top_p is not a number"),
+        (["--preferred_sampling_params", '{"top_p": NaN}'], "top_p is not a finite number"),
+        (["--adam_beta1", "1"], "--adam_beta1 1: must be at least 0 and below 1"),
+        (["--adam_beta2", "-0.1"], "--adam_beta2 -0.1: must be at least 0 and below 1"),
+        (["--adam_epsilon", "0"], "--adam_epsilon 0: must be above 0"),
+        (["--learning_rate", "inf"], "--learning_rate inf: must be a finite number"),
+        (["--epsilon", "nan"], "--epsilon nan: must be a finite number"),
         (["--save_steps", "0"], "--save_steps 0: must be at least 1"),
     ],
 )

@@ -184,6 +184,8 @@ def test_a_file_s_flags_lie_under_those_of_the_environment_and_the_command_line(
     [
         ("max_turn: 3", "unknown flag max_turn: did you mean max_turns?"),
         ("max_turns: many", "max_turns many: must be a whole number"),
+        ("weight_decay: .inf", "weight_decay inf: must be a finite number"),
+        ("learning_rate: .nan", "learning_rate nan: must be a finite number"),
         ("max_turns: 1.5", "max_turns 1.5: must be a whole number"),
         ("max_turns: [1]", "max_turns: must be a single value, and is a list"),
         ("bf16: {a: 1}", "bf16: must be a single value, and is a mapping"),

@@ -34,10 +34,10 @@ class Flag:
             return text
         try:
             value: Value = _TRUTHS[text.lower()] if self.type is bool else self.type(text)
-            if not isinstance(value, bool) and math.isnan(value):  # type: ignore[arg-type]
-                raise ValueError
         except (KeyError, ValueError):
             raise ConfigError(f"--{self.name} {text}: must be {_WANTED[self.type]}") from None
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"--{self.name} {text}: must be a finite number")
         return value
 
     def check(self, value: Value | None) -> None:
@@ -45,7 +45,9 @@ class Flag:
         info = self.info
         if value is None:
             return
-        if info.least is not None and float(value) < info.least:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"--{self.name} {value}: must be a finite number")
+        if info.least is not None and not isinstance(value, str) and value < info.least:
             raise ConfigError(f"--{self.name} {value}: must be at least {info.least:g}")
         if isinstance(value, str) and info.choices and value not in info.choices:
             if info.function and is_function(value):

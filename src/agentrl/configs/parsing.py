@@ -6,6 +6,7 @@ Layers of flags lie on one another, and the topmost that has a flag gives its va
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -208,6 +209,12 @@ def _validate(config: Config) -> None:
         factor = getattr(config.critic, name)
         if not 0 <= factor <= 1:
             raise ConfigError(f"--{name} {factor:g}: must lie between 0 and 1")
+    for name in ("adam_beta1", "adam_beta2"):
+        beta = getattr(config.optimizer, name)
+        if not 0 <= beta < 1:
+            raise ConfigError(f"--{name} {beta:g}: must be at least 0 and below 1")
+    if config.optimizer.adam_epsilon <= 0:
+        raise ConfigError(f"--adam_epsilon {config.optimizer.adam_epsilon:g}: must be above 0")
     compares = config.reward.estimator != "score" and config.loss.loss_calculator != "CrossEntropy"
     if config.sampling.num_generations < 2 and compares:
         raise ConfigError(
@@ -235,6 +242,8 @@ def _validate_sampling_params(text: str) -> None:
             raise ConfigError(f"{flag}: {name} is not known; known: {', '.join(SAMPLING_PARAMS)}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{flag}: {name} is not a number")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{flag}: {name} is not a finite number")
     if params.get("temperature", 1.0) <= 0:
         raise ConfigError(
             f"{flag}: temperature must be above 0, because attempts at one task must differ"
