@@ -238,6 +238,25 @@ def test_how_a_run_was_launched_is_kept_for_its_owner_only(tmp_path: Path) -> No
     assert (tmp_path / "launch.json").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"preset": "grpo"}', "\udcff", '{"flags": 1}'])
+@pytest.mark.parametrize("name", ["launch.json", "run.json"])
+def test_a_damaged_file_of_a_run_is_one_sentence_that_names_it(
+    tmp_path: Path, launch: Launch, capsys: pytest.CaptureFixture[str], text: str, name: str
+) -> None:
+    folder = tmp_path / "output" / "demo"
+    folder.mkdir(parents=True)
+    (folder / name).write_text(text, errors="surrogateescape")
+    of_launch = [["show", "demo"], ["config", "demo"], ["eval", "demo"]]
+    for verb in of_launch if name == "launch.json" else [["launch", "grpo", "demo"]]:
+        assert cli.main(verb) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and f"output/demo/{name} is damaged" in said
+        assert "agentrl delete RUN" in said
+    assert cli.main(["runs"]) == 0 and "output/demo" in capsys.readouterr().out
+    assert cli.main(["delete", "demo", "--keep_database", "--yes"]) == 0
+    assert not (folder / name).exists()
+
+
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     with pytest.raises(RuntimeError), write_whole(path) as partial:

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from agentrl.configs import ConfigError
 
@@ -113,6 +115,8 @@ class LaunchRecord:
     its exit status and why it was not 0; None while it lives, and for ever if it was killed.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
     preset: str
     flags: Sequence[str]
     seconds: float = 0.0
@@ -132,11 +136,17 @@ def write_launch(folder: Path, launch: LaunchRecord) -> None:
 
 
 def read_launch(folder: Path) -> LaunchRecord | None:
-    """How the run in this folder was launched, if it ever was."""
+    """How the run in this folder was launched, if it ever was. Raises `ConfigError`."""
     file = folder / "launch.json"
     if not file.is_file():
         return None
-    return LaunchRecord(**json.loads(file.read_text(encoding="utf-8")))
+    try:
+        return TypeAdapter(LaunchRecord).validate_json(file.read_bytes())
+    except ValidationError:
+        raise ConfigError(
+            f"{file} is damaged: restore it, or remove the run with `agentrl delete RUN` and "
+            "start anew"
+        ) from None
 
 
 def steps_finished(folder: Path) -> int | None:

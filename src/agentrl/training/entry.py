@@ -16,6 +16,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from pydantic import TypeAdapter, ValidationError
+
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.digests import file_digest, model_digest
 from agentrl.configs.run_flags import Flags, changed_flags, read_digests, stored_flags
@@ -85,12 +87,17 @@ async def settle(database: RunDatabase, config: Config, entry: Entry) -> None:
 
 
 def read_mark(output: Path) -> Mark | None:
-    """What the run's folder says, if it is a run's."""
+    """What the run's folder says, if it is a run's. Raises `ConfigError`."""
     file = output / _FILE
     if not file.is_file():
         return None
-    stored = json.loads(file.read_text(encoding="utf-8"))
-    return Mark(stored["identity"], DataSet.model_validate(stored["data"]))
+    try:
+        return TypeAdapter(Mark).validate_json(file.read_bytes())
+    except ValidationError:
+        raise ConfigError(
+            f"{file} is damaged: restore it, or remove the run with `agentrl delete RUN` and "
+            "start anew"
+        ) from None
 
 
 def data_of(config: Config, before: DataSet | None, *, demo_tools: bool | None) -> DataSet:
