@@ -36,6 +36,7 @@ from agentrl.databases.documents import (
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.poison import poison_tasks
 from agentrl.databases.policies import publish
+from agentrl.databases.services import register_urls
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
@@ -195,6 +196,25 @@ async def test_a_snapshot_tells_the_recent_success_the_rates_and_the_time_left(
     assert snapshot.seconds_left == 20
     assert snapshot.sampled_per_s is not None and snapshot.sampled_per_s > 0
     assert [(e.step, e.success) for e in snapshot.held_out] == [(0, 0.5), (1, 1.0)]
+
+
+async def test_samplers_that_are_blocked_or_dead_are_why_no_step_comes(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    await database.runs.insert_one({"_id": database.name, "status": "training", "step": 0,
+                                    "rows_per_step": 4})  # fmt: skip
+    await register_urls(database, ["http://127.0.0.1:1"])
+    await database.services.update_many({}, [{"$set": {"heartbeat": "$$NOW"}}])
+    await add_group(database, [None, None], name="held", status=TaskStatus.RUNNING)
+    held = {"slots.$[].status": "leased", "slots.$[].owner": "one"}
+    reader = ProgressReader(database, tmp_path)
+    for age, said in ((timedelta(minutes=1), None), (timedelta(minutes=-1), "of 2 rollouts")):
+        expires = datetime.now(UTC) + age
+        await database.tasks.update_one(
+            {"_id": "held"}, {"$set": {**held, "slots.$[].lease_expires": expires}}
+        )
+        why = (await reader.read()).why_no_step
+        assert (said in why and "asyncio.to_thread" in why) if said and why else why is said
 
 
 async def test_a_snapshot_of_a_run_that_goes_on_has_its_past_and_what_is_under_way(

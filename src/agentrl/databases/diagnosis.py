@@ -67,11 +67,20 @@ def failures(attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd] = ()) ->
 
 
 def why_no_step(
-    attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd], services: int
+    attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd], services: int, silent: int
 ) -> str | None:
-    """Why no step comes while the trainer waits for rows; None if they are on their way."""
+    """Why no step comes while the trainer waits for rows; None if they are on their way.
+
+    `silent`: rollouts whose lease has expired.
+    """
     if not services:
         return "no inference service is there yet"
+    if silent:
+        return (
+            f"the samplers of {silent} rollouts have been silent for longer than --lease_seconds: "
+            "they died, or an agent or a scorer blocks them (time.sleep, a long computation: await "
+            "it, or use asyncio.to_thread)"
+        )
     barren = [group for group in groups if group.rows == 0]
     if barren:
         # A few are usual. When most are, steps take longer for it, and people wonder.

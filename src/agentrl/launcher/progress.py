@@ -150,7 +150,8 @@ class ProgressReader:
         n_services = len(await live_services(self._database))
         waits = run is not None and run.status == TRAINING and waiting < run.rows_per_step
         finished = [r["owner"] for r in records + evaluated if now - r["finished_at"] < _AT_WORK]
-        owners = {*finished, *await self._lease_owners()}
+        holders, silent = await self._leases()
+        owners = {*finished, *holders}
         await self._evaluations.read()
         last: Metrics = recent[-1] if recent else {}
         return Snapshot(
@@ -180,7 +181,7 @@ class ProgressReader:
             seconds_left=_time_left(recent, step, max_steps),
             history=tuple(self._history[step] for step in sorted(self._history)),
             failures=failures(attempts, groups),
-            why_no_step=why_no_step(attempts, groups, n_services) if waits else None,
+            why_no_step=why_no_step(attempts, groups, n_services, silent) if waits else None,
         )
 
     async def _recent_records(self, split: Split) -> list[dict[str, Any]]:
@@ -194,19 +195,26 @@ class ProgressReader:
         )
         return [document async for document in cursor]
 
-    async def _lease_owners(self) -> set[str]:
-        """The samplers that hold a rollout now."""
+    async def _leases(self) -> tuple[set[str], int]:
+        """The samplers that hold a rollout now, and how many rollouts others let expire."""
         cursor = await self._database.tasks.aggregate(
             [
                 {"$match": {"status": TaskStatus.RUNNING, "split": {"$in": list(Split)}}},
                 {"$project": {"slots.owner": 1, "slots.status": 1, "slots.lease_expires": 1}},
                 {"$unwind": "$slots"},
                 {"$match": {"slots.status": SlotStatus.LEASED}},
-                {"$match": {"$expr": {"$gt": ["$slots.lease_expires", "$$NOW"]}}},
-                {"$group": {"_id": "$slots.owner"}},
+                {
+                    "$group": {
+                        "_id": "$slots.owner",
+                        "lives": {"$max": {"$gt": ["$slots.lease_expires", "$$NOW"]}},
+                        "rollouts": {"$sum": 1},
+                    }
+                },
             ]
         )
-        return {group["_id"] async for group in cursor}
+        groups = [group async for group in cursor]
+        silent = sum(group["rollouts"] for group in groups if not group["lives"])
+        return {group["_id"] for group in groups if group["lives"]}, silent
 
     async def _server_time(self) -> datetime:
         """The database's clock, which stamps the records; ours may be another."""
