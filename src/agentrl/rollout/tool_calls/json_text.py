@@ -8,7 +8,7 @@ from agentrl.rollout.tool_calls.calls import Call, MalformedCall, make_call
 
 # A string (to the end of the text where it is not closed) or a bracket. Without the `?` an unclosed
 # string would be looked for again at each of its escaped quotes.
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*"?|[\[\]{}]', re.DOTALL)
 
 
 def read_json_call(text: str, arguments_key: str = "arguments") -> Call:

@@ -16,11 +16,12 @@ from agentrl.rollout.tool_calls.calls import MAX_DEPTH, quote
 _SPACE = re.compile(r"\s*+")
 _NAME = re.compile(r"[^\W\d][\w.\-]*+")
 _NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?")
+# No possessive groups: Pythons up to 3.11.2 match some of them wrongly.
 _STRING = re.compile(
-    r'"""((?:[^"\\]|\\.|"(?!""))*+)"""'
-    r"|'''((?:[^'\\]|\\.|'(?!''))*+)'''"
-    r'|"((?:[^"\\]|\\.)*+)"'
-    r"|'((?:[^'\\]|\\.)*+)'",
+    r'"""([^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*)"""'
+    r"|'''([^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*)'''"
+    r'|"([^"\\]*+(?:\\.[^"\\]*+)*)"'
+    r"|'([^'\\]*+(?:\\.[^'\\]*+)*)'",
     re.DOTALL,
 )
 _ESCAPE = re.compile(
