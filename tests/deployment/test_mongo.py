@@ -92,6 +92,7 @@ async def test_the_user_of_a_run_can_do_all_that_a_run_does(member: Member) -> N
             await ledger.add(make_tasks([line], Split.TRAIN, 0, 2, [0]))
             await changes.wait(30)
             assert changes.streaming
+        assert await ledger.leave_out(1) == 1
         await database.rows.insert_one({"_id": "row", "status": "ready"})
         await database.rows.update_many({}, {"$set": {"status": "leased"}})
         assert await database.rows.count_documents({"status": "leased"}) == 1

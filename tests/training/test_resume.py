@@ -17,7 +17,7 @@ from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.runs import load_run, reopen
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
-from agentrl.launcher.progress import evaluations
+from agentrl.launcher.success import evaluations
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import make_mesh
 from agentrl.training.step import StepOptions
@@ -109,8 +109,10 @@ def test_another_task_file_is_refused_or_taken_and_then_nothing_old_is_trained(
     old, new = run.rows()[:8], run.rows()[8:]
     assert [row["status"] for row in old] == [RowStatus.TRAINED] * 4 + [RowStatus.EVICTED] * 4
     assert [[step["step"] for step in row["trained"]] for row in new] == [[2]] * 4
-    tasks = run.database(lambda db: db.tasks.find({}).to_list())
-    assert {task["query"] for task in tasks} == {"two"}, "nobody had begun the others"
+    left = run.database(lambda db: db.tasks.find({"status": "left_out"}).to_list())
+    assert {(task["query"], task["pending"]) for task in left} == {("one", 0)}, "nobody began them"
+    tasks = run.database(lambda db: db.tasks.find({"status": {"$ne": "left_out"}}).to_list())
+    assert {task["query"] for task in tasks} == {"two"}
     document = run.database(load_run)
     assert document is not None
     began = document.data[-1]

@@ -29,6 +29,7 @@ class TaskStatus(StrEnum):
     RUNNING = "running"  # some slot is leased, pending again, or terminal
     FINALISING = "finalising"  # all slots are terminal and one process holds the finalisation
     COMPLETED = "completed"  # advantages and rows are written
+    LEFT_OUT = "left_out"  # of other data than the run goes on with, and nobody had begun it
 
 
 class SlotStatus(StrEnum):

@@ -103,12 +103,8 @@ class TaskFeeder:
         return 0 if newest is None else newest + 1
 
     async def leave(self, data: int) -> int:
-        """Take what nobody has begun of the data sets before `data` out of the ledger.
-
-        Nothing refers to such tasks, and nobody would make them again. Returns how many.
-        """
-        left = {"status": TaskStatus.CREATED, "data": {"$not": {"$gte": data}}}
-        return (await self._database.tasks.delete_many(left)).deleted_count
+        """Leave out what nobody has begun of the data sets before `data`; returns how many."""
+        return await self._ledger.leave_out(data)
 
     async def start(self, data: int = 0, first_epoch: int = 0) -> None:
         """Find out which epochs the ledger already holds, complete the newest, and top up.
@@ -153,7 +149,11 @@ class TaskFeeder:
         if not self._all_added():
             return False
         open_task = await self._database.tasks.find_one(
-            {"split": Split.TRAIN, "status": {"$ne": TaskStatus.COMPLETED}}, {"_id": 1}
+            {
+                "split": Split.TRAIN,
+                "status": {"$nin": [TaskStatus.COMPLETED, TaskStatus.LEFT_OUT]},
+            },
+            {"_id": 1},
         )
         return open_task is None
 

@@ -113,6 +113,16 @@ class TaskLedger:
         result = await patiently(lambda: self._tasks.bulk_write(writes), "the storing of new tasks")
         return result.upserted_count
 
+    async def leave_out(self, data: int) -> int:
+        """Leave out all Tasks of data sets before `data` that nobody has begun: no slot of theirs
+        can be claimed any more. Returns how many."""
+        unbegun = {"status": TaskStatus.CREATED, "data": {"$not": {"$gte": data}}}
+        left = [{"$set": {"status": task_status(TaskStatus.LEFT_OUT), "pending": 0}}]
+        result = await patiently(
+            lambda: self._tasks.update_many(unbegun, left), "the tasks of other data"
+        )
+        return result.modified_count
+
     async def claim(
         self,
         split: Split,

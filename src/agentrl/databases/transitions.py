@@ -23,10 +23,11 @@ from agentrl.databases.expressions import Expression, all_of, slots_in, slots_up
 Status = TypeVar("Status", bound=StrEnum)
 
 TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
-    TaskStatus.CREATED: frozenset({TaskStatus.RUNNING}),
+    TaskStatus.CREATED: frozenset({TaskStatus.RUNNING, TaskStatus.LEFT_OUT}),
     TaskStatus.RUNNING: frozenset({TaskStatus.FINALISING}),
     TaskStatus.FINALISING: frozenset({TaskStatus.COMPLETED}),
     TaskStatus.COMPLETED: frozenset(),
+    TaskStatus.LEFT_OUT: frozenset(),
 }
 SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
     SlotStatus.PENDING: frozenset({SlotStatus.LEASED}),

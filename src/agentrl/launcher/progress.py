@@ -16,7 +16,6 @@ from typing import Any
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.diagnosis import AttemptEnd, failures, why_no_step
 from agentrl.databases.documents import HANDED_BACK, RecordStatus, SlotStatus, Split, TaskStatus
-from agentrl.databases.feeder import of_data
 from agentrl.databases.outcomes import latest_groups
 from agentrl.databases.rows import count_waiting
 from agentrl.databases.runs import TRAINING, load_run
@@ -152,7 +151,7 @@ class ProgressReader:
         finished = [r["owner"] for r in records + evaluated if now - r["finished_at"] < _AT_WORK]
         holders, silent = await self._leases()
         owners = {*finished, *holders}
-        await self._evaluations.read()
+        await self._evaluations.read(run)
         last: Metrics = recent[-1] if recent else {}
         return Snapshot(
             status=run.status if run and run.status != "created" else "starting",
@@ -223,41 +222,6 @@ class ProgressReader:
         answer = await database.command("hello", codec_options=database.codec_options)
         now: datetime = answer["localTime"]
         return now
-
-
-async def evaluations(database: RunDatabase) -> list[HeldOut]:
-    """The finished evaluations of training on what the run learns from now, by step.
-
-    Those on other data that it had before are not among them, nor later evaluations of a
-    checkpoint, which have negative numbers.
-    """
-    run = await load_run(database)
-    data = max(0, len(run.data) - 1) if run else 0
-    success = {"$cond": [{"$gte": ["$slots.score", SUCCESS_SCORE]}, 1, 0]}
-    cursor = await database.tasks.aggregate(
-        [
-            # all statuses are named so that the index on (status, split) serves
-            {"$match": {"status": {"$in": list(TaskStatus)}, "split": Split.EVAL}},
-            {"$match": {"epoch": {"$gte": 0}, **of_data(data)}},
-            {"$project": {"epoch": 1, "slots.score": 1, "status": 1}},
-            {"$unwind": "$slots"},
-            {
-                "$group": {
-                    "_id": "$epoch",
-                    "open": {"$sum": {"$cond": [{"$eq": ["$status", TaskStatus.COMPLETED]}, 0, 1]}},
-                    "attempts": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},
-                    "successes": {"$sum": success},
-                    "mean_score": {"$avg": "$slots.score"},
-                }
-            },
-            {"$match": {"open": 0, "attempts": {"$gt": 0}}},
-            {"$sort": {"_id": 1}},
-        ]
-    )
-    return [
-        HeldOut(group["_id"], group["attempts"], group["successes"], group["mean_score"])
-        async for group in cursor
-    ]
 
 
 def _is_handed_back(record: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DataSet, Split, TaskStatus, place_of
+from agentrl.databases.documents import DataSet, Run, Split, TaskStatus, place_of
 from agentrl.databases.feeder import of_data
 from agentrl.databases.runs import load_run
 from agentrl.databases.transitions import TERMINAL_SLOTS
@@ -103,7 +103,7 @@ async def evaluations(database: RunDatabase) -> list[HeldOut]:
     checkpoint, which have negative numbers.
     """
     reader = Evaluations(database)
-    await reader.read()
+    await reader.read(await load_run(database))
     return reader.finished
 
 
@@ -122,10 +122,9 @@ class Evaluations:
         """Those with a result, by step."""
         return [self._finished[step] for step in sorted(self._finished)]
 
-    async def read(self) -> None:
-        """Take in what was done since the last time."""
+    async def read(self, run: Run | None) -> None:
+        """Take in what was done since the last time, on what `run` learns from now."""
         self.under_way = None
-        run = await load_run(self._database)
         data = max(0, len(run.data) - 1) if run else 0
         if data != self._data:
             self._data, self._begin, self._finished = data, 0, {}
