@@ -19,9 +19,9 @@ from agentrl.launcher.run_folder import (
     read_launch,
     steps_finished,
     write_launch,
-    write_whole,
 )
 from agentrl.launcher.stack import REPOSITORY
+from agentrl.whole_file import write_whole
 
 DEMO_MODEL = REPOSITORY / "assets" / "demo" / "model"
 

@@ -50,7 +50,7 @@ def eval_parser() -> Parser:
         usage="agentrl eval RUN [--checkpoint STEP] [--flag value ...]",
         epilog=f"{_RUN_FLAGS_FOLLOW} {_LAUNCHED} Environment variables as for a launch.",
     )
-    parser.add_argument("run", metavar="RUN", help="the run's name")
+    _add_name(parser)
     parser.add_argument(
         "--checkpoint", metavar="STEP", help="step or folder of a checkpoint (default: the last)"
     )
@@ -67,7 +67,7 @@ def rescore_parser() -> Parser:
         usage="agentrl rescore RUN --scorer NAME [--where JSON] [--flag value ...]",
         epilog=f"{_RUN_FLAGS_FOLLOW} {_LAUNCHED}",
     )
-    parser.add_argument("run", metavar="RUN", help="the run's name")
+    _add_name(parser)
     parser.add_argument(
         "--scorer",
         metavar="NAME",
@@ -241,9 +241,13 @@ def delete_parser() -> Parser:
     return parser
 
 
+def _add_name(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the run's name")
+
+
 def _add_run(parser: Parser) -> None:
     """The run that a verb looks at, and where it is."""
-    parser.add_argument("run", metavar="RUN", help="the run's name")
+    _add_name(parser)
     parser.add_run_flags(("output_dir", "db_connection_string"), _ITS_OWN)
 
 

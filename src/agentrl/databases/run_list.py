@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from pymongo import AsyncMongoClient
-from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
+from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError
 
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase
 from agentrl.databases.documents import Run
@@ -55,6 +55,10 @@ async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoC
         ) from None
     try:
         yield client
+    except OperationFailure as error:
+        raise DatabaseUnreachable(
+            f"MongoDB at {shown} refuses: {(error.details or {}).get('errmsg', error)}"
+        ) from None
     except PyMongoError as error:
         reason = str(error).split(", Timeout:")[0].split(", full error:")[0]
         raise DatabaseUnreachable(f"MongoDB at {shown} does not answer: {reason}") from None

@@ -98,7 +98,7 @@ def _url_of(folder: Path, given: str | None) -> str | None:
         return given
     try:
         launched = launched_at(read_launch(folder))
-    except (ValueError, TypeError):
+    except ConfigError:  # a damaged file is deleted like any other
         launched = None
     return launched or read_deployment(os.environ).db_url
 

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import SlotStatus, Split
-from agentrl.launcher.run_folder import write_whole
 from agentrl.launcher.statistics import (
     Estimate,
     TaskOutcome,
@@ -22,6 +21,7 @@ from agentrl.launcher.statistics import (
     powers_of_two,
 )
 from agentrl.rollout.rewarding import SUCCESS_SCORE
+from agentrl.whole_file import write_whole
 
 
 @dataclass(frozen=True)

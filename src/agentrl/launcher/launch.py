@@ -329,12 +329,12 @@ class Launch:
         added = [i for i, line in enumerate(lines) if _ELASTIC_REPORT in line]
         shown = lines[: added[0] if added else None][-_SHOWN_LOG_LINES:]
         log = "".join(f"\n    {line}" for line in shown)
-        killed = {_RANK_KILLED.search(line) for line in lines[added[0] :]} if added else set()
-        ended = "".join(
-            f"; its process {found[2]} was ended by {signal_name(int(found[1]))}"
-            for found in sorted(filter(None, killed), key=lambda found: int(found[2]))
-        )
-        return Outcome(_FAILED, event.sentence + ended, log)
+        killed = _RANK_KILLED.search(lines[added[0]]) if added else None
+        if killed is None:
+            return Outcome(_FAILED, event.sentence, log)
+        number, rank = killed.groups()
+        ended = f"{event.sentence}; its process {rank} was ended by {signal_name(int(number))}"
+        return Outcome(_FAILED, ended, log)
 
     def _how_to_go_on(self) -> str:
         if self._record is None:

@@ -18,8 +18,8 @@ from agentrl.databases.runs import load_run
 from agentrl.databases.transitions import TERMINAL_SLOTS
 from agentrl.launcher.presets import DEMO, REPOSITORY
 from agentrl.launcher.progress import Metrics, read_metrics
-from agentrl.launcher.run_folder import write_whole
 from agentrl.launcher.success import CurvePoint, HeldOut, evaluations, success_curve
+from agentrl.whole_file import write_whole
 
 _EDGE_STEPS = 3  # steps whose records are the first and the last reward
 

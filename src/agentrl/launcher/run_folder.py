@@ -10,8 +10,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,7 @@ from typing import ClassVar, Self
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from agentrl.configs import ConfigError
+from agentrl.whole_file import write_whole
 
 
 class RunLock:
@@ -164,14 +164,3 @@ def last_checkpoint(folder: Path) -> int | None:
     """
     numbers = [path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")]
     return max((int(number) for number in numbers if number.isdecimal()), default=None)
-
-
-@contextmanager
-def write_whole(path: Path) -> Iterator[Path]:
-    """A place to write a file that appears under `path` when it is complete."""
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
-        yield partial
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)

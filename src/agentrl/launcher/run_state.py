@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from agentrl.configs import ConfigError
 from agentrl.launcher.run_folder import LaunchRecord, last_checkpoint, lock_holder, read_launch
 from agentrl.launcher.run_parts import disk_bytes, parts_of
 from agentrl.redaction import without_passwords
@@ -140,7 +141,7 @@ def _flag(launch: LaunchRecord | None, name: str) -> str | None:
 def _read_launch(folder: Path) -> LaunchRecord | None:
     try:
         return read_launch(folder)
-    except (ValueError, TypeError):
+    except ConfigError:
         raise _Unreadable("launch.json cannot be read") from None
 
 

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from agentrl.launcher.progress import Metrics
-from agentrl.launcher.run_folder import write_whole
+from agentrl.whole_file import write_whole
 
 _INK, _GRID = "#333333", "#dddddd"
 _COLOURS = ("#2a6fbb", "#e08a1e")

@@ -25,6 +25,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, Run
 from agentrl.databases.runs import describe, load_run
 from agentrl.training.checkpoint import list_checkpoints
+from agentrl.whole_file import write_whole
 
 _FILE = "run.json"
 _WORLD = ("agent_name", "system_prompt", "mcp_server_name", "mcp_allow_tools", "mcp_block_tools")
@@ -81,9 +82,8 @@ async def settle(database: RunDatabase, config: Config, entry: Entry) -> None:
     await describe(database, entry.identity, entry.flags, read_digests(config))
     config.output.mkdir(parents=True, exist_ok=True)
     mark = {"identity": entry.identity, "data": entry.data.model_dump()}
-    partial = config.output / f".{_FILE}.partial"
-    partial.write_text(json.dumps(mark, indent=1), encoding="utf-8")
-    partial.rename(config.output / _FILE)
+    with write_whole(config.output / _FILE) as partial:
+        partial.write_text(json.dumps(mark, indent=1), encoding="utf-8")
 
 
 def read_mark(output: Path) -> Mark | None:
