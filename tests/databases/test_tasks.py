@@ -14,7 +14,7 @@ from agentrl.databases.documents import (
     Split,
     Task,
     TaskStatus,
-    place_of,
+    group_order,
 )
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.reaping import Reaped
@@ -26,7 +26,7 @@ LINES = [TaskLine(id=f"line{i}", query=f"question {i}?") for i in range(3)]
 
 
 def ledger(database: RunDatabase, owner: str, lease_seconds: float = 30.0) -> TaskLedger:
-    return TaskLedger(database, owner, lease_seconds, max_attempts=2)
+    return TaskLedger(database, owner, lease_seconds, max_failures=2)
 
 
 async def stored(database: RunDatabase, task: str) -> Task:
@@ -38,7 +38,7 @@ async def stored(database: RunDatabase, task: str) -> Task:
 def record_of(claim: Claim, owner: str) -> Record:
     task = claim.task
     return Record(
-        id=claim.record_id, task=task.id, task_id=task.task_id, traj=claim.traj,
+        id=claim.record_id, task=task.id, task_id=task.task_id, rollout=claim.rollout,
         attempt=claim.attempt, split=task.split, epoch=task.epoch, owner=owner, query=task.query,
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ async def test_one_sampler_alone_claims_in_order(database: RunDatabase) -> None:
     await fill(database)
     one = ledger(database, "a")
     claims = [await claim(one) for _ in range(6)]
-    assert [(c.task.task_id, c.traj) for c in claims] == [
+    assert [(c.task.task_id, c.rollout) for c in claims] == [
         ("line0", 0), ("line0", 1), ("line1", 0), ("line1", 1), ("line2", 0), ("line2", 1),
     ]  # fmt: skip
     assert (await stored(database, "train-0-line0")).pending == 0
@@ -96,41 +96,41 @@ async def test_a_claim_takes_as_many_slots_of_one_group_as_are_wanted_and_free(
 ) -> None:
     await fill(database, attempts=4)
     one, two = ledger(database, "a"), ledger(database, "b")
-    assert [(c.task.task_id, c.traj) for c in await one.claim(Split.TRAIN, count=3)] == [
+    assert [(c.task.task_id, c.rollout) for c in await one.claim(Split.TRAIN, count=3)] == [
         ("line0", 0), ("line0", 1), ("line0", 2),
     ]  # fmt: skip
     assert (await stored(database, "train-0-line0")).pending == 1
-    assert [(c.task.task_id, c.traj) for c in await two.claim(Split.TRAIN, count=3)] == [
+    assert [(c.task.task_id, c.rollout) for c in await two.claim(Split.TRAIN, count=3)] == [
         ("line0", 3)
     ]
     assert (await stored(database, "train-0-line0")).pending == 0
     assert len(await two.claim(Split.TRAIN, count=9)) == 4
 
 
-async def test_groups_are_begun_up_to_the_horizon_and_no_further(database: RunDatabase) -> None:
+async def test_groups_are_begun_up_to_the_admission_limit_and_no_further(database: RunDatabase) -> None:
     await fill(database, epoch=1)
     one = ledger(database, "a")
-    assert await one.claim(Split.TRAIN, horizon=None) == []
-    assert await one.claim(Split.TRAIN, horizon=place_of(0, 2)) == []
-    [first] = await one.claim(Split.TRAIN, horizon=place_of(1, 1))
-    assert first.task.place == place_of(1, 0)
+    assert await one.claim(Split.TRAIN, admission_limit=None) == []
+    assert await one.claim(Split.TRAIN, admission_limit=group_order(0, 2)) == []
+    [first] = await one.claim(Split.TRAIN, admission_limit=group_order(1, 1))
+    assert first.task.group_order == group_order(1, 0)
     assert await open_groups(database, Split.TRAIN) == 1
-    assert len(await one.claim(Split.TRAIN, count=9, horizon=place_of(1, 1))) == 1
-    assert len(await one.claim(Split.TRAIN, count=9, horizon=place_of(1, 1))) == 2
-    assert await one.claim(Split.TRAIN, horizon=place_of(1, 1)) == []
+    assert len(await one.claim(Split.TRAIN, count=9, admission_limit=group_order(1, 1))) == 1
+    assert len(await one.claim(Split.TRAIN, count=9, admission_limit=group_order(1, 1))) == 2
+    assert await one.claim(Split.TRAIN, admission_limit=group_order(1, 1)) == []
 
 
-async def test_a_group_once_begun_is_claimed_wherever_the_horizon_is(
+async def test_a_group_once_begun_is_claimed_wherever_the_admission_limit_is(
     database: RunDatabase,
 ) -> None:
     await fill(database)
     one = ledger(database, "a")
     begun = await claim(one)
-    for horizon in (None, -1):
-        [again] = await one.claim(Split.TRAIN, horizon=horizon)
+    for admission_limit in (None, -1):
+        [again] = await one.claim(Split.TRAIN, admission_limit=admission_limit)
         assert again.task.id == begun.task.id
         await one.release(again)
-    assert await one.claim(Split.TRAIN, horizon=None, epoch=1) == []
+    assert await one.claim(Split.TRAIN, admission_limit=None, epoch=1) == []
 
 
 async def test_a_claim_can_be_for_one_epoch_only(database: RunDatabase) -> None:

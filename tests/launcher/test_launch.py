@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.launcher.database import mongod_holds
-from agentrl.launcher.guard import descendants
+from agentrl.launcher.subreaper import descendants
 from agentrl.launcher.stack import REPOSITORY
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.launcher.guard import descendants
+from agentrl.launcher.subreaper import descendants
 from agentrl.launcher.processes import Change, Event, Kind, Part, Supervisor, last_lines
 
 SLEEPER = "import time; time.sleep(60)"

@@ -7,7 +7,7 @@ from chat_endpoint import ChatEndpoint, chat_endpoint
 
 from agentrl.configs import ContextConfig
 from agentrl.rollout import helping_models
-from agentrl.rollout.helping_models import HelpingModels, Reply
+from agentrl.rollout.llm_client import LLMClient, Reply
 from agentrl.rollout.mcp.agent_config import AgentModel
 from agentrl.rollout.mcp.browse import BrowseAgent
 from agentrl.rollout.tool_calls import ParsedCall
@@ -27,7 +27,7 @@ async def summarise(
     endpoint: ChatEndpoint, *names: str, config: ContextConfig | None = None
 ) -> Reply[str] | None:
     models = [AgentModel(model=name, base_url=endpoint.url, retries=1) for name in names]
-    async with HelpingModels(models) as opened:
+    async with LLMClient(models) as opened:
         browse = BrowseAgent(opened, config or ContextConfig())
         return await browse.summarise("How high is the tower?", FETCH, PAGE)
 
@@ -84,5 +84,5 @@ def test_long_results_of_the_named_tools_are_read(
 ) -> None:
     config = ContextConfig(browse_tools=patterns, browse_min_chars=10)
     models = [AgentModel(model="a", base_url="http://a.example")]
-    assert BrowseAgent(HelpingModels(models), config).reads(tool, "x" * length) is read
-    assert not BrowseAgent(HelpingModels([]), config).reads(tool, "x" * length)
+    assert BrowseAgent(LLMClient(models), config).reads(tool, "x" * length) is read
+    assert not BrowseAgent(LLMClient([]), config).reads(tool, "x" * length)

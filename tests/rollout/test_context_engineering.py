@@ -59,7 +59,7 @@ async def check_tokens(
     row = build_row(record.model_copy(update={"score": 1.0}), turns, 1.0, 1.0, 0)
     assert row.n_train_tokens == sum(len(turn.output_ids) // 4 for turn in turns)
     # A record that ends at a limit may have been prepared for a turn that was not made.
-    unmade = record.n_junctions - (len(turns) - 1)
+    unmade = record.n_continuations - (len(turns) - 1)
     assert unmade == 0 or (unmade == 1 and record.stop_reason in LIMITS)
     assert record.n_drifts == 0
     if not unmade:

@@ -30,7 +30,7 @@ class GroupEnd:
 
     `rows`: what it gave to train; None if that is not known. `left_out`: its other Records, by the
     reason. `scores`: of all its attempts that have one. `given_up`: errors of attempts that were
-    tried `--max_attempts` times. `scorer_error`: what ended the scorer of the group.
+    tried `--max_failures` times. `scorer_error`: what ended the scorer of the group.
     """
 
     at: datetime

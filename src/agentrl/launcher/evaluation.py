@@ -20,12 +20,12 @@ from agentrl.launcher.statistics import (
     pass_curve,
     powers_of_two,
 )
-from agentrl.rollout.rewarding import SUCCESS_SCORE
+from agentrl.rollout.group_rules import SUCCESS_SCORE
 from agentrl.whole_file import write_whole
 
 
 @dataclass(frozen=True)
-class Attempts:
+class TaskRollouts:
     """All attempts at one held-out task: scores of those that ended with one, and their turns."""
 
     scores: Sequence[float]
@@ -52,8 +52,8 @@ class EvaluationReport:
     epoch: int  # of its tasks and records in the database, split `eval`
     tasks: int
     attempts: int  # with a score
-    failed_attempts: int
-    unscored_attempts: int
+    failed_rollouts: int
+    unscored_rollouts: int
     mean_score: Estimate
     pass_at: Mapping[int, Estimate]  # by k
     mean_turns: Estimate
@@ -72,12 +72,12 @@ class HeldOutFile:
         return cls(path, sha256(path.read_bytes()).hexdigest())
 
 
-def summarise_attempts(
+def summarise_rollouts(
     run: str,
     checkpoint: str,
     step: int,
     epoch: int,
-    attempts: Sequence[Attempts],
+    attempts: Sequence[TaskRollouts],
     task_file: HeldOutFile,
 ) -> EvaluationReport:
     """The report on all tasks. Raises `ValueError` if no attempt ended with a score."""
@@ -94,15 +94,15 @@ def summarise_attempts(
         epoch=epoch,
         tasks=len(attempts),
         attempts=sum(len(task.scores) for task in scored),
-        failed_attempts=sum(task.failed for task in attempts),
-        unscored_attempts=sum(task.unscored for task in attempts),
+        failed_rollouts=sum(task.failed for task in attempts),
+        unscored_rollouts=sum(task.unscored for task in attempts),
         mean_score=bootstrap([mean(task.scores) for task in scored]),
         pass_at=pass_curve([task.outcome for task in scored], ks),
         mean_turns=bootstrap([mean(task.turns) for task in scored]),
     )
 
 
-async def read_attempts(database: RunDatabase, epoch: int) -> list[Attempts]:
+async def read_rollouts(database: RunDatabase, epoch: int) -> list[TaskRollouts]:
     """What became of the evaluation `epoch`, a task each."""
     turns = {
         document["_id"]: document["n_turns"]
@@ -115,7 +115,7 @@ async def read_attempts(database: RunDatabase, epoch: int) -> list[Attempts]:
         statuses = [slot["status"] for slot in task["slots"]]
         scored = [slot for slot in task["slots"] if slot["score"] is not None]
         attempts.append(
-            Attempts(
+            TaskRollouts(
                 scores=[slot["score"] for slot in scored],
                 turns=[turns[slot["record"]] for slot in scored],
                 failed=statuses.count(SlotStatus.FAILED),
@@ -145,14 +145,14 @@ def print_report(console: Console, report: EvaluationReport) -> None:
     table.add_row("mean score", *_cells(report.mean_score))
     table.add_row("mean turns", *_cells(report.mean_turns))
     console.print(table)
-    if report.failed_attempts:
+    if report.failed_rollouts:
         console.print(
-            f"{report.failed_attempts} attempts ended in errors and are in no rate: the records "
+            f"{report.failed_rollouts} attempts ended in errors and are in no rate: the records "
             "hold them"
         )
-    if report.unscored_attempts:
+    if report.unscored_rollouts:
         console.print(
-            f"{report.unscored_attempts} attempts have no score and are in no rate: `explanations` "
+            f"{report.unscored_rollouts} attempts have no score and are in no rate: `explanations` "
             "of the records may say why"
         )
 

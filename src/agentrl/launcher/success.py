@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DataSet, Run, Split, TaskStatus, place_of
+from agentrl.databases.documents import DataSet, Run, Split, TaskStatus, group_order
 from agentrl.databases.feeder import of_data
 from agentrl.databases.runs import load_run
 from agentrl.databases.transitions import TERMINAL_SLOTS
-from agentrl.rollout.rewarding import SUCCESS_SCORE
+from agentrl.rollout.group_rules import SUCCESS_SCORE
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Evaluations:
             [
                 # all statuses are named so that the index on (status, split, place) serves
                 {"$match": {"status": {"$in": list(TaskStatus)}, "split": Split.EVAL}},
-                {"$match": {"place": {"$gte": place_of(self._begin, 0)}, **of_data(self._data)}},
+                {"$match": {"group_order": {"$gte": group_order(self._begin, 0)}, **of_data(self._data)}},
                 {"$project": {"epoch": 1, "slots.score": 1, "slots.status": 1, "status": 1}},
                 {"$unwind": "$slots"},
                 {

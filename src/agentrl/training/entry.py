@@ -6,7 +6,7 @@ was when the run began?
 
 The launcher does both before it starts anything, the trainer as soon as it holds the run. What a
 run is made of (`DataSet`) is told by content, so that a file may move. Not in here: which
-checkpoint is gone on from (`startup`), and what the trainer does with other data (`duties`).
+checkpoint is gone on from (`startup`), and what the trainer does with other data (`coordinator`).
 """
 
 import json

@@ -45,7 +45,7 @@ class Reply(Generic[T]):
     model: str
 
 
-class HelpingModels:
+class LLMClient:
     """Some models of the agent config and their connections; an async context manager."""
 
     def __init__(self, models: Sequence[AgentModel]) -> None:

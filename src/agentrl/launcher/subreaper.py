@@ -48,7 +48,7 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-class Guard:
+class Subreaper:
     """One command, from its start to the end of the last process of its family."""
 
     def __init__(self, command: list[str], grace_s: float) -> None:
@@ -66,11 +66,11 @@ class Guard:
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
-        def die_with_guard() -> None:
+        def die_with_subreaper() -> None:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_guard
+            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_subreaper
         )
 
     def run(self) -> int:
@@ -133,10 +133,10 @@ class Guard:
 
 
 def main() -> None:
-    """Guard the command of `sys.argv`."""
+    """Subreaper the command of `sys.argv`."""
     grace_s, *command = sys.argv[1:]
     try:
-        guard = Guard(command, float(grace_s))
+        guard = Subreaper(command, float(grace_s))
     except OSError as error:
         print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr)
         sys.exit(127)
