@@ -133,7 +133,8 @@ def test_the_guide_to_an_own_loss_and_advantage_gives_ones_that_can_be_trained(
     estimate = find_estimator(f"{tmp_path}/my_advantage.py:against_the_best")
     records = [
         Record(
-            _id=f"a-t{rollout}-a0", task="a", task_id="a", rollout=rollout, attempt=0, split=Split.TRAIN,
+            _id=f"a-t{rollout}-a0", task="a", task_id="a", rollout=rollout, attempt=0,
+            split=Split.TRAIN,
             epoch=0, owner="test", query="?", score=score, n_turns=2,
         )
         for rollout, score in enumerate((1.0, 0.25))

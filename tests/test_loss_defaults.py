@@ -22,7 +22,11 @@ from agentrl.launcher.presets import PRESETS, preset_flags
     ],
 )
 def test_one_flag_names_a_whole_algorithm(
-    loss: str, advantage: str, normalisation: str, clip_range: tuple[float, float], normalizes_advantages: bool
+    loss: str,
+    advantage: str,
+    normalisation: str,
+    clip_range: tuple[float, float],
+    normalizes_advantages: bool,
 ) -> None:
     config = parse_config(["--loss_calculator", loss])
     assert config.reward.advantage == advantage

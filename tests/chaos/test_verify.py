@@ -16,7 +16,8 @@ Change = Callable[[RunState], None]
 
 def record(task: str, rollout: int, attempt: int, status: str, **fields: Any) -> dict[str, Any]:
     return {
-        "_id": f"{task}-t{rollout}-a{attempt}", "task": task, "rollout": rollout, "attempt": attempt,
+        "_id": f"{task}-t{rollout}-a{attempt}", "task": task, "rollout": rollout,
+        "attempt": attempt,
         "status": status, "score": 1.0, "n_turns": 2, "error": None, **fields,
     }  # fmt: skip
 

@@ -190,7 +190,9 @@ async def test_an_outage_is_waited_for_and_one_that_does_not_end_is_told(
     restartable.kill()
     lost = AsyncMongoClient[dict[str, object]](restartable.url, serverSelectionTimeoutMS=100)
     with pytest.raises(DatabaseUnreachable, match=r"answer for \d+ s, at the look for rows"):
-        await retry_through_outages(lambda: lost.admin.command("ping"), "the look for rows", patience_s=0.5)
+        await retry_through_outages(
+            lambda: lost.admin.command("ping"), "the look for rows", patience_s=0.5
+        )
     await lost.close()
 
 

@@ -140,13 +140,19 @@ class LedgerMachine(RuleBasedStateMachine):
     def claim(self, number: int, count: int, admission_limit: int | None, answered: bool) -> None:
         """`answered`: if not, the sampler never learns what it was given."""
         sampler = self.samplers[number]
-        claims = self.do(sampler.ledger.claim(Split.TRAIN, count=count, admission_limit=admission_limit))
+        claims = self.do(
+            sampler.ledger.claim(Split.TRAIN, count=count, admission_limit=admission_limit)
+        )
         free = [
             group
             for group in self.model.values()
             if any(slot.status == SlotStatus.PENDING for slot in group.slots)
         ]
-        admitted = [group for group in free if admission_limit is not None and group.group_order <= admission_limit]
+        admitted = [
+            group
+            for group in free
+            if admission_limit is not None and group.group_order <= admission_limit
+        ]
         begun = [group for group in free if group.status == TaskStatus.RUNNING]
         given = [(c.task.id, c.rollout, c.attempt, c.failures) for c in claims]
         if not (admitted or begun):
@@ -158,7 +164,9 @@ class LedgerMachine(RuleBasedStateMachine):
             for rollout, slot in enumerate(group.slots)
             if slot.status == SlotStatus.PENDING
         ][:count]
-        assert given == [(group.id, rollout, slot.attempt, slot.failures) for rollout, slot in pending]
+        assert given == [
+            (group.id, rollout, slot.attempt, slot.failures) for rollout, slot in pending
+        ]
         group.status = TaskStatus.RUNNING
         for (_, slot), claim in zip(pending, claims, strict=True):
             slot.status, slot.owner, slot.record = SlotStatus.LEASED, sampler.name, claim.record_id

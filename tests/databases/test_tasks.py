@@ -107,7 +107,9 @@ async def test_a_claim_takes_as_many_slots_of_one_group_as_are_wanted_and_free(
     assert len(await two.claim(Split.TRAIN, count=9)) == 4
 
 
-async def test_groups_are_begun_up_to_the_admission_limit_and_no_further(database: RunDatabase) -> None:
+async def test_groups_are_begun_up_to_the_admission_limit_and_no_further(
+    database: RunDatabase,
+) -> None:
     await fill(database, epoch=1)
     one = ledger(database, "a")
     assert await one.claim(Split.TRAIN, admission_limit=None) == []

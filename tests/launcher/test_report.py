@@ -33,16 +33,16 @@ from agentrl.databases.documents import (
     VersionRange,
     group_order,
 )
-from agentrl.databases.feeder import make_tasks
 from agentrl.databases.failed_tasks import failed_tasks
+from agentrl.databases.feeder import make_tasks
 from agentrl.databases.policies import publish
 from agentrl.databases.services import register_urls
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
 from agentrl.launcher.evaluation import (
-    TaskRollouts,
     HeldOutFile,
+    TaskRollouts,
     read_rollouts,
     summarise_rollouts,
     write_report,
@@ -96,7 +96,8 @@ async def add_group(
     await database.tasks.insert_one(task.to_mongo())
     for rollout, score in enumerate(scores):
         record = Record(
-            id=f"{name}-t{rollout}-a0", task=name, task_id=name, rollout=rollout, attempt=0, split=split,
+            id=f"{name}-t{rollout}-a0", task=name, task_id=name, rollout=rollout, attempt=0,
+            split=split,
             epoch=epoch, owner="s", status=RecordStatus.READY, query="?", n_turns=2 + rollout % 2,
             n_tool_calls=1, n_segments=2, n_continuations=3, n_drifts=1,
             tokens=TokenCounts(generated=30), score=score,

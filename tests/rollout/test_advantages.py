@@ -23,7 +23,8 @@ from agentrl.rollout.group_rules import apply_group_rules
 def group(*scores: float, tokens: tuple[int, ...] = (), first: int = 0) -> list[Record]:
     return [
         Record(
-            _id=f"a-t{rollout}-a0", task="a", task_id="a", rollout=rollout, attempt=0, split=Split.TRAIN,
+            _id=f"a-t{rollout}-a0", task="a", task_id="a", rollout=rollout, attempt=0,
+            split=Split.TRAIN,
             epoch=0, owner="test", query="?", score=score, n_turns=1,
             tokens=TokenCounts(generated=tokens[rollout - first] if tokens else 7),
         )

@@ -6,7 +6,7 @@ import pytest
 from chat_endpoint import ChatEndpoint, chat_endpoint
 
 from agentrl.configs import ContextConfig
-from agentrl.rollout import helping_models
+from agentrl.rollout import llm_client
 from agentrl.rollout.llm_client import LLMClient, Reply
 from agentrl.rollout.mcp.agent_config import AgentModel
 from agentrl.rollout.mcp.browse import BrowseAgent
@@ -18,7 +18,7 @@ PAGE = "<p>The tower is 330 m high.</p>" * 20
 
 @pytest.fixture
 async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChatEndpoint]:
-    monkeypatch.setattr(helping_models, "_RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(llm_client, "_RETRY_PAUSE_S", 0.01)
     async with chat_endpoint() as endpoint:
         yield endpoint
 

@@ -118,7 +118,7 @@ def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() 
     assert (context.versions.min, context.versions.max) == (3, 4)
 
 
-def test_a_junction_says_what_was_kept_inserted_appended_and_dropped() -> None:
+def test_a_prompt_change_says_what_was_kept_inserted_appended_and_dropped() -> None:
     context = TokenContext()
     assert context.begin_segment([1, 2, 3]) is None
     generate(context, output_of(10, 99))

@@ -47,7 +47,8 @@ async def scored_group(
         for rollout, score in enumerate(scores)
     ]
     task = Task(
-        _id="group", split=split, epoch=1, seq=2, group_order=group_order(1, 2), task_id="line", query="q",
+        _id="group", split=split, epoch=1, seq=2, group_order=group_order(1, 2), task_id="line",
+        query="q",
         scorer=scorer, pending=0, slots=slots, status=TaskStatus.FINALISING,
         finalisation={"owner": "a", "lease_expires": "2100-01-01"},
     )  # fmt: skip
@@ -102,7 +103,9 @@ async def test_a_groups_records_become_rows_in_the_tasks_place(database: RunData
     assert isinstance(records, list) and isinstance(rows, list)
     assert [record[1] for record in records] == [RecordStatus.READY] * 3
     assert sum(record[2] for record in records) == pytest.approx(0.0)
-    assert [(row.reward, row.seq) for row in rows] == [(score, task.group_order) for score in SCORES]
+    assert [(row.reward, row.seq) for row in rows] == [
+        (score, task.group_order) for score in SCORES
+    ]
 
 
 async def test_an_owner_that_died_half_way_leaves_the_same_as_one_that_did_not(

@@ -10,18 +10,22 @@ from hypothesis import strategies as st
 
 from agentrl.configs import RewardConfig
 from agentrl.databases.documents import Record, Split, StopReason, TurnStatus
-from agentrl.rollout.group_rules import efficiency, apply_group_rules, turn_advantages
+from agentrl.rollout.group_rules import apply_group_rules, efficiency, turn_advantages
 
 
 def record(rollout: int, score: float, turns: int = 3, **values: Any) -> Record:
     return Record(
-        _id=f"a-t{rollout}-a0", task="a", task_id="a", rollout=rollout, attempt=0, split=Split.TRAIN,
+        _id=f"a-t{rollout}-a0", task="a", task_id="a", rollout=rollout, attempt=0,
+            split=Split.TRAIN,
         epoch=0, owner="test", query="?", score=score, n_turns=turns, **values,
     )  # fmt: skip
 
 
 def group(*scores: float, turns: Sequence[int] = ()) -> list[Record]:
-    return [record(rollout, score, turns[rollout] if turns else 3) for rollout, score in enumerate(scores)]
+    return [
+        record(rollout, score, turns[rollout] if turns else 3)
+        for rollout, score in enumerate(scores)
+    ]
 
 
 def left_out(records: Sequence[Record], task: str = "a", **flags: Any) -> list[str | None]:
@@ -173,7 +177,9 @@ def test_rewards_do_not_depend_on_the_order_of_records(
 ) -> None:
     shuffled = rng.sample(records, len(records))
     first = dict(zip([r.id for r in records], apply_group_rules("a", records, config), strict=True))
-    again = dict(zip([r.id for r in shuffled], apply_group_rules("a", shuffled, config), strict=True))
+    again = dict(
+        zip([r.id for r in shuffled], apply_group_rules("a", shuffled, config), strict=True)
+    )
     # A sum in another order may round otherwise, so what hangs on the last bit is not compared.
     for name, reward in first.items():
         assert again[name].advantage == pytest.approx(reward.advantage, abs=1e-6)

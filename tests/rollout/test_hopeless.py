@@ -20,9 +20,9 @@ from scripted_run import (
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, RecordStatus, Split
+from agentrl.databases.failed_tasks import failed_tasks
 from agentrl.databases.hopeless import OUTLIVED_S, HopelessWatch
 from agentrl.databases.outcomes import latest_groups
-from agentrl.databases.failed_tasks import failed_tasks
 from agentrl.databases.runs import RunHopeless, RunLease
 from agentrl.databases.tasks import Claim
 from agentrl.launcher.progress import ProgressReader

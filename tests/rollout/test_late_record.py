@@ -32,7 +32,8 @@ async def test_a_record_stored_after_its_slot_was_lost_is_closed_by_its_attempt(
     await ledger.add(make_tasks([line], Split.TRAIN, 0, 1, [0]))
     (claim,) = await ledger.claim(Split.TRAIN)
     record = Record(
-        id=claim.record_id, task=claim.task.id, task_id="a", rollout=0, attempt=0, split=Split.TRAIN,
+        id=claim.record_id, task=claim.task.id, task_id="a", rollout=0, attempt=0,
+        split=Split.TRAIN,
         epoch=0, owner="late", query="?",
     )  # fmt: skip
     arrives = asyncio.Event()

@@ -45,10 +45,14 @@ async def completed_group(
     ids = [f"{name}-t{rollout}-a0" for rollout in range(3)]
     scores = [float(answer == "right") for answer in ANSWERS]
     task = Task(
-        _id=name, split=split, epoch=0, seq=0, group_order=0, task_id=name, query="q", answer="right",
+        _id=name, split=split, epoch=0, seq=0, group_order=0, task_id=name, query="q",
+        answer="right",
         scorer="exact_match", pending=0, status=TaskStatus.FINALISING,
         slots=[
-            Slot(rollout=rollout, status=SlotStatus.COMPLETED, record=ids[rollout], score=scores[rollout])
+            Slot(
+                rollout=rollout, status=SlotStatus.COMPLETED, record=ids[rollout],
+                score=scores[rollout],
+            )
             for rollout in range(3)
         ],
         finalisation={"owner": "a", "lease_expires": "2100-01-01"},
@@ -56,7 +60,8 @@ async def completed_group(
     await database.tasks.insert_one(task.to_mongo())
     for rollout, score in enumerate(scores):
         record = Record(
-            _id=ids[rollout], task=name, task_id=name, rollout=rollout, attempt=0, split=split, epoch=0,
+            _id=ids[rollout], task=name, task_id=name, rollout=rollout, attempt=0, split=split,
+            epoch=0,
             owner="a", query="q", turns=[f"{ids[rollout]}-0"], n_turns=rollout + 1,
             final_answer=ANSWERS[rollout], status=RecordStatus.SCORED, score=score,
             scores={"exact_match": score},

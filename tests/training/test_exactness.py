@@ -109,7 +109,9 @@ def outcome(
     """Loss and other statistics, and gradients."""
     model.train()
     running = RunningStatistics(mesh.device)
-    PolicyPasses(model, schedule, Objective(loss), 16, mesh, NO_AUXILIARY_OUTPUTS).add_gradients(running)
+    PolicyPasses(model, schedule, Objective(loss), 16, mesh, NO_AUXILIARY_OUTPUTS).add_gradients(
+        running
+    )
     gradients = [parameter.grad.full_tensor().clone() for parameter in model.parameters()]
     model.zero_grad()
     norm = torch.nn.utils.get_total_norm(gradients).item()

@@ -57,7 +57,8 @@ def token_losses_of(given: LossInputs, loss: str = "GRPO", **flags: object) -> T
 
 
 def slopes(given: LossInputs, loss: str = "GRPO", **flags: object) -> list[float]:
-    """d(loss) / d(logprob), times the number of tokens: as token_losses have it under a token mean."""
+    """d(loss) / d(logprob), times the number of tokens: as token_losses have it under a token mean.
+    """
     share, _ = objective(loss, token_level_loss=True, **flags).share(given, totals_of(given))
     return gradient(share * len(given.mask), given)
 
@@ -112,7 +113,9 @@ def test_an_untrained_token_adds_nothing_whatever_its_numbers_are(loss: str) -> 
     alone = part(given, given.mask)
     assert token_losses.token_losses[1].item() == 0.0
     assert slopes(given, loss)[1] == 0.0
-    assert token_losses.token_losses[given.mask].tolist() == pytest.approx(token_losses_of(alone, loss).token_losses.tolist())
+    assert token_losses.token_losses[given.mask].tolist() == pytest.approx(
+        token_losses_of(alone, loss).token_losses.tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,13 @@ def test_strict_in_bound_leaves_out_every_ratio_out_of_range(loss: str) -> None:
     given = inputs([1.0, 1.5, 0.5, 1.5, 0.5], [1.0, 1.0, 1.0, -1.0, -1.0])
     flags = {"strict_in_bound": True, "epsilon": 0.2, "epsilon_higher": 0.2, "kl_cov_ratio": 0.0}
     assert slopes(given, loss, **flags) == [-1.0, 0.0, 0.0, 0.0, 0.0]
-    assert token_losses_of(given, loss, **flags).left_out.tolist() == [False, True, True, True, True]
+    assert token_losses_of(given, loss, **flags).left_out.tolist() == [
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_decay_shrinks_the_advantage_of_stale_tokens() -> None:
@@ -177,10 +186,14 @@ def test_a_loglinear_proximal_policy_lies_between_sampler_and_trainer_by_stalene
     given = inputs([4.0] * 4, [1.0] * 4, staleness=[0, 1, 2, 4])
     flags = {"proximal_policy": "loglinear", "epsilon": 0.0, "epsilon_higher": 1.5}
     expected = [1.0, 2.5, 2.0, 4**0.25]  # the second, 4, is clipped at 2.5
-    assert token_losses_of(given, **flags).token_losses.tolist() == pytest.approx([-r for r in expected])
+    assert token_losses_of(given, **flags).token_losses.tolist() == pytest.approx(
+        [-r for r in expected]
+    )
     # with weights p / mu the product is pi / mu again, but for the clip
     flags["rollout_is"] = "token"
-    assert token_losses_of(given, **flags).token_losses.tolist() == pytest.approx([-4.0, -2.5, -4.0, -4.0])
+    assert token_losses_of(given, **flags).token_losses.tolist() == pytest.approx(
+        [-4.0, -2.5, -4.0, -4.0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,6 +294,8 @@ def test_normalisations_are_the_same_under_any_split(
     for parts in ([6], [1, 3, 2], [2, 2, 2], [5, 1], [1] * 6):
         shares = [
             normalise(token_losses, tokens, normalisation, TOTALS).item()
-            for token_losses, tokens in zip(TERMS.split(parts), SEQUENCE_TOKENS.split(parts), strict=True)
+            for token_losses, tokens in zip(
+                TERMS.split(parts), SEQUENCE_TOKENS.split(parts), strict=True
+            )
         ]
         assert sum(shares) == pytest.approx(expected)

@@ -73,7 +73,7 @@ class StopReason(StrEnum):
 
 
 class TurnStatus(StrEnum):
-    """What became of a turn. The rewarding's advantage rules go by it."""
+    """What became of a turn. The group rules go by it."""
 
     COMPLETED = "completed"
     TOOL_FAILED = "toolfailed"  # a tool that it called failed
@@ -173,7 +173,9 @@ class Task(Document):
     split: Split
     epoch: int
     seq: int  # place in the epoch's order
-    group_order: int  # `group_order(epoch, seq)`, the order in which groups are begun and their rows trained
+    group_order: (
+        int  # `group_order(epoch, seq)`, the order in which groups are begun and their rows trained
+    )
     status: TaskStatus = TaskStatus.CREATED
     data: int = 0  # which of the run's data sets it is of, see `Run`
     task_id: str  # the line's own id, the same in every epoch

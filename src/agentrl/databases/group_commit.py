@@ -82,7 +82,9 @@ class GroupCommit:
 
     async def _send_group(self, group: Sequence[_Waiter]) -> None:
         try:
-            await retry_through_outages(lambda: self._try(group), f"a write to {self._collection.name}")
+            await retry_through_outages(
+                lambda: self._try(group), f"a write to {self._collection.name}"
+            )
         except DatabaseUnreachable as error:
             _refuse(group, error)
         except Exception as error:

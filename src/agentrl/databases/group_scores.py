@@ -44,7 +44,9 @@ class GroupScores:
                 task, {"group_scores": None}, {"group_scores": {"$literal": documents}}
             )
         except LeaseLost:
-            found = await retry_through_outages(lambda: self._tasks.find_one({"_id": task.id}), "a read")
+            found = await retry_through_outages(
+                lambda: self._tasks.find_one({"_id": task.id}), "a read"
+            )
             stored = Task.from_mongo(found).group_scores if found else None
             if stored is None:
                 raise

@@ -82,7 +82,9 @@ class HopelessWatch:
             for streak in (self._attempts, self._groups):
                 if streak is not None:
                     streak.since += gap
-        self.reason = await retry_through_outages(lambda: self._look(now, training), "the look for failures")
+        self.reason = await retry_through_outages(
+            lambda: self._look(now, training), "the look for failures"
+        )
         return self.reason
 
     async def never_trained(self, epochs: int) -> str:

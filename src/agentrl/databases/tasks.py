@@ -108,9 +108,11 @@ class TaskLedger:
             UpdateOne({"_id": task.id}, {"$setOnInsert": _without_id(task.to_mongo())}, upsert=True)
             for task in tasks
         ]
-        # In their order: a group that came into a gap later would be within admission limits that never
-        # counted it.
-        result = await retry_through_outages(lambda: self._tasks.bulk_write(writes), "the storing of new tasks")
+        # In their order: a group that came into a gap later would be within admission limits that
+        # never counted it.
+        result = await retry_through_outages(
+            lambda: self._tasks.bulk_write(writes), "the storing of new tasks"
+        )
         return result.upserted_count
 
     async def leave_out(self, data: int) -> int:
@@ -133,8 +135,9 @@ class TaskLedger:
     ) -> list[Claim]:
         """Lease up to `count` free slots of one group, the oldest that has any; [] if none has.
 
-        `admission_limit`: groups that nobody has begun are begun only up to this place, or not at all if it
-        is None; groups already begun are worked on wherever they are. `epoch`: only its groups.
+        `admission_limit`: groups that nobody has begun are begun only up to this place, or not at
+        all if it is None; groups already begun are worked on wherever they are. `epoch`: only its
+        groups.
         """
         places: dict[str, int] = {}
         if epoch is not None:

@@ -178,7 +178,7 @@ class Evaluation:
         epoch = await self._add_tasks(database, config.data.eval_rollouts)
         self.console.print(
             f"{self.checkpoint.name} on {len(self.tasks)} tasks of {self.task_file.path}, "
-            f"{config.data.eval_rollouts} attempts each",
+            f"{config.data.eval_rollouts} rollouts each",
             highlight=False,
         )
         progress = asyncio.create_task(self._print_progress(database, epoch))
@@ -261,7 +261,7 @@ class Evaluation:
             f"{config.sampling.startup_timeout:.0f} s: {reason}"
         )
 
-    async def _add_tasks(self, database: RunDatabase, attempts: int) -> int:
+    async def _add_tasks(self, database: RunDatabase, rollouts: int) -> int:
         """Add the held-out tasks as an evaluation of its own; returns its number."""
         oldest = await database.tasks.find_one(
             {"split": Split.EVAL}, {"epoch": 1}, sort=[("epoch", 1)]
@@ -269,7 +269,7 @@ class Evaluation:
         epoch = min(oldest["epoch"] if oldest else 0, 0) - 1
         ledger = TaskLedger(database, owner="evaluation", lease_seconds=60, max_failures=1)
         order = range(len(self.tasks))
-        await ledger.add(make_tasks(self.tasks, Split.EVAL, epoch, attempts, order))
+        await ledger.add(make_tasks(self.tasks, Split.EVAL, epoch, rollouts, order))
         return epoch
 
     async def _print_progress(self, database: RunDatabase, epoch: int) -> None:

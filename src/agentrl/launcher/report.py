@@ -51,8 +51,8 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Conversations:
-    """What training sampled: a prompt_change is where a turn was followed by more; at a drift, the chat
-    template rewrites what was sampled, and a new segment begins."""
+    """What training sampled: a continuation is where a turn was followed by more; at a drift, the
+    chat template rewrites what was sampled, and a new segment begins."""
 
     records: int
     segments: int

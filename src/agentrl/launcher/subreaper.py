@@ -1,13 +1,13 @@
-"""A guard between the launcher and one part, so that nothing of the part outlives either.
+"""A subreaper between the launcher and one part, so that nothing of the part outlives either.
 
-    python -I -S guard.py GRACE_SECONDS COMMAND [ARGUMENT ...]
+    python -I -S subreaper.py GRACE_SECONDS COMMAND [ARGUMENT ...]
 
-The guard starts the command and ends with its status. When it gets SIGTERM, or when its standard
-input closes (which also happens when the launcher is killed with SIGKILL), it sends the command's
-process group SIGTERM, waits up to GRACE_SECONDS, and then kills what is left of the command's whole
-family. As the family's subreaper it also finds processes that left the group or lost their parent,
-such as the workers of `accelerate launch`. It imports only the standard library and starts in
-milliseconds.
+The subreaper starts the command and ends with its status. When it gets SIGTERM, or when its
+standard input closes (which also happens when the launcher is killed with SIGKILL), it sends the
+command's process group SIGTERM, waits up to GRACE_SECONDS, and then kills what is left of the
+command's whole family. As the family's subreaper it also finds processes that left the group or
+lost their parent, such as the workers of `accelerate launch`. It imports only the standard library
+and starts in milliseconds.
 """
 
 import ctypes
@@ -136,11 +136,11 @@ def main() -> None:
     """Subreaper the command of `sys.argv`."""
     grace_s, *command = sys.argv[1:]
     try:
-        guard = Subreaper(command, float(grace_s))
+        subreaper = Subreaper(command, float(grace_s))
     except OSError as error:
         print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr)
         sys.exit(127)
-    status = guard.run()
+    status = subreaper.run()
     sys.stderr.flush()
     os._exit(status)
 

@@ -27,14 +27,14 @@ class HeldOut:
     """An evaluation on the held-out tasks, by the step of the policy that was evaluated."""
 
     step: int
-    attempts: int  # with a score
+    rollouts: int  # with a score
     successes: int
     mean_score: float
 
     @property
     def success(self) -> float:
         """Success rate."""
-        return self.successes / self.attempts
+        return self.successes / self.rollouts
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class Evaluations:
                 continue
             if self.under_way is None:
                 self._begin = step + 1
-            if group["attempts"]:
+            if group["rollouts"]:
                 self._finished[step] = HeldOut(
-                    step, group["attempts"], group["successes"], group["mean_score"]
+                    step, group["rollouts"], group["successes"], group["mean_score"]
                 )
 
     async def _groups(self) -> list[Mapping[str, Any]]:
@@ -151,7 +151,12 @@ class Evaluations:
             [
                 # all statuses are named so that the index on (status, split, place) serves
                 {"$match": {"status": {"$in": list(TaskStatus)}, "split": Split.EVAL}},
-                {"$match": {"group_order": {"$gte": group_order(self._begin, 0)}, **of_data(self._data)}},
+                {
+                    "$match": {
+                        "group_order": {"$gte": group_order(self._begin, 0)},
+                        **of_data(self._data),
+                    }
+                },
                 {"$project": {"epoch": 1, "slots.score": 1, "slots.status": 1, "status": 1}},
                 {"$unwind": "$slots"},
                 {
@@ -160,7 +165,7 @@ class Evaluations:
                         "open": {"$sum": {"$cond": [completed, 0, 1]}},
                         "rollouts": {"$sum": 1},
                         "done": {"$sum": {"$cond": [terminal, 1, 0]}},
-                        "attempts": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},
+                        "rollouts": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},
                         "successes": {"$sum": success},
                         "mean_score": {"$avg": "$slots.score"},
                     }

@@ -1,18 +1,18 @@
 """How far samplers may run ahead of the trainer: the bound on staleness, as formulas.
 
-Groups are begun in the order of their places, so the bound gives an *admission limit*: the place of the last
-group that may be begun now. Any number of samplers work it out each for itself from the same
-ledger, and every one claims only up to its own.
+Groups are begun in the order of their places, so the bound gives an *admission limit*: the place of
+the last group that may be begun now. Any number of samplers work it out each for itself from the
+same ledger, and every one claims only up to its own.
 
-Two samplers with the same view open the same groups, not twice as many. And an admission limit stays right
-as it gets older: what it admits was counted when it was worked out, whoever begins it and when.
-Beginning an admitted group changes nothing in that count; ending it, and training its rows, only
-make it smaller. What comes later may move the admission limit on, never back (but for a trainer that
-resumes: it makes trained rows ready again).
+Two samplers with the same view open the same groups, not twice as many. And an admission limit
+stays right as it gets older: what it admits was counted when it was worked out, whoever begins it
+and when. Beginning an admitted group changes nothing in that count; ending it, and training its
+rows, only make it smaller. What comes later may move the admission limit on, never back (but for a
+trainer that resumes: it makes trained rows ready again).
 
 What was counted must be read in the order `not begun`, `running`, `accepted`, the way of every
-group. One that moves on meanwhile is then counted twice, never missed, and the admission limit is at worst
-too near, until the next look. Reading is not done here (`work_view.py`).
+group. One that moves on meanwhile is then counted twice, never missed, and the admission limit is
+at worst too near, until the next look. Reading is not done here (`work_view.py`).
 """
 
 from collections.abc import Sequence

@@ -147,8 +147,8 @@ class TokenContext:
     ) -> PromptChange | None:
         """Begin a segment with a whole rendered prompt.
 
-        `drift`, `n_rewritten`: see `PromptChange`. Returns what changed since the last turn, or None
-        before the first turn.
+        `drift`, `n_rewritten`: see `PromptChange`. Returns what changed since the last turn, or
+        None before the first turn.
         """
         if not prompt_ids:
             raise ValueError("a segment cannot begin with an empty prompt")

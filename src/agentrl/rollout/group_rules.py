@@ -56,7 +56,7 @@ Kept = Sequence[int]
 
 
 def sampled(records: Sequence[Record], kept: Kept) -> list[int]:
-    """`--advantage remax`: the greedy attempt is the baseline of its group, and not trained."""
+    """`--advantage remax`: the greedy rollout is the baseline of its group, and not trained."""
     return [i for i in kept if records[i].rollout != GREEDY_ROLLOUT]
 
 
@@ -104,7 +104,9 @@ class RecordOutcome:
     left_out: str | None
 
 
-def apply_group_rules(task: str, records: Sequence[Record], config: RewardConfig) -> list[RecordOutcome]:
+def apply_group_rules(
+    task: str, records: Sequence[Record], config: RewardConfig
+) -> list[RecordOutcome]:
     """The advantage of each Record of a group, and whether it is trained.
 
     `task`: the Task's id. `records`: its scored Records, in any order.

@@ -33,8 +33,8 @@ def build_row(
     """The training row of a scored Record.
 
     `turns`: all of its turns, in any order. `advantage`: of the Record; each turn's follows from it
-    and the turn's status (`group_rules.turn_advantages`). `temperature`: of the sampling. `seq`: the
-    row's place in the order of leasing.
+    and the turn's status (`group_rules.turn_advantages`). `temperature`: of the sampling. `seq`:
+    the row's place in the order of leasing.
 
     Every generated token is trained, the stop token that ended a turn included; prompts, tool
     results and headers are not. Raises ValueError, naming the record, if the turns do not fit

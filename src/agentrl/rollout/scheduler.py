@@ -179,15 +179,22 @@ class SamplingScheduler:
     async def _claim_training(self, run: Run, room: int) -> tuple[list[Claim], float]:
         """Slots of the first training group that may be worked on, and when they were asked for."""
         asked = time.monotonic()
-        claims = await self._ledger.claim(Split.TRAIN, count=room, admission_limit=self._admission_limit)
+        claims = await self._ledger.claim(
+            Split.TRAIN, count=room, admission_limit=self._admission_limit
+        )
         if claims:
             return claims, asked
         # Only now: until its last group is begun, an admission limit is as good as a new one.
-        known, self._admission_limit = self._admission_limit, await self._observer.admission_limit(run)
+        known, self._admission_limit = (
+            self._admission_limit,
+            await self._observer.admission_limit(run),
+        )
         if self._admission_limit is None or self._admission_limit == known:
             return [], asked
         asked = time.monotonic()
-        return await self._ledger.claim(Split.TRAIN, count=room, admission_limit=self._admission_limit), asked
+        return await self._ledger.claim(
+            Split.TRAIN, count=room, admission_limit=self._admission_limit
+        ), asked
 
     def _begin(self, claims: list[Claim], asked: float) -> None:
         """Store the Records of a claim, and start to work on them."""

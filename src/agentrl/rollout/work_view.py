@@ -8,7 +8,7 @@ from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import Run, Split, TaskStatus
 from agentrl.databases.rows import count_waiting
 from agentrl.databases.tasks import open_groups
-from agentrl.rollout.admission import admitted_groups, admission_limit, room
+from agentrl.rollout.admission import admission_limit, admitted_groups, room
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Observer:
 
     async def admission_limit(self, run: Run) -> int | None:
         """Up to which place training groups may be begun, or None if none may."""
-        return await retry_through_outages(lambda: self._admission_limit(run), "the staleness bound")
+        return await retry_through_outages(
+            lambda: self._admission_limit(run), "the staleness bound"
+        )
 
     async def _look(self) -> WorkView:
         if self.evaluation is not None:

@@ -8,8 +8,8 @@ from agentrl.training.critic import Critic, CriticEstimates
 from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
 from agentrl.training.model_folder import check_model_folder
 from agentrl.training.passes import AuxiliaryOutputs
-from agentrl.training.schedule import Schedule
 from agentrl.training.reference import Reference
+from agentrl.training.schedule import Schedule
 from agentrl.training.sequences import TrainingSequence
 
 
@@ -43,7 +43,9 @@ class AuxiliaryModels:
         self._critic = critic
         self._estimates: CriticEstimates | None = None
 
-    def outputs(self, schedule: Schedule, rows: Sequence[Sequence[TrainingSequence]]) -> AuxiliaryOutputs:
+    def outputs(
+        self, schedule: Schedule, rows: Sequence[Sequence[TrainingSequence]]
+    ) -> AuxiliaryOutputs:
         """What they say of a step's tokens. `rows`: those of `schedule`. Collective."""
         reference_logprobs = self._reference.logprobs(schedule) if self._reference else None
         if self._critic is None:

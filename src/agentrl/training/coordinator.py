@@ -119,7 +119,9 @@ class RunCoordinator:
         Raises `TrainerAlive` if another trainer has it, `ConfigError` if there is no checkpoint as
         asked for.
         """
-        run = await retry_through_outages(lambda: self._lease.acquire(self._rows_per_step), "the run's lease")
+        run = await retry_through_outages(
+            lambda: self._lease.acquire(self._rows_per_step), "the run's lease"
+        )
         self._starts = run.starts
         self._known_data = run.data
         optimizer = self._config.optimizer
@@ -145,8 +147,12 @@ class RunCoordinator:
 
         Raises `ConfigError`.
         """
-        entry = await retry_through_outages(lambda: enter(self._database, self._config), "the run's document")
-        await retry_through_outages(lambda: settle(self._database, self._config, entry), "the run's flags")
+        entry = await retry_through_outages(
+            lambda: enter(self._database, self._config), "the run's document"
+        )
+        await retry_through_outages(
+            lambda: settle(self._database, self._config, entry), "the run's flags"
+        )
         self._entry = entry
 
     async def hold(self) -> None:
@@ -233,7 +239,9 @@ class RunCoordinator:
         what = f"the publication of version {publication.weights.version}"
         # Also what a trainer released that crashed, perhaps with another --inf_share_gpus.
         await retry_through_outages(self._sharing.resume, what)
-        stall_seconds = await retry_through_outages(lambda: self._publisher.publish(publication), what)
+        stall_seconds = await retry_through_outages(
+            lambda: self._publisher.publish(publication), what
+        )
         if evaluate and self._held_out:
             await retry_through_outages(lambda: self._feeder.add_evaluation(publication.step), what)
         return stall_seconds

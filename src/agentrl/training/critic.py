@@ -1,7 +1,7 @@
 """The critic of PPO: from a step's rows to advantages, and then to a critic that knows better.
 
-    estimate    values of all trained tokens -> GAE along each row -> advantages, normalized; returns
-    learn       some updates of the critic towards the returns
+    estimate    values of all trained tokens -> GAE along each row -> advantages, normalized;
+    returns learn       some updates of the critic towards the returns
 
 Not in here: the model (`value_model`), the formulas (`gae`, `critic_loss`), the policy's own step.
 """
@@ -26,7 +26,7 @@ from agentrl.training.critic_loss import (
     explained_variance,
     value_loss,
 )
-from agentrl.training.gae import generalised_advantages, outcome_rewards, normalized
+from agentrl.training.gae import generalised_advantages, normalized, outcome_rewards
 from agentrl.training.optimizer import load_optimizer, make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, clip_grad_norm
 from agentrl.training.schedule import Schedule, run_schedule

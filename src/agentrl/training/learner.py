@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, OptimizerConfig
 from agentrl.training.attention import has_tree_attention
+from agentrl.training.auxiliary import AuxiliaryModels
 from agentrl.training.critic import Critic
 from agentrl.training.loading import empty_model, fill
 from agentrl.training.lora import has_adapter
-from agentrl.training.auxiliary import AuxiliaryModels
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import load_optimizer, make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, parallelise

@@ -170,14 +170,17 @@ class PolicyPasses:
 def differentiate(
     objective: Objective, inputs: LossInputs, totals: BatchTotals
 ) -> tuple[Tensor, TokenLosses, Coefficients]:
-    """The loss of `inputs`, its token_losses, and its derivative by each logprob and trained entropy."""
+    """The loss of `inputs`, its token_losses, and its derivative by each logprob and trained
+    entropy."""
     logprobs = inputs.logprobs.detach().requires_grad_()
     entropy = None if inputs.entropy is None else inputs.entropy.detach()
     leaves = [logprobs]
     if entropy is not None and objective.entropy_gradient:
         leaves.append(entropy.requires_grad_())
     with torch.enable_grad():
-        share, token_losses = objective.share(replace(inputs, logprobs=logprobs, entropy=entropy), totals)
+        share, token_losses = objective.share(
+            replace(inputs, logprobs=logprobs, entropy=entropy), totals
+        )
     by_logprob, *by_entropy = torch.autograd.grad(share, leaves)
     return share.detach(), token_losses, Coefficients(by_logprob, next(iter(by_entropy), None))
 

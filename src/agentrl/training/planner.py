@@ -34,7 +34,8 @@ class RankPlan:
 
     @property
     def balance(self) -> float:
-        """The most expensive rank's cost over the mean: by how much a step is longer than need be."""
+        """The most expensive rank's cost over the mean: by how much a step is longer than need be.
+        """
         return max(self.costs) / mean(self.costs) if any(self.costs) else 1.0
 
 
@@ -49,11 +50,11 @@ def row_cost(header: RowHeader, costs: FlopsModel) -> RowCost:
 def plan_ranks(rows: Sequence[RowCost], ranks: int) -> RankPlan:
     """Rows to ranks: siblings together, as far as balance allows.
 
-    Groups go to ranks by longest processing time first: the most expensive first, each to the rank that
-    has the least. Then the most expensive rank's most expensive group is halved, and all is placed anew, for as
-    long as that shortens the step: siblings apart compute their prompt twice. Invariants: every
-    row is on exactly one rank; with one rank no group is divided; the most expensive rank costs no more
-    than if no group were.
+    Groups go to ranks by longest processing time first: the most expensive first, each to the rank
+    that has the least. Then the most expensive rank's most expensive group is halved, and all is
+    placed anew, for as long as that shortens the step: siblings apart compute their prompt twice.
+    Invariants: every row is on exactly one rank; with one rank no group is divided; the most
+    expensive rank costs no more than if no group were.
     """
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
@@ -71,10 +72,10 @@ def plan_ranks(rows: Sequence[RowCost], ranks: int) -> RankPlan:
 def assign_rows(costs: Sequence[float], ranks: int) -> list[list[int]]:
     """Rows that share nothing to ranks, balanced by cost.
 
-    Longest processing time first: each row, the most expensive first, goes to the rank with the least.
-    Invariants: every row is on exactly one rank; the most expensive rank has at most the cheapest rank's
-    cost plus one row's; with at least as many rows as ranks no rank is empty (if costs are above
-    0). Returns the rows' indices by rank, in the order given.
+    Longest processing time first: each row, the most expensive first, goes to the rank with the
+    least. Invariants: every row is on exactly one rank; the most expensive rank has at most the
+    cheapest rank's cost plus one row's; with at least as many rows as ranks no rank is empty (if
+    costs are above 0). Returns the rows' indices by rank, in the order given.
     """
     loads = [(0.0, rank) for rank in range(ranks)]
     plan: list[list[int]] = [[] for _ in range(ranks)]
@@ -97,7 +98,8 @@ def _place(parts: Sequence[Sequence[int]], rows: Sequence[RowCost], ranks: int) 
 def _divide(
     parts: Sequence[list[int]], plan: RankPlan, rows: Sequence[RowCost]
 ) -> list[list[int]] | None:
-    """`parts` with the most expensive one of the most expensive rank halved; None if that has one row only."""
+    """`parts` with the most expensive one of the most expensive rank halved; None if that has one
+    row only."""
     most_expensive = max(range(len(plan.costs)), key=lambda rank: (plan.costs[rank], -rank))
     there = set(plan.rows[most_expensive])
     candidates = [part for part in parts if len(part) > 1 and set(part) <= there]

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
-from agentrl.training.critic_loss import NO_CRITIC
 from agentrl.training.auxiliary import AuxiliaryModels
+from agentrl.training.critic_loss import NO_CRITIC
 from agentrl.training.objective import Objective
 from agentrl.training.parallel import Mesh, clip_grad_norm, layer_grad_norms
 from agentrl.training.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
@@ -51,12 +51,12 @@ def train_step(
     schedule = make_schedule(
         model, rows, options.micro_batch_tokens, options.pad_to_multiple_of, mesh
     )
-    auxiliary = auxiliary.outputs(schedule, rows) if auxiliary else NO_AUXILIARY_OUTPUTS
+    outputs = auxiliary.outputs(schedule, rows) if auxiliary else NO_AUXILIARY_OUTPUTS
     model.train()
     running = RunningStatistics(mesh.device)
-    passes = PolicyPasses(model, schedule, objective, options.loss_seq_chunk_size, mesh, auxiliary)
+    passes = PolicyPasses(model, schedule, objective, options.loss_seq_chunk_size, mesh, outputs)
     grad_norms, grad_norm, learning_rate = None, 0.0, 0.0
-    if auxiliary.policy_waits:
+    if outputs.policy_waits:
         passes.look(running)
     else:
         passes.add_gradients(running)

@@ -98,7 +98,9 @@ class LedgerSource:
         return []
 
     async def _look(self, step: int) -> tuple[list[RowHeader], bool]:
-        return await retry_through_outages(lambda: self._look_once(step), f"the rows of step {step}")
+        return await retry_through_outages(
+            lambda: self._look_once(step), f"the rows of step {step}"
+        )
 
     async def _look_once(self, step: int) -> tuple[list[RowHeader], bool]:
         """The rows that the step has, and whether it gets no more."""

@@ -45,6 +45,7 @@ from agentrl.databases.runs import (
 from agentrl.databases.task_file import TaskFileError
 from agentrl.inference.protocol import ServiceUnreachable
 from agentrl.training.agreement import Agreement, FailedElsewhere, ProcessLost, known_to_all
+from agentrl.training.auxiliary import critic_start, reference_start
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.checkpoint import (
     CheckpointError,
@@ -54,13 +55,12 @@ from agentrl.training.checkpoint import (
     supersede_others,
 )
 from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
-from agentrl.training.flops import FlopsModel
 from agentrl.training.coordinator import HeldRun, RunCoordinator
+from agentrl.training.flops import FlopsModel
 from agentrl.training.learner import Learner
 from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, step_metrics
 from agentrl.training.model_folder import ModelFolderError
-from agentrl.training.auxiliary import critic_start, reference_start
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.parallel.launch import join_processes
 from agentrl.training.publication import gather_publication
@@ -346,7 +346,9 @@ class Trainer:
                 torch.cuda.empty_cache()
             dist.barrier()
         if self._coordinator:
-            self._publishing = self._background.submit(self._coordinator.publish(publication, evaluate))
+            self._publishing = self._background.submit(
+                self._coordinator.publish(publication, evaluate)
+            )
 
     def _finish_publishing(self) -> None:
         """Wait for the services to have the last publication, and raise its error."""

@@ -51,11 +51,11 @@ class Situation(StrEnum):
 class Exactness:
     """What random conversations showed.
 
-    continuations, drifts: by situation; reasons: of the drifts; restyled: turns that the template would
-    write in other characters and that stay as they were generated; refused: conversations that the
-    template does not take; inexact: what was wrong with the first conversation whose tokens were
-    not the template's. computed: tokens that training computes, over those of the same turns in one
-    segment (1 where nothing drifts).
+    continuations, drifts: by situation; reasons: of the drifts; restyled: turns that the template
+    would write in other characters and that stay as they were generated; refused: conversations
+    that the template does not take; inexact: what was wrong with the first conversation whose
+    tokens were not the template's. computed: tokens that training computes, over those of the same
+    turns in one segment (1 where nothing drifts).
     """
 
     conversations: int

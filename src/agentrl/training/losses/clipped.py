@@ -12,8 +12,8 @@ from agentrl.training.losses.inputs import LossInputs, Scope, TokenLoss, depends
 from agentrl.training.losses.ratio import (
     bounded_exp,
     capped,
-    proximal_logprobs,
     outside_clip_range,
+    proximal_logprobs,
     sequence_mean,
     token_ratio,
 )

@@ -43,7 +43,8 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """A loss before layers and normalisation. All tensors are [N]; all but `token_losses` are detached.
+    """A loss before layers and normalisation. All tensors are [N]; all but `token_losses` are
+    detached.
 
     Where `LossInputs.mask` is False values mean nothing.
     """

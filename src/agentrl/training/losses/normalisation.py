@@ -20,10 +20,10 @@ def normalise(
 ) -> Tensor:
     """This part's share of the global batch's loss, a scalar.
 
-    `token_losses` [N]; `sequence_tokens` [N] is how many trained tokens the token's whole sequence has,
-    wherever they are computed. The sum of the results over every part of the batch is the loss.
-    Tokens that a loss leaves out (clip mask, `strict_in_bound`) stay in the counts: leaving many
-    out makes the step smaller, and the counts are known before any forward pass.
+    `token_losses` [N]; `sequence_tokens` [N] is how many trained tokens the token's whole sequence
+    has, wherever they are computed. The sum of the results over every part of the batch is the
+    loss. Tokens that a loss leaves out (clip mask, `strict_in_bound`) stay in the counts: leaving
+    many out makes the step smaller, and the counts are known before any forward pass.
     """
     if normalisation is Normalisation.TOKEN:
         return token_losses.sum() / max(totals.tokens, 1)

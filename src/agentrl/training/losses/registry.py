@@ -64,7 +64,9 @@ def _check(function: LossFunction, config: LossConfig) -> None:
     except Exception as error:
         raise ConfigError(f"{flag} fails: {type(error).__name__}: {error}") from error
     if not isinstance(loss, TokenLoss) or loss.token_losses.shape != whole.logprobs.shape:
-        raise ConfigError(f"{flag}: must return a TokenLoss whose token_losses have the shape of logprobs")
+        raise ConfigError(
+            f"{flag}: must return a TokenLoss whose token_losses have the shape of logprobs"
+        )
     if not loss.token_losses.requires_grad:
         raise ConfigError(f"{flag}: its token_losses carry no gradient to logprobs")
     said = scope_of(function)

@@ -23,7 +23,7 @@ from agentrl.training.compilation import compile_layers
 from agentrl.training.logprobs import attach_logprobs
 from agentrl.training.offload import offload_activations
 from agentrl.training.parallel.context import apply_context_parallel
-from agentrl.training.parallel.experts import shard_experts, apply_expert_parallel
+from agentrl.training.parallel.experts import apply_expert_parallel, shard_experts
 from agentrl.training.parallel.limits import check_model
 from agentrl.training.parallel.mesh import Mesh
 from agentrl.training.parallel.tensor import apply_tensor_parallel
