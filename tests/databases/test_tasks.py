@@ -43,8 +43,8 @@ def record_of(claim: Claim, owner: str) -> Record:
     )  # fmt: skip
 
 
-async def fill(database: RunDatabase, attempts: int = 2, epoch: int = 0) -> None:
-    tasks = make_tasks(LINES, Split.TRAIN, epoch, attempts, range(len(LINES)))
+async def fill(database: RunDatabase, rollouts: int = 2, epoch: int = 0) -> None:
+    tasks = make_tasks(LINES, Split.TRAIN, epoch, rollouts, range(len(LINES)))
     await ledger(database, "feeder").add(tasks)
 
 
@@ -94,7 +94,7 @@ async def test_one_sampler_alone_claims_in_order(database: RunDatabase) -> None:
 async def test_a_claim_takes_as_many_slots_of_one_group_as_are_wanted_and_free(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=4)
+    await fill(database, rollouts=4)
     one, two = ledger(database, "a"), ledger(database, "b")
     assert [(c.task.task_id, c.rollout) for c in await one.claim(Split.TRAIN, count=3)] == [
         ("line0", 0), ("line0", 1), ("line0", 2),
@@ -159,7 +159,7 @@ async def test_the_last_slot_to_end_brings_the_finalisation(database: RunDatabas
 
 
 async def test_of_two_that_end_the_last_slots_at_once_one_finalises(database: RunDatabase) -> None:
-    await fill(database, attempts=8)
+    await fill(database, rollouts=8)
     one = ledger(database, "a")
     claims = [await claim(one) for _ in range(8)]
     finished = await asyncio.gather(*(one.complete(claim, 1.0) for claim in claims))
@@ -167,7 +167,7 @@ async def test_of_two_that_end_the_last_slots_at_once_one_finalises(database: Ru
 
 
 async def test_a_failed_attempt_is_tried_again_and_then_given_up(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one = ledger(database, "a")
     first = await claim(one)
     assert await one.fail(first, "$tool broke") is None
@@ -180,7 +180,7 @@ async def test_a_failed_attempt_is_tried_again_and_then_given_up(database: RunDa
 
 
 async def test_a_failure_that_must_not_be_retried_is_final(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one = ledger(database, "a")
     task = await one.fail(await claim(one), "no", retry=False)
     assert task is not None and task.slots[0].status == SlotStatus.FAILED
@@ -189,7 +189,7 @@ async def test_a_failure_that_must_not_be_retried_is_final(database: RunDatabase
 async def test_a_slot_handed_back_costs_no_failure_and_gets_a_new_record(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one, two = ledger(database, "a"), ledger(database, "b")
     first = await claim(one)
     await one.release(first)
@@ -203,7 +203,7 @@ async def test_a_slot_handed_back_costs_no_failure_and_gets_a_new_record(
 async def test_an_expired_lease_goes_to_another_and_its_owner_is_told(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     lost = await begin(database, dead, "dead")
     kept = await claim(alive)
@@ -225,7 +225,7 @@ async def test_an_expired_lease_goes_to_another_and_its_owner_is_told(
 async def test_a_slot_whose_record_was_left_without_a_score_is_completed_by_the_reaper(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     lost = await begin(database, dead, "dead")
     scored = {"status": RecordStatus.SCORED, "score": None}
@@ -239,7 +239,7 @@ async def test_a_slot_whose_record_was_left_without_a_score_is_completed_by_the_
 async def test_a_slot_whose_samplers_all_die_is_failed_and_its_group_finalised(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     for expected in ((1, 0), (0, 1)):
         await begin(database, dead, "dead")
@@ -252,7 +252,7 @@ async def test_a_slot_whose_samplers_all_die_is_failed_and_its_group_finalised(
 
 
 async def test_a_finalisation_whose_owner_died_is_taken_over_once(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead = ledger(database, "dead", lease_seconds=0.2)
     task = await dead.complete(await claim(dead), 1.0)
     assert task is not None
@@ -267,7 +267,7 @@ async def test_a_finalisation_whose_owner_died_is_taken_over_once(database: RunD
 
 
 async def test_a_heartbeat_keeps_the_lease(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one, other = ledger(database, "a", lease_seconds=0.5), ledger(database, "b")
     held = await claim(one)
     for _ in range(4):
@@ -278,7 +278,7 @@ async def test_a_heartbeat_keeps_the_lease(database: RunDatabase) -> None:
 
 
 async def test_a_lease_that_its_owner_no_longer_names_runs_out(database: RunDatabase) -> None:
-    await fill(database, attempts=2)
+    await fill(database, rollouts=2)
     one = ledger(database, "a", lease_seconds=0.2)
     kept, forgotten = await claim(one), await claim(one)
     await asyncio.sleep(0.15)
@@ -290,7 +290,7 @@ async def test_a_lease_that_its_owner_no_longer_names_runs_out(database: RunData
 
 
 async def test_an_attempt_that_never_began_costs_its_slot_nothing(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     for attempt in range(3):
         lost = await claim(dead)
@@ -300,7 +300,7 @@ async def test_an_attempt_that_never_began_costs_its_slot_nothing(database: RunD
 
 
 async def test_an_end_whose_answer_was_lost_can_be_told_again(database: RunDatabase) -> None:
-    await fill(database, attempts=2)
+    await fill(database, rollouts=2)
     one = ledger(database, "a")
     first, last = await one.claim(Split.TRAIN, count=2)
     for _ in range(2):
@@ -313,7 +313,7 @@ async def test_an_end_whose_answer_was_lost_can_be_told_again(database: RunDatab
 
 
 async def test_a_lost_lease_says_what_was_found_and_what_was_wanted(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one, two = ledger(database, "one", lease_seconds=0.0), ledger(database, "two")
     lost = await claim(one)
     await asyncio.sleep(0.01)
@@ -331,7 +331,7 @@ async def test_a_lost_lease_says_what_was_found_and_what_was_wanted(database: Ru
 async def test_records_that_no_reaper_closed_are_closed_with_their_group(
     database: RunDatabase, left: str
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one, two = ledger(database, "one"), ledger(database, "two")
     lost = await begin(database, one, "one")
     await one.release(lost)  # as a reaper that died before it closed the Record would leave it
@@ -348,7 +348,7 @@ async def test_records_that_no_reaper_closed_are_closed_with_their_group(
 async def test_a_sampler_that_died_after_scoring_has_its_slot_completed(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     lost = await begin(database, dead, "dead")
     await database.records.update_one(

@@ -268,7 +268,7 @@ async def test_samplers_elsewhere_are_those_at_work_that_this_launch_did_not_sta
             slot = {"status": "leased", "owner": owner, "lease_expires": ends}
             changes = {f"slots.{place}.{field}": value for field, value in slot.items()}
             await database.tasks.update_one({}, {"$set": changes})
-        # Between two attempts a sampler holds no lease, but has just ended one.
+        # Between two rollouts a sampler holds no lease, but has just ended one.
         await database.records.update_many({}, {"$set": {"owner": f"{host}-9-abcdef"}})
         assert (await ProgressReader(database, tmp_path).read()).samplers_elsewhere == 3
         child.kill()
@@ -307,11 +307,11 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     await add_group(database, [0, 1], name="z", split=Split.EVAL, epoch=-3)
     unscored = {"slots.0.score": None, "slots.1.score": None}  # by a scorer with nothing to say
     await database.tasks.update_one({"task_id": "z"}, {"$set": unscored})
-    attempts = await read_rollouts(database, -3)
+    rollouts = await read_rollouts(database, -3)
     tasks = tmp_path / "held out.jsonl"
     tasks.write_text("one")
-    report = summarise_rollouts("demo", "checkpoint-7", 7, -3, attempts, HeldOutFile.of(tasks))
-    assert (report.tasks, report.attempts) == (3, 3)
+    report = summarise_rollouts("demo", "checkpoint-7", 7, -3, rollouts, HeldOutFile.of(tasks))
+    assert (report.tasks, report.rollouts) == (3, 3)
     assert (report.failed_rollouts, report.unscored_rollouts) == (1, 2)
     assert report.pass_at[1].mean == pytest.approx((0.5 + 1) / 2)
     assert report.pass_at[2].mean == 1.0
@@ -320,7 +320,7 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     assert first.name == "checkpoint-7-held out.json"
     assert json.loads(first.read_text())["pass_at"]["1"]["mean"] == 0.75
     tasks.write_text("other tasks of the same name")
-    other = summarise_rollouts("demo", "checkpoint-7", 7, -4, attempts, HeldOutFile.of(tasks))
+    other = summarise_rollouts("demo", "checkpoint-7", 7, -4, rollouts, HeldOutFile.of(tasks))
     second = write_report(tmp_path, other)
     assert (write_report(tmp_path, report), write_report(tmp_path, other)) == (first, second)
     assert [json.loads(path.read_text())["epoch"] for path in (first, second)] == [-3, -4]
@@ -371,7 +371,7 @@ async def test_tasks_with_attempts_given_up_are_listed_with_their_last_error(
     await sampler.complete(first, 0.0)
     await sampler.fail(second, "ToolError: [the tool] broke")
     [n_failing] = await failed_tasks(database)
-    assert (n_failing.task_id, n_failing.failed, n_failing.attempts) == ("bad", 1, 2)
+    assert (n_failing.task_id, n_failing.failed, n_failing.rollouts) == ("bad", 1, 2)
     out = io.StringIO()
     print_failed_tasks(Console(file=out, width=120), [n_failing])
     for words in ("bad", "train", "3", "1 of 2", second.record_id, "ToolError: [the tool] broke"):

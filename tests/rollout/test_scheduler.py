@@ -154,7 +154,7 @@ async def test_without_resampling_an_error_is_final(database: RunDatabase) -> No
 
 
 async def test_a_record_that_takes_too_long_is_failed(database: RunDatabase) -> None:
-    await add(database, 1, attempts=1)
+    await add(database, 1, rollouts=1)
     await begin_run(database)
     flags = config("--record_timeout", "0.2", "--resample_error_records", "false")
     async with scheduler(database, agent(lambda claim: 1.0, pause_s=30), flags) as sampler:

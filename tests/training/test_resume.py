@@ -220,11 +220,11 @@ async def test_evaluations_of_other_data_are_not_counted_with_those_of_the_prese
 ) -> None:
     await _evaluate(database, data=0, answers={"a": 0.0, "b": 0.0})
     await database.runs.insert_one({"_id": database.name, "data": [{}]})
-    assert [(e.step, e.attempts, e.success) for e in await evaluations(database)] == [(4, 2, 0.0)]
+    assert [(e.step, e.rollouts, e.success) for e in await evaluations(database)] == [(4, 2, 0.0)]
     await database.runs.update_one({}, {"$push": {"data": {"epoch": 1, "step": 4}}})
     assert await evaluations(database) == []
     await _evaluate(database, data=1, answers={"a": 1.0})
-    assert [(e.step, e.attempts, e.success) for e in await evaluations(database)] == [(4, 1, 1.0)]
+    assert [(e.step, e.rollouts, e.success) for e in await evaluations(database)] == [(4, 1, 1.0)]
 
 
 async def _evaluate(database: RunDatabase, data: int, answers: dict[str, float]) -> None:

@@ -218,7 +218,7 @@ def _validate(config: Config) -> None:
     compares = config.reward.estimator != "score" and config.loss.loss_calculator != "CrossEntropy"
     if config.sampling.num_generations < 2 and compares:
         raise ConfigError(
-            f"--num_generations {config.sampling.num_generations}: an advantage compares attempts "
+            f"--num_generations {config.sampling.num_generations}: an advantage compares rollouts "
             "at one task, so there must be at least 2"
         )
 
@@ -246,5 +246,5 @@ def _validate_sampling_params(text: str) -> None:
             raise ConfigError(f"{flag}: {name} is not a finite number")
     if params.get("temperature", 1.0) <= 0:
         raise ConfigError(
-            f"{flag}: temperature must be above 0, because attempts at one task must differ"
+            f"{flag}: temperature must be above 0, because rollouts of one task must differ"
         )

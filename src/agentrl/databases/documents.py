@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Split(StrEnum):
-    """What a group of attempts is made for."""
+    """What a group of rollouts is made for."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class TaskStatus(StrEnum):
-    """A Task is the ledger of one group of attempts."""
+    """A Task is the ledger of one group of rollouts."""
 
     CREATED = "created"  # nobody has claimed a slot yet
     RUNNING = "running"  # some slot is leased, pending again, or terminal
@@ -33,7 +33,7 @@ class TaskStatus(StrEnum):
 
 
 class SlotStatus(StrEnum):
-    """A slot is one of a Task's attempts."""
+    """A slot is one of a Task's rollouts."""
 
     PENDING = "pending"
     LEASED = "leased"
@@ -42,7 +42,7 @@ class SlotStatus(StrEnum):
 
 
 class RecordStatus(StrEnum):
-    """A Record is the trajectory that one attempt at a slot made."""
+    """A Record is the trajectory that one attempt at a rollout made."""
 
     SAMPLING = "sampling"
     SCORED = "scored"
@@ -125,11 +125,11 @@ def group_order(epoch: int, seq: int) -> int:
 
 
 class Slot(SubDocument):
-    """One attempt at a Task.
+    """One rollout of a Task: a member of its group, numbered by `rollout` from 0.
 
     `attempt` counts the leases that ended without a result, so that every lease has a Record id of
-    its own; `failures` those among them that cost one of `max_failures`: errors and dead samplers,
-    not slots handed back in order.
+    its own; `failures` those among them that count against `max_failures`: errors and dead
+    samplers, not slots handed back in order.
     """
 
     rollout: int
@@ -168,7 +168,7 @@ class GroupOutcome(SubDocument):
 
 
 class Task(Document):
-    """One line of the dataset in one epoch, and the ledger of its `num_generations` attempts."""
+    """One line of the dataset in one epoch, and the ledger of its `num_generations` rollouts."""
 
     split: Split
     epoch: int
@@ -236,7 +236,7 @@ class Scoring(SubDocument):
 
 
 class Record(Document):
-    """A trajectory: one attempt at one slot, from the first prompt to its score."""
+    """A trajectory: one attempt at one rollout, from the first prompt to its score."""
 
     task: str  # Task._id
     task_id: str

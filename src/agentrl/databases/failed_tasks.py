@@ -1,7 +1,7 @@
-"""Tasks with failures: attempts given up after `max_failures` errors, attempts that are tried again
+"""Tasks with failures: rollouts given up after `max_failures` errors, rollouts that are tried again
 after one, and groups whose scorer failed.
 
-They stay in the ledger with their last error. Groups are finalised with the attempts that have a
+They stay in the ledger with their last error. Groups are finalised with the rollouts that have a
 score; nothing here changes them.
 """
 
@@ -19,7 +19,7 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class FailedTask:
-    """A Task with failures: of its `attempts` slots `failed` were given up, and `again` are tried
+    """A Task with failures: of its `rollouts` slots `failed` were given up, and `again` are tried
     again. `unscored`: the scorer of its group failed."""
 
     task_id: str  # the line's own id
@@ -28,7 +28,7 @@ class FailedTask:
     failed: int
     again: int
     unscored: bool
-    attempts: int
+    rollouts: int
     error: str  # the last one
     record: str  # the Record that it ended; of a group one of them
 
@@ -63,7 +63,7 @@ def _read(task: Task) -> FailedTask:
         failed=len(failed),
         again=len(again),
         unscored=bool(unscored),
-        attempts=len(task.slots),
+        rollouts=len(task.slots),
         error=error,
         record=record,
     )

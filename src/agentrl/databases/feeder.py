@@ -18,7 +18,7 @@ def make_tasks(
     lines: Sequence[TaskLine],
     split: Split,
     epoch: int,
-    attempts: int,
+    rollouts: int,
     order: Sequence[int],
     data: int = 0,
 ) -> list[Task]:
@@ -42,8 +42,8 @@ def make_tasks(
             agent_name=lines[index].agent_name,
             messages=lines[index].messages,
             fields=lines[index].fields,
-            pending=attempts,
-            slots=[Slot(rollout=rollout) for rollout in range(attempts)],
+            pending=rollouts,
+            slots=[Slot(rollout=rollout) for rollout in range(rollouts)],
             created_at=now,
         )
         for seq, index in enumerate(order)
@@ -79,7 +79,7 @@ class TaskFeeder:
         self._train = train
         self._held_out = held_out
         self._num_generations = num_generations
-        self._eval_attempts = eval_rollouts
+        self._eval_rollouts = eval_rollouts
         self._epochs = epochs
         self._low_water = low_water
         self._seed = seed
@@ -164,7 +164,7 @@ class TaskFeeder:
                 self._held_out,
                 Split.EVAL,
                 step,
-                self._eval_attempts,
+                self._eval_rollouts,
                 range(len(self._held_out)),
                 self._data,
             )

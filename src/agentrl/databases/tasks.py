@@ -1,4 +1,4 @@
-"""The ledger of sampling: who works on which attempt, in one document per group.
+"""The ledger of sampling: who works on which rollout, in one document per group.
 
 Every transition is one atomic update whose filter names the state it expects, so no transaction is
 needed, and any process may die between any two of them. Times are the server's (`$$NOW`): clocks of
@@ -51,7 +51,7 @@ from agentrl.databases.transitions import (
     task_status,
 )
 
-UNBOUNDED = 2**63 - 1  # an admission limit behind every place
+UNBOUNDED = 2**63 - 1  # an admission limit behind every group
 
 
 class LeaseLost(RuntimeError):
@@ -60,7 +60,7 @@ class LeaseLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Claim:
-    """A leased slot. Its Record's id follows from task, trajectory and attempt."""
+    """A leased slot. Its Record's id follows from task, rollout and attempt."""
 
     task: Task  # as it was before the claim, with the claimed slots only
     rollout: int
@@ -135,9 +135,9 @@ class TaskLedger:
     ) -> list[Claim]:
         """Lease up to `count` free slots of one group, the oldest that has any; [] if none has.
 
-        `admission_limit`: groups that nobody has begun are begun only up to this place, or not at
-        all if it is None; groups already begun are worked on wherever they are. `epoch`: only its
-        groups.
+        `admission_limit`: groups that nobody has begun are begun only up to this group order, or
+        not at all if it is None; groups already begun are worked on wherever they are. `epoch`:
+        only its groups.
         """
         places: dict[str, int] = {}
         if epoch is not None:

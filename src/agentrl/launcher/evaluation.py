@@ -26,7 +26,7 @@ from agentrl.whole_file import write_whole
 
 @dataclass(frozen=True)
 class TaskRollouts:
-    """All rollouts at one held-out task: scores of those that ended with one, and their turns."""
+    """All rollouts of one held-out task: scores of those that ended with one, and their turns."""
 
     scores: Sequence[float]
     turns: Sequence[int]
@@ -42,7 +42,7 @@ class TaskRollouts:
 @dataclass(frozen=True)
 class EvaluationReport:
     """`eval/CHECKPOINT-TASKS.json`. Intervals hold with 95 %: those of pass@k are Wilson's, the
-    others from the bootstrap; both take the rollouts at one task as alike."""
+    others from the bootstrap; both take the rollouts of one task as alike."""
 
     run: str
     checkpoint: str

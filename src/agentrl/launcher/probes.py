@@ -17,7 +17,7 @@ from agentrl.launcher.preflight import scorers_in_use
 from agentrl.rollout.llm_client import LLMClient, NoModelAnswered
 from agentrl.rollout.mcp.agent_config import AgentModel, load_agent_config
 from agentrl.rollout.mcp.browse import try_browsing
-from agentrl.rollout.mcp.tool_servers import Transport, read_servers
+from agentrl.rollout.mcp.tool_servers import ToolTransport, read_servers
 from agentrl.rollout.mcp.tools import open_tools
 from agentrl.rollout.scorers.functions import Messages
 from agentrl.rollout.scorers.judge import Judge, JudgeError
@@ -67,7 +67,7 @@ async def _try_all(config: Config, tasks: Sequence[TaskLine], say: Say) -> None:
 async def _try_tools(config: Config, say: Say) -> None:
     agent = config.agent
     patience_s = min(PATIENCE_S, config.sampling.startup_timeout)
-    if any(spec.transport is Transport.STDIO for spec in read_servers(agent)):
+    if any(spec.transport is ToolTransport.STDIO for spec in read_servers(agent)):
         patience_s = config.sampling.startup_timeout  # it may have to be installed first
     waits = f"the tools of --mcp_manager_url {agent.mcp_manager_url} (up to {patience_s:g} s)"
     async with _told(waits, say), open_tools(agent, patience_s, None) as box:

@@ -99,7 +99,7 @@ def print_record(
     """Head, conversation and score. `answer`: the right one, where the task has one."""
     versions = record.versions
     facts = [
-        f"task {record.task_id}, attempt {record.rollout} of its group, {record.split} epoch"
+        f"task {record.task_id}, rollout {record.rollout} of its group, {record.split} epoch"
         f" {record.epoch}" + (f", agent {record.agent_name}" if record.agent_name else ""),
         f"{record.n_turns} turns, {record.n_tool_calls} tool calls ({record.n_tool_errors} errors),"
         f" {record.tokens.generated} tokens generated",
@@ -167,14 +167,14 @@ def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
 
 
 def print_failed_tasks(console: Console, tasks: Sequence[FailedTask]) -> None:
-    """Two lines for each task: how many of its attempts failed, and why the last one did."""
+    """Two lines for each task: how many of its rollouts failed, and why the last one did."""
     if not tasks:
         console.print("nothing of this run failed")
         return
     for task in tasks:
         failed = [
-            f"{task.failed} of {task.attempts} given up" if task.failed else "",
-            f"{task.again} of {task.attempts} tried again" if task.again else "",
+            f"{task.failed} of {task.rollouts} given up" if task.failed else "",
+            f"{task.again} of {task.rollouts} tried again" if task.again else "",
             "group not scored" if task.unscored else "",
         ]
         head = f"task {task.task_id}, {task.split} epoch {task.epoch}: "

@@ -20,7 +20,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """All rollouts at one task that ended with a score."""
+    """All rollouts of one task that ended with a score."""
 
     rollouts: int
     successes: int
@@ -42,7 +42,7 @@ def pass_at_k(rollouts: int, successes: int, k: int) -> float:
 def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
     """The mean of `values` (one per task) with its percentile bootstrap interval over tasks.
 
-    Tasks are what is drawn anew: rollouts at one task are alike, so that drawing rollouts would
+    Tasks are what is drawn anew: rollouts of one task are alike, so that drawing rollouts would
     make the interval too narrow.
     """
     if not values:
@@ -86,7 +86,7 @@ def wilson(successes: int, rollouts: int) -> Estimate:
 
 def clustered_wilson(rates: Sequence[float], rollouts: float) -> Estimate:
     """The mean of `rates` (one per task, each from 0 to 1) with a Wilson interval that knows that
-    rollouts at one task are alike.
+    rollouts of one task are alike.
 
     The interval is that of as many independent rollouts as would vary as the tasks' mean does:
     p (1 - p) / (s^2 / tasks), with s^2 the variance of the rates (the design effect; Dean and

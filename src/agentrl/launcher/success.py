@@ -137,9 +137,9 @@ class Evaluations:
                 continue
             if self.under_way is None:
                 self._begin = step + 1
-            if group["rollouts"]:
+            if group["scored"]:
                 self._finished[step] = HeldOut(
-                    step, group["rollouts"], group["successes"], group["mean_score"]
+                    step, group["scored"], group["successes"], group["mean_score"]
                 )
 
     async def _groups(self) -> list[Mapping[str, Any]]:
@@ -149,7 +149,7 @@ class Evaluations:
         terminal = {"$in": ["$slots.status", list(TERMINAL_SLOTS)]}
         cursor = await self._database.tasks.aggregate(
             [
-                # all statuses are named so that the index on (status, split, place) serves
+                # all statuses are named so that the index on (status, split, group_order) serves
                 {"$match": {"status": {"$in": list(TaskStatus)}, "split": Split.EVAL}},
                 {
                     "$match": {
@@ -165,7 +165,7 @@ class Evaluations:
                         "open": {"$sum": {"$cond": [completed, 0, 1]}},
                         "rollouts": {"$sum": 1},
                         "done": {"$sum": {"$cond": [terminal, 1, 0]}},
-                        "rollouts": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},
+                        "scored": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},
                         "successes": {"$sum": success},
                         "mean_score": {"$avg": "$slots.score"},
                     }

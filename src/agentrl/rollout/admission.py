@@ -1,6 +1,6 @@
 """How far samplers may run ahead of the trainer: the bound on staleness, as formulas.
 
-Groups are begun in the order of their places, so the bound gives an *admission limit*: the place of
+Groups are begun in their group order, so the bound gives an *admission limit*: the group order of
 the last group that may be begun now. Any number of samplers work it out each for itself from the
 same ledger, and every one claims only up to its own.
 
@@ -46,7 +46,7 @@ def admitted_groups(room: int, group_size: int) -> int:
 
 
 def admission_limit(not_begun: Sequence[int], room: int, group_size: int) -> int | None:
-    """The place of the last group that may be begun, or None if there is none.
+    """The group order of the last group that may be begun, or None if there is none.
 
     `not_begun`: places of groups that nobody has begun, in order; at least as many as the whole
     bound admits, or all there are.

@@ -56,7 +56,7 @@ class SamplingScheduler:
     _looked: bool = False  # nothing is known to have changed since the last look ...
     _dry: bool = False  # ... and there was nothing to claim
     _claimed: bool = False  # something, since the last wait for changes
-    _admission_limit: int | None = None  # this place, and every one before it, may be begun
+    _admission_limit: int | None = None  # this group, and all before it, may be begun
     _fence: int = -1  # of the trainer at the last look
     _hoped: bool = False  # at some look the run was not given up
 

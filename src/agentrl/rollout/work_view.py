@@ -56,7 +56,7 @@ class Observer:
         return await retry_through_outages(self._look, "the look for work")
 
     async def admission_limit(self, run: Run) -> int | None:
-        """Up to which place training groups may be begun, or None if none may."""
+        """Up to which group order training groups may be begun, or None if none may."""
         return await retry_through_outages(
             lambda: self._admission_limit(run), "the staleness bound"
         )

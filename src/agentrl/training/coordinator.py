@@ -28,7 +28,7 @@ from agentrl.databases.services import SILENT_S, register_urls
 from agentrl.databases.task_file import TaskLine, read_tasks
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
-from agentrl.training.entry import Entry, enter, settle
+from agentrl.training.entry import RunEntry, enter, settle
 from agentrl.training.gpu_sharing import GpuSharing
 from agentrl.training.publication import Publication, Publisher, next_version
 from agentrl.training.startup import checkpoint_to_resume
@@ -99,7 +99,7 @@ class RunCoordinator:
         self._total_steps = 0
         self._ledger: RowLedger | None = None
         self._starts: list[TrainerStart] = []
-        self._entry: Entry | None = None
+        self._entry: RunEntry | None = None
         self._known_data: list[DataSet] = []
 
     @property

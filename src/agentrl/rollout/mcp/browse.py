@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 import orjson
 
 from agentrl.configs import ContextConfig, comma_separated
-from agentrl.rollout.llm_client import LLMClient, NoModelAnswered, Reply
+from agentrl.rollout.llm_client import LLMClient, LLMReply, NoModelAnswered
 from agentrl.rollout.tool_calls import ParsedCall
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class BrowseAgent:
             )
         )
 
-    async def summarise(self, question: str, call: ParsedCall, result: str) -> Reply[str] | None:
+    async def summarise(self, question: str, call: ParsedCall, result: str) -> LLMReply[str] | None:
         """What the result of `call` holds, and the model that says so; None if no model can."""
         limit = self.config.browse_max_chars
         shown = result[:limit]

@@ -24,7 +24,7 @@ from agentrl.training.logprobs import attach_logprobs
 from agentrl.training.offload import offload_activations
 from agentrl.training.parallel.context import apply_context_parallel
 from agentrl.training.parallel.experts import apply_expert_parallel, shard_experts
-from agentrl.training.parallel.limits import check_model
+from agentrl.training.parallel.limits import check_degrees
 from agentrl.training.parallel.mesh import Mesh
 from agentrl.training.parallel.tensor import apply_tensor_parallel
 from agentrl.training.value_model import attach_values, has_value_head
@@ -51,7 +51,7 @@ def parallelise(
     tree attention if it can have it. Raises `ConfigError` if the model cannot be divided as asked,
     `RuntimeError` if the sharding is not what was asked for.
     """
-    check_model(model, mesh.sizes, mesh.context_mode)
+    check_degrees(model, mesh.sizes, mesh.context_mode)
     if trees:
         use_tree_attention(model)
     _to_device(model, mesh.device)
