@@ -57,7 +57,7 @@ def token_losses_of(given: LossInputs, loss: str = "GRPO", **flags: object) -> T
 
 
 def slopes(given: LossInputs, loss: str = "GRPO", **flags: object) -> list[float]:
-    """d(loss) / d(logprob), times the number of tokens: as token_losses have it under a token mean."""
+    """d(loss) / d(logprob), times the number of tokens, as losses have it under a token mean."""
     share, _ = objective(loss, token_level_loss=True, **flags).share(given, totals_of(given))
     return gradient(share * len(given.mask), given)
 

@@ -66,7 +66,7 @@ class RowLedger:
         self._first_group = 0
 
     def begin_at(self, group_order: int) -> None:
-        """Rows of groups before `group_order` are of other data (`DataSet`): they are not trained."""
+        """Rows of groups before `group_order`, of an earlier `DataSet`, are not trained."""
         self._first_group = group_order
 
     async def evict(self, step: int, lineage: Lineage, max_staleness: int) -> int:

@@ -34,7 +34,7 @@ class RankPlan:
 
     @property
     def balance(self) -> float:
-        """The most expensive rank's cost over the mean: by how much a step is longer than need be."""
+        """The most expensive rank's cost over the mean: by so much a step is prolonged."""
         return max(self.costs) / mean(self.costs) if any(self.costs) else 1.0
 
 
