@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from scripted_run import (
@@ -120,7 +121,8 @@ async def test_a_sampler_that_stood_still_for_two_leases_writes_nothing_more(
     await add(database, 2)
     await begin_run(database)
     # Longer than a busy machine itself stands still: that would end a lease before the signal.
-    flags = ("--lease_seconds", "4", "--drain_seconds", "0")
+    lease_s = 4
+    flags = ("--lease_seconds", str(lease_s), "--drain_seconds", "0")
     process = subprocess.Popen(
         [sys.executable, str(HERE / "sampler_process.py"), mongod.url, database.name, *flags],
         stdout=subprocess.PIPE,
@@ -134,6 +136,7 @@ async def test_a_sampler_that_stood_still_for_two_leases_writes_nothing_more(
 
         await until(all_started, 60)
         process.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
         async with scheduler(
             database, agent(lambda claim: float(claim.rollout)), config(*flags), owner="awake"
         ) as awake:
@@ -143,6 +146,8 @@ async def test_a_sampler_that_stood_still_for_two_leases_writes_nothing_more(
             await running
         lost = {"owner": "stopped"}
         before = [record async for record in database.records.find(lost).sort("_id", 1)]
+        # A lease runs from its last heartbeat: the others may be done before one has passed.
+        await asyncio.sleep(max(0.0, stopped + 2 * lease_s - time.monotonic()))
         process.send_signal(signal.SIGCONT)
         # Its attempts go on, and try to write: one after the other says that it woke.
         woke = [await asyncio.to_thread(process.stdout.readline) for _ in range(4)]

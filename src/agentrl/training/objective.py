@@ -83,7 +83,7 @@ class Objective:
         return max(scope_of(self._function), correction_scope(self._config))
 
     def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLosses]:
-        """The scalar to differentiate (its sum over all parts is the loss), and its token losses."""
+        """The scalar to differentiate (summed over all parts: the loss), and its token losses."""
         config = self._config
         divergence = None
         if config.beta > 0:
