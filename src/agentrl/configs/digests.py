@@ -1,7 +1,7 @@
-"""What a file or a model's folder holds, as a short text that is the same for the same content.
+"""The content of a file or a model's folder as a short text, equal for equal content.
 
-To tell whether a path leads to what a run began with, wherever that lies now. None where there is
-nothing to read.
+It tells whether a path holds what a run began with, wherever that is now. None if there is nothing
+to read.
 """
 
 import hashlib

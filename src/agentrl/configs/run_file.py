@@ -1,7 +1,7 @@
 """Flags from a YAML file, `--config run.yml`: a mapping from flags to their values.
 
-A flag that takes several, with commas between, may be a list; one that takes JSON, a mapping. What
-is null counts as not there.
+A flag that takes several values, separated by commas, may be a list. A flag that takes JSON may be
+a mapping. A null counts as absent.
 """
 
 import json

@@ -1,4 +1,4 @@
 """The domain and its ledger: documents, transitions, arrays, connection, embedded mongod.
 
-Imports nothing else of the package: samplers, trainer and launcher meet here.
+It imports nothing else of the package. Samplers, trainer and launcher all use it.
 """

@@ -1,7 +1,7 @@
 """Token arrays as MongoDB stores them: little-endian bytes.
 
-A BSON array costs some 11 bytes an element and a document may hold 16 MB; as bytes an int32 or
-float32 costs 4 and a mask entry 1.
+A BSON array takes about 11 bytes an element, and a document may hold 16 MB. As bytes an int32 or
+float32 takes 4, and a mask entry 1.
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,13 @@
-"""Waiting for something to change in a run's database, without asking all the time.
+"""Waiting for a change in a run's database, with as few requests as possible.
 
     async with Changes(database, inserted(database.rows)) as changes:
         while not await enough():
             await changes.wait(timeout_s=5.0)
 
-Where the server offers change streams (a replica set), a wait ends when a change arrives;
-elsewhere, and while a stream is broken, it ends by itself after a pause that grows from look to
-look. Nothing depends on it for correctness: a wait may end without a change, and always ends after
-its timeout. Not in here: what changed. Who waits looks for itself.
+If the server has change streams (a replica set), a wait ends when a change arrives. Otherwise, and
+while a stream is broken, it ends after a pause that grows with each wait. Correctness does not
+depend on it: a wait may end without a change, and always ends after its timeout. A wait does not
+say what changed; the caller reads that itself.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""The connection to a run's MongoDB and its collections, and patience while the server is away.
+"""The connection to a run's MongoDB and its collections, with retries while the server is away.
 
-Each collection's indexes are created here, once per process, by the code that opens it.
+The code that opens a database creates each collection's indexes, once per process.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Why a run gets nowhere, in sentences: pure functions of how its latest attempts and groups ended.
 
-Lists are newest first. What is read of the database for them is in `outcomes.py`; who ends a run by
-them, in `hopeless.py`.
+Lists are newest first. `outcomes.py` reads them from the database; `hopeless.py` ends a run by
+them.
 """
 
 from collections import Counter

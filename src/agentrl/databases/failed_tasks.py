@@ -1,8 +1,8 @@
 """Tasks with failures: rollouts given up after `max_failures` errors, rollouts that are tried again
-after one, and groups whose scorer failed.
+after an error, and groups whose scorer failed.
 
 They stay in the ledger with their last error. Groups are finalised with the rollouts that have a
-score; nothing here changes them.
+score. This file only reads.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""From task files to the ledger: training tasks epoch by epoch, held-out tasks when asked.
+"""From task files to the ledger: training tasks epoch by epoch, held-out tasks on request.
 
-The trainer's rank 0 calls it. Ids are derived from split, epoch and line, so that doing it again
-after a crash changes nothing.
+Rank 0 of the trainer calls it. Ids are derived from split, epoch and line, so a repetition after a
+crash changes nothing.
 """
 
 import random

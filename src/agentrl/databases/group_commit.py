@@ -1,13 +1,12 @@
 """Group commit: writes to one collection that wait at the same time go out as one bulk write.
 
-A command to MongoDB costs its sender and the server far more than a document in it. So a process
-has one bulk write in flight for each collection; a write that comes meanwhile waits for the next,
-with all others that come. Nobody waits for company: where nothing is in flight, a write goes out
-at once.
+A command to MongoDB costs sender and server far more than a document in it. So a process has at
+most one bulk write in flight for each collection. A write that arrives meanwhile waits for the next
+bulk write, with all others that arrive. If nothing is in flight, a write goes out at once.
 
-Every write must be one that may be done twice (under an id that follows from what it is about, or
-naming the state that it expects), because it is, after an outage. What is written, and when it may
-be, is the caller's business (`records.py`).
+Every write must be repeatable, because after an outage it is repeated: its id is derived from its
+subject, or it names the state that it expects. The callers decide what is written, and when
+(`records.py`).
 """
 
 import asyncio

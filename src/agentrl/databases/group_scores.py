@@ -1,10 +1,10 @@
-"""Scoring a whole group at once, while its finalisation is held.
+"""Scoring a whole group, while its finalisation is held.
 
-    hold*  ->  keep        or, if we stop before the scores are there:  leave
+    hold*  ->  keep        or, if the sampler stops before the scores are there:  leave
 
-A scorer that compares the Records of a group may take minutes and need not say the same twice. So
-the finalisation's lease is extended meanwhile, and what was said first is kept on the Task, in one
-atomic update: whoever takes over goes on from that.
+A scorer that compares the Records of a group may take minutes and may return other scores the next
+time. So the finalisation's lease is extended meanwhile. The first scores are kept on the Task, in
+one atomic update, and a sampler that takes over continues from them.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """What a sampler knows of its own leases: for which Records it may still write.
 
-The server's clock decides when a lease ends, and only the server's answers tell. But a process that
-was stopped, or cut off, must not write before it has asked again: so it keeps, on its own monotonic
-clock, the moment up to which the last answer surely holds. After that a write waits for the next
-heartbeat: it goes on if the lease was extended, and is refused if it was lost.
+The server's clock decides when a lease ends. A process that was stopped or cut off must not write
+before it has asked the server again. So it keeps, on its own monotonic clock, the time until which
+the last answer surely holds. After that time a write waits for the next heartbeat. It goes on if
+the lease was extended, and is refused if the lease was lost.
 
 No I/O here; heartbeats are `TaskLedger.heartbeat`'s.
 """

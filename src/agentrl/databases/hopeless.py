@@ -1,12 +1,12 @@
-"""`--max_failures_without_success`: when a run that gets nowhere is ended.
+"""`--max_failures_without_success`: decides when a run that gets nowhere is ended.
 
-What is counted stands in the database, so that it holds for any number of samplers: attempts that
-failed since the last one that ended with a score, and groups that gave nothing to train since the
-last one that gave something. What happened before the watch began is not counted: whoever started
-the run again may have mended it.
+The database is counted, so the counts cover any number of samplers: attempts that failed since the
+last one that ended with a score, and groups that gave nothing to train since the last one that gave
+something. Failures before the watch began are not counted, because the cause may have been fixed
+before the restart.
 
-A count alone would end a run in an outage of its tools or its judge, in which attempts fail by the
-hundred. So it must have lasted for a while too; an outage of `OUTLIVED_S` ends no run.
+In an outage of tools or judge, attempts fail by the hundred. So the failures must also last for a
+while: an outage of `OUTLIVED_S` ends no run.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Who holds a lease: names of processes, as the ledgers and people read them."""
+"""Names of processes that hold leases, as the ledgers store them and people read them."""
 
 import os
 import socket

@@ -1,8 +1,8 @@
 """Publications of weights: version numbers in the order they were given out, and their steps.
 
-Version numbers count on when a run is resumed from a checkpoint, so that none ever means two sets
-of weights. How old a token is follows from the optimizer step behind its version, not from the
-number: a resume makes no token older.
+Version numbers count on when a run is resumed from a checkpoint, so a number never means two sets
+of weights. The age of a token is computed from the optimizer step of its version, not from the
+number, so a resume makes no token older.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,11 +1,11 @@
 """What samplers write of their work: Records, their turns, and the rows made of them.
 
-    start -> add_turn* -> finish        while the slot's lease is ours
+    start -> add_turn* -> finish        while the sampler holds the slot's lease
     add_rows -> settle                  when the group is finalised
 
 A turn is durable before its Record is finished, and a Record before its slot is terminal. All
-writes go through group commit (`group_commit.py`), so that what a record costs the database gets
-less the more of them a process works on. Slots and leases are in `tasks.py`.
+writes go through group commit (`group_commit.py`), so a record costs the database less if a process
+works on many. Slots and leases are in `tasks.py`.
 """
 
 from collections.abc import Mapping, Sequence

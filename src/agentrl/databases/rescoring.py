@@ -1,12 +1,12 @@
-"""What is written when stored Records are scored anew: `agentrl rescore`.
+"""The writes of `agentrl rescore`, which scores stored Records again.
 
-    rows -> Records -> Task          group after group, each finished before
+    rows -> Records -> Task          group after group, each finished before the next
 
-Only groups that are completed are scored anew: those in progress are their samplers'. A row that
-no trainer has touched gets the new advantages, is withdrawn, or comes back; every other row stays
-as it is, and its Record says so. Each update names the state that it expects, so that a trainer
-that goes on meanwhile either leases the row as it was or as it is then. A run that dies half way is
-simply run again.
+Only completed groups are scored again; groups in progress belong to their samplers. A row that no
+trainer has used gets the new advantages, is withdrawn, or is restored. Every other row stays as it
+is, and its Record says so. Each update names the state that it expects, so a trainer that runs
+meanwhile leases the row either before or after the change. After a crash the command is simply run
+again.
 """
 
 from collections.abc import Mapping, Sequence

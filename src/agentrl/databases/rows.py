@@ -1,17 +1,17 @@
 """The ledger of training: which rows a step trains, and which steps trained a row.
 
 Rank 0 of the trainer leases rows for one optimizer step and commits them with it. Resuming from a
-checkpoint rewinds the ledger to it: along one lineage of checkpoints each row is trained
+checkpoint rewinds the ledger to it. Along one lineage of checkpoints each row is trained
 `max_trained_count` times, unless it grows too old.
 
     lease* -> commit      for every step, by the trainer that holds the run
     rewind                by the next trainer, to the step of its checkpoint
-    release               by a trainer that stops, of what it leased ahead
+    release               by a trainer that stops, of the rows that it leased ahead
 
-Every transition may be done twice, so that an answer lost with the connection can be asked for
-again. A trainer that was replaced and does not know it yet (it was stopped, or cut off) cannot
-touch what its successor leased or trained: rows carry the fencing number of whoever holds them,
-and the successor takes back what lower numbers hold.
+Every transition may be repeated, because an answer may be lost with the connection. A trainer that
+was stopped or cut off may have been replaced without knowing it. It cannot change rows that its
+successor leased or trained: rows carry the fencing number of their holder, and the successor takes
+back the rows of lower numbers.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
-"""The runs that a MongoDB holds, and the end of one: what is looked at from outside, without
-making a database or an index where there is none."""
+"""The runs of a MongoDB, listed and dropped from outside.
+
+Reading creates no database and no index.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

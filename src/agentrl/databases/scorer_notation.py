@@ -1,10 +1,10 @@
-"""How the `scorer` of a task is written: one name, or a weighted sum of several.
+"""The notation of a task's `scorer`: one name, or a weighted sum of several.
 
     "math"                     the score of `math`
     "0.7*math + 0.3*f1"        a weighted sum; a name without a weight has weight 1
     {"math": 0.7, "f1": 0.3}   the same, in a task file
 
-What the names mean is the rollout's business (`rollout/scorers`).
+`rollout/scorers` knows the scorers that the names mean.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Inference services as the run knows them: who serves, with which weights, since when silent."""
+"""The inference services of a run: URLs, weight versions and heartbeats."""
 
 from collections.abc import Iterable
 

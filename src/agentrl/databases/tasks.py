@@ -1,19 +1,19 @@
 """The ledger of sampling: who works on which rollout, in one document per group.
 
-Every transition is one atomic update whose filter names the state it expects, so no transaction is
-needed, and any process may die between any two of them. Times are the server's (`$$NOW`): clocks of
-samplers do not matter.
+Every transition is one atomic update whose filter names the state it expects. So no transaction is
+needed, and any process may die between any two transitions. Times are the server's (`$$NOW`); the
+clocks of samplers do not matter.
 
     claim -> heartbeat* -> complete | fail | release      by the sampler that holds the lease
     reap                                                   by anyone, now and then
     claim_finalisation                                     by anyone, when its holder died
     finalised                                              by who made the last slot terminal
 
-Every method may be called again when its answer was lost, and waits out an outage of the database
-by doing so. What such a call had leased already is nobody's work then, and runs out.
+Every method retries through an outage of the database, and may be repeated when its answer was
+lost. Slots that the lost call had leased are then worked on by nobody, and their leases expire.
 
-Not in here: which states may follow which (`transitions.py`), and what is written of the work
-itself (`records.py`).
+Not in here: which states may follow which (`transitions.py`), and the documents of the work itself
+(`records.py`).
 """
 
 from collections.abc import Collection, Mapping, Sequence

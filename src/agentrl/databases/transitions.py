@@ -1,13 +1,12 @@
 """Which state may follow which, as tables, and the one function per document that applies them.
 
-Nothing else writes `status`. A change names, in the filter of its atomic update, the states that
-its table lets it come from; what does not match is refused with the state found and the state
-wanted. Here are the tables and how a change is applied; when and why one is made stands in
-`tasks.py` (Tasks and slots), `records.py` (Records), `rows.py` (rows) and `rescoring.py` (Records
-and rows that are scored anew).
+Nothing else writes `status`. The filter of each atomic update names the states from which its table
+allows the change. A change that does not match is refused, with the state found and the state
+wanted. When and why a change is made is decided in `tasks.py` (Tasks and slots), `records.py`
+(Records), `rows.py` (rows) and `rescoring.py` (Records and rows that are scored again).
 
-A Task and its slots are one document, so their changes are expressions that one update pipeline
-holds together: `slots_changed` and `task_status`.
+A Task and its slots are one document. So their changes are expressions that one update pipeline
+combines: `slots_changed` and `task_status`.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,5 +1,5 @@
-"""Starting a run's parts on one machine, watching them, and telling how it went.
+"""Starts the processes of a run on one machine, watches them, and reports.
 
-Nothing of the pipeline is in here: parts are processes with a command line, and what they do is
-read from the run's database and its metrics file.
+The launcher holds nothing of the pipeline. Its processes have command lines, and it reads their
+progress from the run's database and its metrics file.
 """

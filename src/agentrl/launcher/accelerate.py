@@ -1,9 +1,9 @@
-"""`accelerate launch` for the launcher's trainer: as it is, but that a stop in order ends in order.
+"""`accelerate launch` for the launcher's trainer, with a quiet end when a run is stopped.
 
     python -m agentrl.launcher.accelerate FLAGS -m MODULE ...
 
-torch's agent answers a signal by ending its workers, waits for them, and then raises
-`SignalException`, which nobody catches: the log of every stop ended in its traceback.
+On a signal torch's agent ends its workers, waits for them, and then raises `SignalException`.
+Nobody catches that, so without this file the log of every stop would end in a traceback.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""`agentrl config`: what is in force for a run, and where each value comes from."""
+"""`agentrl config`: the flags in force for a run, and the source of each value."""
 
 import json
 import os

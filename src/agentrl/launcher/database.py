@@ -1,4 +1,4 @@
-"""The run's MongoDB as the launcher's verbs need it: given by URL, running already, or started."""
+"""The run's MongoDB for the verbs of the launcher: given by URL, already running, or started."""
 
 import fcntl
 import json

@@ -1,7 +1,7 @@
 """`agentrl db`: a run's database, open for MongoDB Compass, `mongosh` or any other client.
 
-That of a live run is there anyway; for a finished one its mongod is started, on loopback, until
-Ctrl-C.
+The database of a live run is open already. For a finished run its mongod is started on loopback,
+until Ctrl-C.
 """
 
 import asyncio

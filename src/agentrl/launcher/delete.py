@@ -1,8 +1,7 @@
-"""`agentrl delete`: a run with all that it left: what it wrote in its folder, its database, its
-logs.
+"""`agentrl delete`: removes the files that a run wrote in its folder, its database and its logs.
 
-Asked twice. Nothing else that lies in the folder is touched, no link is followed, and a run that
-lives is refused.
+The user is asked twice. Other files in the folder stay, links are not followed, and a live run is
+refused.
 """
 
 import asyncio

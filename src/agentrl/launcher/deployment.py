@@ -1,6 +1,6 @@
-"""Where a run lives, as its environment variables say: each has a default, which fits one machine.
+"""Where the processes of a run are, by environment variables. The defaults fit one machine.
 
-Flags of the command line take precedence over variables that say the same (`MODEL` and
+A flag of the command line takes precedence over the variable of the same meaning (`MODEL` and
 `--model_name_or_path`).
 """
 

@@ -1,6 +1,7 @@
-"""`agentrl doctor`: is this machine, this model, and what a run needs, in order?
+"""`agentrl doctor`: checks this machine, a model, and the services that a run needs.
 
-Each check answers with a sentence. What is not given is not checked; what fails says what to do.
+Each check prints one sentence. Services that are not given are not checked. A failed check says
+what to do.
 """
 
 import asyncio

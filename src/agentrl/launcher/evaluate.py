@@ -1,7 +1,7 @@
-"""`agentrl eval`: a checkpoint on the held-out tasks, with its trajectories kept in the database.
+"""`agentrl eval`: evaluates a checkpoint on the held-out tasks; trajectories stay in the database.
 
-It starts what it needs as a launch does, but the engine on the checkpoint, and no trainer. Its
-tasks are an evaluation of their own, with a negative number: those of training are numbered by
+It starts the same processes as a launch, except the trainer; the engine serves the checkpoint. Its
+tasks belong to an evaluation with a negative number, because those of training are numbered by
 step.
 """
 

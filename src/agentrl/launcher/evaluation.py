@@ -1,4 +1,4 @@
-"""What an evaluation found, as numbers with intervals: computed, printed and written here."""
+"""The result of an evaluation as numbers with intervals: computed, printed and written."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""One launch: starts a stack's parts, watches them to the end of the run, stops and reports."""
+"""One launch: starts a stack's processes, watches them to the end of the run, stops and reports."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
-"""The help of a launch: variables and flags, with what preset, demo and environment set.
+"""The help of a launch: variables and flags, with the values of preset, demo and environment.
 
-Apart from `run.py`, which loads all that a run needs.
+It is separate from `run.py`, whose imports take long.
 """
 
 import os

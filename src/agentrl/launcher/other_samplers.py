@@ -1,4 +1,4 @@
-"""Which samplers at work on a run were started elsewhere: by other machines and other launches."""
+"""The samplers of a run that other machines and other launches have started."""
 
 import os
 import socket

@@ -1,7 +1,7 @@
-"""What can be found wrong with a run before anything of it is started or written.
+"""Checks of a run before anything is started or written.
 
-Each check raises `ConfigError` with a sentence for the user, or `TaskFileError` with one for each
-mistake in a task file.
+Each check raises `ConfigError` with a sentence for the user, or `TaskFileError` with one sentence
+for each mistake in a task file.
 """
 
 import errno

@@ -1,9 +1,9 @@
 """The flags that the example scripts start from. Flags given after them take precedence.
 
-A preset is the algorithm, and what its name stands for already (`configs/losses.py`) is not said
-again: another `--loss_calculator` after it brings its own. Without a model of the user's own, the
-demo of `assets/demo` is trained: its flags make it learn within minutes on two cores, and fit
-nothing else.
+A preset names an algorithm and does not repeat the values that the name brings
+(`configs/losses.py`), so a later `--loss_calculator` brings its own values. Without a model of the
+user's own, the demo of `assets/demo` is trained. The demo's flags make it learn within minutes on
+two cores, and fit nothing else.
 """
 
 from collections.abc import Sequence

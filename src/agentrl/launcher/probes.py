@@ -1,7 +1,7 @@
-"""Tools, models that help and the reward service are tried before anything is launched.
+"""Checks tools, auxiliary models and the reward service before anything is launched.
 
-What is asked is tiny and real: the same code that the samplers use has to make something of the
-answer. What the launch starts itself is not there yet, and is not tried.
+Each check makes one small request and reads the answer with the code that the samplers use.
+Services that the launch starts itself do not exist yet, and are not checked.
 """
 
 import asyncio

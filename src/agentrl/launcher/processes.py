@@ -1,8 +1,8 @@
-"""Child processes of a run: started, watched, started again when they die, stopped in order.
+"""Child processes of a run: started, watched, restarted when they die, stopped in order.
 
-Every part runs under a subreaper (`subreaper.py`) in a session of its own, so that the terminal's
-Ctrl-C reaches the launcher alone, which then stops the parts in order; and so that no process
-outlives the launcher, however it ends.
+Every process runs under a subreaper (`subreaper.py`) in a session of its own. So the terminal's
+Ctrl-C reaches only the launcher, which stops the processes in order, and no process outlives the
+launcher.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""How a run is doing, read from its metrics file and database: cheaply, and by indexes only.
+"""The progress of a run, read from its metrics file and database, by indexes only.
 
-But for the history of a run that goes on: that is read once, from all records.
+The exception is the history of a resumed run, which is read once from all records.
 """
 
 import json

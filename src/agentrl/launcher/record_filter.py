@@ -3,9 +3,9 @@
     score<0.5   status=failed   task_id=train-17   step>=10   tokens.generated>200
     '{"turn_statuses.repeaterror": {"$gt": 2}}'
 
-A condition is FIELD, one of = != < <= > >=, and a value; all of them must hold. A field is one of a
-Record (or of what is in it, with dots), a column of `--list`, or `step`: the optimizer step whose
-weights began the Record. What begins with { is a filter in MongoDB's own notation.
+A condition is FIELD, one of = != < <= > >=, and a value. All conditions must hold. A field is a
+field of a Record (with dots for nested ones), a column of `--list`, or `step`: the optimizer step
+whose weights began the Record. A text that begins with { is a filter in MongoDB's notation.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a finished run leaves for people: `summary.json`, two pictures and what to do next."""
+"""The report of a finished run: `summary.json`, two pictures, and commands for what to do next."""
 
 import json
 import os

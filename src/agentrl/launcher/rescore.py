@@ -1,10 +1,10 @@
-"""`agentrl rescore`: other scores for the trajectories that a run has stored.
+"""`agentrl rescore`: new scores for the stored trajectories of a run.
 
     agentrl rescore RUN --scorer ruler
     agentrl rescore RUN --scorer "0.7*math + 0.3*f1" --where '{"split": "eval"}'
 
-Scores, advantages and rows that were not trained yet are made anew, by the flags that the run was
-launched with and those that follow; what was before stays in each Record's `score_history`.
+Scores, advantages and rows that were not trained yet are made again, by the flags of the run's
+launch and those given here. The old scores stay in each Record's `score_history`.
 """
 
 import asyncio

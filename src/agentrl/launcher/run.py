@@ -1,4 +1,4 @@
-"""`agentrl launch`: what the user asked for, checked as a whole before anything is started."""
+"""`agentrl launch`: checks the user's flags as a whole, then starts the run."""
 
 import asyncio
 import os

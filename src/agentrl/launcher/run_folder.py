@@ -1,8 +1,8 @@
-"""What the launcher keeps in a run's folder: the lock of the live launch, and how it was called.
+"""The launcher's files in a run's folder: the lock of the live launch, and the launch's arguments.
 
-launch.lock    held while any process of a launch lives; the kernel releases it with the last
-launch.json    preset, flags, seconds so far and how it ended, for the next launch, for evaluation
-               and for `agentrl runs`
+launch.lock    held while any process of a launch lives; the kernel releases it with the last one
+launch.json    preset, flags, seconds so far and how the launch ended, for the next launch, for
+               evaluation and for `agentrl runs`
 summary.json   the report of a finished run
 """
 

@@ -1,7 +1,7 @@
-"""Which files and folders are a run's own: those that it wrote, whatever else lies beside them.
+"""Which files and folders of a run's folder the run itself wrote.
 
-A folder given with `--output_dir` may hold other things, also under names like ours: a part is
-known by its name and, if it is a folder, by what is in it.
+A folder given with `--output_dir` may hold other files, also under names like ours. A file of a run
+is known by its name, and a folder also by its content.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What can be seen of a run without its database: its state, steps, success, size and place."""
+"""A run as its folder shows it, without its database: state, steps, success, size and place."""
 
 import json
 import os

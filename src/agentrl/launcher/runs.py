@@ -1,6 +1,6 @@
-"""`agentrl runs`: the runs that are here, and those of a MongoDB, one line each.
+"""`agentrl runs`: the runs of this folder, and those of a MongoDB, one line each.
 
-What stands in the runs' folders is read; no database is started for it.
+It reads the files of the runs' folders and starts no database.
 """
 
 import asyncio

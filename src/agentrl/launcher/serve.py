@@ -1,6 +1,6 @@
-"""`agentrl serve`: an inference service, announced to a run while it lives.
+"""`agentrl serve`: an inference service, registered with a run while it lives.
 
-The engine is the local one or SGLang, started as a child; both answer the same API.
+The engine is the local one or SGLang, started as a child. Both have the same API.
 """
 
 import asyncio

@@ -1,5 +1,4 @@
-"""`agentrl show`: one trajectory as a person reads it, a list of them, or the tasks that nothing
-came of."""
+"""`agentrl show`: prints one trajectory, a list of Records, or the tasks with failures."""
 
 import asyncio
 from collections.abc import Sequence

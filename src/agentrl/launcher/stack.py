@@ -1,6 +1,6 @@
-"""Which parts a run needs on this machine, and the command line of each.
+"""Which processes a run needs on this machine, and the command line of each.
 
-All parts get the same run flags; what is started here is added to them as URLs.
+All processes get the same run flags. The URLs of services that are started here are added.
 """
 
 import sys

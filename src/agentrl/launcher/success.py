@@ -1,4 +1,4 @@
-"""How well a run's policies did, by step: on the tasks of training and on those held out."""
+"""Success of a run's policies by step, on the training tasks and on the held-out tasks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

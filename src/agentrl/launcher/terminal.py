@@ -1,8 +1,8 @@
-"""A picture that stays in its place in a terminal and is painted over line by line.
+"""A picture that stays in its place in a terminal and is repainted line by line.
 
-Unlike `rich.live` it writes only the lines that changed, all in one go, so that nothing flickers;
-begins anew where the terminal was resized, which has wrapped the old lines by then; and keeps what
-is typed meanwhile, such as the ^C of Ctrl-C, from moving it.
+Unlike `rich.live` it writes only the lines that changed, in one write, so nothing flickers. After a
+resize, which wraps the old lines, it begins again. Typed characters, such as the ^C of Ctrl-C, do
+not move it.
 """
 
 import os

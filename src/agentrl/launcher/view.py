@@ -1,7 +1,7 @@
-"""The live view of a run: one panel in a terminal, one line now and then anywhere else.
+"""The live view of a run: one panel in a terminal, or a line from time to time elsewhere.
 
-What is shown is a function of values, cut to the room there is; the newest number of everything
-comes first, so that never that is cut off.
+The view is a function of values, cut to the available space. The newest number of each line comes
+first, so that it is never cut off.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""All tasks of a file, checked: every bad row is told at once, with its place."""
+"""All tasks of a file, checked: all bad rows are reported at once, each with its place."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

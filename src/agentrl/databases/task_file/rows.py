@@ -1,6 +1,6 @@
-"""A task file as a stream of rows. What the fields of a row mean is not known here.
+"""A task file as a stream of rows. The meaning of the fields is in `task_line.py`.
 
-.parquet        Parquet, read in batches: never as a whole beside what is made of it
+.parquet        Parquet, read in batches, so that the table is never in memory as a whole
 anything else   JSON: a list of objects, or one object a line (JSONL), by its first character
 """
 
