@@ -129,8 +129,8 @@ async def test_that_there_are_no_change_streams_is_said_once_however_many_wait(
     ):
         [said] = [record.getMessage() for record in caplog.records]
     assert said == (
-        "no change stream: MongoDB is a single server, no replica set, so it is asked for changes "
-        "every 0.05 to 1 s; all works as with one"
+        "no change stream: MongoDB is a single server, no replica set, so changes are polled "
+        "every 0.05 to 1 s, with the same results"
     )
 
 

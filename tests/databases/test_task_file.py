@@ -122,9 +122,9 @@ def line_with(field: str, levels: int) -> str:
         (line_with("own", 900), "`own` nests deeper than 100 levels"),
         (line_with("own", 100_000), "nests deeper than 100 levels"),
         ('{"query": "q", "id": %s}' % ("9" * 5000), "holds a whole number of 5000 digits"),
-        ('{"query": "q", "answer": NaN}', "holds NaN, which is no number of JSON"),
-        ('{"query": "q", "own": [-Infinity]}', "holds -Infinity, which is no number of JSON"),
-        ('{"query": "q", "answer": 1e999}', "`answer` is inf, which is no number"),
+        ('{"query": "q", "answer": NaN}', "holds NaN, which is not a JSON number"),
+        ('{"query": "q", "own": [-Infinity]}', "holds -Infinity, which is not a JSON number"),
+        ('{"query": "q", "answer": 1e999}', "`answer` is inf, which is not a number"),
     ],
     ids=lambda text: text[:40],
 )  # fmt: skip
@@ -314,8 +314,11 @@ USER = {"role": "user", "content": "q"}
     [
         ({"prompt": []}, "`prompt` does not end with a message of role `user`"),
         ({"prompt": [USER, {"role": "system", "content": "s"}]}, "`prompt` does not end with"),
-        ({"prompt": [{"role": "human", "content": "q"}]}, "`prompt[0]` is no message with a role"),
-        ({"prompt": [USER, "q"]}, "`prompt[1]` is no message"),
+        (
+            {"prompt": [{"role": "human", "content": "q"}]},
+            "`prompt[0]` is not a message with a",
+        ),
+        ({"prompt": [USER, "q"]}, "`prompt[1]` is not a message"),
         ({"prompt": [{"role": "user", "content": " "}]}, "`prompt[0]`: its `content` is empty"),
         ({"prompt": [{"role": "user"}]}, "`prompt[0]`: its `content` is a NoneType, not a text"),
         (
@@ -337,7 +340,7 @@ USER = {"role": "user", "content": "q"}
             {"query": "q", "extra_info": {"tools_kwargs": "all"}},
             "`tools_kwargs` is a str, not an object",
         ),
-        ({"query": "q", "big": 1 << 70}, "holds what the database cannot keep"),
+        ({"query": "q", "big": 1 << 70}, "holds a value that the database cannot store"),
     ],
 )
 def test_what_cannot_be_used_is_told_with_its_row_and_field(
@@ -355,13 +358,13 @@ def test_what_cannot_be_used_is_told_with_its_row_and_field(
 
 
 def test_a_table_that_is_none_or_holds_bad_rows_says_so(tmp_path: Path) -> None:
-    with pytest.raises(TaskFileError, match=r"tasks\.parquet is no Parquet file that can be read"):
+    with pytest.raises(TaskFileError, match=r"tasks\.parquet is not a readable Parquet file"):
         read(write(tmp_path, "not a table", name="tasks.parquet"))
     path = write_table(tmp_path, [{"id": "a", "query": "q"}, {"id": "a", "query": "r"}])
     with pytest.raises(TaskFileError) as error:
         read(path)
-    assert str(error.value) == f"{path} row 2: id 'a' stands already in row 1"
-    with pytest.raises(TaskFileError, match="begins like a JSON list and is none"):
+    assert str(error.value) == f"{path} row 2: id 'a' is already used in row 1"
+    with pytest.raises(TaskFileError, match="begins like a JSON list but is not one"):
         read(write(tmp_path, '[{"query": "q"},', name="tasks.json"))
 
 

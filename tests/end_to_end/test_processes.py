@@ -128,7 +128,7 @@ def test_a_process_that_is_killed_ends_the_launch_which_says_how_to_go_on(
 ) -> None:
     for launch in (finished.on_two, finished.on_one):
         assert launch.status == 1
-        assert "goes on from checkpoint-" in launch.output
+        assert "resumes from checkpoint-" in launch.output
     assert "agentrl train: another process of the trainer has ended" in finished.log_of_two
 
 

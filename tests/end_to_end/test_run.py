@@ -142,7 +142,7 @@ def test_a_launch_on_other_data_is_refused_and_other_flags_are_taken_and_said(
     assert run.other_data.returncode == 2
     for said in ("--train_file was ", "the demo's tools and has tools given", "--change_data"):
         assert said in run.other_data.stderr
-    resumed = int(run.first_message.split("goes on from checkpoint-")[1].split()[0].strip(".;"))
+    resumed = int(run.first_message.split("resumes from checkpoint-")[1].split()[0].strip(".;"))
     assert f"--learning_rate 5e-4 → 4e-4 (since step {resumed})" in run.second.stdout
     rates = {line["step"]: line["learning_rate"] for line in run.metrics()}
     assert rates == {step: 5e-4 if step <= resumed else 4e-4 for step in range(1, STEPS + 1)}
@@ -152,7 +152,7 @@ def test_a_killed_trainer_ends_the_launch_with_a_sentence_and_the_next_one_goes_
     run: FinishedRun,
 ) -> None:
     assert run.first_status == 1
-    assert "trainer" in run.first_message and "goes on from checkpoint-" in run.first_message
+    assert "trainer" in run.first_message and "resumes from checkpoint-" in run.first_message
     assert run.second.returncode == 0, run.second.stdout + run.second.stderr
     assert [line["step"] for line in run.metrics()] == list(range(1, STEPS + 1))
 
@@ -289,7 +289,7 @@ def test_a_signal_stops_a_launch_in_order_with_a_checkpoint_and_without_tracebac
     message, _ = process.communicate(timeout=90)
     assert process.returncode == 130
     # No checkpoint was there when the signal came: the stop saved one.
-    assert "stopped by SIGINT; the same command goes on from checkpoint-" in message
+    assert "stopped by SIGINT; the same command resumes from checkpoint-" in message
     assert not processes_of(name, "sample")
     before = json.loads((output / "launch.json").read_text())["seconds"]
     assert before > 5, "the next launch counts on from here"

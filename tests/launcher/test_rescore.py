@@ -65,7 +65,7 @@ async def test_the_groups_that_a_filter_selects_have_new_scores_and_the_report_c
     status = await rescore(database, mongod, "--scorer", "f1+0.5*contains", "--where", where)
     out, err = capfd.readouterr()
     assert (status, err) == (0, "")
-    assert "1 groups with 2 records are scored anew" in out
+    assert "1 groups with 2 records are scored again" in out
     assert await scores(database) == [1.5, 0.0, 0.0]
 
 

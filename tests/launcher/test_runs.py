@@ -105,7 +105,7 @@ def test_each_run_is_listed_with_its_state_by_what_is_in_its_folder(
     }  # fmt: skip
     assert str(os.getpid()) in rows["live"]["note"]
     assert rows["failed"]["note"] == "the tools went away"
-    assert rows["killed"]["note"] == "killed; goes on from checkpoint-3"
+    assert rows["killed"]["note"] == "killed; resumes from checkpoint-3"
     assert rows["half"]["note"] == "checkpoint-2 has no __1_0.distcp"
     assert "launch.json" in rows["garbled"]["note"]
     assert (rows["more"]["step"], rows["more"]["max_steps"]) == (6, 8)

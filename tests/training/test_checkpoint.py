@@ -134,7 +134,7 @@ def test_a_trainer_that_is_replaced_while_it_saves_removes_and_names_nothing(
     training.save(1)
 
     def taken() -> None:
-        raise TrainerReplaced("another trainer took the run over: this one stops")
+        raise TrainerReplaced("another trainer has taken over the run: this one stops")
 
     training.hold = taken
     training.begin_to_save(2)

@@ -16,8 +16,8 @@ _HELP_COLUMN = 30
 _MESSAGE = re.compile(r"^argument (?:--\w+/)*(--\w+|\w+): ")  # argparse's begins with all spellings
 _CONFIG_HELP = "YAML file of flags (docs/reference/flags.md); the command line takes precedence"
 RUN_FLAGS_EPILOG = (
-    "A flag that is true or false is true where it stands alone. In brackets stands what holds if "
-    "a flag is not given, and who says so."
+    "A true|false flag without a value means true. Brackets show the value of a flag that is not "
+    "given, and where that value comes from."
 )
 
 

@@ -24,7 +24,7 @@ def model_folder(path: str, given_with: str) -> Path:
     missing = f"{given_with} {path}: there is no such folder"
     if _HUB_NAME.fullmatch(path) and not folder.parent.exists():
         raise ConfigError(
-            f"{missing}, and no model is fetched by its name: get it with "
+            f"{missing}, and models are not downloaded by name: get it with "
             f"`hf download {path} --local-dir models/{folder.name}` and give models/{folder.name}"
         )
     where = "" if folder.is_absolute() else f" in {Path.cwd()}"

@@ -63,8 +63,8 @@ def _why_none(error: OperationFailure) -> str:
         else f"refuses it ({(error.details or {}).get('errmsg', error)})"
     )
     return (
-        f"no change stream: MongoDB {reason}, so it is asked for changes every "
-        f"{FIRST_PAUSE_S:g} to {LONGEST_PAUSE_S:g} s; all works as with one"
+        f"no change stream: MongoDB {reason}, so changes are polled every "
+        f"{FIRST_PAUSE_S:g} to {LONGEST_PAUSE_S:g} s, with the same results"
     )
 
 

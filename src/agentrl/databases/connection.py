@@ -165,8 +165,8 @@ async def retry_through_outages(
             away = time.monotonic() - began
             if away + pause > patience_s:
                 raise DatabaseUnreachable(
-                    f"MongoDB did not answer for {away:.0f} s, at {what}: is it running, and is "
-                    f"the network there? ({error})"
+                    f"MongoDB did not answer for {away:.0f} s, at {what}: is it running, and "
+                    f"reachable? ({error})"
                 ) from error
             if pause == _FIRST_PAUSE_S:
                 logger.warning("MongoDB does not answer, at %s: trying again (%s)", what, error)
@@ -200,7 +200,7 @@ async def connect(
         )
     except (InvalidURI, ConfigurationError, ValueError) as error:
         raise DatabaseUnreachable(
-            f"--db_connection_string {shown} is no MongoDB URL: {error}"
+            f"--db_connection_string {shown} is not a MongoDB URL: {error}"
         ) from None
     database = RunDatabase(client, client[name])
     try:

@@ -13,7 +13,7 @@ from enum import StrEnum
 _SHOWN_CHARACTERS = 200  # of an error
 _SHOWN_KINDS = 3
 _SHOWN_REASONS = 2
-_MENDED = "take tasks that it solves now and then, raise --num_generations, or start from a better"
+_MENDED = "use tasks that it solves sometimes, raise --num_generations, or start from a better"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ def _in_words(reason: Barren, groups: Sequence[GroupEnd]) -> str:
                 f"model, and --drop_zero_advantage leaves such groups out: {_MENDED} model"
             )
         case Barren.UNSCORED:
-            return "no rollout has a score: their scorers said None of all of them"
+            return "no rollout has a score: the scorers returned None for all of them"
         case Barren.LEFT_OUT:
             rules = sorted({rule for group in groups for rule in group.left_out})
             return (

@@ -63,4 +63,4 @@ class GroupScores:
             f"the finalisation of {task.id}",
         )
         if not result.matched_count:
-            raise LeaseLost(f"the finalisation of {task.id} is another's by now")
+            raise LeaseLost(f"another sampler has taken over the finalisation of {task.id}")

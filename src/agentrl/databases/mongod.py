@@ -177,7 +177,7 @@ class EmbeddedMongod:
                     if time.monotonic() < deadline:
                         return False
                     raise MongodError(
-                        f"another mongod holds {self.data_dir}: end it, or use it as it is "
+                        f"another mongod uses {self.data_dir}: end it, or connect to it "
                         "(DB_URL, --db_connection_string)"
                     )
                 if status is not None:

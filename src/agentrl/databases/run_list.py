@@ -53,7 +53,7 @@ async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoC
         )
     except (InvalidURI, ConfigurationError, ValueError) as error:
         raise DatabaseUnreachable(
-            f"--db_connection_string {shown} is no MongoDB URL: {error}"
+            f"--db_connection_string {shown} is not a MongoDB URL: {error}"
         ) from None
     try:
         yield client

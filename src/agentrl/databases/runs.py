@@ -199,7 +199,7 @@ class RunLease:
         result = await self._database.runs.update_one(self._ours(), [{"$set": changes}])
         if result.matched_count == 0:
             raise TrainerReplaced(
-                f"another trainer took run {self._database.name!r} over: this one stops"
+                f"another trainer has taken over run {self._database.name!r}: this one stops"
             )
 
     def _ours(self) -> dict[str, object]:

@@ -70,13 +70,13 @@ def main(argv: Sequence[str]) -> int:
         where = f" and no database at {without_passwords(url)}" if url else ""
         raise ConfigError(
             f"run {arguments.run!r} has nothing in {folder}{where}: is the name right? "
-            "`agentrl runs` lists what is here"
+            "`agentrl runs` lists the runs of this folder"
         )
     if not (arguments.keep_database or url or folder.joinpath("mongo").exists()
             or folder.joinpath("launch.json").exists()):  # fmt: skip
         raise ConfigError(
-            f"run {arguments.run!r} has its database elsewhere: set DB_URL to its MongoDB, or say "
-            "--keep_database to delete the folder only"
+            f"run {arguments.run!r} has its database elsewhere: set DB_URL to its MongoDB, or "
+            "give --keep_database to delete only the folder"
         )
     _refuse_live(doomed)
     console = Console()
@@ -195,6 +195,6 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{error.filename}: cannot be deleted ({error.strerror}); call `agentrl delete` again "
-            "when it can"
+            f"{error.filename}: cannot be deleted ({error.strerror}); remove the cause, and run "
+            "`agentrl delete` again"
         ) from None

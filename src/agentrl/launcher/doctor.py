@@ -63,7 +63,7 @@ async def examine(checks: Sequence[Check], console: Console) -> int:
         except NotInOrder as problem:
             failed += 1
             console.print(f"[red]wrong[/] {check.name}: {problem}", highlight=False, soft_wrap=True)
-    console.print(f"{failed} of {len(checks)} checks failed" if failed else "all is in order")
+    console.print(f"{failed} of {len(checks)} checks failed" if failed else "all checks passed")
     return 1 if failed else 0
 
 
@@ -101,7 +101,7 @@ async def _packages() -> str:
             wrong.append(f"{package} is missing")
             continue
         if not package.specifier.contains(found.split("+")[0]):
-            wrong.append(f"{package} is wanted, {found} is installed")
+            wrong.append(f"{package} is required, {found} is installed")
     if wrong:
         raise NotInOrder("; ".join(wrong) + ": run scripts/setup.sh")
     return f"{len(needed)} packages as pinned"

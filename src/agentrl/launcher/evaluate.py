@@ -257,7 +257,7 @@ class Evaluation:
                 return
             await asyncio.sleep(_TICK_S)
         raise ServiceUnreachable(
-            f"no inference service took the checkpoint within "
+            f"no inference service loaded the checkpoint within "
             f"{config.sampling.startup_timeout:.0f} s: {reason}"
         )
 

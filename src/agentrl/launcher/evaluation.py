@@ -147,13 +147,13 @@ def print_report(console: Console, report: EvaluationReport) -> None:
     console.print(table)
     if report.failed_rollouts:
         console.print(
-            f"{report.failed_rollouts} rollouts ended in errors and are in no rate: the records "
-            "hold them"
+            f"{report.failed_rollouts} rollouts ended in errors and count in no rate: `error` of "
+            "their records says why"
         )
     if report.unscored_rollouts:
         console.print(
-            f"{report.unscored_rollouts} rollouts have no score and are in no rate: `explanations` "
-            "of the records may say why"
+            f"{report.unscored_rollouts} rollouts have no score and count in no rate: "
+            "`explanations` of the records may say why"
         )
 
 

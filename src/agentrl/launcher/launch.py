@@ -261,7 +261,7 @@ class Launch:
             return None  # then the database is what failed, and has its own sentence
         if run is None or run.status != HOPELESS or run.fence == self._given_up:
             return None
-        mend = "mend that first (other tasks or another model are another run), then "
+        mend = "fix that first (other tasks or another model make another run), then "
         return Outcome(_FAILED, str(run.failure), first=mend)
 
     def _show(self, view: LiveView, *, last: bool = False) -> None:
@@ -342,7 +342,7 @@ class Launch:
         step = last_checkpoint(self._stack.config.output)
         if step is None:
             return "the same command starts it again: there is no checkpoint yet"
-        return f"the same command goes on from checkpoint-{step}"
+        return f"the same command resumes from checkpoint-{step}"
 
     async def _read_progress(self, reader: ProgressReader, view: LiveView) -> None:
         """Keep the snapshot fresh and what `launch.json` says of the run. Nothing depends on it."""
@@ -405,4 +405,4 @@ class Launch:
 def _tell_failure(task: asyncio.Task[None], view: LiveView) -> None:
     """A run is worth more than its view: it goes on without, but not silently."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        view.notice(f"the progress shown stands still from here on: {error!r}")
+        view.notice(f"the progress shown is no longer updated: {error!r}")

@@ -69,9 +69,7 @@ def _has_chat_template(folder: Path) -> bool:
     try:
         return bool(json.loads(file.read_text(encoding="utf-8")).get("chat_template"))
     except ValueError:
-        raise ConfigError(
-            f"{file} is not JSON: copy it anew from the model it belongs to"
-        ) from None
+        raise ConfigError(f"{file} is not JSON: copy it again from its model") from None
 
 
 def check_tasks(config: Config) -> list[TaskFile]:

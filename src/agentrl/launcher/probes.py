@@ -73,8 +73,8 @@ async def _try_tools(config: Config, say: Say) -> None:
     async with _told(waits, say), open_tools(agent, patience_s, None) as box:
         if not box.catalogue.tools:
             raise ConfigError(
-                f"--mcp_manager_url {agent.mcp_manager_url}: there are servers, but no tool of "
-                "theirs is offered: see --mcp_server_name, --mcp_allow_tools and --mcp_block_tools"
+                f"--mcp_manager_url {agent.mcp_manager_url}: the servers offer no tool: "
+                "check --mcp_server_name, --mcp_allow_tools and --mcp_block_tools"
             )
 
 

@@ -104,7 +104,7 @@ def print_report(console: Console, report: RescoringReport, run: str) -> None:
     """What was done, and what was left as it was."""
     rows = report.rows
     lines = [
-        f"run {run}: {report.groups} groups with {report.records} records are scored anew, "
+        f"run {run}: {report.groups} groups with {report.records} records are scored again, "
         f"{report.unscored} of them have no score now",
         f"rows: {rows[RowOutcome.REWRITTEN]} have new advantages, {rows[RowOutcome.ADDED]} are "
         f"new, {rows[RowOutcome.WITHDRAWN]} are withdrawn",
@@ -115,9 +115,9 @@ def print_report(console: Console, report: RescoringReport, run: str) -> None:
             "stay as they were: `score_history` of their records says so"
         )
     if report.in_progress:
-        lines.append(f"{report.in_progress} groups are still in progress and were left alone")
+        lines.append(f"{report.in_progress} groups are still in progress and were skipped")
     if report.failures:
-        lines.append(f"{len(report.failures)} groups could not be scored and are as they were:")
+        lines.append(f"{len(report.failures)} groups could not be scored and did not change:")
         shown = list(report.failures.items())[:_SHOWN_FAILURES]
         lines += [f"  {task}: {error}" for task, error in shown]
     for line in lines:

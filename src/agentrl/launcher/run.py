@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & {*argv}:
         return launch_help.main(argv)
     if not argv or argv[0] not in PRESETS:
-        raise ConfigError(f"say what to train with: agentrl launch {' | '.join(PRESETS)} RUN")
+        raise ConfigError(f"choose a preset: agentrl launch {' | '.join(PRESETS)} RUN")
     preset, rest = PRESETS[argv[0]], list(argv[1:])
     command = launch_help.typed_command(preset)
     if not rest or rest[0].startswith("-"):
@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
             print_lines(
                 console,
                 [
-                    f"run {rest[0]} is finished: its report is in {stack.config.output}; a larger "
-                    f"--max_steps than {stack.config.optimizer.max_steps} goes on",
+                    f"run {rest[0]} is finished: its report is in {stack.config.output}; to "
+                    f"continue, give a larger --max_steps than {stack.config.optimizer.max_steps}",
                     "",
                 ],
             )

@@ -145,7 +145,7 @@ def read_launch(folder: Path) -> LaunchRecord | None:
     except ValidationError:
         raise ConfigError(
             f"{file} is damaged: restore it, or remove the run with `agentrl delete RUN` and "
-            "start anew"
+            "start again"
         ) from None
 
 

@@ -23,7 +23,7 @@ class State(StrEnum):
 
     LIVE = "live"
     FINISHED = "finished"
-    STOPPED = "stopped"  # the same command goes on
+    STOPPED = "stopped"  # the same command resumes it
     FAILED = "failed"  # the last launch ended by itself, with an error
     BROKEN = "broken"  # something of it cannot be read
 
@@ -101,7 +101,7 @@ def _state(
     if summary and summary["steps"] >= max(step, most):
         return State.FINISHED, ""
     checkpoint = last_checkpoint(folder)
-    left = "no checkpoint yet" if checkpoint is None else f"goes on from checkpoint-{checkpoint}"
+    left = "no checkpoint yet" if checkpoint is None else f"resumes from checkpoint-{checkpoint}"
     if launch is None:
         return State.STOPPED, f"by hand; {left}"
     if launch.status is None:
@@ -116,7 +116,7 @@ def _who(process: str) -> str:
     try:
         words = Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8").split("\0")
     except OSError:
-        return f"parts of process {process}, which is gone"
+        return f"processes of launch {process}, which has ended"
     verb = next((word for word in words if word in ("launch", "eval", "delete")), "process")
     return f"{verb}, process {process}"
 

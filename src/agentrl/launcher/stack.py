@@ -99,8 +99,8 @@ def plan_stack(
         if config.sampling.inference_urls is not None and deployment.num_services:
             raise ConfigError(
                 f"NUM_SERVICES={deployment.num_services} with INFERENCE_URLS="
-                f"{config.sampling.inference_urls}: services that are given are used and none is "
-                "started; set one of the two"
+                f"{config.sampling.inference_urls}: set only one of the two, because no service is "
+                "started if services are given"
             )
         elsewhere = config.sampling.inference_urls is not None or deployment.machine_rank > 0
         services = 0 if elsewhere else deployment.services
@@ -152,7 +152,7 @@ def sampler_flags(
     layers = layers_given(given.values, given.files, deployment.layers)
     if merged(layers).get("db_connection_string") is None:
         raise ConfigError(
-            "SAMPLERS_ONLY=1 adds samplers to a run that lives elsewhere: set DB_URL to its MongoDB"
+            "SAMPLERS_ONLY=1 adds samplers to a run on other machines: set DB_URL to its MongoDB"
         )
     return as_words([*layers, Layer("run", {"run_name": run})])
 
@@ -165,8 +165,8 @@ def plan_samplers(flags: Sequence[str], config: Config, deployment: Deployment) 
     run, agent = config.run.run_name, config.agent
     if agent.agent_name in NEED_TOOLS and agent.mcp_manager_url is None:
         raise ConfigError(
-            f"SAMPLERS_ONLY=1: agent {agent.agent_name} of run {run!r} works with tools, and where "
-            "they are is not in the run's database: set MCP_URL"
+            f"SAMPLERS_ONLY=1: agent {agent.agent_name} of run {run!r} uses tools, and the run's "
+            "database does not have their address: set MCP_URL"
         )
     return Stack(
         config=config,

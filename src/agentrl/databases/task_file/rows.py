@@ -82,7 +82,7 @@ def _list_rows(path: Path) -> Iterator[Row]:
     try:
         values = _parse(text)
     except json.JSONDecodeError as error:
-        raise UnreadableFile(f"begins like a JSON list and is none: {error}") from None
+        raise UnreadableFile(f"begins like a JSON list but is not one: {error}") from None
     except ValueError as error:
         raise UnreadableFile(str(error)) from None
     assert isinstance(values, list)  # as it began
@@ -105,7 +105,7 @@ def _parse(text: str) -> object:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"holds {name}, which is no number of JSON")
+    raise ValueError(f"holds {name}, which is not a JSON number")
 
 
 def _integer(digits: str) -> int:
@@ -161,4 +161,4 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                     number += 1
                     yield _row(number, fields)
     except pyarrow.ArrowException as error:
-        raise UnreadableFile(f"is no Parquet file that can be read: {error}") from None
+        raise UnreadableFile(f"is not a readable Parquet file: {error}") from None

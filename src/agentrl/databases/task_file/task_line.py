@@ -147,7 +147,7 @@ def _names(present: Mapping[str, Any]) -> str:
 def _message(message: object, place: int) -> dict[str, Any]:
     where = f"`prompt[{place}]`"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
-        raise ValueError(f"{where} is no message with a role of {', '.join(_ROLES)}")
+        raise ValueError(f"{where} is not a message with a role of {', '.join(_ROLES)}")
     content = message.get("content")
     if content is None and message.get("tool_calls"):
         content = ""  # calls only
@@ -173,7 +173,7 @@ def _answer(present: Mapping[str, Any]) -> str | None:
     if answer is not None and not isinstance(answer, str | int | float):
         raise ValueError(f"`{name}` is a {type(answer).__name__}, not a text or a number")
     if isinstance(answer, float) and not math.isfinite(answer):
-        raise ValueError(f"`{name}` is {answer}, which is no number")
+        raise ValueError(f"`{name}` is {answer}, which is not a number")
     return None if answer is None else str(answer)
 
 
@@ -210,10 +210,10 @@ def _refuse_unkeepable(task: TaskLine) -> None:
     try:
         size = len(bson.encode(vars(task)))
     except (BSONError, OverflowError) as error:
-        raise ValueError(f"holds what the database cannot keep: {error}") from None
+        raise ValueError(f"holds a value that the database cannot store: {error}") from None
     if size > _LARGEST_MB * 1_000_000:
         raise ValueError(
-            f"has {size / 1e6:.1f} MB, more than the {_LARGEST_MB} MB that the database can keep "
+            f"has {size / 1e6:.1f} MB, more than the {_LARGEST_MB} MB that the database can store "
             "of a task"
         )
 
