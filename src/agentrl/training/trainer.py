@@ -346,7 +346,8 @@ class Trainer:
                 torch.cuda.empty_cache()
             dist.barrier()
         if self._duties:
-            self._publishing = self._background.submit(self._duties.publish(publication, evaluate))
+            # Watched: without weights at the services no row comes, and a wait for rows is endless.
+            self._publishing = self._background.watch(self._duties.publish(publication, evaluate))
 
     def _finish_publishing(self) -> None:
         """Wait for the services to have the last publication, and raise its error."""
