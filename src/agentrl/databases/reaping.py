@@ -6,7 +6,7 @@ lease it ends. How far the attempt came, its Record says, and `_end_of` says wha
 * there is none: a claim whose answer was lost, or whose sampler died before it could begin. That
   says nothing against the task, and the slot is pending again at no cost.
 * it is scored: the sampler died before it could complete the slot, which is done here.
-* else the attempt has failed, and the slot is tried again, or given up after `max_attempts`.
+* else the attempt has failed, and the slot is tried again, or given up after `max_failures`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Reaped:
     """What one pass of the reaper did."""
 
     returned: int = 0  # slots that went back to pending
-    failed: int = 0  # slots given up after `max_attempts`
+    failed: int = 0  # slots given up after `max_failures`
     completed: int = 0  # slots whose Record had its score
 
 
@@ -37,7 +37,7 @@ class _End:
     fields: Mapping[str, Any]
 
 
-async def reap_expired(database: RunDatabase, owner: str, max_attempts: int) -> Reaped:
+async def reap_expired(database: RunDatabase, owner: str, max_failures: int) -> Reaped:
     """End all leases that have run out, as `owner`."""
     outcomes: list[SlotStatus] = []
     overdue = await database.tasks.aggregate(
@@ -52,7 +52,7 @@ async def reap_expired(database: RunDatabase, owner: str, max_attempts: int) -> 
             {"_id": {"$in": [slot.record for slot in slots]}}, {"status": 1, "score": 1}
         )
         records = {record["_id"]: record async for record in found}
-        ends = [_end_of(slot, records.get(slot.record), max_attempts) for slot in slots]
+        ends = [_end_of(slot, records.get(slot.record), max_failures) for slot in slots]
         ended = await _end_leases(database, owner, task["_id"], ends)
         lost = [end.slot.record for end in ended if end.status != SlotStatus.COMPLETED]
         await close_lost_records(database, {"_id": {"$in": lost}})
@@ -74,7 +74,7 @@ async def close_lost_records(database: RunDatabase, selection: dict[str, Any]) -
     )
 
 
-def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_attempts: int) -> _End:
+def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> _End:
     """The rules. `record`: status and score of the Record that the lease was for, if there is one.
 
     What is read of the slot holds as long as its `record` does: every lease has one of its own.
@@ -89,7 +89,7 @@ def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_attempts: int) -> 
         "failures": failures,
         "error": f"lease expired: sampler {slot.owner} went silent",
     }
-    if record is not None and failures >= max_attempts:
+    if record is not None and failures >= max_failures:
         return _End(slot, SlotStatus.FAILED, silent)
     return _End(slot, SlotStatus.PENDING, {**silent, "attempt": slot.attempt + 1})
 
