@@ -93,16 +93,16 @@ async def test_groups_of_other_data_that_were_begun_are_finished_and_those_that_
     database: RunDatabase,
 ) -> None:
     await feeder(database).start()
-    ledger = TaskLedger(database, "s", lease_seconds=30, max_attempts=1)
+    ledger = TaskLedger(database, "s", lease_seconds=30, max_failures=1)
     (begun,) = await ledger.claim(Split.TRAIN)
     feed = TaskFeeder(
-        database, TRAIN[:1], HELD_OUT, num_generations=2, eval_attempts=5, epochs=3, low_water=3,
+        database, TRAIN[:1], HELD_OUT, num_generations=2, eval_rollouts=5, epochs=3, low_water=3,
         seed=1,
     )  # fmt: skip
     first_epoch = await feed.next_epoch()
     assert await feed.leave(1) == len(TRAIN) - 1
     await feed.start(1, first_epoch)
-    assert await ledger.complete(begun, 1.0) is None, "one attempt of the group is left"
+    assert await ledger.complete(begun, 1.0) is None, "one rollout of the group is left"
     assert not await feed.exhausted()
     assert await finish_all(database, Split.TRAIN) == 1 + 3
     assert await feed.exhausted()

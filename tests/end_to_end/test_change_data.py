@@ -50,7 +50,7 @@ class FrontDoor:
         return subprocess.Popen(
             [
                 str(ROOT / "grpo_example.sh"), self.name, "--output_dir", str(self.output),
-                "--eval_file", str(self._held_out), "--eval_attempts", "1", "--eval_steps", "1000",
+                "--eval_file", str(self._held_out), "--eval_rollouts", "1", "--eval_steps", "1000",
                 "--per_device_train_batch_size", str(ROWS_PER_STEP), "--save_steps", "1",
                 "--lease_seconds", "4", *flags,
             ],
