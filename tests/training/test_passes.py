@@ -6,11 +6,12 @@ from accelerate import Accelerator
 from tiny import linear_rows, make_row, sequences_of, tiny_model
 from torch import Tensor
 
-from agentrl.configs import LossConfig
+from agentrl.configs import ComputeConfig, LossConfig
 from agentrl.training.losses import BatchTotals, LossInputs, Scope
 from agentrl.training.objective import Objective, TokenTerms
-from agentrl.training.parallel import make_mesh, parallelise
+from agentrl.training.parallel import make_mesh
 from agentrl.training.passes import NO_ADVICE, PolicyPasses
+from agentrl.training.prepare import prepare_model
 from agentrl.training.program import make_program
 from agentrl.training.statistics import RunningStatistics
 
@@ -54,7 +55,7 @@ def _token_terms(terms: Tensor, inputs: LossInputs) -> TokenTerms:
 def gradients(objective: Objective, budget: int) -> tuple[list[Tensor], RunningStatistics]:
     mesh = make_mesh(Accelerator(cpu=True))
     model = tiny_model()
-    parallelise(model, mesh)
+    prepare_model(model, mesh, ComputeConfig())
     rows = [sequences_of(row) for row in [*linear_rows(5), make_row("tree", 9, TREE)]]
     running = RunningStatistics(mesh.device)
     program = make_program(model, rows, budget, 1, mesh)
