@@ -20,9 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentrl.configs import OptimizerConfig
-from agentrl.training.sft import SupervisedRow, train_supervised
-from agentrl.training.step import StepStatistics
+from agentrl import OptimizerConfig, StepStatistics, SupervisedRow, train_supervised
 
 WORLD_SEED = 1  # the tasks' is 0
 DEMONSTRATIONS = 16_000
