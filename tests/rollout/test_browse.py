@@ -8,7 +8,7 @@ from chat_endpoint import ChatEndpoint, chat_endpoint
 from agentrl.configs import ContextConfig
 from agentrl.rollout import helping_models
 from agentrl.rollout.helping_models import HelpingModels, Reply
-from agentrl.rollout.mcp.agent_config import AgentModel
+from agentrl.rollout.mcp.agent_models import AgentModel
 from agentrl.rollout.mcp.browse import BrowseAgent
 from agentrl.rollout.tool_calls import ParsedCall
 

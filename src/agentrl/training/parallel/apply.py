@@ -22,7 +22,7 @@ from agentrl.configs import ComputeConfig
 from agentrl.training.attention import SharedLine
 from agentrl.training.compilation import compile_layers
 from agentrl.training.offload import offload_activations
-from agentrl.training.parallel.context import share_lines
+from agentrl.training.parallel.context_parallel import share_lines
 from agentrl.training.parallel.experts import shard_experts, spread_experts
 from agentrl.training.parallel.limits import check_model
 from agentrl.training.parallel.mesh import Mesh
