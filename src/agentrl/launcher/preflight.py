@@ -112,9 +112,9 @@ def check_task_file(file: str, config: Config) -> TaskFile:
     find_estimator(config.reward.estimator)
     if is_function(config.loss.loss_calculator):
         load_user_function(config.loss.loss_calculator, "loss_calculator")
-    helping = load_agent_models(config.agent.agent_config_path)
+    models = load_agent_models(config.agent.agent_config_path)
     found = scan_tasks(Path(file), known_scorers(), KNOWN_SCHEMAS, known_agents())
-    mistakes = [*found.mistakes, *_scoring_mistakes(found, config, helping)]
+    mistakes = [*found.mistakes, *_scoring_mistakes(found, config, models)]
     replace(found, mistakes=mistakes).without_mistakes()
     return found
 
