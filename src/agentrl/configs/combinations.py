@@ -87,9 +87,9 @@ def _of_the_loss(config: LossConfig) -> Refusals:
         "--kl_in_advantage: CrossEntropy has no advantages to take it off",
     )
     yield (
-        loss == "PPO" and config.whiten_advantages is not None,
-        "--whiten_advantages with --loss_calculator PPO: advantages from a critic always are "
-        "whitened; leave it out",
+        loss == "PPO" and config.normalize_advantages is not None,
+        "--normalize_advantages with --loss_calculator PPO: advantages from a critic always are "
+        "normalized; leave it out",
     )
     yield (
         config.clip_cov_lb > config.clip_cov_ub,

@@ -27,7 +27,7 @@ class LossDefaults:
     normalisation: str = "token"
     epsilon: float = 0.2
     epsilon_higher: float | None = None  # None: as `epsilon`
-    whiten_advantages: bool = False
+    normalize_advantages: bool = False
     # Of the function itself, for which there is no flag:
     clips: bool = True  # its clip range takes gradient away
     has_ratio: bool = True  # it has an importance ratio: a weight does not come twice
@@ -44,8 +44,8 @@ LOSSES: Mapping[str, LossDefaults] = {
     # sequence's reward.
     "MINIRL": LossDefaults(advantage="mean", normalisation="none", epsilon_higher=0.27),
     "SAPO": LossDefaults(normalisation="sequence", clips=False),
-    "REINFORCE++": LossDefaults(advantage="score", whiten_advantages=True),
-    "REINFORCE++-baseline": LossDefaults(advantage="mean", whiten_advantages=True),
+    "REINFORCE++": LossDefaults(advantage="score", normalize_advantages=True),
+    "REINFORCE++-baseline": LossDefaults(advantage="mean", normalize_advantages=True),
     "RLOO": LossDefaults(advantage="leave_one_out", normalisation="none", clips=False),
     "ReMax": LossDefaults(advantage="remax", normalisation="none", clips=False),
     "OPO": LossDefaults(advantage="opo", normalisation="none", clips=False),

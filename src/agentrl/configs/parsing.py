@@ -96,7 +96,7 @@ def _of_the_paper(loss: str, given: Mapping[str, Value]) -> dict[str, Value]:
         "advantage": paper.advantage,
         "epsilon": paper.epsilon,
         "epsilon_higher": given.get("epsilon", paper.epsilon) if higher is None else higher,
-        "whiten_advantages": paper.whiten_advantages,
+        "normalize_advantages": paper.normalize_advantages,
     }
     if "token_level_loss" not in given and not given.get("skip_length_normalization"):
         values["token_level_loss"] = paper.normalisation == "token"

@@ -43,7 +43,7 @@ class DataConfig:
         unset="before the first step and at the end",
         least=0,
     )
-    eval_attempts: int = flag(4, "number of rollouts of each held-out task", least=1)
+    eval_rollouts: int = flag(4, "number of rollouts of each held-out task", least=1)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class SamplingConfig:
     resample_error_records: bool = flag(
         True, "whether a rollout whose attempt ended in an error is attempted again"
     )
-    max_attempts: int = flag(
+    max_failures: int = flag(
         3, "number of failed attempts after which a rollout is given up as failed", least=1
     )
     max_failures_without_success: int = flag(

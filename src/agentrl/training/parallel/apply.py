@@ -22,11 +22,11 @@ from agentrl.configs import ComputeConfig
 from agentrl.training.attention import SharedLine
 from agentrl.training.compilation import compile_layers
 from agentrl.training.offload import offload_activations
-from agentrl.training.parallel.context_parallel import share_lines
-from agentrl.training.parallel.experts import shard_experts, spread_experts
-from agentrl.training.parallel.limits import check_model
+from agentrl.training.parallel.context_parallel import apply_context_parallel
+from agentrl.training.parallel.experts import apply_expert_parallel, shard_experts
+from agentrl.training.parallel.limits import check_degrees
 from agentrl.training.parallel.mesh import Mesh
-from agentrl.training.parallel.tensor import split_matrices
+from agentrl.training.parallel.tensor import apply_tensor_parallel
 
 MASTER_DTYPE = torch.float32
 
@@ -39,11 +39,11 @@ def parallelise(model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig) -> S
     Raises `ConfigError` if the model cannot be divided as asked, `RuntimeError` if the sharding is
     not what was asked for.
     """
-    check_model(model, mesh.sizes, mesh.context_mode)
+    check_degrees(model, mesh.sizes, mesh.context_mode)
     _to_device(model, mesh.device)
-    split_matrices(model, mesh)
-    spread_experts(model, mesh)
-    line = share_lines(model, mesh)
+    apply_tensor_parallel(model, mesh)
+    apply_expert_parallel(model, mesh)
+    line = apply_context_parallel(model, mesh)
     if compute.compile:
         compile_layers(transformer_layers(model))
     if compute.gradient_checkpointing:
