@@ -44,7 +44,8 @@ def attach_values(model: PreTrainedModel, line: SharedLine | None = None) -> Non
 def state_values(model: PreTrainedModel, batch: MicroBatch, trunk: Trunk | None = None) -> Tensor:
     """The value [M] float32 of the state that each of the batch's predictions is made in.
 
-    `trunk`: what the batch stands behind, if it does. `model` must have been through `parallelise`.
+    `trunk`: what the batch stands behind, if it does. `model` must have been through
+    `prepare_model`.
     """
     return cast(_WithValues, model).state_values(batch, trunk)
 
