@@ -1,8 +1,9 @@
-"""The losses by name, and what each name means for flags that are not given.
+"""The losses by name: the function of each, and what the name means for flags that are not given.
 
 A published algorithm is more than a loss function: a clip range, a length normalisation, an
-advantage. One flag, `--loss_calculator`, names them all together; each can be given by its own flag
-nevertheless. The functions themselves are the trainer's and the samplers', and so are the sources.
+advantage. The flag `--loss_calculator` names all of them together, and each has a flag of its own
+that takes precedence. The functions are in `training/losses/`, with their sources. A new loss is a
+file there and a line in `LOSSES`.
 """
 
 from collections.abc import Mapping
@@ -17,12 +18,15 @@ KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 
 @dataclass(frozen=True)
 class LossDefaults:
-    """What a loss is, and what flags stand at with it if they are not given.
+    """What a loss is, and the values of flags with it if they are not given.
 
-    The first fields are flags of the same names, except `normalisation`, which is
+    function: `file.function` in `agentrl/training/losses/`; a name here because configurations load
+        no torch
+    The next fields are flags of the same names, except `normalisation`, which is
     `--token_level_loss` and `--skip_length_normalization`.
     """
 
+    function: str = "clipped.clipped_surrogate"
     advantage: str = "mean_std"
     normalisation: str = "token"
     epsilon: float = 0.2
@@ -37,23 +41,33 @@ LOSSES: Mapping[str, LossDefaults] = {
     "GRPO": LossDefaults(),
     "Dr.GRPO": LossDefaults(advantage="mean", normalisation="none"),
     "DAPO": LossDefaults(epsilon_higher=0.28),
-    "GSPO": LossDefaults(normalisation="sequence", epsilon=3e-4, epsilon_higher=4e-4),
-    "GSPO-token": LossDefaults(normalisation="sequence", epsilon=3e-4, epsilon_higher=4e-4),
-    "CISPO": LossDefaults(epsilon_higher=4.0, clips=False),
+    "GSPO": LossDefaults(
+        "clipped.gspo", normalisation="sequence", epsilon=3e-4, epsilon_higher=4e-4
+    ),
+    "GSPO-token": LossDefaults(
+        "clipped.gspo_token", normalisation="sequence", epsilon=3e-4, epsilon_higher=4e-4
+    ),
+    "CISPO": LossDefaults("weighted.cispo", epsilon_higher=4.0, clips=False),
     # Without division by the deviation or by the length, the token sum is to first order the
     # sequence's reward.
-    "MINIRL": LossDefaults(advantage="mean", normalisation="none", epsilon_higher=0.27),
-    "SAPO": LossDefaults(normalisation="sequence", clips=False),
+    "MINIRL": LossDefaults(
+        "weighted.minirl", advantage="mean", normalisation="none", epsilon_higher=0.27
+    ),
+    "SAPO": LossDefaults("weighted.sapo", normalisation="sequence", clips=False),
     "REINFORCE++": LossDefaults(advantage="score", normalize_advantages=True),
     "REINFORCE++-baseline": LossDefaults(advantage="mean", normalize_advantages=True),
-    "RLOO": LossDefaults(advantage="leave_one_out", normalisation="none", clips=False),
-    "ReMax": LossDefaults(advantage="remax", normalisation="none", clips=False),
-    "OPO": LossDefaults(advantage="opo", normalisation="none", clips=False),
-    "GPG": LossDefaults(advantage="mean", clips=False, has_ratio=False),
-    "Clip-Cov": LossDefaults(),
-    "KL-Cov": LossDefaults(clips=False),
+    "RLOO": LossDefaults(
+        "weighted.reinforce", advantage="leave_one_out", normalisation="none", clips=False
+    ),
+    "ReMax": LossDefaults(
+        "weighted.reinforce", advantage="remax", normalisation="none", clips=False
+    ),
+    "OPO": LossDefaults("weighted.reinforce", advantage="opo", normalisation="none", clips=False),
+    "GPG": LossDefaults("weighted.gpg", advantage="mean", clips=False, has_ratio=False),
+    "Clip-Cov": LossDefaults("covariance.clip_cov"),
+    "KL-Cov": LossDefaults("covariance.kl_cov", clips=False),
     "PPO": LossDefaults(advantage="score"),
-    "CrossEntropy": LossDefaults(clips=False),
+    "CrossEntropy": LossDefaults("supervised.cross_entropy", clips=False),
 }
 
 

@@ -1,12 +1,13 @@
 """The loss functions by the names of `--loss_calculator`, and one from a user's file."""
 
+from importlib import import_module
+
 import torch
 
 from agentrl.configs import LossConfig
 from agentrl.configs.flag import ConfigError, is_function
+from agentrl.configs.losses import LOSSES
 from agentrl.configs.user_module import load_user_function
-from agentrl.training.losses.clipped import clipped_surrogate, gspo, gspo_token
-from agentrl.training.losses.covariance import clip_cov, kl_cov
 from agentrl.training.losses.inputs import (
     LossFunction,
     LossInputs,
@@ -14,28 +15,17 @@ from agentrl.training.losses.inputs import (
     TokenLoss,
     scope_of,
 )
-from agentrl.training.losses.supervised import cross_entropy
-from agentrl.training.losses.weighted import cispo, gpg, minirl, reinforce, sapo
+
+
+def _named(function: str) -> LossFunction:
+    """The function that `LOSSES` names as `file.function` of this folder."""
+    file, _, name = function.rpartition(".")
+    found: LossFunction = getattr(import_module(f"{__package__}.{file}"), name)
+    return found
+
 
 LOSS_FUNCTIONS: dict[str, LossFunction] = {
-    "GRPO": clipped_surrogate,
-    "Dr.GRPO": clipped_surrogate,
-    "DAPO": clipped_surrogate,
-    "GSPO": gspo,
-    "GSPO-token": gspo_token,
-    "CISPO": cispo,
-    "MINIRL": minirl,
-    "SAPO": sapo,
-    "REINFORCE++": clipped_surrogate,
-    "REINFORCE++-baseline": clipped_surrogate,
-    "RLOO": reinforce,
-    "ReMax": reinforce,
-    "OPO": reinforce,
-    "GPG": gpg,
-    "Clip-Cov": clip_cov,
-    "KL-Cov": kl_cov,
-    "PPO": clipped_surrogate,
-    "CrossEntropy": cross_entropy,
+    name: _named(defaults.function) for name, defaults in LOSSES.items()
 }
 
 
