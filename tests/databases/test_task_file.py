@@ -363,7 +363,7 @@ def test_a_table_that_is_none_or_holds_bad_rows_says_so(tmp_path: Path) -> None:
     path = write_table(tmp_path, [{"id": "a", "query": "q"}, {"id": "a", "query": "r"}])
     with pytest.raises(TaskFileError) as error:
         read(path)
-    assert str(error.value) == f"{path} row 2: id 'a' is already used in row 1"
+    assert str(error.value) == f"{path} row 2: id 'a' is already in row 1"
     with pytest.raises(TaskFileError, match="begins like a JSON list but is not one"):
         read(write(tmp_path, '[{"query": "q"},', name="tasks.json"))
 

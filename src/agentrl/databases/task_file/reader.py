@@ -78,7 +78,7 @@ def scan_tasks(
             try:
                 task = _task(row)
                 if first_rows.setdefault(task.id, place) != place:
-                    problems.append(f"id {task.id!r} is already used in {first_rows[task.id]}")
+                    problems.append(f"id {task.id!r} is already in {first_rows[task.id]}")
             except ValueError as error:
                 problems.append(str(error))
             problems += _unknown_names(row.fields, known)
