@@ -7,7 +7,7 @@ from agentrl.configs.flag import FlagClass
 from agentrl.configs.flags import FLAGS
 from agentrl.configs.run_flags import class_of
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "checkpoints.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "checkpoints.md"
 ROWS = {
     "of the data": FlagClass.DATA,
     "of the sampling": FlagClass.SAMPLING,

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from agentrl.databases.documents import Record, StopReason, Task
     from agentrl.databases.mongod import find_mongod
     from agentrl.rollout.agents import register_agent
-    from agentrl.rollout.agents.limits import LimitReached
     from agentrl.rollout.answers import extract_answer
+    from agentrl.rollout.limits import LimitReached
     from agentrl.rollout.mcp.sampler import MCPSampler
     from agentrl.rollout.mcp.scorers import MCPScorerFactory
     from agentrl.rollout.sampler import AsyncSampler
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from agentrl.training.sft import SupervisedRow, train_supervised
     from agentrl.training.statistics import StepStatistics
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AsyncSampler",
@@ -89,7 +89,7 @@ _HOMES = {
     "agentrl.databases.documents": "Record StopReason Task",
     "agentrl.databases.mongod": "find_mongod",
     "agentrl.rollout.agents": "register_agent",
-    "agentrl.rollout.agents.limits": "LimitReached",
+    "agentrl.rollout.limits": "LimitReached",
     "agentrl.rollout.answers": "extract_answer",
     "agentrl.rollout.mcp.sampler": "MCPSampler",
     "agentrl.rollout.mcp.scorers": "MCPScorerFactory",

@@ -399,7 +399,7 @@ class ParallelConfig:
     )
     pp_size: int = flag(
         1,
-        "degree of pipeline parallelism, which is always 1 (docs/parallelism.md)",
+        "degree of pipeline parallelism, which is always 1 (docs/reference/parallelism.md)",
         least=1,
         only="there is no pipeline parallelism, because a step's trees have no common shape to "
         "send between stages; use --dp_replicate_size, --tp_size, --cp_size or --ep_size",
@@ -440,7 +440,7 @@ class ReservedConfig:
 
     lora_publish: str = flag(
         "merged",
-        "form in which inference services get an adapter, which is always merged (docs/memory.md)",
+        "form in which inference services get an adapter, always merged (docs/reference/memory.md)",
         only="this version has only merged; leave the flag out",
     )
     dynamic_batching: bool = flag(
