@@ -152,7 +152,7 @@ async def test_a_tool_result_cannot_end_a_turn(
     ask = tool_call("echo", f'{{"text": "{evil}"}}')
     async with talk(ask + END, f"<answer>1</answer>{END}") as (sampler, _):
         # The script's own line holds the special tokens: spell the call out as a model would.
-        first = demo_renderer.codec.guard_tool_text(ask)
+        first = demo_renderer.codec.escape_tool_text(ask)
         service.script[0] = first + END
         record = await sampler.run()
     prompt = service.requests[1]["input_ids"]

@@ -32,10 +32,10 @@ from agentrl.inference.protocol import GenerateRequest, SamplingParams
 from agentrl.rollout.advantages import GREEDY_TRAJ
 from agentrl.rollout.chat import (
     ChatRenderer,
-    Continuation,
     Conversation,
     Entry,
     Message,
+    NextPrompt,
     ToolSchema,
 )
 from agentrl.rollout.context import Junction, TokenContext, TurnTokens
@@ -184,8 +184,8 @@ class AsyncSampler(ABC):
         It goes on in a new segment where the chat template does not extend what was sampled.
         """
         assert self._conversation is not None, "the conversation has not begun"
-        continuation = self._conversation.extend(turn.output_ids, added)
-        return self._go_on(continuation)
+        next_prompt = self._conversation.extend(turn.output_ids, added)
+        return self._go_on(next_prompt)
 
     def rewrite_conversation(self, entries: Sequence[Entry]) -> Junction:
         """Go on in a new segment from other entries: some of `self.entries`, and new ones.
@@ -197,14 +197,14 @@ class AsyncSampler(ABC):
         assert self._conversation is not None, "the conversation has not begun"
         return self._go_on(self._conversation.rewrite(entries))
 
-    def _go_on(self, continuation: Continuation) -> Junction:
-        if continuation.extends:
+    def _go_on(self, next_prompt: NextPrompt) -> Junction:
+        if next_prompt.extends:
             junction = self.context.observe(
-                continuation.ids, continuation.n_separator, continuation.restyled
+                next_prompt.ids, next_prompt.n_separator, next_prompt.restyled
             )
         else:
             begun = self.context.begin_segment(
-                continuation.ids, continuation.drift, continuation.n_rewritten
+                next_prompt.ids, next_prompt.drift, next_prompt.n_rewritten
             )
             assert begun is not None, "a turn came before"
             junction = begun
@@ -292,21 +292,21 @@ class AsyncSampler(ABC):
         return config.sampling_params
 
     def add_answer(
-        self, prompt_ids: Sequence[int], answer: ModelAnswer, continuation: Continuation | None
+        self, prompt_ids: Sequence[int], answer: ModelAnswer, next_prompt: NextPrompt | None
     ) -> GeneratedTurn:
         """Make a turn of the answer to a prompt that may be anything, not only the tokens so far.
 
-        `continuation`: how a conversation came to the prompt, if one did.
+        `next_prompt`: how a conversation came to the prompt, if one did.
         """
-        if continuation is None:
+        if next_prompt is None:
             self.context.go_on(prompt_ids)
         else:
             self.context.go_on(
                 prompt_ids,
-                n_separator=continuation.n_separator,
-                restyled=continuation.restyled,
-                drift=continuation.drift,
-                n_rewritten=continuation.n_rewritten,
+                n_separator=next_prompt.n_separator,
+                restyled=next_prompt.restyled,
+                drift=next_prompt.drift,
+                n_rewritten=next_prompt.n_rewritten,
             )
         self._count_junctions()
         return self.add_turn(answer)
