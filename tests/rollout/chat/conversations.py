@@ -7,6 +7,7 @@ program (`tests/fuzz/chat_families.py`) and the properties (`test_families.py`) 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from families import Family, Said, renderer_of, tokenizer_of
@@ -153,7 +154,12 @@ def whole(family: Family, messages: Sequence[Message]) -> list[int]:
         tokenize=False,
         **family.options,
     )
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(_encoded(family.name, text))
+
+
+@lru_cache(maxsize=2)  # the text is the same for a conversation's own and its structured messages
+def _encoded(family: str, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer_of(family)(text, add_special_tokens=False)["input_ids"])
 
 
 def hostile_text(family: Family) -> tuple[str, ...]:
