@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from agentrl.configs import LossConfig
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.batch import collate_padded
 from agentrl.training.losses import LOSS_FUNCTIONS
 from agentrl.training.objective import Objective
@@ -62,16 +63,18 @@ def _row(
         trained[0], trained[-1] = False, True
         sequences.append(
             TrainingSequence(
-                input_ids=tokens.astype(np.int32),
-                loss_mask=trained,
-                advantages=generator.normal(size=len(tokens)).astype(np.float32),
-                logprobs=-generator.uniform(2, 6, len(tokens)).astype(np.float32),
-                staleness=generator.integers(0, 3, len(tokens)).astype(np.int32),
+                TokenTree.line(
+                    tokens,
+                    mask=trained,
+                    advantages=generator.normal(size=len(tokens)),
+                    logprobs=-generator.uniform(2, 6, len(tokens)),
+                    staleness=generator.integers(0, 3, len(tokens)),
+                ),
                 temperature=temperature,
                 row_tokens=0,
             )
         )
-    total = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
+    total = sum(len(sequence.trained) for sequence in sequences)
     return [replace(sequence, row_tokens=total) for sequence in sequences]
 
 
@@ -153,8 +156,8 @@ def siblings(count: int, prompt: int, length: int, *, trains_prompt: bool = Fals
             [np.concatenate([start, generator.integers(2, VOCABULARY, length)])], 1.0, generator
         )
         if not trains_prompt:
-            row.loss_mask[:prompt] = False
-            row = replace(row, row_tokens=int(row.loss_mask.sum()))
+            mask = row.tokens["mask"] & (np.arange(len(row)) >= prompt)
+            row = replace(row, tokens=row.tokens.with_columns(mask=mask), row_tokens=mask.sum())
         rows.append([row])
     return rows
 

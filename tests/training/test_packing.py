@@ -27,42 +27,42 @@ def test_a_forest_holds_every_sequence_along_one_way_down(
     sequences: list[np.ndarray], min_shared: int
 ) -> None:
     forest = forest_of(sequences, min_shared)
-    node_of = np.repeat(np.arange(len(forest.lengths)), forest.lengths)
-    assert len(node_of) == len(forest.input_ids)
+    node_of = np.repeat(np.arange(len(forest.tree.lengths)), forest.tree.lengths)
+    assert len(node_of) == len(forest.tree["ids"])
     for sequence, places, last in zip(sequences, forest.places, forest.last_nodes, strict=True):
-        assert forest.input_ids[places].tolist() == sequence.tolist()
+        assert forest.tree["ids"][places].tolist() == sequence.tolist()
         nodes = list(dict.fromkeys(node_of[places].tolist()))
         assert nodes[-1] == last
-        assert [forest.parents[node] for node in nodes] == [-1, *nodes[:-1]]
+        assert [forest.tree.parents[node] for node in nodes] == [-1, *nodes[:-1]]
         for node in nodes[:-1]:  # passed through to its end
-            assert (node_of[places] == node).sum() == forest.lengths[node]
+            assert (node_of[places] == node).sum() == forest.tree.lengths[node]
 
 
 @given(SEQUENCES)
 @settings(deadline=None)
 def test_with_no_least_length_every_prefix_stands_once(sequences: list[np.ndarray]) -> None:
     prefixes = {tuple(tokens[:end]) for tokens in sequences for end in range(1, len(tokens) + 1)}
-    assert len(forest_of(sequences, 1).input_ids) == len(prefixes)
+    assert len(forest_of(sequences, 1).tree) == len(prefixes)
 
 
 def test_a_short_common_beginning_is_not_split_off() -> None:
     one, other = np.arange(40), np.arange(40)
     other[5:] += 100
     forest = forest_of([one.astype(np.int32), other.astype(np.int32)], 6)
-    assert forest.lengths == (40, 40)
-    assert forest_of([one.astype(np.int32), other.astype(np.int32)], 5).lengths == (5, 35, 35)
+    assert forest.tree.lengths == (40, 40)
+    assert forest_of([one.astype(np.int32), other.astype(np.int32)], 5).tree.lengths == (5, 35, 35)
 
 
 def test_a_sequence_within_another_adds_nothing() -> None:
     whole = np.arange(40, dtype=np.int32)
     for order in ([whole, whole[:7]], [whole[:7], whole], [whole, whole]):
-        assert forest_of(order).lengths == (40,)
+        assert forest_of(order).tree.lengths == (40,)
 
 
 def ways(forest: Forest) -> list[list[int]]:
     """Of each node: the nodes from its root to it."""
     found: list[list[int]] = []
-    for node, parent in enumerate(forest.parents):
+    for node, parent in enumerate(forest.tree.parents):
         found.append([node] if parent == -1 else [*found[parent], node])
     return found
 
@@ -73,7 +73,7 @@ def test_every_sequence_is_in_one_pass_that_has_all_it_needs(
     sequences: list[np.ndarray], budget: int
 ) -> None:
     forest = forest_of(sequences)
-    packing = pack_forest(forest.parents, forest.lengths, forest.last_nodes, budget)
+    packing = pack_forest(forest.tree.parents, forest.tree.lengths, forest.last_nodes, budget)
     way = ways(forest)
     parts = [((), part) for part in packing.plain]
     for group in packing.trunks:
@@ -85,7 +85,7 @@ def test_every_sequence_is_in_one_pass_that_has_all_it_needs(
         assert list(part.nodes) == sorted(set(part.nodes))
         assert not set(part.nodes) & set(trunk)
         for node in part.nodes:
-            parent = forest.parents[node]
+            parent = forest.tree.parents[node]
             assert parent in part.nodes or parent == (trunk[-1] if trunk else -1)
         for sequence in part.sequences:
             assert set(way[forest.last_nodes[sequence]]) <= {*trunk, *part.nodes}
@@ -97,11 +97,11 @@ def test_a_pass_over_the_budget_is_the_way_to_one_leaf(
     sequences: list[np.ndarray], budget: int
 ) -> None:
     forest = forest_of(sequences)
-    packing = pack_forest(forest.parents, forest.lengths, forest.last_nodes, budget)
+    packing = pack_forest(forest.tree.parents, forest.tree.lengths, forest.last_nodes, budget)
     for trunk, part in passes(packing):
-        tokens = sum(forest.lengths[node] for node in part.nodes)
-        before = sum(forest.lengths[node] for node in trunk)
-        children = [forest.parents[node] for node in part.nodes]
+        tokens = sum(forest.tree.lengths[node] for node in part.nodes)
+        before = sum(forest.tree.lengths[node] for node in trunk)
+        children = [forest.tree.parents[node] for node in part.nodes]
         chain = len(children) == len(set(children))
         assert tokens <= max(budget - before, budget // 4) or chain
 

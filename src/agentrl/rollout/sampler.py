@@ -224,7 +224,7 @@ class AsyncSampler(ABC):
             return StopReason.MAX_TURNS
         if self.context.n_tokens >= limits.max_tokens:
             return StopReason.MAX_TOKENS
-        if len(self.context.ids) > (limits.max_prompt_tokens or limits.max_tokens):
+        if self.context.prompt_len > (limits.max_prompt_tokens or limits.max_tokens):
             return StopReason.MAX_PROMPT_TOKENS
         return None
 

@@ -4,7 +4,7 @@ Two shapes: a forest in one line, for models with tree attention, where no token
 none is padding but to a multiple; and padded lines, one per sequence, for the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import TreeLayout
 from agentrl.training.forest import Forest, merge
 from agentrl.training.losses import LossInputs
@@ -36,24 +37,20 @@ class MicroBatch:
     prediction: Tensor  # [N] int64, into [M]
     sequence: Tensor  # [N] int64, which of this rank's rows the token is of
     place: Tensor  # [N] int64, which trained token of its row it is, from 0
-    behaviour_logprobs: Tensor  # [N] float32
-    advantages: Tensor  # [N] float32
-    staleness: Tensor  # [N] int64, see `TrainingSequence`
+    columns: Mapping[str, Tensor]  # [N] each, by name, see `COLUMNS`; integers as int64
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
     trunk_tokens: int = 0  # that stand before the line and were computed by a `TrunkBatch`
 
     def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
         """What the loss sees, given the predictions' logprobs and entropy [M]."""
-        return LossInputs(
+        return LossInputs.of_columns(
+            self.columns,
             logprobs=logprobs[self.prediction],
-            behaviour_logprobs=self.behaviour_logprobs,
-            advantages=self.advantages,
-            mask=self.mask,
-            staleness=self.staleness,
-            sequence_tokens=self.sequence_tokens,
-            sequence=self.sequence,
             entropy=None if entropy is None else entropy[self.prediction],
+            mask=self.mask,
+            sequence=self.sequence,
+            sequence_tokens=self.sequence_tokens,
         )
 
 
@@ -75,7 +72,7 @@ def collate_forest(
 ) -> MicroBatch:
     """Merge `sequences` (at least one; `rows`: the row of each) into one line."""
     forest = merge([sequence.inputs for sequence in sequences])
-    whole = Part(tuple(range(len(forest.parents))), tuple(range(len(sequences))))
+    whole = Part(tuple(range(len(forest.tree.nodes))), tuple(range(len(sequences))))
     return collate_part(forest, whole, (), sequences, rows, pad_to_multiple_of, device)
 
 
@@ -92,11 +89,11 @@ def collate_part(
 
     `forest` is that of `sequences`, `rows` the row of each.
     """
-    tokens = _tokens(forest, (*trunk, *part.nodes))
-    trunk_tokens = sum(forest.lengths[node] for node in trunk)
-    line, padding = _padded(forest.input_ids[tokens[trunk_tokens:]], pad_to_multiple_of)
+    tokens = forest.tree.places((*trunk, *part.nodes))
+    trunk_tokens = sum(forest.tree.nodes[node].length for node in trunk)
+    line, padding = _padded(forest.tree["ids"][tokens[trunk_tokens:]], pad_to_multiple_of)
     layout = _layout(forest, part.nodes, trunk_tokens, padding)
-    place = np.full(len(forest.input_ids), -1, dtype=np.int64)
+    place = np.full(len(forest.tree), -1, dtype=np.int64)
     place[tokens] = np.arange(len(tokens))
     batch = _micro_batch(
         line[None],
@@ -117,8 +114,8 @@ def collate_trunk(
     device: torch.device | str = "cpu",
 ) -> TrunkBatch:
     """The nodes of `trunk`, from a root downwards, as one line."""
-    tokens = _tokens(forest, trunk)
-    line, padding = _padded(forest.input_ids[tokens], pad_to_multiple_of)
+    tokens = forest.tree.places(trunk)
+    line, padding = _padded(forest.tree["ids"][tokens], pad_to_multiple_of)
     layout = _layout(forest, (), len(tokens), padding, trunk_asks=True)
     return TrunkBatch(
         input_ids=torch.from_numpy(line[None]).to(device),
@@ -126,12 +123,6 @@ def collate_trunk(
         tree=layout,
         tokens=len(tokens),
     )
-
-
-def _tokens(forest: Forest, nodes: Sequence[int]) -> NDArray[np.int64]:
-    """Where the tokens of `nodes` stand in the forest's line, node by node."""
-    starts = np.cumsum([0, *forest.lengths])
-    return np.concatenate([np.arange(starts[node], starts[node + 1]) for node in nodes])
 
 
 def _padded(tokens: NDArray[np.int32], multiple: int) -> tuple[NDArray[np.int64], int]:
@@ -156,8 +147,8 @@ def _layout(
     for node in nodes:
         number[node] = len(parents)
         # a parent that is not among the nodes is the trunk
-        parents.append(number.get(forest.parents[node], 0))
-        lengths.append(forest.lengths[node])
+        parents.append(number.get(forest.tree.nodes[node].parent, 0))
+        lengths.append(forest.tree.nodes[node].length)
     if padding:
         parents.append(-1)
         lengths.append(padding)
@@ -195,7 +186,7 @@ def placeholder(
     its masked token adds exactly 0 to loss and gradients.
     """
     collate = collate_forest if tree else collate_padded
-    batch = collate([_NOTHING], [0], pad_to_multiple_of, device)
+    batch = collate([_nothing()], [0], pad_to_multiple_of, device)
     return replace(batch, mask=torch.zeros_like(batch.mask))
 
 
@@ -203,18 +194,12 @@ def placeholder_trunk(
     pad_to_multiple_of: int = 1, device: torch.device | str = "cpu"
 ) -> TrunkBatch:
     """A trunk that nothing stands behind, for a rank that has none where another has one."""
-    return collate_trunk(merge([_NOTHING.inputs]), [0], pad_to_multiple_of, device)
+    return collate_trunk(merge([_nothing().inputs]), [0], pad_to_multiple_of, device)
 
 
-_NOTHING = TrainingSequence(
-    input_ids=np.zeros(2, dtype=np.int32),
-    loss_mask=np.array([False, True]),
-    advantages=np.zeros(2, dtype=np.float32),
-    logprobs=np.zeros(2, dtype=np.float32),
-    staleness=np.zeros(2, dtype=np.int32),
-    temperature=1.0,
-    row_tokens=1,
-)
+def _nothing() -> TrainingSequence:
+    """Two tokens, of which the second is trained."""
+    return TrainingSequence(TokenTree.line([0, 0], mask=[0, 1]), temperature=1.0, row_tokens=1)
 
 
 def _micro_batch(
@@ -228,12 +213,7 @@ def _micro_batch(
 ) -> MicroBatch:
     """`places`: where each sequence's inputs stand in the flattened `input_ids`."""
     trained = [sequence.trained for sequence in sequences]
-    counts = [len(tokens) for tokens in trained]
-
-    def gathered(arrays: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
-        return np.concatenate(
-            [array[tokens] for array, tokens in zip(arrays, trained, strict=True)]
-        )
+    counts = [len(own) for own in trained]
 
     def repeated(values: Sequence[float]) -> NDArray[np.float64]:
         return np.repeat(np.asarray(values, dtype=np.float64), counts)
@@ -241,11 +221,12 @@ def _micro_batch(
     def tensor(array: NDArray[np.generic], dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
 
-    sources = np.concatenate(
-        [place[tokens - 1] for place, tokens in zip(places, trained, strict=True)]
-    )
+    sources = np.concatenate([place[own - 1] for place, own in zip(places, trained, strict=True)])
     row_places = [s.trained_before + np.arange(n) for s, n in zip(sequences, counts, strict=True)]
-    targets = gathered([sequence.input_ids for sequence in sequences])
+    tokens = TokenTree.concat(
+        [sequence.tokens.take(own) for sequence, own in zip(sequences, trained, strict=True)]
+    )
+    targets = tokens["ids"]
     temperatures = repeated([sequence.temperature for sequence in sequences])
     entries, prediction = _distinct(sources, targets, temperatures)
     return MicroBatch(
@@ -258,9 +239,10 @@ def _micro_batch(
         prediction=tensor(prediction, torch.int64),
         sequence=tensor(np.repeat(np.asarray(rows), counts), torch.int64),
         place=tensor(np.concatenate(row_places), torch.int64),
-        behaviour_logprobs=tensor(gathered([s.logprobs for s in sequences]), torch.float32),
-        advantages=tensor(gathered([s.advantages for s in sequences]), torch.float32),
-        staleness=tensor(gathered([s.staleness for s in sequences]), torch.int64),
+        columns={
+            name: tensor(values, torch.float32 if values.dtype.kind == "f" else torch.int64)
+            for name, values in tokens.columns.items()
+        },
         sequence_tokens=tensor(repeated([float(s.row_tokens) for s in sequences]), torch.float32),
         mask=torch.ones(sum(counts), dtype=torch.bool, device=device),
     )

@@ -85,7 +85,9 @@ def make_program(
     trunks: list[Section] = []
     if tree:
         forest = merge([sequence.inputs for sequence in sequences])
-        packing = pack_forest(forest.parents, forest.lengths, forest.last_nodes, micro_batch_tokens)
+        packing = pack_forest(
+            forest.tree.parents, forest.tree.lengths, forest.last_nodes, micro_batch_tokens
+        )
         for group in packing.trunks:
             batches = tuple(
                 collate_part(forest, part, group.trunk, sequences, row_of, pad, device)
