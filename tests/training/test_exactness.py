@@ -32,8 +32,8 @@ Rows = list[list[TrainingSequence]]
 def groups(draw: st.DrawFn) -> Rows:
     """Rows of two prompts: some begin alike for any length, in mid-turn too, some are trees.
 
-    Lengths are up to 140 tokens, so that trunks of prompts are worth computing once; any token may
-    be trained, those of prompts and those that several rows share included.
+    Lengths are up to 140 tokens, so that prompts that are shared are worth computing once. Any
+    token may be trained, those of prompts and those that several rows share included.
     """
     seed = draw(st.integers(0, 2**16))
     generator = np.random.default_rng(seed)
@@ -171,7 +171,7 @@ def test_a_group_over_the_budget_computes_its_prompt_once(
     trained = make_trained(checkpointing=checkpointing)
     program = assert_equal(rows, LossConfig(log_entropy=True), trained, 160)
     (section,) = program.sections
-    assert section.trunk is not None and section.trunk.tokens == 120
+    assert section.prefix is not None and section.prefix.tokens == 120
     lines = [batch.input_ids.shape[1] for batch in section.batches]
     assert len(lines) == 3 and max(lines) <= 40
 

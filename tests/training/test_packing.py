@@ -76,19 +76,19 @@ def test_every_sequence_is_in_one_pass_that_has_all_it_needs(
     packing = pack_forest(forest.tree.parents, forest.tree.lengths, forest.last_nodes, budget)
     way = ways(forest)
     parts = [((), part) for part in packing.plain]
-    for group in packing.trunks:
-        assert len(group.parts) > 1
-        assert list(group.trunk) == way[group.trunk[-1]]
-        parts += [(group.trunk, part) for part in group.parts]
+    for group in packing.prefixed:
+        assert len(group.passes) > 1
+        assert list(group.prefix) == way[group.prefix[-1]]
+        parts += [(group.prefix, part) for part in group.passes]
     assert sorted(s for _, part in parts for s in part.sequences) == list(range(len(sequences)))
-    for trunk, part in parts:
+    for prefix, part in parts:
         assert list(part.nodes) == sorted(set(part.nodes))
-        assert not set(part.nodes) & set(trunk)
+        assert not set(part.nodes) & set(prefix)
         for node in part.nodes:
             parent = forest.tree.parents[node]
-            assert parent in part.nodes or parent == (trunk[-1] if trunk else -1)
+            assert parent in part.nodes or parent == (prefix[-1] if prefix else -1)
         for sequence in part.sequences:
-            assert set(way[forest.last_nodes[sequence]]) <= {*trunk, *part.nodes}
+            assert set(way[forest.last_nodes[sequence]]) <= {*prefix, *part.nodes}
 
 
 @given(SEQUENCES, st.integers(1, 300))
@@ -98,9 +98,9 @@ def test_a_pass_over_the_budget_is_the_way_to_one_leaf(
 ) -> None:
     forest = forest_of(sequences)
     packing = pack_forest(forest.tree.parents, forest.tree.lengths, forest.last_nodes, budget)
-    for trunk, part in passes(packing):
+    for prefix, part in passes(packing):
         tokens = sum(forest.tree.lengths[node] for node in part.nodes)
-        before = sum(forest.tree.lengths[node] for node in trunk)
+        before = sum(forest.tree.lengths[node] for node in prefix)
         children = [forest.tree.parents[node] for node in part.nodes]
         chain = len(children) == len(set(children))
         assert tokens <= max(budget - before, budget // 4) or chain
@@ -108,19 +108,19 @@ def test_a_pass_over_the_budget_is_the_way_to_one_leaf(
 
 def passes(packing: Packing) -> list[tuple[tuple[int, ...], object]]:
     found = [((), part) for part in packing.plain]
-    return found + [(group.trunk, part) for group in packing.trunks for part in group.parts]
+    return found + [(group.prefix, part) for group in packing.prefixed for part in group.passes]
 
 
-def test_a_trunk_is_computed_once_for_all_that_stands_behind_it() -> None:
+def test_a_shared_prefix_is_computed_once_for_all_that_stands_behind_it() -> None:
     packing = pack_forest([-1, 0, 0, 0, 0, -1], [100, 60, 50, 40, 30, 20], [1, 2, 3, 4, 5], 220)
-    (group,) = packing.trunks
-    assert group.trunk == (0,)
-    assert [part.nodes for part in group.parts] == [(1, 2), (3, 4)]
-    assert [part.sequences for part in group.parts] == [(0, 1), (2, 3)]
+    (group,) = packing.prefixed
+    assert group.prefix == (0,)
+    assert [part.nodes for part in group.passes] == [(1, 2), (3, 4)]
+    assert [part.sequences for part in group.passes] == [(0, 1), (2, 3)]
     assert [part.nodes for part in packing.plain] == [(5,)]
 
 
-def test_a_short_trunk_is_computed_again() -> None:
+def test_a_short_prefix_is_computed_again() -> None:
     packing = pack_forest([-1, 0, 0, 0], [10, 60, 50, 40], [1, 2, 3], 120)
-    assert packing.trunks == ()
+    assert packing.prefixed == ()
     assert [part.nodes for part in packing.plain] == [(0, 1, 3), (0, 2)]

@@ -1,4 +1,4 @@
-"""A part of a step's sequences as the tensors of one forward pass.
+"""Some of a step's sequences as the tensors of one forward pass.
 
 Two shapes: a forest in one line, for models with tree attention, where no token stands twice and
 none is padding but to a multiple; and padded lines, one per sequence, for the others.
@@ -16,7 +16,7 @@ from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import TreeLayout
 from agentrl.training.forest import Forest, merge
 from agentrl.training.losses import LossInputs
-from agentrl.training.packing import Part
+from agentrl.training.packing import PackedPass
 from agentrl.training.sequences import TrainingSequence
 
 
@@ -31,7 +31,7 @@ class MicroBatch:
     input_ids: Tensor  # [B, T] int64, padded with 0
     position_ids: Tensor  # [B, T] int64, how many tokens stand before it in its sequence
     tree: TreeLayout | None  # of the one line; None: causal lines padded on the right
-    positions: Tensor  # [M] int64, into [trunk_tokens + B * T]: whose hidden state predicts it
+    positions: Tensor  # [M] int64, into [prefix_tokens + B * T]: whose hidden state predicts it
     targets: Tensor  # [M] int64, the token
     temperatures: Tensor  # [M] float32
     prediction: Tensor  # [N] int64, into [M]
@@ -40,7 +40,7 @@ class MicroBatch:
     columns: Mapping[str, Tensor]  # [N] each, by name, see `COLUMNS`; integers as int64
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
-    trunk_tokens: int = 0  # that stand before the line and were computed by a `TrunkBatch`
+    prefix_tokens: int = 0  # that stand before the line and were computed by a `SharedPrefixBatch`
 
     def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
         """What the loss sees, given the predictions' logprobs and entropy [M]."""
@@ -55,7 +55,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class TrunkBatch:
+class SharedPrefixBatch:
     """The tensors of a forward pass whose keys, values and hidden states other passes build on."""
 
     input_ids: Tensor  # [1, T] int64, padded with 0
@@ -72,52 +72,52 @@ def collate_forest(
 ) -> MicroBatch:
     """Merge `sequences` (at least one; `rows`: the row of each) into one line."""
     forest = merge([sequence.inputs for sequence in sequences])
-    whole = Part(tuple(range(len(forest.tree.nodes))), tuple(range(len(sequences))))
-    return collate_part(forest, whole, (), sequences, rows, pad_to_multiple_of, device)
+    whole = PackedPass(tuple(range(len(forest.tree.nodes))), tuple(range(len(sequences))))
+    return collate_pass(forest, whole, (), sequences, rows, pad_to_multiple_of, device)
 
 
-def collate_part(
+def collate_pass(
     forest: Forest,
-    part: Part,
-    trunk: Sequence[int],
+    packed: PackedPass,
+    prefix: Sequence[int],
     sequences: Sequence[TrainingSequence],
     rows: Sequence[int],
     pad_to_multiple_of: int = 1,
     device: torch.device | str = "cpu",
 ) -> MicroBatch:
-    """The nodes and sequences of `part` as one line, behind the nodes of `trunk`.
+    """The nodes and sequences of `packed` as one line, behind the nodes of `prefix`.
 
     `forest` is that of `sequences`, `rows` the row of each.
     """
-    tokens = forest.tree.places((*trunk, *part.nodes))
-    trunk_tokens = sum(forest.tree.nodes[node].length for node in trunk)
-    line, padding = _padded(forest.tree["ids"][tokens[trunk_tokens:]], pad_to_multiple_of)
-    layout = _layout(forest, part.nodes, trunk_tokens, padding)
+    tokens = forest.tree.places((*prefix, *packed.nodes))
+    prefix_tokens = sum(forest.tree.nodes[node].length for node in prefix)
+    line, padding = _padded(forest.tree["ids"][tokens[prefix_tokens:]], pad_to_multiple_of)
+    layout = _layout(forest, packed.nodes, prefix_tokens, padding)
     place = np.full(len(forest.tree), -1, dtype=np.int64)
     place[tokens] = np.arange(len(tokens))
     batch = _micro_batch(
         line[None],
         layout.positions[None],
         layout,
-        [place[forest.places[sequence]] for sequence in part.sequences],
-        [sequences[sequence] for sequence in part.sequences],
-        [rows[sequence] for sequence in part.sequences],
+        [place[forest.places[sequence]] for sequence in packed.sequences],
+        [sequences[sequence] for sequence in packed.sequences],
+        [rows[sequence] for sequence in packed.sequences],
         device,
     )
-    return replace(batch, trunk_tokens=trunk_tokens)
+    return replace(batch, prefix_tokens=prefix_tokens)
 
 
-def collate_trunk(
+def collate_prefix(
     forest: Forest,
-    trunk: Sequence[int],
+    prefix: Sequence[int],
     pad_to_multiple_of: int = 1,
     device: torch.device | str = "cpu",
-) -> TrunkBatch:
-    """The nodes of `trunk`, from a root downwards, as one line."""
-    tokens = forest.tree.places(trunk)
+) -> SharedPrefixBatch:
+    """The nodes of `prefix`, from a root downwards, as one line."""
+    tokens = forest.tree.places(prefix)
     line, padding = _padded(forest.tree["ids"][tokens], pad_to_multiple_of)
-    layout = _layout(forest, (), len(tokens), padding, trunk_asks=True)
-    return TrunkBatch(
+    layout = _layout(forest, (), len(tokens), padding, prefix_asks=True)
+    return SharedPrefixBatch(
         input_ids=torch.from_numpy(line[None]).to(device),
         position_ids=torch.from_numpy(layout.positions[None]).to(device),
         tree=layout,
@@ -133,28 +133,28 @@ def _padded(tokens: NDArray[np.int32], multiple: int) -> tuple[NDArray[np.int64]
 def _layout(
     forest: Forest,
     nodes: Sequence[int],
-    trunk_tokens: int,
+    prefix_tokens: int,
     padding: int,
     *,
-    trunk_asks: bool = False,
+    prefix_asks: bool = False,
 ) -> TreeLayout:
-    """The trunk as one node, `nodes` under it, the padding as a tree of its own, which none sees.
+    """The shared prefix as one node, `nodes` under it, and the padding, which no token sees.
 
-    All but the trunk are the queries, or, if `trunk_asks`, all.
+    All but the prefix are the queries, or, if `prefix_asks`, all.
     """
-    parents, lengths = ([-1], [trunk_tokens]) if trunk_tokens else ([], [])
+    parents, lengths = ([-1], [prefix_tokens]) if prefix_tokens else ([], [])
     number = {-1: -1}
     for node in nodes:
         number[node] = len(parents)
-        # a parent that is not among the nodes is the trunk
+        # a parent that is not among the nodes is the prefix
         parents.append(number.get(forest.tree.nodes[node].parent, 0))
         lengths.append(forest.tree.nodes[node].length)
     if padding:
         parents.append(-1)
         lengths.append(padding)
     layout = TreeLayout(parents, lengths)
-    if trunk_tokens and not trunk_asks:
-        return layout.restrict(trunk_tokens, layout.n_tokens)
+    if prefix_tokens and not prefix_asks:
+        return layout.restrict(prefix_tokens, layout.n_tokens)
     return layout
 
 
@@ -190,11 +190,11 @@ def placeholder(
     return replace(batch, mask=torch.zeros_like(batch.mask))
 
 
-def placeholder_trunk(
+def placeholder_prefix(
     pad_to_multiple_of: int = 1, device: torch.device | str = "cpu"
-) -> TrunkBatch:
-    """A trunk that nothing stands behind, for a rank that has none where another has one."""
-    return collate_trunk(merge([_nothing().inputs]), [0], pad_to_multiple_of, device)
+) -> SharedPrefixBatch:
+    """A shared prefix that nothing follows, for a rank that has none where another has one."""
+    return collate_prefix(merge([_nothing().inputs]), [0], pad_to_multiple_of, device)
 
 
 def _nothing() -> TrainingSequence:
