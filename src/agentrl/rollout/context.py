@@ -2,7 +2,7 @@
 
     TokenContext   initial prompt, generated ids verbatim, deltas, in segments; its tokens are a
                    token tree that grows, one branch for each segment
-    Junction       what changed between a generated turn and the next prompt
+    PromptChange       what changed between a generated turn and the next prompt
 
 A record is made of segments. A segment begins with a rendered prompt and grows by appending only:
 the ids that the model generated, verbatim, then the ids that the chat template adds for tool
@@ -46,7 +46,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Junction:
+class PromptChange:
     """What happened to the tokens between generated turn `turn` and the next prompt.
 
     The next prompt is the first `kept` tokens of the turn's segment (its prompts and outputs up to
@@ -79,7 +79,7 @@ class TurnTokens:
     turn: int
     segment: int
     branch: Branch | None  # of the segment, on its first turn
-    junction: Junction | None  # between the last turn and this one
+    prompt_change: PromptChange | None  # between the last turn and this one
     prompt_delta: list[int]
     prompt_len: int
 
@@ -95,12 +95,12 @@ class TokenContext:
         self.segments: list[Segment] = []
         self.n_turns = 0
         self.n_generated = 0
-        self.n_junctions = 0
+        self.n_continuations = 0
         self.n_drifts = 0
         self.versions: VersionRange | None = None  # oldest and newest of the generated tokens
         self._tokens = GrowingTree()  # a branch for each segment
         self._delta: list[int] = []
-        self._pending: Junction | None = None  # the one that `_delta` comes from
+        self._pending: PromptChange | None = None  # the one that `_delta` comes from
 
     @property
     def ids(self) -> list[int]:
@@ -137,21 +137,21 @@ class TokenContext:
 
     def begin_segment(
         self, prompt_ids: Sequence[int], drift: str | None = None, n_rewritten: int = 0
-    ) -> Junction | None:
+    ) -> PromptChange | None:
         """Begin a segment with a whole rendered prompt.
 
-        `drift`, `n_rewritten`: see `Junction`. Returns what changed since the last turn, or None
-        before the first turn.
+        `drift`, `n_rewritten`: see `PromptChange`. Returns what changed since the last turn, or
+        None before the first turn.
         """
         if not len(prompt_ids):
             raise ValueError("a segment cannot begin with an empty prompt")
-        junction = None
+        prompt_change = None
         self._withdraw_delta()
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if self.n_turns:
             last = self._tokens.ids(-1)
             kept = _common_prefix(last, prompt)
-            junction = Junction(
+            prompt_change = PromptChange(
                 turn=self.n_turns - 1,
                 kept=kept,
                 dropped=len(last) - kept,
@@ -161,9 +161,9 @@ class TokenContext:
                 drift=drift,
                 n_rewritten=n_rewritten,
             )
-            self.n_junctions += 1
+            self.n_continuations += 1
             self.n_drifts += drift is not None
-        self._pending = junction
+        self._pending = prompt_change
         branch = self._find_branch(prompt)
         if branch is None:
             self._tokens.begin()
@@ -173,18 +173,18 @@ class TokenContext:
             self._tokens.append(prompt[branch.shared_len :])
         self.segments.append(Segment(branch, len(prompt)))
         self._delta = list(prompt_ids)
-        return junction
+        return prompt_change
 
     def observe(
         self, delta_ids: Sequence[int], n_separator: int = 0, restyled: bool = False
-    ) -> Junction:
+    ) -> PromptChange:
         """Append what the template adds after a turn: tool results and the next header.
 
-        The first `n_separator` ids close the turn. `restyled`: see `Junction`.
+        The first `n_separator` ids close the turn. `restyled`: see `PromptChange`.
         """
         if not self.segments[-1].turn_ends or self._delta:
             raise ValueError("a delta follows a generated turn")
-        junction = Junction(
+        prompt_change = PromptChange(
             turn=self.n_turns - 1,
             kept=self.prompt_len,
             dropped=0,
@@ -193,11 +193,11 @@ class TokenContext:
             extends=True,
             restyled=restyled,
         )
-        self.n_junctions += 1
-        self._pending = junction
+        self.n_continuations += 1
+        self._pending = prompt_change
         self._tokens.append(delta_ids)
         self._delta = list(delta_ids)
-        return junction
+        return prompt_change
 
     def go_on(
         self,
@@ -207,7 +207,7 @@ class TokenContext:
         restyled: bool = False,
         drift: str | None = None,
         n_rewritten: int = 0,
-    ) -> Junction | None:
+    ) -> PromptChange | None:
         """Make `prompt_ids` what the next turn continues, whatever they are.
 
         They extend the current segment if they begin with all of its tokens, and begin a new one
@@ -253,7 +253,7 @@ class TokenContext:
             turn=self.n_turns,
             segment=len(self.segments) - 1,
             branch=segment.branch if first else None,
-            junction=self._pending,
+            prompt_change=self._pending,
             prompt_delta=self._delta,
             prompt_len=self.prompt_len,
         )
@@ -281,7 +281,7 @@ class TokenContext:
             self._tokens.drop()
             self.segments.pop()
         if self._pending is not None:
-            self.n_junctions -= 1
+            self.n_continuations -= 1
             self.n_drifts -= self._pending.drift is not None
         self._delta, self._pending = [], None
 

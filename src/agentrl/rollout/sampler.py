@@ -29,7 +29,7 @@ from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
-from agentrl.rollout.advantages import GREEDY_TRAJ
+from agentrl.rollout.advantages import GREEDY_ROLLOUT
 from agentrl.rollout.chat import (
     ChatRenderer,
     Continuation,
@@ -38,7 +38,7 @@ from agentrl.rollout.chat import (
     Message,
     ToolSchema,
 )
-from agentrl.rollout.context import Junction, TokenContext, TurnTokens
+from agentrl.rollout.context import PromptChange, TokenContext, TurnTokens
 from agentrl.rollout.repetition import loops
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.tool_calls.calls import tool_names
@@ -159,13 +159,13 @@ class AsyncSampler(ABC):
 
     def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
-    ) -> Junction | None:
+    ) -> PromptChange | None:
         """Begin a segment with these messages. Returns what changed, None before the first turn."""
         self._conversation = Conversation(self.resources.renderer, messages, tools)
         self.note_tools(tools or ())
-        junction = self.context.begin_segment(self._conversation.prompt_ids)
-        self._count_junctions()
-        return junction
+        prompt_change = self.context.begin_segment(self._conversation.prompt_ids)
+        self._count_continuations()
+        return prompt_change
 
     def note_tools(self, tools: Sequence[ToolSchema]) -> None:
         """Keep which tools a prompt offers to the model."""
@@ -178,7 +178,7 @@ class AsyncSampler(ABC):
         assert self._conversation is not None, "the conversation has not begun"
         return self._conversation.entries
 
-    def continue_conversation(self, turn: GeneratedTurn, added: Sequence[Message]) -> Junction:
+    def continue_conversation(self, turn: GeneratedTurn, added: Sequence[Message]) -> PromptChange:
         """Append a generated turn and what follows it: messages of tools or of a user.
 
         It goes on in a new segment where the chat template does not extend what was sampled.
@@ -187,7 +187,7 @@ class AsyncSampler(ABC):
         continuation = self._conversation.extend(turn.output_ids, added)
         return self._go_on(continuation)
 
-    def rewrite_conversation(self, entries: Sequence[Entry]) -> Junction:
+    def rewrite_conversation(self, entries: Sequence[Entry]) -> PromptChange:
         """Go on in a new segment from other entries: some of `self.entries`, and new ones.
 
         Generated turns among them keep the ids that the model generated. May follow a turn, or
@@ -197,9 +197,9 @@ class AsyncSampler(ABC):
         assert self._conversation is not None, "the conversation has not begun"
         return self._go_on(self._conversation.rewrite(entries))
 
-    def _go_on(self, continuation: Continuation) -> Junction:
+    def _go_on(self, continuation: Continuation) -> PromptChange:
         if continuation.extends:
-            junction = self.context.observe(
+            prompt_change = self.context.observe(
                 continuation.ids, continuation.n_separator, continuation.restyled
             )
         else:
@@ -207,14 +207,14 @@ class AsyncSampler(ABC):
                 continuation.ids, continuation.drift, continuation.n_rewritten
             )
             assert begun is not None, "a turn came before"
-            junction = begun
-        self._count_junctions()
-        return junction
+            prompt_change = begun
+        self._count_continuations()
+        return prompt_change
 
-    def _count_junctions(self) -> None:
+    def _count_continuations(self) -> None:
         self.record.tokens = self.context.counts
         self.record.n_segments = len(self.context.segments)
-        self.record.n_junctions = self.context.n_junctions
+        self.record.n_continuations = self.context.n_continuations
         self.record.n_drifts = self.context.n_drifts
 
     def limit_reached(self) -> StopReason | None:
@@ -285,8 +285,8 @@ class AsyncSampler(ABC):
     def _sampling_params(self) -> dict[str, float]:
         """The run's; greedy for the attempt that is its group's baseline (`--advantage remax`)."""
         config, record = self.resources.config, self.record
-        if (config.reward.estimator, record.split, record.traj) == (
-            "remax", Split.TRAIN, GREEDY_TRAJ,
+        if (config.reward.estimator, record.split, record.rollout) == (
+            "remax", Split.TRAIN, GREEDY_ROLLOUT,
         ):  # fmt: skip
             return {**config.sampling_params, "temperature": 0.0}
         return config.sampling_params
@@ -308,7 +308,7 @@ class AsyncSampler(ABC):
                 drift=continuation.drift,
                 n_rewritten=continuation.n_rewritten,
             )
-        self._count_junctions()
+        self._count_continuations()
         return self.add_turn(answer)
 
     def add_turn(self, answer: ModelAnswer) -> GeneratedTurn:
@@ -336,7 +336,7 @@ class AsyncSampler(ABC):
         `messages`: what was added before it. `format_error`: what was wrong with its calls.
         `repeated`: it asks nothing new. `rewrite`: how the conversation was rewritten before it.
         """
-        branch, junction = turn.tokens.branch, turn.tokens.junction
+        branch, prompt_change = turn.tokens.branch, turn.tokens.prompt_change
         ended = turn.finish_reason != "length"
         status = turn_status(
             cut_off=not ended,
@@ -356,7 +356,7 @@ class AsyncSampler(ABC):
             rewrite=rewrite,
             service=turn.service,
             messages=list(messages),
-            drift=junction.drift if junction else None,
+            drift=prompt_change.drift if prompt_change else None,
             prompt_delta_ids=pack_ints(turn.tokens.prompt_delta),
             prompt_len=turn.tokens.prompt_len,
             output_ids=pack_ints(turn.output_ids),

@@ -1,6 +1,6 @@
 """Which models can be divided by which degrees; what cannot is refused with the reason. Pure.
 
-`docs/parallelism.md` has the table of what combines with what.
+`docs/reference/parallelism.md` has the table of what combines with what.
 """
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -10,7 +10,7 @@ from agentrl.training.attention import why_no_trees
 from agentrl.training.parallel.sizes import ParallelSizes
 
 
-def check_model(model: PreTrainedModel, sizes: ParallelSizes, cp_mode: str) -> None:
+def check_degrees(model: PreTrainedModel, sizes: ParallelSizes, cp_mode: str) -> None:
     """Raises `ConfigError` if `model`, which may be empty, cannot be divided by `sizes`."""
     text = model.config.get_text_config()
     if sizes.tp > 1:
