@@ -39,6 +39,7 @@ from agentrl.rollout.chat import (
     ToolSchema,
 )
 from agentrl.rollout.context import PromptChange, TokenContext, TurnTokens
+from agentrl.rollout.limits import Limits
 from agentrl.rollout.repetition import loops
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.tool_calls.calls import tool_names
@@ -104,6 +105,7 @@ class AsyncSampler(ABC):
         self.claim = claim
         self.record = record
         self.resources = resources
+        self.limits = Limits.of(resources.config.sampling)
         self.context = TokenContext()
         self._conversation: Conversation | None = None
         self._n_asked = 0
@@ -219,18 +221,12 @@ class AsyncSampler(ABC):
 
     def limit_reached(self) -> StopReason | None:
         """Why no further turn may be generated, or None."""
-        limits = self.resources.config.sampling
-        if self.context.n_turns >= limits.max_turns:
-            return StopReason.MAX_TURNS
-        if self.context.n_tokens >= limits.max_tokens:
-            return StopReason.MAX_TOKENS
-        if self.context.prompt_len > (limits.max_prompt_tokens or limits.max_tokens):
-            return StopReason.MAX_PROMPT_TOKENS
-        return None
+        context = self.context
+        return self.limits.reached(context.n_turns, context.n_tokens, context.prompt_len)
 
     async def generate(self) -> GeneratedTurn:
         """Generate a turn from the tokens so far and append it to them. Raises as `ask` does."""
-        left = self.resources.config.sampling.max_tokens - self.context.n_tokens
+        left = self.limits.tokens_left(self.context.n_tokens)
         return self.add_turn(await self.ask(self.context.ids, left))
 
     async def ask(
@@ -242,12 +238,10 @@ class AsyncSampler(ABC):
         beside `--max_new_tokens`. Nothing that follows the end of a turn is in the answer. Raises
         InferenceError where no service answers, and RuntimeError for an answer that is not a turn.
         """
-        of_turn = self.resources.config.sampling.max_new_tokens
-        if max_new_tokens is not None:
-            of_turn = min(of_turn, max_new_tokens)
+        limit = self.limits.of_turn(left, max_new_tokens)
         params = SamplingParams(
             **cast(dict[str, Any], self._sampling_params()),
-            max_new_tokens=min(of_turn, left),
+            max_new_tokens=limit.max_new_tokens,
             stop_token_ids=self.resources.renderer.stop_token_ids,
         )
         request = GenerateRequest(f"{self.record.id}-{self._n_asked}", tuple(prompt_ids), params)
@@ -264,9 +258,7 @@ class AsyncSampler(ABC):
                 f"{answer.service} went on generating after the end of turn "
                 f"{self.context.n_turns} of {self.record.id}"
             )
-        stop_reason = None
-        if generation.finish_reason == "length":
-            stop_reason = StopReason.MAX_NEW_TOKENS if of_turn <= left else StopReason.MAX_TOKENS
+        stop_reason = limit.stop_reason if generation.finish_reason == "length" else None
         return ModelAnswer(
             output_ids=generation.output_ids,
             output_logprobs=generation.output_logprobs,

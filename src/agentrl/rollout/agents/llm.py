@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.databases.documents import Rewrite, StopReason, ToolCall
-from agentrl.rollout.agents.limits import room_left
 from agentrl.rollout.chat import Continuation, Conversation, Entry, Message, ToolSchema
 from agentrl.rollout.mcp.resources import ToolSampler
 from agentrl.rollout.sampler import GeneratedTurn, turn_id
@@ -118,8 +117,7 @@ class ChatModel:
             prompt = self._go_on(thread, messages[len(thread.messages) :])
             await self._store([thread.reply])
         context = sampler.context
-        left = room_left(
-            sampler.resources.config.sampling,
+        left = sampler.limits.room(
             context.n_turns + self._n_running,
             context.n_tokens + context.n_new(prompt.ids),
             len(prompt.ids),

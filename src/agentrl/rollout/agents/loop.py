@@ -25,7 +25,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from agentrl.databases.documents import Record, StopReason, VersionSpan
 from agentrl.databases.tasks import Claim
-from agentrl.rollout.agents.limits import LimitReached, room_left
 from agentrl.rollout.agents.loop_given import (
     ServerManager,
     TokenOutput,
@@ -35,6 +34,7 @@ from agentrl.rollout.agents.loop_given import (
 )
 from agentrl.rollout.agents.loop_tokens import GeneratedSpan, generated_spans
 from agentrl.rollout.answers import extract_answer
+from agentrl.rollout.limits import LimitReached
 from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, ModelAnswer, SamplerResources
 
 
@@ -120,7 +120,7 @@ class LoopSampler(AsyncSampler):
     async def _ask(self, prompt_ids: Sequence[int], max_new_tokens: int | None) -> TokenOutput:
         # What counts is the sequence that the loop returns: a prompt of it and the answer.
         size = len(prompt_ids)
-        left = room_left(self.resources.config.sampling, self._n_asked, size, size)
+        left = self.limits.room(self._n_asked, size, size)
         answer = await self.ask(prompt_ids, left, max_new_tokens)
         self._calls.append(_Call(tuple(prompt_ids), answer))
         return TokenOutput(

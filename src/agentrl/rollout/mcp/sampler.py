@@ -177,7 +177,7 @@ class MCPSampler(ToolSampler):
     def _longest_prompt(self) -> int:
         """Tokens of a prompt beyond which the conversation is rewritten."""
         config, renderer = self.resources.config, self.resources.renderer
-        longest = config.sampling.max_prompt_tokens or config.sampling.max_tokens
+        longest = self.limits.max_prompt_tokens
         if config.context.new_context != "discard_all":
             return longest
         # The prompt that asks for a summary must not be too long itself.
