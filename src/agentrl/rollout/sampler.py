@@ -222,7 +222,7 @@ class AsyncSampler(ABC):
     def limit_reached(self) -> StopReason | None:
         """Why no further turn may be generated, or None."""
         context = self.context
-        return self.limits.reached(context.n_turns, context.n_tokens, len(context.ids))
+        return self.limits.reached(context.n_turns, context.n_tokens, context.prompt_len)
 
     async def generate(self) -> GeneratedTurn:
         """Generate a turn from the tokens so far and append it to them. Raises as `ask` does."""
