@@ -57,7 +57,7 @@ def test_a_name_that_is_not_there_is_an_error_as_of_any_module() -> None:
 
 def test_type_checkers_see_the_names_that_are_there_when_it_runs() -> None:
     tree = ast.parse(Path(agentrl.__file__).read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
         alias.name: node.module
         for node in block.body

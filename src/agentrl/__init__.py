@@ -84,60 +84,36 @@ __all__ = [
 ]
 
 _HOMES = {
-    "agentrl.configs": (
-        "ComputeConfig",
-        "LossConfig",
-        "OptimizerConfig",
-    ),
-    "agentrl.databases.arrays": (
-        "unpack_floats",
-        "unpack_ints",
-        "unpack_mask",
-    ),
-    "agentrl.databases.documents": (
-        "Record",
-        "StopReason",
-        "Task",
-    ),
-    "agentrl.databases.mongod": ("find_mongod",),
-    "agentrl.rollout.agents": ("register_agent",),
-    "agentrl.rollout.limits": ("LimitReached",),
-    "agentrl.rollout.answers": ("extract_answer",),
-    "agentrl.rollout.mcp.sampler": ("MCPSampler",),
-    "agentrl.rollout.mcp.scorers": ("MCPScorerFactory",),
-    "agentrl.rollout.sampler": ("AsyncSampler",),
-    "agentrl.rollout.scorers": (
-        "Score",
-        "register_scorer",
-    ),
-    "agentrl.rollout.single_turn": ("SingleTurnSampler",),
-    "agentrl.training.losses": (
-        "BatchTotals",
-        "LossInputs",
-        "Scope",
-        "TokenLoss",
-        "depends_on",
-        "sequence_mean",
-        "sequence_sum",
-        "token_ratio",
-    ),
-    "agentrl.training.objective": ("Objective",),
-    "agentrl.training.sft": (
-        "SupervisedRow",
-        "train_supervised",
-    ),
-    "agentrl.training.statistics": ("StepStatistics",),
+    "agentrl.configs": "ComputeConfig LossConfig OptimizerConfig",
+    "agentrl.databases.arrays": "unpack_floats unpack_ints unpack_mask",
+    "agentrl.databases.documents": "Record StopReason Task",
+    "agentrl.databases.mongod": "find_mongod",
+    "agentrl.rollout.agents": "register_agent",
+    "agentrl.rollout.limits": "LimitReached",
+    "agentrl.rollout.answers": "extract_answer",
+    "agentrl.rollout.mcp.sampler": "MCPSampler",
+    "agentrl.rollout.mcp.scorers": "MCPScorerFactory",
+    "agentrl.rollout.sampler": "AsyncSampler",
+    "agentrl.rollout.scorers": "Score register_scorer",
+    "agentrl.rollout.single_turn": "SingleTurnSampler",
+    "agentrl.training.losses": "BatchTotals LossInputs Scope TokenLoss "
+    "depends_on sequence_mean sequence_sum token_ratio",
+    "agentrl.training.objective": "Objective",
+    "agentrl.training.sft": "SupervisedRow train_supervised",
+    "agentrl.training.statistics": "StepStatistics",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
-    """A name of the front door, from its module."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value  # asked for once
-    return value
+if not TYPE_CHECKING:  # to a type checker any name would be there
+
+    def __getattr__(name: str) -> Any:
+        """A name of the front door, from its module."""
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value  # asked for once
+        return value
 
 
 def __dir__() -> list[str]:

@@ -440,8 +440,7 @@ class ReservedConfig:
 
     lora_publish: str = flag(
         "merged",
-        "form in which inference services get an adapter, which is always merged "
-        "(docs/reference/memory.md)",
+        "form in which inference services get an adapter, always merged (docs/reference/memory.md)",
         only="this version has only merged; leave the flag out",
     )
     dynamic_batching: bool = flag(

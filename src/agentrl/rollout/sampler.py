@@ -32,10 +32,10 @@ from agentrl.inference.protocol import GenerateRequest, SamplingParams
 from agentrl.rollout.advantages import GREEDY_ROLLOUT
 from agentrl.rollout.chat import (
     ChatRenderer,
-    Continuation,
     Conversation,
     Entry,
     Message,
+    NextPrompt,
     ToolSchema,
 )
 from agentrl.rollout.context import PromptChange, TokenContext, TurnTokens
@@ -186,8 +186,8 @@ class AsyncSampler(ABC):
         It goes on in a new segment where the chat template does not extend what was sampled.
         """
         assert self._conversation is not None, "the conversation has not begun"
-        continuation = self._conversation.extend(turn.output_ids, added)
-        return self._go_on(continuation)
+        next_prompt = self._conversation.extend(turn.output_ids, added)
+        return self._go_on(next_prompt)
 
     def rewrite_conversation(self, entries: Sequence[Entry]) -> PromptChange:
         """Go on in a new segment from other entries: some of `self.entries`, and new ones.
@@ -199,14 +199,14 @@ class AsyncSampler(ABC):
         assert self._conversation is not None, "the conversation has not begun"
         return self._go_on(self._conversation.rewrite(entries))
 
-    def _go_on(self, continuation: Continuation) -> PromptChange:
-        if continuation.extends:
+    def _go_on(self, next_prompt: NextPrompt) -> PromptChange:
+        if next_prompt.extends:
             prompt_change = self.context.observe(
-                continuation.ids, continuation.n_separator, continuation.restyled
+                next_prompt.ids, next_prompt.n_separator, next_prompt.restyled
             )
         else:
             begun = self.context.begin_segment(
-                continuation.ids, continuation.drift, continuation.n_rewritten
+                next_prompt.ids, next_prompt.drift, next_prompt.n_rewritten
             )
             assert begun is not None, "a turn came before"
             prompt_change = begun
@@ -222,7 +222,7 @@ class AsyncSampler(ABC):
     def limit_reached(self) -> StopReason | None:
         """Why no further turn may be generated, or None."""
         context = self.context
-        return self.limits.reached(context.n_turns, context.n_tokens, len(context.ids))
+        return self.limits.reached(context.n_turns, context.n_tokens, context.prompt_len)
 
     async def generate(self) -> GeneratedTurn:
         """Generate a turn from the tokens so far and append it to them. Raises as `ask` does."""
@@ -284,21 +284,21 @@ class AsyncSampler(ABC):
         return config.sampling_params
 
     def add_answer(
-        self, prompt_ids: Sequence[int], answer: ModelAnswer, continuation: Continuation | None
+        self, prompt_ids: Sequence[int], answer: ModelAnswer, next_prompt: NextPrompt | None
     ) -> GeneratedTurn:
         """Make a turn of the answer to a prompt that may be anything, not only the tokens so far.
 
-        `continuation`: how a conversation came to the prompt, if one did.
+        `next_prompt`: how a conversation came to the prompt, if one did.
         """
-        if continuation is None:
+        if next_prompt is None:
             self.context.go_on(prompt_ids)
         else:
             self.context.go_on(
                 prompt_ids,
-                n_separator=continuation.n_separator,
-                restyled=continuation.restyled,
-                drift=continuation.drift,
-                n_rewritten=continuation.n_rewritten,
+                n_separator=next_prompt.n_separator,
+                restyled=next_prompt.restyled,
+                drift=next_prompt.drift,
+                n_rewritten=next_prompt.n_rewritten,
             )
         self._count_continuations()
         return self.add_turn(answer)

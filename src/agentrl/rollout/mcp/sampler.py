@@ -77,7 +77,7 @@ class MCPSampler(ToolSampler):
             self._go_on_from(take_out_last_turn(self.entries), Rewrite.REPETITION, [note])
         else:
             self._last_calls = {call.key for call in made}
-        if config.new_context != "disabled" and len(self.context.ids) > self._longest_prompt:
+        if config.new_context != "disabled" and self.context.prompt_len > self._longest_prompt:
             return await self._make_room()
         return None
 

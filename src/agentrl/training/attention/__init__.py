@@ -15,7 +15,7 @@ from agentrl.training.attention.models import (
     use_tree_attention,
     why_no_trees,
 )
-from agentrl.training.attention.prefix_keys import TreeContext, Trunk
+from agentrl.training.attention.prefix_keys import SharedPrefix, TreeContext
 from agentrl.training.attention.shared import (
     SHARED_IMPLEMENTATION,
     AllGather,
@@ -29,9 +29,9 @@ __all__ = [
     "SHARED_IMPLEMENTATION",
     "AllGather",
     "SharedLine",
+    "SharedPrefix",
     "TreeContext",
     "TreeLayout",
-    "Trunk",
     "Ulysses",
     "has_tree_attention",
     "tree_attention",

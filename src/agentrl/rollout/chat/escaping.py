@@ -1,9 +1,15 @@
-"""Text and tokens: encoding in which text from outside can never become a control token.
+"""Special-token escaping: encoding in which text from outside can never become a control token.
 
 Strings in text from tools that are one of the tokenizer's added tokens (`<|im_end|>`,
-`<tool_call>`), and in text from users those that are special, are *guarded*: put between two
+`<tool_call>`), and in text from users those that are special, are *escaped*: put between two
 Unicode noncharacters from before the chat template is applied until encoding, which spells them out
-as plain text. What a template does with text is not in here (`renderer.py`).
+as plain text:
+
+    from a tool   done<|im_end|>
+    escaped       done U+FDD0 <|im_end|> U+FDD1        what the template is given and writes
+    encoded       d-one-<-|-im-_-end-|->               never the id of <|im_end|>
+
+What a template does with text is not in here (`renderer.py`).
 """
 
 import json
@@ -13,14 +19,14 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-_GUARDED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # the escape marks
+_ESCAPED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 
 
-class GuardedCodec:
-    """Encodes guarded text, and decodes what the model generated.
+class EscapingCodec:
+    """Encodes escaped text, and decodes what the model generated.
 
-    Raises ValueError if plain text can become an added token in spite of the guards.
+    Raises ValueError if plain text can become an added token although it is escaped.
     """
 
     def __init__(self, backend_json: str) -> None:
@@ -47,48 +53,48 @@ class GuardedCodec:
                     "tools could write it"
                 )
 
-    def guard_tool_text(self, text: str) -> str:
-        """Text from a tool, with every string that is an added token guarded."""
-        return _guard(text, self._added)
+    def escape_tool_text(self, text: str) -> str:
+        """Text from a tool, with every string that is an added token escaped."""
+        return _escape(text, self._added)
 
-    def guard_values(self, value: Any, *, special_only: bool = False) -> Any:
-        """A JSON value with all its strings guarded, names of fields included."""
+    def escape_values(self, value: Any, *, special_only: bool = False) -> Any:
+        """A JSON value with all its strings escaped, names of fields included."""
         pattern = self._special if special_only else self._added
         if isinstance(value, str):
-            return _guard(value, pattern)
+            return _escape(value, pattern)
         if isinstance(value, Mapping):
             return {
-                _guard(key, pattern): self.guard_values(item, special_only=special_only)
+                _escape(key, pattern): self.escape_values(item, special_only=special_only)
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self.guard_values(item, special_only=special_only) for item in value]
+            return [self.escape_values(item, special_only=special_only) for item in value]
         return value
 
-    def encode(self, guarded: str, after: int | None = None, *, start: bool = True) -> list[int]:
-        """The tokens of guarded text.
+    def encode(self, escaped: str, after: int | None = None, *, start: bool = True) -> list[int]:
+        """The tokens of escaped text.
 
         `after`: the token that stands before it. `start`: it is the begin of a sequence, where
         some tokenizers add a space.
         """
         if after is not None:
             token = self.token(after)
-            ids = self.encode(token + guarded)
+            ids = self.encode(token + escaped)
             if ids[0] != after:
                 raise ValueError(f"the token {token!r} is not read as itself before other text")
             return ids[1:]
         first = self._codec if start else self._codec_inside
-        if _OPEN not in guarded:
-            return list(first.encode(guarded, add_special_tokens=False).ids)
+        if _OPEN not in escaped:
+            return list(first.encode(escaped, add_special_tokens=False).ids)
         ids = []
-        for index, piece in enumerate(_GUARDED.split(guarded)):
+        for index, piece in enumerate(_ESCAPED.split(escaped)):
             codec = self._plain if index % 2 else first if index == 0 else self._codec_inside
-            ids += codec.encode(unguarded(piece), add_special_tokens=False).ids
+            ids += codec.encode(unescaped(piece), add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text with its special tokens, without guards that stood in it."""
-        return unguarded(self._codec.decode(list(ids), skip_special_tokens=False))
+        """Text with its special tokens, without escape marks that stood in it."""
+        return unescaped(self._codec.decode(list(ids), skip_special_tokens=False))
 
     def token(self, token_id: int) -> str:
         """The text of a token that stands for itself. Raises ValueError for an unknown id."""
@@ -98,7 +104,7 @@ class GuardedCodec:
         return str(text)
 
     def specials(self, text: str) -> list[tuple[str, int]]:
-        """The special tokens that stand in unguarded text, with their ids."""
+        """The special tokens that stand in unescaped text, with their ids."""
         return [(token, self._ids[token]) for token in self._special.findall(text)]
 
     def special_at(self, text: str, position: int) -> tuple[str, int] | None:
@@ -109,29 +115,29 @@ class GuardedCodec:
                 return (found[0], self._ids[found[0]]) if blank else None
         return None
 
-    def headers(self, guarded: str) -> tuple[str, ...]:
+    def headers(self, escaped: str) -> tuple[str, ...]:
         """The end of a prompt, from its last special token on; whole, and without later tokens.
 
         The header of a turn in a conversation may lack what the prompt adds to open a thought.
         """
-        bare = _GUARDED.sub(lambda match: " " * len(match[0]), guarded)
+        bare = _ESCAPED.sub(lambda match: " " * len(match[0]), escaped)
         start = max((match.start() for match in self._special.finditer(bare)), default=0)
         later = self._added.search(bare, start + 1)
-        whole = guarded[start:]
+        whole = escaped[start:]
         if later is None:
             return (whole,)
         last = max(match.start() for match in self._added.finditer(bare))
-        return whole, guarded[start : later.start()], guarded[last:]
+        return whole, escaped[start : later.start()], escaped[last:]
 
 
-def unguarded(text: str) -> str:
-    """The text without guards."""
+def unescaped(text: str) -> str:
+    """The text without escape marks."""
     return text.replace(_OPEN, "").replace(_CLOSE, "")
 
 
-def _guard(text: str, pattern: re.Pattern[str]) -> str:
-    # A guard that stands in the text already is dropped: it could end one of ours.
-    return pattern.sub(rf"{_OPEN}\g<0>{_CLOSE}", unguarded(text))
+def _escape(text: str, pattern: re.Pattern[str]) -> str:
+    # A mark that stands in the text already is dropped: it could end one of ours.
+    return pattern.sub(rf"{_OPEN}\g<0>{_CLOSE}", unescaped(text))
 
 
 def _bare(backend: dict[str, Any], added_tokens: list[dict[str, Any]]) -> Tokenizer:

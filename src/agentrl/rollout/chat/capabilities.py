@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from agentrl.rollout.chat.guard import GuardedCodec
+from agentrl.rollout.chat.escaping import EscapingCodec
 from agentrl.rollout.chat.turns import THOUGHT_FIELDS, Message, ThoughtMarks
 
 Tools = Sequence[Mapping[str, Any]]
@@ -54,7 +54,7 @@ _TOOLS_FOOT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class TemplateCapabilities:
     """What a template can express.
 
     named_by_id: calls are written with their ids only, which then hold the names.
@@ -115,7 +115,7 @@ def _results_as_user(messages: Sequence[Message]) -> list[Message]:
     return adapted
 
 
-def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
+def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabilities:
     """What a template can express.
 
     Raises ValueError if it does not write questions and turns, or a turn has no end token.
@@ -146,7 +146,7 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
     marks, shows_thoughts = _thought_marks(apply, codec, user)
     opens_thoughts = _try(apply, [user]).rstrip().endswith(marks.open)
     if codec.special_texts:
-        _check_guards(apply, codec, [user, *turns[:1]])
+        _check_escapes(apply, codec, [user, *turns[:1]])
     follow_ups = [(turn, result) for turn in turns] + [(answer, user)]
     ends = [
         end
@@ -161,7 +161,7 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
             "the chat template does not end an assistant turn with a special token, but with "
             f"{whole.partition(_TURN)[2][:20]!r}"
         )
-    return Dialect(
+    return TemplateCapabilities(
         takes_system=_SYSTEM in _try(apply, [{"role": "system", "content": _SYSTEM}, user]),
         writes_tools=_NAME in with_tools,
         writes_results=bool(turns),
@@ -172,7 +172,7 @@ def probe_dialect(apply: Apply, codec: GuardedCodec) -> Dialect:
     )
 
 
-def _turn_ends(codec: GuardedCodec, closed: str, followed: str) -> list[tuple[str, int]]:
+def _turn_ends(codec: EscapingCodec, closed: str, followed: str) -> list[tuple[str, int]]:
     """The token that ends the probe's turn.
 
     `closed`: the conversation up to the turn; `followed`: with more after it. The end is the last
@@ -193,7 +193,7 @@ def _shared_length(first: str, second: str) -> int:
     return next(differs, min(len(first), len(second)))
 
 
-def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> tuple[ThoughtMarks, bool]:
+def _thought_marks(apply: Apply, codec: EscapingCodec, user: Message) -> tuple[ThoughtMarks, bool]:
     """What the template writes around a thought, and whether it writes one that it is given.
 
     `<think>` and its end where it does not.
@@ -214,9 +214,9 @@ def _thought_marks(apply: Apply, codec: GuardedCodec, user: Message) -> tuple[Th
     return ThoughtMarks("<think>", "</think>"), bool(found)
 
 
-def _check_guards(apply: Apply, codec: GuardedCodec, before: Sequence[Message]) -> None:
-    """Text that is guarded must be so still when the template has written it."""
-    evil = codec.guard_tool_text(codec.special_texts[-1])
+def _check_escapes(apply: Apply, codec: EscapingCodec, before: Sequence[Message]) -> None:
+    """Text that is escaped must be so still when the template has written it."""
+    evil = codec.escape_tool_text(codec.special_texts[-1])
     result = {"role": "tool", "content": f"{_RESULT} {evil}", "tool_call_id": _CALL_ID}
     text = _try(apply, [*before, result])
     if _RESULT in text and evil not in text:
