@@ -14,6 +14,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.policy_version import VersionSpan
+
 
 class Split(StrEnum):
     """What a group of attempts is made for."""
@@ -289,14 +291,6 @@ class ToolResult(Document):
     files: list[ResultFile] = Field(default_factory=list)
     omitted: list[str] = Field(default_factory=list)  # what even this document has no room for
     created_at: datetime
-
-
-class VersionSpan(Part):
-    """Output tokens `start` to `end` (half open) were made by policy `version`."""
-
-    version: int
-    start: int
-    end: int
 
 
 class DispatchedSamplingTask(Document):

@@ -18,7 +18,7 @@ import orjson
 
 from agentrl.inference.answers import (
     BEYOND_PROMPT,
-    StreamedOutput,
+    ChunkReader,
     error_message,
     fit_request,
     parse_loads,
@@ -26,6 +26,7 @@ from agentrl.inference.answers import (
     read_model_limits,
     stream_error,
 )
+from agentrl.inference.generation_builder import GenerationBuilder
 from agentrl.inference.protocol import (
     UNKNOWN_LIMITS,
     GenerateRequest,
@@ -100,39 +101,37 @@ class SGLangClient:
         """Close the connections that this client opened."""
         await self._transport.close()
 
-    async def generate(
-        self,
-        request: GenerateRequest,
-        *,
-        timeout_s: float = 600.0,
-        output: StreamedOutput | None = None,
-    ) -> Generation:
-        """Generate from a token prompt; `latency_s` runs from sending to the end of the answer.
-
-        The output is streamed into `output`, where the tokens that arrived are left when the
-        service fails before the answer is whole.
-        """
-        request = fit_request(request, self.limits)
-        output = StreamedOutput() if output is None else output
+    async def generate(self, request: GenerateRequest, *, timeout_s: float = 600.0) -> Generation:
+        """Generate from a token prompt; `latency_s` runs from sending to the end of the answer."""
         began = time.monotonic()
-        receiving = asyncio.create_task(self._receive(request, output, timeout_s))
+        building = GenerationBuilder(request)
+        await self.extend(building, timeout_s=timeout_s)
+        return building.generation(self.url, time.monotonic() - began)
+
+    async def extend(self, building: GenerationBuilder, *, timeout_s: float = 600.0) -> None:
+        """Generate what an answer still lacks, as a piece of it.
+
+        It is streamed: the tokens that arrived stay in `building` when the service fails before the
+        piece is whole.
+        """
+        request = fit_request(building.next_request(), self.limits)
+        receiving = asyncio.create_task(self._receive(request, building, timeout_s))
         heard = -1
         try:
             while not receiving.done():
                 await asyncio.wait({receiving}, timeout=self._silence_s)
-                if not receiving.done() and len(output.ids) == heard and not await self.alive():
+                if not receiving.done() and building.n_piece == heard and not await self.alive():
                     raise ServiceUnreachable(
                         f"{self.url} said nothing for {self._silence_s:g} s and is gone"
                     )
-                heard = len(output.ids)
+                heard = building.n_piece
         finally:
             receiving.cancel()
             await asyncio.wait({receiving})
         receiving.result()
-        return output.generation(time.monotonic() - began)
 
     async def _receive(
-        self, request: GenerateRequest, output: StreamedOutput, timeout_s: float
+        self, request: GenerateRequest, building: GenerationBuilder, timeout_s: float
     ) -> None:
         params = request.sampling_params.to_json()
         longest = request.sampling_params.max_new_tokens
@@ -146,6 +145,7 @@ class SGLangClient:
                 "stream": True,
             }
         )
+        reader = ChunkReader(building, self.url)
         buffer = b""
         async with aclosing(self._transport.stream("/generate", body, timeout_s)) as pieces:
             async for piece in pieces:
@@ -157,8 +157,8 @@ class SGLangClient:
                     error = stream_error(chunk, self.url)
                     if error is not None:
                         raise error
-                    output.add(chunk, self.url)
-        if output.finish_reason is None:
+                    reader.add(chunk)
+        if building.piece_ending is None:
             raise ServiceUnreachable(f"{self.url}/generate broke off before the end of the answer")
 
     async def pause(self, mode: PauseMode, *, timeout_s: float = 60.0) -> None:

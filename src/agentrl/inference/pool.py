@@ -16,9 +16,8 @@ from typing import Self
 
 import aiohttp
 
-from agentrl.inference.answers import StreamedOutput
 from agentrl.inference.client import SGLangClient
-from agentrl.inference.continuation import Continuation
+from agentrl.inference.generation_builder import GenerationBuilder
 from agentrl.inference.protocol import (
     UNKNOWN_LIMITS,
     GenerateRequest,
@@ -41,14 +40,6 @@ _STICKY_RECORDS = 65_536
 _FIRST_RETRY_S = 0.05  # after an abort without a token
 _LAST_RETRY_S = 2.0
 _LOADS_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A generation and the URL of the service that made it, or the last piece of it."""
-
-    service: str
-    generation: Generation
 
 
 @dataclass(slots=True, eq=False)
@@ -158,14 +149,15 @@ class ServicePool:
                 raise self._nobody(time.monotonic() - began)
             await asyncio.sleep(min(0.2, left))
 
-    async def generate(self, request: GenerateRequest, *, record_id: str) -> Answer:
+    async def generate(self, request: GenerateRequest, *, record_id: str) -> Generation:
         """Generate at the record's service, or at the least busy one; at others if that fails.
 
         The answer ends by "stop" or "length". Raises ServiceUnreachable when no service could be
         reached for `patience_s` seconds or all aborted the request for so long, RequestTimedOut
         when it was too slow at each, and RequestRejected when it cannot be served.
         """
-        answer = Continuation(request)
+        building = GenerationBuilder(request)
+        tokens = len(request.input_ids) + request.sampling_params.max_new_tokens
         began = progressed = time.monotonic()
         too_slow: dict[str, RequestTimedOut] = {}
         aborted_by: _Member | None = None
@@ -175,30 +167,29 @@ class ServicePool:
             if member is None:
                 await self._wait_for_change(progressed)
                 continue
-            asked, output = answer.next_request(), StreamedOutput()
-            tokens = len(asked.input_ids) + asked.sampling_params.max_new_tokens
+            had = len(building.ids)
             member.outstanding += tokens
             aborted_by = None
             try:
                 await self._learn_limits(member)
-                await member.client.generate(asked, timeout_s=self.request_timeout_s, output=output)
+                await member.client.extend(building, timeout_s=self.request_timeout_s)
                 aborted_by = member
             except ServiceUnreachable as error:
                 self._mark_down(member, error)
             except RequestTimedOut as error:
                 too_slow[member.client.url] = error
             except PromptTooLong:
-                if not answer.ids:
+                if not building.ids:
                     raise
                 # Cut off so close to the end of the context that no service takes it up again.
-                answer.finish_reason = "length"
+                building.piece_ending = "length"
             finally:
                 member.outstanding -= tokens
-            if answer.add(output):
+            if len(building.ids) > had:
                 progressed, retry_s = time.monotonic(), _FIRST_RETRY_S
-            if answer.finish_reason is not None:
-                return Answer(member.client.url, answer.generation(time.monotonic() - began))
-            if output.finish_reason == "abort" and not output.ids:
+            if building.ending is not None:
+                return building.generation(member.client.url, time.monotonic() - began)
+            if aborted_by is not None and len(building.ids) == had:
                 if time.monotonic() - progressed > self.patience_s:
                     raise ServiceUnreachable(
                         f"request {request.rid} was aborted by its services for"

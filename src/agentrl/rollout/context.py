@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agentrl.databases.documents import TokenCounts, VersionRange, VersionSpan
+from agentrl.databases.documents import TokenCounts, VersionRange
+from agentrl.policy_version import VersionSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
-from agentrl.databases.documents import VersionSpan
+from agentrl.policy_version import VersionSpan
 from agentrl.rollout.chat.conversation import Conversation, Drift
 from agentrl.rollout.chat.renderer import ChatRenderer, TemplateRefusal, ToolSchema
 from agentrl.rollout.chat.turns import Message, TurnForm, TurnReading, as_message
