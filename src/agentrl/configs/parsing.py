@@ -27,6 +27,8 @@ SAMPLING_PARAMS = (
 )  # fmt: skip
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,37}")  # MongoDB: 63 bytes for a database's name
 
+_SERVICE_URL = re.compile(r"([a-z0-9_]+\+)?https?://")  # an engine's name may come before
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -169,8 +171,11 @@ def _validate(config: Config) -> None:
             f"--max_tokens ({config.sampling.max_tokens}), which ends a record"
         )
     for url in config.inference_urls:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--inference_urls {url}: must begin with http:// or https://")
+        if not _SERVICE_URL.match(url):
+            raise ConfigError(
+                f"--inference_urls {url}: must begin with http:// or https://, or with the name of"
+                " an engine and a + before that"
+            )
     if not RUN_NAME.fullmatch(config.run.run_name):
         raise ConfigError(
             f"--run_name {config.run.run_name!r}: must be 1 to 38 letters, digits, - or _, "

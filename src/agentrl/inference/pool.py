@@ -1,7 +1,7 @@
 """Many inference services as one: which service gets a request, and what happens when one dies.
 
 The services are given by the caller (`update`), who learns of them wherever they are registered.
-One exchange with one service is `client`'s business.
+One exchange with one service is its engine's business.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from typing import Self
 
 import aiohttp
 
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine_protocol import Engine
+from agentrl.inference.engines import engine_at
 from agentrl.inference.generation_builder import GenerationBuilder
 from agentrl.inference.protocol import (
     UNKNOWN_LIMITS,
@@ -47,7 +48,7 @@ class _Member:
     """One service. `outstanding` counts the tokens of its requests in flight, prompt and maximum
     output; `learning` asks for its model's limits, once; `probe` runs while it is down."""
 
-    client: SGLangClient
+    engine: Engine
     up: bool = True
     outstanding: int = 0
     learning: asyncio.Task[None] | None = None
@@ -112,7 +113,7 @@ class ServicePool:
                 probe.cancel()
         for url in wanted - self._members.keys():
             self._members[url] = _Member(
-                SGLangClient(
+                engine_at(
                     url,
                     self.api_key,
                     limits=self.limits,
@@ -129,11 +130,11 @@ class ServicePool:
 
     async def loads(self) -> dict[str, ServiceLoad]:
         """How busy each service is that is up and says so, by URL."""
-        clients = [m.client for m in self._members.values() if m.up]
-        loads = await asyncio.gather(*(_load(client) for client in clients))
+        engines = [m.engine for m in self._members.values() if m.up]
+        loads = await asyncio.gather(*(_load(engine) for engine in engines))
         return {
-            client.url: load
-            for client, load in zip(clients, loads, strict=True)
+            engine.url: load
+            for engine, load in zip(engines, loads, strict=True)
             if load is not None
         }
 
@@ -142,7 +143,7 @@ class ServicePool:
         began = time.monotonic()
         while True:
             members = list(self._members.values())
-            if any(await asyncio.gather(*(m.client.ready() for m in members))):
+            if any(await asyncio.gather(*(m.engine.ready() for m in members))):
                 return
             left = timeout_s - (time.monotonic() - began)
             if left <= 0:
@@ -172,12 +173,12 @@ class ServicePool:
             aborted_by = None
             try:
                 await self._learn_limits(member)
-                await member.client.extend(building, timeout_s=self.request_timeout_s)
+                await member.engine.extend(building, timeout_s=self.request_timeout_s)
                 aborted_by = member
             except ServiceUnreachable as error:
                 self._mark_down(member, error)
             except RequestTimedOut as error:
-                too_slow[member.client.url] = error
+                too_slow[member.engine.url] = error
             except PromptTooLong:
                 if not building.ids:
                     raise
@@ -188,12 +189,12 @@ class ServicePool:
             if len(building.ids) > had:
                 progressed, retry_s = time.monotonic(), _FIRST_RETRY_S
             if building.ending is not None:
-                return building.generation(member.client.url, time.monotonic() - began)
+                return building.generation(member.engine.url, time.monotonic() - began)
             if aborted_by is not None and len(building.ids) == had:
                 if time.monotonic() - progressed > self.patience_s:
                     raise ServiceUnreachable(
                         f"request {request.rid} was aborted by its services for"
-                        f" {self.patience_s:.0f} s, last by {member.client.url}"
+                        f" {self.patience_s:.0f} s, last by {member.engine.url}"
                     )
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
@@ -201,7 +202,7 @@ class ServicePool:
     async def _learn_limits(self, member: _Member) -> None:
         """Before a service's first request, so that none is sent that would kill it."""
         if member.learning is None:
-            member.learning = asyncio.create_task(_ask_limits(member.client))
+            member.learning = asyncio.create_task(_ask_limits(member.engine))
         try:
             # Several requests wait for one answer: a cancelled one must not take it from the rest.
             await asyncio.shield(member.learning)
@@ -221,7 +222,7 @@ class ServicePool:
         one that has just aborted it, if there is another.
         """
         up = [m for m in self._members.values() if m.up]
-        fit = [m for m in up if m.client.url not in too_slow]
+        fit = [m for m in up if m.engine.url not in too_slow]
         if not fit:
             if up:
                 raise next(iter(too_slow.values()))
@@ -229,7 +230,7 @@ class ServicePool:
         member = self._members.get(self._sticky.get(record_id, ""))
         if member not in fit or member is aborted_by:
             member = min(fit, key=lambda m: (m is aborted_by, m.outstanding))
-            self._sticky[record_id] = member.client.url
+            self._sticky[record_id] = member.engine.url
         self._sticky.move_to_end(record_id)
         while len(self._sticky) > _STICKY_RECORDS:
             self._sticky.popitem(last=False)
@@ -259,18 +260,18 @@ class ServicePool:
         if not member.up:
             return
         member.up = False
-        log.warning("inference service %s is down: %s", member.client.url, error)
-        if self._members.get(member.client.url) is member:
+        log.warning("inference service %s is down: %s", member.engine.url, error)
+        if self._members.get(member.engine.url) is member:
             member.probe = asyncio.create_task(self._probe(member))
 
     async def _probe(self, member: _Member) -> None:
         delay_s = _FIRST_PROBE_S
         while True:
             await asyncio.sleep(delay_s)
-            if await member.client.ready():
+            if await member.engine.ready():
                 break
             delay_s = min(2 * delay_s, _LAST_PROBE_S)
-        log.info("inference service %s is up again", member.client.url)
+        log.info("inference service %s is up again", member.engine.url)
         member.up = True
         member.probe = None
         self._announce()
@@ -281,19 +282,19 @@ class ServicePool:
         self._changed = asyncio.Event()
 
 
-async def _ask_limits(client: SGLangClient) -> None:
-    """Have the client check requests against the limits that its service tells, if it does."""
+async def _ask_limits(engine: Engine) -> None:
+    """Have the engine check requests against the limits that its service tells, if it does."""
     try:
-        await client.fetch_limits()
+        await engine.fetch_limits()
     except RequestRejected as error:  # a router, for instance, has no model of its own
-        log.warning("%s does not tell its limits, requests go unchecked: %s", client.url, error)
+        log.warning("%s does not tell its limits, requests go unchecked: %s", engine.url, error)
     except RequestTimedOut as error:
         raise ServiceUnreachable(str(error)) from error
 
 
-async def _load(client: SGLangClient) -> ServiceLoad | None:
+async def _load(engine: Engine) -> ServiceLoad | None:
     try:
-        return await client.loads(timeout_s=_LOADS_S)
+        return await engine.loads(timeout_s=_LOADS_S)
     except InferenceError as error:
-        log.debug("%s does not tell its load: %s", client.url, error)
+        log.debug("%s does not tell its load: %s", engine.url, error)
         return None
