@@ -56,7 +56,7 @@ async def fresh_run(url: str, groups: int) -> AsyncIterator[RunDatabase]:
 
 
 def task_ledger(database: RunDatabase, lease_seconds: float = LEASE_S) -> TaskLedger:
-    return TaskLedger(database, OWNER, lease_seconds, max_attempts=3)
+    return TaskLedger(database, OWNER, lease_seconds, max_failures=3)
 
 
 def make_turn(record: str, turn: int) -> DispatchedSamplingTask:
@@ -129,7 +129,7 @@ class ModellessSampler:
             turn = make_turn(record.id, number)
             await self.records.add_turn(turn)
             record.turns.append(turn.id)
-        record.score = float(claim.traj % 2)
+        record.score = float(claim.rollout % 2)
         await self.records.finish(record.model_copy(update={"status": RecordStatus.SCORED}))
         finished = await self.tasks.complete(claim, record.score)
         if finished is not None:

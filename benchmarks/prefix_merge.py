@@ -9,7 +9,7 @@ A random Qwen3 of 12.6 million parameters. Four workloads:
 
 Each is trained three ways by the trainer's own step: one sequence per turn (its loss on that turn),
 one sequence per record (per leaf of a tree), and as a tree; the first two with transformers'
-attention on lines of one length. Operations are counted exactly (`CostModel`: matrices, pairs of
+attention on lines of one length. Operations are counted exactly (`FlopsModel`: matrices, pairs of
 query and key, head), and the speed-up is held against their reduction: `fraction_of_bound` is the
 smallest quotient of the two. Also the peak memory of `group`: rows two by two, the tree at once,
 and the tree in parts behind its prompt. All ways give the same gradient norm, which is asserted.
@@ -38,7 +38,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.training.attention import TreeLayout
-from agentrl.training.costs import CostModel
+from agentrl.training.flops import FlopsModel
 from agentrl.training.forest import merge
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
@@ -157,7 +157,7 @@ def workloads(scale: float) -> list[Workload]:
     ]
 
 
-def work_of(rows: Rows, costs: CostModel, *, tree: bool) -> Work:
+def work_of(rows: Rows, costs: FlopsModel, *, tree: bool) -> Work:
     """Tokens and operations of `rows`, exactly."""
     lines = [one.inputs for row in rows for one in row]
     predictions = sum(len(one.trained) for row in rows for one in row)
@@ -218,7 +218,7 @@ def measure(workload: Workload, trainers: dict[str, Trainer], rounds: int) -> di
         "per_record": workload.per_record,
         "tree": workload.per_record,
     }
-    costs = CostModel.of(trainers["tree"].model)
+    costs = FlopsModel.of(trainers["tree"].model)
     work = {way: work_of(rows[way], costs, tree=way == "tree") for way in WAYS}
     # where a record has one turn the first two ways are one
     ways = [way for way in WAYS if way != "per_turn" or work[way] != work["per_record"]]

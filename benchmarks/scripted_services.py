@@ -35,7 +35,7 @@ from agentrl.databases.tasks import TaskLedger
 
 DEMO_MODEL = Path(__file__).parents[1] / "assets" / "demo" / "model"
 ANSWER = "1"
-_RID = re.compile(r"(?P<record>.+-t(?P<traj>\d+)-a\d+)-(?P<turn>\d+)(\.\d+)?")
+_RID = re.compile(r"(?P<record>.+-t(?P<rollout>\d+)-a\d+)-(?P<turn>\d+)(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Script:
         """A record's seconds at the services, if all its calls take the median."""
         return self.turns * self.latency_s + (self.turns - 1) * self.tool_median_s
 
-    def text(self, record: str, traj: int, turn: int) -> str:
+    def text(self, record: str, rollout: int, turn: int) -> str:
         """What the model says."""
         if turn == self.turns - 1:
-            return f"<answer>{ANSWER if traj % 2 else 0}</answer>"
+            return f"<answer>{ANSWER if rollout % 2 else 0}</answer>"
         call = {"name": "work", "arguments": {"seconds": self.tool_seconds(record, turn)}}
         return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
@@ -109,7 +109,7 @@ async def add_groups(database: RunDatabase, groups: int, attempts: int) -> None:
         for seq in range(groups)
     ]
     tasks = make_tasks(lines, Split.TRAIN, epoch=0, attempts=attempts, order=range(groups))
-    await TaskLedger(database, "feeder", lease_seconds=60, max_attempts=1).add(tasks)
+    await TaskLedger(database, "feeder", lease_seconds=60, max_failures=1).add(tasks)
 
 
 async def _serve_model(script: Script) -> None:
@@ -122,7 +122,7 @@ async def _serve_model(script: Script) -> None:
         body = orjson.loads(await request.read())
         asked = _RID.fullmatch(body["rid"])
         assert asked is not None, body["rid"]
-        text = script.text(asked["record"], int(asked["traj"]), int(asked["turn"]))
+        text = script.text(asked["record"], int(asked["rollout"]), int(asked["turn"]))
         ids = [*renderer.encode(text), renderer.turn_end_id]
         made_by = version
         await asyncio.sleep(script.latency_s)

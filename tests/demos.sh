@@ -7,7 +7,7 @@ for preset in grpo minirl; do
     run="check-$preset"
     rm -rf "output/$run"
     "./${preset}_example.sh" "$run"
-    "./eval_example.sh" "$run" --eval_attempts 2
+    "./eval_example.sh" "$run" --eval_rollouts 2
     source scripts/setup.sh run
     python - "output/$run" <<'CHECK'
 import json

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from agentrl.configs import ConfigError, LossConfig, OptimizerConfig, ParallelConfig
 from agentrl.training.attention import TreeLayout
-from agentrl.training.costs import CostModel
+from agentrl.training.flops import FlopsModel
 from agentrl.training.forest import merge
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import Mesh, exit_process, make_mesh
@@ -120,7 +120,7 @@ def make_rows(vocabulary: int, unit: int) -> list[Row]:
     return rows
 
 
-def work_of(rows: list[Row], costs: CostModel) -> tuple[int, float]:
+def work_of(rows: list[Row], costs: FlopsModel) -> tuple[int, float]:
     """Tokens as rows have them, and operations with each shared token computed once."""
     sequences = [sequence for row in rows for sequence in row]
     forest = merge([sequence.inputs for sequence in sequences])
@@ -134,7 +134,7 @@ def measure(mesh: Mesh, arguments: argparse.Namespace) -> dict[str, float | None
     """Steps of one arrangement. Collective."""
     on_gpu = mesh.device.type == "cuda"
     model = random_model(experts=arguments.experts, large=on_gpu)
-    costs = CostModel.of(model)
+    costs = FlopsModel.of(model)
     rows = make_rows(model.config.vocab_size, 256 if on_gpu else 24)
     tokens, operations = work_of(rows, costs)
     options = StepOptions(micro_batch_tokens=len(rows) * (256 if on_gpu else 24))

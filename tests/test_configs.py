@@ -48,7 +48,7 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--dual_clip", "0.5"], "--dual_clip 0.5: must be at least 1"),
         (["--loss_calculator", "SAPO", "--beta1", "1"], "takes no gradient away"),
         (["--loss_calculator", "GPG", "--dual_clip", "3"], "has no ratio to cap"),
-        (["--loss_calculator", "PPO", "--whiten_advantages"], "always are whitened"),
+        (["--loss_calculator", "PPO", "--normalize_advantages"], "always are normalized"),
         (["--rollout_is", "token"], "give --proximal_policy recompute"),
         (["--rollout_is", "turn"], "known: token, sequence, geometric"),
         (["--kl_in_advantage", "true"], "needs --beta"),

@@ -219,7 +219,7 @@ def test_what_a_paper_has_is_said_as_the_trainer_takes_it(loss: str) -> None:
             (held["epsilon"].value, held["epsilon_higher"].value)
         )
         assert held["advantage"].value == config.reward.advantage
-        assert held["whiten_advantages"].value == config.loss.whitens
+        assert held["normalize_advantages"].value == config.loss.normalizes_advantages
         averages = "token" if held["token_level_loss"].value else "sequence"
         summed = held["skip_length_normalization"].value
         assert config.loss.normalisation == ("none" if summed else averages)

@@ -133,10 +133,11 @@ def test_the_guide_to_an_own_loss_and_advantage_gives_ones_that_can_be_trained(
     estimate = find_estimator(f"{tmp_path}/my_advantage.py:against_the_best")
     records = [
         Record(
-            _id=f"a-t{traj}-a0", task="a", task_id="a", traj=traj, attempt=0, split=Split.TRAIN,
+            _id=f"a-t{rollout}-a0", task="a", task_id="a", rollout=rollout, attempt=0,
+            split=Split.TRAIN,
             epoch=0, owner="test", query="?", score=score, n_turns=2,
         )
-        for traj, score in enumerate((1.0, 0.25))
+        for rollout, score in enumerate((1.0, 0.25))
     ]  # fmt: skip
     assert estimate(records) == pytest.approx([-0.02, -0.77])
 
@@ -151,7 +152,7 @@ def test_the_table_of_losses_is_that_of_the_code() -> None:
         assert normalisation == defaults.normalisation
         if name not in ("PPO", "CrossEntropy"):
             assert advantage.startswith(f"`{defaults.advantage}`")
-            assert ("whitened" in advantage) == defaults.whiten_advantages
+            assert ("normalized" in advantage) == defaults.normalize_advantages
         if clip_range not in ("—", "none, 4"):
             low, _, high = clip_range.partition(", ")
             assert float(low) == defaults.epsilon

@@ -7,7 +7,7 @@ from agentrl.launcher.presets import PRESETS, preset_flags
 
 
 @pytest.mark.parametrize(
-    ("loss", "advantage", "normalisation", "clip_range", "whitens"),
+    ("loss", "advantage", "normalisation", "clip_range", "normalizes_advantages"),
     [
         ("GRPO", "mean_std", "token", (0.8, 1.2), False),
         ("Dr.GRPO", "mean", "none", (0.8, 1.2), False),
@@ -22,23 +22,27 @@ from agentrl.launcher.presets import PRESETS, preset_flags
     ],
 )
 def test_one_flag_names_a_whole_algorithm(
-    loss: str, advantage: str, normalisation: str, clip_range: tuple[float, float], whitens: bool
+    loss: str,
+    advantage: str,
+    normalisation: str,
+    clip_range: tuple[float, float],
+    normalizes_advantages: bool,
 ) -> None:
     config = parse_config(["--loss_calculator", loss])
     assert config.reward.advantage == advantage
     assert config.loss.normalisation == normalisation
     assert config.loss.clip_range == pytest.approx(clip_range)
-    assert config.loss.whitens is whitens
+    assert config.loss.normalizes_advantages is normalizes_advantages
 
 
 def test_flags_that_are_given_go_before_those_of_the_loss() -> None:
     config = parse_config(
         ["--loss_calculator", "RLOO", "--advantage", "mean", "--token_level_loss",
-         "--whiten_advantages", "--epsilon_higher", "0.5"]
+         "--normalize_advantages", "--epsilon_higher", "0.5"]
     )  # fmt: skip
     assert config.reward.advantage == "mean"
     assert config.loss.normalisation == "token"
-    assert config.loss.whitens
+    assert config.loss.normalizes_advantages
     assert config.loss.clip_range == pytest.approx((0.8, 1.5))
     sequence = parse_config(["--loss_calculator", "MINIRL", "--token_level_loss", "false"])
     assert sequence.loss.normalisation == "sequence"

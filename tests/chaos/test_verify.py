@@ -14,9 +14,10 @@ ROWS_PER_STEP = 2
 Change = Callable[[RunState], None]
 
 
-def record(task: str, traj: int, attempt: int, status: str, **fields: Any) -> dict[str, Any]:
+def record(task: str, rollout: int, attempt: int, status: str, **fields: Any) -> dict[str, Any]:
     return {
-        "_id": f"{task}-t{traj}-a{attempt}", "task": task, "traj": traj, "attempt": attempt,
+        "_id": f"{task}-t{rollout}-a{attempt}", "task": task, "rollout": rollout,
+        "attempt": attempt,
         "status": status, "score": 1.0, "n_turns": 2, "error": None, **fields,
     }  # fmt: skip
 
@@ -44,11 +45,11 @@ def turns(record_id: str) -> list[dict[str, Any]]:
 def sound_run() -> RunState:
     """Two groups of two; one slot needed two attempts, one failed; one group's row was evicted."""
     slots = [
-        {"traj": traj, "status": "completed", "owner": None, "score": 1.0, "error": None,
-         "record": f"g{group}-t{traj}-a{attempt}"}
-        for group, traj, attempt in [(0, 0, 0), (0, 1, 1), (1, 0, 0)]
+        {"rollout": rollout, "status": "completed", "owner": None, "score": 1.0, "error": None,
+         "record": f"g{group}-t{rollout}-a{attempt}"}
+        for group, rollout, attempt in [(0, 0, 0), (0, 1, 1), (1, 0, 0)]
     ]  # fmt: skip
-    slots.append({**slots[0], "traj": 1, "status": "failed", "record": None, "error": "no luck"})
+    slots.append({**slots[0], "rollout": 1, "status": "failed", "record": None, "error": "no luck"})
     tasks = [
         {"_id": f"g{group}", "status": "completed", "pending": 0, "slots": slots[2 * group :][:2]}
         for group in range(2)
@@ -92,8 +93,8 @@ def double(collection: str, index: int, **fields: Any) -> Change:
     return change
 
 
-def slot(task: int, traj: int, **fields: Any) -> Change:
-    return lambda state: state.tasks[task]["slots"][traj].update(fields)
+def slot(task: int, rollout: int, **fields: Any) -> Change:
+    return lambda state: state.tasks[task]["slots"][rollout].update(fields)
 
 
 def unfinished(state: RunState) -> None:

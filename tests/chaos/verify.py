@@ -56,17 +56,17 @@ def slot_violations(tasks: Sequence[Document], records: Sequence[Document]) -> I
     """Every slot is terminal, by exactly one Record; every other Record says why it ended."""
     by_slot: defaultdict[tuple[str, int], list[Document]] = defaultdict(list)
     for record in records:
-        by_slot[record["task"], record["traj"]].append(record)
+        by_slot[record["task"], record["rollout"]].append(record)
     for task in tasks:
         if task["status"] != "completed":
             yield f"task {task['_id']} is {task['status']}, not completed"
         if task["pending"] != sum(slot["status"] == "pending" for slot in task["slots"]):
             yield f"task {task['_id']} counts {task['pending']} pending slots, it has others"
         for slot in task["slots"]:
-            attempts = by_slot.pop((task["_id"], slot["traj"]), [])
-            yield from _slot(f"slot {slot['traj']} of {task['_id']}", slot, attempts)
-    for task_id, traj in by_slot:
-        yield f"records of slot {traj} of {task_id}, which does not exist"
+            attempts = by_slot.pop((task["_id"], slot["rollout"]), [])
+            yield from _slot(f"slot {slot['rollout']} of {task['_id']}", slot, attempts)
+    for task_id, rollout in by_slot:
+        yield f"records of slot {rollout} of {task_id}, which does not exist"
 
 
 def _slot(name: str, slot: Document, attempts: Sequence[Document]) -> Iterator[str]:

@@ -19,7 +19,7 @@ def test_a_run_trains_while_its_service_has_no_memory(engine_name: str, tmp_path
         [
             sys.executable, "-m", "agentrl.cli", "launch", "grpo", "in-turns",
             "--output_dir", str(tmp_path / "run"), "--max_steps", str(STEPS),
-            "--per_device_train_batch_size", "16", "--eval_steps", "0", "--eval_attempts", "1",
+            "--per_device_train_batch_size", "16", "--eval_steps", "0", "--eval_rollouts", "1",
             "--sync_sampling", "true", "--inf_share_gpus", "true",
         ],
         cwd=tmp_path, text=True, capture_output=True, timeout=380,

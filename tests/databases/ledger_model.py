@@ -107,7 +107,7 @@ class SlotModel:
 @dataclass
 class GroupModel:
     id: str
-    place: int
+    group_order: int
     slots: list[SlotModel]
     status: TaskStatus = TaskStatus.CREATED
     finaliser: str | None = None

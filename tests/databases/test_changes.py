@@ -17,7 +17,7 @@ from agentrl.databases.connection import (
     DatabaseUnreachable,
     RunDatabase,
     connect,
-    patiently,
+    retry_through_outages,
 )
 from agentrl.databases.mongod import EmbeddedMongod, find_mongod, free_port
 
@@ -159,7 +159,7 @@ async def test_a_wait_outlives_the_servers_restart_and_misses_nothing(
         Changes(database, inserted(database.rows)) as changes,
     ):
         waiter = asyncio.create_task(
-            patiently(lambda: until(changes, database, 2), "a wait for rows")
+            retry_through_outages(lambda: until(changes, database, 2), "a wait for rows")
         )
         await database.rows.insert_one({"_id": 0})
         restartable.kill()
@@ -179,7 +179,7 @@ async def test_an_outage_is_waited_for_and_one_that_does_not_end_is_told(
     async with connected(restartable.url) as database:
         restartable.kill()
         insert = asyncio.create_task(
-            patiently(
+            retry_through_outages(
                 lambda: database.rows.update_one({"_id": 1}, {"$set": {"n": 1}}, upsert=True),
                 "a row",
             )
@@ -190,7 +190,9 @@ async def test_an_outage_is_waited_for_and_one_that_does_not_end_is_told(
     restartable.kill()
     lost = AsyncMongoClient[dict[str, object]](restartable.url, serverSelectionTimeoutMS=100)
     with pytest.raises(DatabaseUnreachable, match=r"answer for \d+ s, at the look for rows"):
-        await patiently(lambda: lost.admin.command("ping"), "the look for rows", patience_s=0.5)
+        await retry_through_outages(
+            lambda: lost.admin.command("ping"), "the look for rows", patience_s=0.5
+        )
     await lost.close()
 
 

@@ -12,7 +12,7 @@ HELD_OUT = [TaskLine(id=f"h{i}", query=f"q{i}") for i in range(3)]
 
 def feeder(database: RunDatabase, epochs: int | None = None, low_water: int = 2) -> TaskFeeder:
     return TaskFeeder(
-        database, TRAIN, HELD_OUT, num_generations=2, eval_attempts=5, epochs=epochs,
+        database, TRAIN, HELD_OUT, num_generations=2, eval_rollouts=5, epochs=epochs,
         low_water=low_water, seed=1,
     )  # fmt: skip
 
@@ -23,7 +23,7 @@ async def order(database: RunDatabase, epoch: int) -> list[str]:
 
 
 async def finish_all(database: RunDatabase, split: Split) -> int:
-    ledger = TaskLedger(database, "s", lease_seconds=30, max_attempts=1)
+    ledger = TaskLedger(database, "s", lease_seconds=30, max_failures=1)
     finished = 0
     while claims := await ledger.claim(split):
         task = await ledger.complete(claims[0], 1.0)
@@ -48,7 +48,7 @@ async def test_a_task_keeps_the_agent_and_the_messages_of_its_line(database: Run
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     line = TaskLine(id="t", query="q", agent_name="tool_agent", messages=messages)
     (task,) = make_tasks([line], Split.TRAIN, 0, 2, [0])
-    await TaskLedger(database, "feeder", lease_seconds=30, max_attempts=1).add([task])
+    await TaskLedger(database, "feeder", lease_seconds=30, max_failures=1).add([task])
     stored = await database.tasks.find_one({})
     assert stored is not None
     assert (stored["agent_name"], stored["messages"]) == ("tool_agent", messages)

@@ -79,7 +79,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lines = [TaskLine(id=f"line{i}", query="?") for i in range(GROUPS)]
         tasks = make_tasks(lines, Split.TRAIN, 0, ATTEMPTS, range(GROUPS))
         self.model = {
-            task.id: GroupModel(task.id, task.place, [SlotModel() for _ in task.slots])
+            task.id: GroupModel(task.id, task.group_order, [SlotModel() for _ in task.slots])
             for task in tasks
         }
         self.records: dict[str, RecordStatus] = {}
@@ -106,7 +106,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return Sampler(self.database, f"s{next(self._names)}", self.now)
 
     def _slot(self, claim: Claim) -> SlotModel:
-        return self.model[claim.task.id].slots[claim.traj]
+        return self.model[claim.task.id].slots[claim.rollout]
 
     def _attempts(self, stage: str) -> list[tuple[Sampler, Attempt]]:
         """The samplers' attempts that are claimed, begun or ended."""
@@ -134,31 +134,39 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         number=st.integers(0, SAMPLERS - 1),
         count=st.integers(1, ATTEMPTS + 1),
-        horizon=st.sampled_from([None, 0, 1, UNBOUNDED, UNBOUNDED]),
+        admission_limit=st.sampled_from([None, 0, 1, UNBOUNDED, UNBOUNDED]),
         answered=st.integers(0, 4).map(bool),
     )
-    def claim(self, number: int, count: int, horizon: int | None, answered: bool) -> None:
+    def claim(self, number: int, count: int, admission_limit: int | None, answered: bool) -> None:
         """`answered`: if not, the sampler never learns what it was given."""
         sampler = self.samplers[number]
-        claims = self.do(sampler.ledger.claim(Split.TRAIN, count=count, horizon=horizon))
+        claims = self.do(
+            sampler.ledger.claim(Split.TRAIN, count=count, admission_limit=admission_limit)
+        )
         free = [
             group
             for group in self.model.values()
             if any(slot.status == SlotStatus.PENDING for slot in group.slots)
         ]
-        admitted = [group for group in free if horizon is not None and group.place <= horizon]
+        admitted = [
+            group
+            for group in free
+            if admission_limit is not None and group.group_order <= admission_limit
+        ]
         begun = [group for group in free if group.status == TaskStatus.RUNNING]
-        given = [(c.task.id, c.traj, c.attempt, c.failures) for c in claims]
+        given = [(c.task.id, c.rollout, c.attempt, c.failures) for c in claims]
         if not (admitted or begun):
             assert given == []
             return
         group = (admitted or begun)[0]
         pending = [
-            (traj, slot)
-            for traj, slot in enumerate(group.slots)
+            (rollout, slot)
+            for rollout, slot in enumerate(group.slots)
             if slot.status == SlotStatus.PENDING
         ][:count]
-        assert given == [(group.id, traj, slot.attempt, slot.failures) for traj, slot in pending]
+        assert given == [
+            (group.id, rollout, slot.attempt, slot.failures) for rollout, slot in pending
+        ]
         group.status = TaskStatus.RUNNING
         for (_, slot), claim in zip(pending, claims, strict=True):
             slot.status, slot.owner, slot.record = SlotStatus.LEASED, sampler.name, claim.record_id

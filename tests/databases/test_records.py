@@ -23,7 +23,7 @@ SCORED, FAILED = RecordStatus.SCORED, RecordStatus.FAILED
 
 def make_record(number: int = 0) -> Record:
     return Record(
-        _id=f"task-t{number}-a0", task="task", task_id="line", traj=number, attempt=0,
+        _id=f"task-t{number}-a0", task="task", task_id="line", rollout=number, attempt=0,
         split=Split.TRAIN, epoch=0, owner="sampler", query="How many?",
         started_at=datetime.now(UTC),
     )  # fmt: skip

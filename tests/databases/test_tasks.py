@@ -14,7 +14,7 @@ from agentrl.databases.documents import (
     Split,
     Task,
     TaskStatus,
-    place_of,
+    group_order,
 )
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.reaping import Reaped
@@ -26,7 +26,7 @@ LINES = [TaskLine(id=f"line{i}", query=f"question {i}?") for i in range(3)]
 
 
 def ledger(database: RunDatabase, owner: str, lease_seconds: float = 30.0) -> TaskLedger:
-    return TaskLedger(database, owner, lease_seconds, max_attempts=2)
+    return TaskLedger(database, owner, lease_seconds, max_failures=2)
 
 
 async def stored(database: RunDatabase, task: str) -> Task:
@@ -38,13 +38,13 @@ async def stored(database: RunDatabase, task: str) -> Task:
 def record_of(claim: Claim, owner: str) -> Record:
     task = claim.task
     return Record(
-        id=claim.record_id, task=task.id, task_id=task.task_id, traj=claim.traj,
+        id=claim.record_id, task=task.id, task_id=task.task_id, rollout=claim.rollout,
         attempt=claim.attempt, split=task.split, epoch=task.epoch, owner=owner, query=task.query,
     )  # fmt: skip
 
 
-async def fill(database: RunDatabase, attempts: int = 2, epoch: int = 0) -> None:
-    tasks = make_tasks(LINES, Split.TRAIN, epoch, attempts, range(len(LINES)))
+async def fill(database: RunDatabase, rollouts: int = 2, epoch: int = 0) -> None:
+    tasks = make_tasks(LINES, Split.TRAIN, epoch, rollouts, range(len(LINES)))
     await ledger(database, "feeder").add(tasks)
 
 
@@ -85,7 +85,7 @@ async def test_one_sampler_alone_claims_in_order(database: RunDatabase) -> None:
     await fill(database)
     one = ledger(database, "a")
     claims = [await claim(one) for _ in range(6)]
-    assert [(c.task.task_id, c.traj) for c in claims] == [
+    assert [(c.task.task_id, c.rollout) for c in claims] == [
         ("line0", 0), ("line0", 1), ("line1", 0), ("line1", 1), ("line2", 0), ("line2", 1),
     ]  # fmt: skip
     assert (await stored(database, "train-0-line0")).pending == 0
@@ -94,43 +94,45 @@ async def test_one_sampler_alone_claims_in_order(database: RunDatabase) -> None:
 async def test_a_claim_takes_as_many_slots_of_one_group_as_are_wanted_and_free(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=4)
+    await fill(database, rollouts=4)
     one, two = ledger(database, "a"), ledger(database, "b")
-    assert [(c.task.task_id, c.traj) for c in await one.claim(Split.TRAIN, count=3)] == [
+    assert [(c.task.task_id, c.rollout) for c in await one.claim(Split.TRAIN, count=3)] == [
         ("line0", 0), ("line0", 1), ("line0", 2),
     ]  # fmt: skip
     assert (await stored(database, "train-0-line0")).pending == 1
-    assert [(c.task.task_id, c.traj) for c in await two.claim(Split.TRAIN, count=3)] == [
+    assert [(c.task.task_id, c.rollout) for c in await two.claim(Split.TRAIN, count=3)] == [
         ("line0", 3)
     ]
     assert (await stored(database, "train-0-line0")).pending == 0
     assert len(await two.claim(Split.TRAIN, count=9)) == 4
 
 
-async def test_groups_are_begun_up_to_the_horizon_and_no_further(database: RunDatabase) -> None:
+async def test_groups_are_begun_up_to_the_admission_limit_and_no_further(
+    database: RunDatabase,
+) -> None:
     await fill(database, epoch=1)
     one = ledger(database, "a")
-    assert await one.claim(Split.TRAIN, horizon=None) == []
-    assert await one.claim(Split.TRAIN, horizon=place_of(0, 2)) == []
-    [first] = await one.claim(Split.TRAIN, horizon=place_of(1, 1))
-    assert first.task.place == place_of(1, 0)
+    assert await one.claim(Split.TRAIN, admission_limit=None) == []
+    assert await one.claim(Split.TRAIN, admission_limit=group_order(0, 2)) == []
+    [first] = await one.claim(Split.TRAIN, admission_limit=group_order(1, 1))
+    assert first.task.group_order == group_order(1, 0)
     assert await open_groups(database, Split.TRAIN) == 1
-    assert len(await one.claim(Split.TRAIN, count=9, horizon=place_of(1, 1))) == 1
-    assert len(await one.claim(Split.TRAIN, count=9, horizon=place_of(1, 1))) == 2
-    assert await one.claim(Split.TRAIN, horizon=place_of(1, 1)) == []
+    assert len(await one.claim(Split.TRAIN, count=9, admission_limit=group_order(1, 1))) == 1
+    assert len(await one.claim(Split.TRAIN, count=9, admission_limit=group_order(1, 1))) == 2
+    assert await one.claim(Split.TRAIN, admission_limit=group_order(1, 1)) == []
 
 
-async def test_a_group_once_begun_is_claimed_wherever_the_horizon_is(
+async def test_a_group_once_begun_is_claimed_wherever_the_admission_limit_is(
     database: RunDatabase,
 ) -> None:
     await fill(database)
     one = ledger(database, "a")
     begun = await claim(one)
-    for horizon in (None, -1):
-        [again] = await one.claim(Split.TRAIN, horizon=horizon)
+    for admission_limit in (None, -1):
+        [again] = await one.claim(Split.TRAIN, admission_limit=admission_limit)
         assert again.task.id == begun.task.id
         await one.release(again)
-    assert await one.claim(Split.TRAIN, horizon=None, epoch=1) == []
+    assert await one.claim(Split.TRAIN, admission_limit=None, epoch=1) == []
 
 
 async def test_a_claim_can_be_for_one_epoch_only(database: RunDatabase) -> None:
@@ -157,7 +159,7 @@ async def test_the_last_slot_to_end_brings_the_finalisation(database: RunDatabas
 
 
 async def test_of_two_that_end_the_last_slots_at_once_one_finalises(database: RunDatabase) -> None:
-    await fill(database, attempts=8)
+    await fill(database, rollouts=8)
     one = ledger(database, "a")
     claims = [await claim(one) for _ in range(8)]
     finished = await asyncio.gather(*(one.complete(claim, 1.0) for claim in claims))
@@ -165,7 +167,7 @@ async def test_of_two_that_end_the_last_slots_at_once_one_finalises(database: Ru
 
 
 async def test_a_failed_attempt_is_tried_again_and_then_given_up(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one = ledger(database, "a")
     first = await claim(one)
     assert await one.fail(first, "$tool broke") is None
@@ -178,7 +180,7 @@ async def test_a_failed_attempt_is_tried_again_and_then_given_up(database: RunDa
 
 
 async def test_a_failure_that_must_not_be_retried_is_final(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one = ledger(database, "a")
     task = await one.fail(await claim(one), "no", retry=False)
     assert task is not None and task.slots[0].status == SlotStatus.FAILED
@@ -187,7 +189,7 @@ async def test_a_failure_that_must_not_be_retried_is_final(database: RunDatabase
 async def test_a_slot_handed_back_costs_no_failure_and_gets_a_new_record(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one, two = ledger(database, "a"), ledger(database, "b")
     first = await claim(one)
     await one.release(first)
@@ -201,7 +203,7 @@ async def test_a_slot_handed_back_costs_no_failure_and_gets_a_new_record(
 async def test_an_expired_lease_goes_to_another_and_its_owner_is_told(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     lost = await begin(database, dead, "dead")
     kept = await claim(alive)
@@ -223,7 +225,7 @@ async def test_an_expired_lease_goes_to_another_and_its_owner_is_told(
 async def test_a_slot_whose_record_was_left_without_a_score_is_completed_by_the_reaper(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     lost = await begin(database, dead, "dead")
     scored = {"status": RecordStatus.SCORED, "score": None}
@@ -237,7 +239,7 @@ async def test_a_slot_whose_record_was_left_without_a_score_is_completed_by_the_
 async def test_a_slot_whose_samplers_all_die_is_failed_and_its_group_finalised(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     for expected in ((1, 0), (0, 1)):
         await begin(database, dead, "dead")
@@ -250,7 +252,7 @@ async def test_a_slot_whose_samplers_all_die_is_failed_and_its_group_finalised(
 
 
 async def test_a_finalisation_whose_owner_died_is_taken_over_once(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead = ledger(database, "dead", lease_seconds=0.2)
     task = await dead.complete(await claim(dead), 1.0)
     assert task is not None
@@ -265,7 +267,7 @@ async def test_a_finalisation_whose_owner_died_is_taken_over_once(database: RunD
 
 
 async def test_a_heartbeat_keeps_the_lease(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one, other = ledger(database, "a", lease_seconds=0.5), ledger(database, "b")
     held = await claim(one)
     for _ in range(4):
@@ -276,7 +278,7 @@ async def test_a_heartbeat_keeps_the_lease(database: RunDatabase) -> None:
 
 
 async def test_a_lease_that_its_owner_no_longer_names_runs_out(database: RunDatabase) -> None:
-    await fill(database, attempts=2)
+    await fill(database, rollouts=2)
     one = ledger(database, "a", lease_seconds=0.2)
     kept, forgotten = await claim(one), await claim(one)
     await asyncio.sleep(0.15)
@@ -288,7 +290,7 @@ async def test_a_lease_that_its_owner_no_longer_names_runs_out(database: RunData
 
 
 async def test_an_attempt_that_never_began_costs_its_slot_nothing(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     for attempt in range(3):
         lost = await claim(dead)
@@ -298,7 +300,7 @@ async def test_an_attempt_that_never_began_costs_its_slot_nothing(database: RunD
 
 
 async def test_an_end_whose_answer_was_lost_can_be_told_again(database: RunDatabase) -> None:
-    await fill(database, attempts=2)
+    await fill(database, rollouts=2)
     one = ledger(database, "a")
     first, last = await one.claim(Split.TRAIN, count=2)
     for _ in range(2):
@@ -311,7 +313,7 @@ async def test_an_end_whose_answer_was_lost_can_be_told_again(database: RunDatab
 
 
 async def test_a_lost_lease_says_what_was_found_and_what_was_wanted(database: RunDatabase) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one, two = ledger(database, "one", lease_seconds=0.0), ledger(database, "two")
     lost = await claim(one)
     await asyncio.sleep(0.01)
@@ -329,7 +331,7 @@ async def test_a_lost_lease_says_what_was_found_and_what_was_wanted(database: Ru
 async def test_records_that_no_reaper_closed_are_closed_with_their_group(
     database: RunDatabase, left: str
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     one, two = ledger(database, "one"), ledger(database, "two")
     lost = await begin(database, one, "one")
     await one.release(lost)  # as a reaper that died before it closed the Record would leave it
@@ -346,7 +348,7 @@ async def test_records_that_no_reaper_closed_are_closed_with_their_group(
 async def test_a_sampler_that_died_after_scoring_has_its_slot_completed(
     database: RunDatabase,
 ) -> None:
-    await fill(database, attempts=1)
+    await fill(database, rollouts=1)
     dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
     lost = await begin(database, dead, "dead")
     await database.records.update_one(

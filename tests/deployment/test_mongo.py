@@ -86,7 +86,7 @@ async def test_the_user_of_a_run_can_do_all_that_a_run_does(member: Member) -> N
     try:
         lease = RunLease(database, "trainer", "host", lease_seconds=60)
         await lease.acquire(8)
-        ledger = TaskLedger(database, "sampler", lease_seconds=60, max_attempts=2)
+        ledger = TaskLedger(database, "sampler", lease_seconds=60, max_failures=2)
         line = TaskLine(id="a", query="?", answer="!")
         async with Changes(database, inserted(database.tasks)) as changes:
             await ledger.add(make_tasks([line], Split.TRAIN, 0, 2, [0]))

@@ -51,7 +51,7 @@ class FrontDoor:
                 str(ROOT / "grpo_example.sh"), self.name, "--output_dir", str(self.output),
                 "--eval_file", str(self.held_out), "--per_device_train_batch_size", "8",
                 "--max_steps", str(STEPS), "--save_steps", "1", "--eval_steps", "0",
-                "--eval_attempts", "1", "--lease_seconds", "4",
+                "--eval_rollouts", "1", "--lease_seconds", "4",
             ],
             env={**self.environment, "NUM_PROCESSES": str(processes)}, cwd=ROOT, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

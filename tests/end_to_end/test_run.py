@@ -57,7 +57,7 @@ def launch_command(name: str, output: Path, held_out: Path) -> list[str]:
         "--output_dir", str(output), "--eval_file", str(held_out),
         "--per_device_train_batch_size", str(ROWS_PER_STEP), "--max_steps", str(STEPS),
         "--save_steps", str(SAVE_STEPS), "--eval_steps", "1000",
-        "--eval_attempts", str(EVAL_ATTEMPTS), "--lease_seconds", "4",
+        "--eval_rollouts", str(EVAL_ATTEMPTS), "--lease_seconds", "4",
     ]  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def test_the_summary_says_what_the_database_says(run: FinishedRun) -> None:
     assert summary["slots"]["failed"] == 0
     held = summary["conversations"]
     assert 0 < held["segments"] <= held["records"]  # some had not begun when it ended
-    assert held["junctions"] > 0 == held["drifts"]
+    assert held["continuations"] > 0 == held["drifts"]
     assert 0 <= summary["eval_before"] <= 1 and 0 <= summary["eval_after"] <= 1
     assert (run.output / "curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -209,7 +209,7 @@ def test_every_slot_ends_in_exactly_one_terminal_state(run: FinishedRun) -> None
         {"status": {"$in": ["running", "finalising"]}, "split": "eval"}
     )
     assert ended > 0 and unfinished_groups == 0
-    assert len({(r["task"], r["traj"]) for r in finished}) == len(finished) >= ended
+    assert len({(r["task"], r["rollout"]) for r in finished}) == len(finished) >= ended
 
 
 def test_every_trained_row_is_trained_once_along_the_lineage(run: FinishedRun) -> None:

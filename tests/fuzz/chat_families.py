@@ -2,9 +2,9 @@
 
 Each conversation is held turn by turn, as a sampler does, and compared with the chat template
 applied to the whole of it; every second one has results and questions full of control tokens, and
-is compared with a twin of harmless words. Prints a line for each family: conversations, junctions,
-and how many of them drifted, by reason. The first conversation that does not come out as it must is
-printed and ends it with status 1; the last line is one JSON object.
+is compared with a twin of harmless words. Prints a line for each family: conversations,
+continuations, and how many of them drifted, by reason. The first conversation that does not come
+out as it must is printed and ends it with status 1; the last line is one JSON object.
 
     --conversations 1000   for each family
     --family NAME          only this one
@@ -61,7 +61,7 @@ def examine(family: Family, seed: str, hostile: bool, counts: Counter[str]) -> s
     counts["conversations"] += 1
     counts["tokens"] += len(held.ids)
     for continuation in held.continuations:
-        counts["junctions"] += 1
+        counts["continuations"] += 1
         counts["restyled"] += continuation.restyled
         if continuation.drift is not None:
             counts["drifts"] += 1

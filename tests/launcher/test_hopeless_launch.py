@@ -34,7 +34,7 @@ def ended(folder: Path, *flags: str) -> str:
     (folder / "bug.py").write_text(BUG)
     launch = subprocess.run(
         [sys.executable, "-m", "agentrl.cli", "launch", "grpo", "demo", "--eval_steps", "0",
-         "--eval_attempts", "1", "--eval_file", "hard.jsonl", *flags],
+         "--eval_rollouts", "1", "--eval_file", "hard.jsonl", *flags],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
         capture_output=True,

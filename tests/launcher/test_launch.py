@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.launcher.database import mongod_holds
-from agentrl.launcher.guard import descendants
 from agentrl.launcher.stack import REPOSITORY
+from agentrl.launcher.subreaper import descendants
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def test_a_trainer_that_fails_ends_the_launch_with_its_reason_and_the_way_on(
     tmp_path: Path,
 ) -> None:
     with launched(tmp_path, "--resume_from_checkpoint", "no-such-checkpoint") as process:
-        family = family_of(process, 9)  # mongod, and four guards with their parts
+        family = family_of(process, 9)  # mongod, and four subreapers with their parts
         output, _ = process.communicate(timeout=90)
     assert process.returncode == 1, output
     assert "trainer ended with status" in output

@@ -80,11 +80,11 @@ def refused(
     (tmp_path / "assets").symlink_to(REPOSITORY / "assets")
     monkeypatch.chdir(tmp_path)
 
-    def launch(scorer: str, helping: str = "", *flags: str) -> str:
+    def launch(scorer: str, clients: str = "", *flags: str) -> str:
         Path("tasks.jsonl").write_text(
             json.dumps({"query": "q", "answer": "a", "scorer": scorer, "level": 3})
         )
-        Path("agents.yml").write_text(helping or "{}")
+        Path("agents.yml").write_text(clients or "{}")
         before = sorted(path.name for path in tmp_path.iterdir())
         status = cli.main(
             ["launch", "grpo", "demo", "--train_file", "tasks.jsonl", "--agent_config_path",
@@ -181,11 +181,11 @@ def await_port(port: int, server: "subprocess.Popen[bytes]") -> None:
 
 def test_one_model_of_a_list_that_fails_is_told_and_the_others_will_do(tmp_path: Path) -> None:
     with serving(saying(good=RIGHT, bad="No idea.", ranker=RANKED, reader="It says 4.")) as url:
-        helping = tmp_path / "agents.yml"
-        helping.write_text(
+        clients = tmp_path / "agents.yml"
+        clients.write_text(
             models("scorer_agent", url, "bad", "good") + models("ruler_agent", url, "ranker")
         )
-        flags = ["--agent_config_path", str(helping)]
+        flags = ["--agent_config_path", str(clients)]
         tasks = [TaskLine(id="1", query="q", answer="a", scorer="0.5*agentcpm + 0.5*ruler")]
         told: list[str] = []
         try_services(parse_config(flags), tasks, told.append)

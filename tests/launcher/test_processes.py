@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.launcher.guard import descendants
 from agentrl.launcher.processes import Change, Event, Kind, Part, Supervisor, last_lines
+from agentrl.launcher.subreaper import descendants
 
 SLEEPER = "import time; time.sleep(60)"
 STUBBORN = """
@@ -251,7 +251,7 @@ async def test_nothing_survives_a_launcher_that_is_killed_with_sigkill(
             )
         )
         family = descendants(launcher.pid)
-        assert len(family) == 5  # two guards, two parts, one grandchild
+        assert len(family) == 5  # two subreapers, two parts, one grandchild
         if group:
             os.killpg(launcher.pid, signal.SIGKILL)
         else:

@@ -31,20 +31,20 @@ from agentrl.databases.documents import (
     TokenCounts,
     ToolCall,
     VersionRange,
-    place_of,
+    group_order,
 )
+from agentrl.databases.failed_tasks import failed_tasks
 from agentrl.databases.feeder import make_tasks
-from agentrl.databases.poison import poison_tasks
 from agentrl.databases.policies import publish
 from agentrl.databases.services import register_urls
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
 from agentrl.launcher.evaluation import (
-    Attempts,
     HeldOutFile,
-    read_attempts,
-    summarise_attempts,
+    TaskRollouts,
+    read_rollouts,
+    summarise_rollouts,
     write_report,
 )
 from agentrl.launcher.presets import REPOSITORY
@@ -52,7 +52,7 @@ from agentrl.launcher.progress import MetricsTail, ProgressReader, Snapshot
 from agentrl.launcher.report import agentrl_command, gather_report, next_steps, write_summary
 from agentrl.launcher.show import (
     find_record,
-    print_poison_tasks,
+    print_failed_tasks,
     print_record,
     read_turns,
     right_answer,
@@ -82,26 +82,27 @@ async def add_group(
     """A finished group; a score of None is an attempt that was given up."""
     slots = [
         Slot(
-            traj=traj,
+            rollout=rollout,
             status=SlotStatus.FAILED if score is None else SlotStatus.COMPLETED,
-            record=f"{name}-t{traj}-a0",
+            record=f"{name}-t{rollout}-a0",
             score=score,
         )
-        for traj, score in enumerate(scores)
+        for rollout, score in enumerate(scores)
     ]
     task = Task(
-        id=name, split=split, epoch=epoch, seq=0, place=place_of(epoch, 0), status=status,
+        id=name, split=split, epoch=epoch, seq=0, group_order=group_order(epoch, 0), status=status,
         task_id=name, query="?", pending=0, slots=slots,
     )  # fmt: skip
     await database.tasks.insert_one(task.to_mongo())
-    for traj, score in enumerate(scores):
+    for rollout, score in enumerate(scores):
         record = Record(
-            id=f"{name}-t{traj}-a0", task=name, task_id=name, traj=traj, attempt=0, split=split,
-            epoch=epoch, owner="s", status=RecordStatus.READY, query="?", n_turns=2 + traj % 2,
-            n_tool_calls=1, n_segments=2, n_junctions=3, n_drifts=1,
+            id=f"{name}-t{rollout}-a0", task=name, task_id=name, rollout=rollout, attempt=0,
+            split=split,
+            epoch=epoch, owner="s", status=RecordStatus.READY, query="?", n_turns=2 + rollout % 2,
+            n_tool_calls=1, n_segments=2, n_continuations=3, n_drifts=1,
             tokens=TokenCounts(generated=30), score=score,
             versions=VersionRange(min=version, max=version), stop_reason=StopReason.ANSWERED,
-            finished_at=datetime.now(UTC) - timedelta(seconds=traj),
+            finished_at=datetime.now(UTC) - timedelta(seconds=rollout),
         )  # fmt: skip
         await database.records.insert_one(record.to_mongo())
 
@@ -142,7 +143,7 @@ async def test_the_summary_counts_what_the_database_and_the_metrics_hold(
         "rows": {"trained": 2, "waiting": 2, "evicted": 1},
         "max_staleness": 2,
         "tokens": {"sampled": 9 * 30, "trained": 200},
-        "conversations": {"records": 9, "segments": 18, "junctions": 27, "drifts": 9},
+        "conversations": {"records": 9, "segments": 18, "continuations": 27, "drifts": 9},
     }
     points = [(point.step, point.records, point.success) for point in report.curve]
     assert points == [(0, 4, 0.25), (1, 4, 0.75)]
@@ -267,7 +268,7 @@ async def test_samplers_elsewhere_are_those_at_work_that_this_launch_did_not_sta
             slot = {"status": "leased", "owner": owner, "lease_expires": ends}
             changes = {f"slots.{place}.{field}": value for field, value in slot.items()}
             await database.tasks.update_one({}, {"$set": changes})
-        # Between two attempts a sampler holds no lease, but has just ended one.
+        # Between two rollouts a sampler holds no lease, but has just ended one.
         await database.records.update_many({}, {"$set": {"owner": f"{host}-9-abcdef"}})
         assert (await ProgressReader(database, tmp_path).read()).samplers_elsewhere == 3
         child.kill()
@@ -306,12 +307,12 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     await add_group(database, [0, 1], name="z", split=Split.EVAL, epoch=-3)
     unscored = {"slots.0.score": None, "slots.1.score": None}  # by a scorer with nothing to say
     await database.tasks.update_one({"task_id": "z"}, {"$set": unscored})
-    attempts = await read_attempts(database, -3)
+    rollouts = await read_rollouts(database, -3)
     tasks = tmp_path / "held out.jsonl"
     tasks.write_text("one")
-    report = summarise_attempts("demo", "checkpoint-7", 7, -3, attempts, HeldOutFile.of(tasks))
-    assert (report.tasks, report.attempts) == (3, 3)
-    assert (report.failed_attempts, report.unscored_attempts) == (1, 2)
+    report = summarise_rollouts("demo", "checkpoint-7", 7, -3, rollouts, HeldOutFile.of(tasks))
+    assert (report.tasks, report.rollouts) == (3, 3)
+    assert (report.failed_rollouts, report.unscored_rollouts) == (1, 2)
     assert report.pass_at[1].mean == pytest.approx((0.5 + 1) / 2)
     assert report.pass_at[2].mean == 1.0
     assert report.mean_turns.mean == pytest.approx((2.5 + 2) / 2)
@@ -319,12 +320,12 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     assert first.name == "checkpoint-7-held out.json"
     assert json.loads(first.read_text())["pass_at"]["1"]["mean"] == 0.75
     tasks.write_text("other tasks of the same name")
-    other = summarise_attempts("demo", "checkpoint-7", 7, -4, attempts, HeldOutFile.of(tasks))
+    other = summarise_rollouts("demo", "checkpoint-7", 7, -4, rollouts, HeldOutFile.of(tasks))
     second = write_report(tmp_path, other)
     assert (write_report(tmp_path, report), write_report(tmp_path, other)) == (first, second)
     assert [json.loads(path.read_text())["epoch"] for path in (first, second)] == [-3, -4]
     with pytest.raises(ValueError):
-        summarise_attempts("demo", "c", 7, -3, [Attempts([], [], 2, 1)], HeldOutFile.of(tasks))
+        summarise_rollouts("demo", "c", 7, -3, [TaskRollouts([], [], 2, 1)], HeldOutFile.of(tasks))
 
 
 async def test_a_trajectory_is_printed_with_its_calls_results_and_score(
@@ -360,19 +361,19 @@ async def test_a_trajectory_is_printed_with_its_calls_results_and_score(
 async def test_tasks_with_attempts_given_up_are_listed_with_their_last_error(
     database: RunDatabase,
 ) -> None:
-    assert await poison_tasks(database) == []
+    assert await failed_tasks(database) == []
     lines = [TaskLine(id=name, query="?") for name in ("good", "bad")]
-    sampler = TaskLedger(database, "s", lease_seconds=30, max_attempts=1)
+    sampler = TaskLedger(database, "s", lease_seconds=30, max_failures=1)
     await sampler.add(make_tasks(lines, Split.TRAIN, 3, 2, range(2)))
     for claim in [*await sampler.claim(Split.TRAIN, count=2)]:
         await sampler.complete(claim, 1.0)
     first, second = await sampler.claim(Split.TRAIN, count=2)
     await sampler.complete(first, 0.0)
     await sampler.fail(second, "ToolError: [the tool] broke")
-    [poisoned] = await poison_tasks(database)
-    assert (poisoned.task_id, poisoned.failed, poisoned.attempts) == ("bad", 1, 2)
+    [n_failing] = await failed_tasks(database)
+    assert (n_failing.task_id, n_failing.failed, n_failing.rollouts) == ("bad", 1, 2)
     out = io.StringIO()
-    print_poison_tasks(Console(file=out, width=120), [poisoned])
+    print_failed_tasks(Console(file=out, width=120), [n_failing])
     for words in ("bad", "train", "3", "1 of 2", second.record_id, "ToolError: [the tool] broke"):
         assert words in out.getvalue()
     assert "good" not in out.getvalue()

@@ -23,18 +23,18 @@ from agentrl.databases.mongod import EmbeddedMongod
 async def add_group(database: RunDatabase, name: str, answers: tuple[str, ...]) -> None:
     """A completed held-out group whose attempts answered so; "the red bin" was right."""
     slots = [
-        Slot(traj=i, status=SlotStatus.COMPLETED, record=f"{name}-t{i}-a0", score=0.0)
+        Slot(rollout=i, status=SlotStatus.COMPLETED, record=f"{name}-t{i}-a0", score=0.0)
         for i in range(len(answers))
     ]
     task = Task(
-        _id=name, split=Split.EVAL, epoch=0, seq=0, place=0, task_id=name, query="q",
+        _id=name, split=Split.EVAL, epoch=0, seq=0, group_order=0, task_id=name, query="q",
         answer="the red bin", scorer="exact_match", pending=0, slots=slots,
         status=TaskStatus.COMPLETED,
     )  # fmt: skip
     await database.tasks.insert_one(task.to_mongo())
     for i, answer in enumerate(answers):
         record = Record(
-            _id=f"{name}-t{i}-a0", task=name, task_id=name, traj=i, attempt=0, split=Split.EVAL,
+            _id=f"{name}-t{i}-a0", task=name, task_id=name, rollout=i, attempt=0, split=Split.EVAL,
             epoch=0, owner="a", query="q", final_answer=answer, status=RecordStatus.SCORED,
             score=0.0,
         )  # fmt: skip

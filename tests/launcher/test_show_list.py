@@ -40,7 +40,7 @@ async def add_records(database: RunDatabase) -> None:
             "turn_statuses": {"completed": number}, **changes,
         }  # fmt: skip
         record = Record(
-            id=f"r{number}", task="t", traj=number, attempt=0, epoch=0, owner="s", query="?",
+            id=f"r{number}", task="t", rollout=number, attempt=0, epoch=0, owner="s", query="?",
             started_at=began + timedelta(minutes=number), **fields,
         )  # fmt: skip
         await database.records.insert_one(record.to_mongo())

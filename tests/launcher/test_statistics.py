@@ -18,7 +18,7 @@ from agentrl.launcher.statistics import (
 
 
 @pytest.mark.parametrize(
-    ("attempts", "successes", "k", "expected"),
+    ("rollouts", "successes", "k", "expected"),
     [
         (4, 1, 1, 1 / 4),
         (4, 1, 2, 1 - 3 / 6),  # of 6 pairs, 3 hold no success
@@ -29,25 +29,25 @@ from agentrl.launcher.statistics import (
         (1, 1, 1, 1.0),
     ],
 )
-def test_pass_at_k_by_hand(attempts: int, successes: int, k: int, expected: float) -> None:
-    assert pass_at_k(attempts, successes, k) == pytest.approx(expected, abs=1e-12)
+def test_pass_at_k_by_hand(rollouts: int, successes: int, k: int, expected: float) -> None:
+    assert pass_at_k(rollouts, successes, k) == pytest.approx(expected, abs=1e-12)
 
 
 @given(st.integers(1, 8), st.data())
 def test_pass_at_k_is_the_share_of_choices_that_hold_a_success(
-    attempts: int, data: st.DataObject
+    rollouts: int, data: st.DataObject
 ) -> None:
-    successes = data.draw(st.integers(0, attempts))
-    k = data.draw(st.integers(1, attempts))
-    outcomes = [i < successes for i in range(attempts)]
+    successes = data.draw(st.integers(0, rollouts))
+    k = data.draw(st.integers(1, rollouts))
+    outcomes = [i < successes for i in range(rollouts)]
     choices = [any(choice) for choice in combinations(outcomes, k)]
-    assert pass_at_k(attempts, successes, k) == pytest.approx(sum(choices) / len(choices))
+    assert pass_at_k(rollouts, successes, k) == pytest.approx(sum(choices) / len(choices))
 
 
-@pytest.mark.parametrize(("attempts", "successes", "k"), [(4, 5, 1), (4, 2, 5), (4, 2, 0)])
-def test_pass_at_k_refuses_what_cannot_be(attempts: int, successes: int, k: int) -> None:
+@pytest.mark.parametrize(("rollouts", "successes", "k"), [(4, 5, 1), (4, 2, 5), (4, 2, 0)])
+def test_pass_at_k_refuses_what_cannot_be(rollouts: int, successes: int, k: int) -> None:
     with pytest.raises(ValueError):
-        pass_at_k(attempts, successes, k)
+        pass_at_k(rollouts, successes, k)
 
 
 def test_the_pass_curve_averages_over_tasks_and_leaves_out_those_with_too_few_attempts() -> None:
@@ -79,28 +79,28 @@ def test_the_wilson_interval_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("successes", "attempts", "low", "high"),
+    ("successes", "rollouts", "low", "high"),
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611),
      (1, 29, 0.0061, 0.1718)],
 )  # fmt: skip
 def test_the_wilson_interval_is_that_of_the_literature(
-    successes: int, attempts: int, low: float, high: float
+    successes: int, rollouts: int, low: float, high: float
 ) -> None:
     # Newcombe 1998, Statistics in Medicine 17:857, table I, method 3
-    rate = wilson(successes, attempts)
+    rate = wilson(successes, rollouts)
     assert (rate.low, rate.high) == pytest.approx((low, high), abs=5e-5)
 
 
 def test_attempts_at_one_task_count_as_much_as_they_vary_from_task_to_task() -> None:
-    # One attempt a task: nothing is alike.
+    # One rollout a task: nothing is alike.
     once = [1.0] * 8 + [0.0] * 2
     assert clustered_wilson(once, 10) == wilson(8, 10)
-    # Four attempts a task that always agree say no more than one.
+    # Four rollouts a task that always agree say no more than one.
     assert clustered_wilson(once, 40) == clustered_wilson(once, 10)
-    # Four that are independent say as much as 40 attempts: s^2 is p (1 - p) / 4, about 0.04.
+    # Four that are independent say as much as 40 rollouts: s^2 is p (1 - p) / 4, about 0.04.
     independent = [0.75] * 4 + [1.0] * 4 + [0.5] * 2
     assert clustered_wilson(independent, 40) == wilson(32, 40)
-    # Between: s^2 = 1/9, so 0.25 * 10 / (1/9) = 22.5 attempts of the 40.
+    # Between: s^2 = 1/9, so 0.25 * 10 / (1/9) = 22.5 rollouts of the 40.
     between = [0.5, 0.5, 0.5, 0.5, 1.0, 1.0, 0.0, 0.0, 0.5, 0.5]
     half = clustered_wilson(between, 40)
     assert wilson(11, 22).low < half.low < wilson(12, 24).low

@@ -67,7 +67,7 @@ def agent(script: Script, pause_s: float = 0.0) -> type[ScriptedAgent]:
 
 def config(*flags: str) -> Config:
     return parse_config(
-        ["--model_name_or_path", str(DEMO_MODEL), "--num_generations", "2", "--max_attempts", "2",
+        ["--model_name_or_path", str(DEMO_MODEL), "--num_generations", "2", "--max_failures", "2",
          "--lease_seconds", "5", *flags]
     )  # fmt: skip
 
@@ -92,12 +92,12 @@ async def add(
     n: int,
     split: Split = Split.TRAIN,
     epoch: int = 0,
-    attempts: int = 2,
+    rollouts: int = 2,
     scorer: str = "exact_match",
 ) -> None:
     lines = [TaskLine(id=f"{split}{i}", query=f"q{i}", scorer=scorer) for i in range(n)]
-    ledger = TaskLedger(database, "feeder", lease_seconds=9, max_attempts=1)
-    await ledger.add(make_tasks(lines, split, epoch, attempts, range(n)))
+    ledger = TaskLedger(database, "feeder", lease_seconds=9, max_failures=1)
+    await ledger.add(make_tasks(lines, split, epoch, rollouts, range(n)))
 
 
 async def begin_run(

@@ -117,12 +117,12 @@ def claim_and_record(
         "answer_schema": "answer", **task,
     }  # fmt: skip
     made = Task(
-        _id=f"train-0-{values['task_id']}", split=Split.TRAIN, epoch=0, seq=0, place=0,
-        pending=0, slots=[Slot(traj=number)], **values,
+        _id=f"train-0-{values['task_id']}", split=Split.TRAIN, epoch=0, seq=0, group_order=0,
+        pending=0, slots=[Slot(rollout=number)], **values,
     )  # fmt: skip
     claim = Claim(made, number, attempt=0, failures=0)
     record = Record(
-        _id=claim.record_id, task=made.id, task_id=made.task_id, traj=number, attempt=0,
+        _id=claim.record_id, task=made.id, task_id=made.task_id, rollout=number, attempt=0,
         split=Split.TRAIN, epoch=0, owner="test", query=made.query,
     )  # fmt: skip
     resources.records.leases.begin([record.id], time.monotonic())

@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from agentrl.rollout.admission import admitted_groups, horizon, room
+from agentrl.rollout.admission import admission_limit, admitted_groups, room
 
 small = st.integers(0, 6)
 sizes = st.integers(1, 8)
@@ -57,14 +57,14 @@ def test_without_staleness_one_batch_is_admitted_and_the_next_when_it_is_trained
     assert [groups(accepted) for accepted in (0, 4, 7, 8, 12)] == [2, 1, 1, 0, 0]
 
 
-def test_the_horizon_is_the_place_of_the_last_admitted_group() -> None:
+def test_the_admission_limit_is_the_place_of_the_last_admitted_group() -> None:
     places = [3, 4, 1_000_000_000, 1_000_000_001]
-    assert horizon(places, room=5, group_size=2) == 1_000_000_000
-    assert horizon(places, room=1, group_size=2) == 3
-    assert horizon(places, room=100, group_size=2) == 1_000_000_001
-    assert horizon(places, room=0, group_size=2) is None
-    assert horizon(places, room=-4, group_size=2) is None
-    assert horizon([], room=9, group_size=2) is None
+    assert admission_limit(places, room=5, group_size=2) == 1_000_000_000
+    assert admission_limit(places, room=1, group_size=2) == 3
+    assert admission_limit(places, room=100, group_size=2) == 1_000_000_001
+    assert admission_limit(places, room=0, group_size=2) is None
+    assert admission_limit(places, room=-4, group_size=2) is None
+    assert admission_limit([], room=9, group_size=2) is None
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Sampler:
     not_begun: list[int] = field(default_factory=list)
     running: int = 0
     readings: int = 0
-    horizon: int | None = None
+    admission_limit: int | None = None
 
 
 class SeveralSamplers(RuleBasedStateMachine):
@@ -94,7 +94,7 @@ class SeveralSamplers(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 3))
     def read(self, who: int) -> None:
-        """The next reading of a sampler's look; after the third it knows its horizon."""
+        """The next reading of a sampler's look; after the third it knows its admission_limit."""
         sampler = self.samplers[who % len(self.samplers)]
         if sampler.readings == 0:
             sampler.not_begun = list(self.not_begun[: self.bound])
@@ -105,13 +105,13 @@ class SeveralSamplers(RuleBasedStateMachine):
                 max_staleness=self.max_staleness, version=0, batch=self.batch,
                 accepted=len(self.rows), running=sampler.running,
             )  # fmt: skip
-            sampler.horizon = horizon(sampler.not_begun, free, self.group_size)
+            sampler.admission_limit = admission_limit(sampler.not_begun, free, self.group_size)
         sampler.readings = (sampler.readings + 1) % 3
 
     @rule(who=st.integers(0, 3))
     def claim(self, who: int) -> None:
-        """Begin the oldest group, if it is within the sampler's own horizon."""
-        mine = self.samplers[who % len(self.samplers)].horizon
+        """Begin the oldest group, if it is within the sampler's own admission_limit."""
+        mine = self.samplers[who % len(self.samplers)].admission_limit
         if mine is not None and self.not_begun and self.not_begun[0] <= mine:
             self.open.append(self.not_begun.pop(0))
 
@@ -141,7 +141,7 @@ class SeveralSamplers(RuleBasedStateMachine):
                 max_staleness=self.max_staleness, version=0, batch=self.batch,
                 accepted=len(self.rows), running=0,
             )  # fmt: skip
-            assert horizon(self.not_begun, free, self.group_size) is not None
+            assert admission_limit(self.not_begun, free, self.group_size) is not None
 
 
 SeveralSamplers.TestCase.settings = settings(

@@ -17,17 +17,18 @@ from agentrl.rollout.advantages import (
     opo,
     remax,
 )
-from agentrl.rollout.rewarding import reward_group
+from agentrl.rollout.group_rules import apply_group_rules
 
 
 def group(*scores: float, tokens: tuple[int, ...] = (), first: int = 0) -> list[Record]:
     return [
         Record(
-            _id=f"a-t{traj}-a0", task="a", task_id="a", traj=traj, attempt=0, split=Split.TRAIN,
+            _id=f"a-t{rollout}-a0", task="a", task_id="a", rollout=rollout, attempt=0,
+            split=Split.TRAIN,
             epoch=0, owner="test", query="?", score=score, n_turns=1,
-            tokens=TokenCounts(generated=tokens[traj - first] if tokens else 7),
+            tokens=TokenCounts(generated=tokens[rollout - first] if tokens else 7),
         )
-        for traj, score in enumerate(scores, start=first)
+        for rollout, score in enumerate(scores, start=first)
     ]  # fmt: skip
 
 
@@ -53,20 +54,20 @@ def test_opo_of_equal_lengths_is_the_mean_baseline(scores: list[float], length: 
 
 
 def test_remax_compares_with_the_greedy_attempt_and_does_not_train_it() -> None:
-    rewards = reward_group("a", group(0.25, 1.0, 0.0), RewardConfig(advantage="remax"))
+    rewards = apply_group_rules("a", group(0.25, 1.0, 0.0), RewardConfig(advantage="remax"))
     assert [reward.advantage for reward in rewards] == [0.0, 0.75, -0.25]
     assert [reward.left_out for reward in rewards] == ["greedy_baseline", None, None]
 
 
 def test_a_group_whose_greedy_attempt_failed_has_no_baseline_and_trains_nothing() -> None:
     assert remax([1.0, 0.0], None) == [0.0, 0.0]
-    rewards = reward_group("a", group(1.0, 0.0, first=1), RewardConfig(advantage="remax"))
+    rewards = apply_group_rules("a", group(1.0, 0.0, first=1), RewardConfig(advantage="remax"))
     assert [reward.left_out for reward in rewards] == ["drop_zero_advantage"] * 2
 
 
 def test_a_score_of_0_is_no_advantage_of_0() -> None:
     config = RewardConfig(advantage="score", drop_zero_advantage=True)
-    rewards = reward_group("a", group(0.0, 1.0), config)
+    rewards = apply_group_rules("a", group(0.0, 1.0), config)
     assert [(reward.advantage, reward.left_out) for reward in rewards] == [(0.0, None), (1.0, None)]
 
 
@@ -80,7 +81,7 @@ def test_the_users_estimator_gets_the_records_and_goes_through_the_same_rules(
         "    return [record.score - top for record in records]\n"
     )
     config = RewardConfig(advantage=f"{file}:best", adv_scaling=2.0)
-    rewards = reward_group("a", group(1.0, 0.5), config)
+    rewards = apply_group_rules("a", group(1.0, 0.5), config)
     assert [reward.advantage for reward in rewards] == [0.0, -1.0]
     assert [reward.left_out for reward in rewards] == ["drop_zero_advantage", None]
 

@@ -80,7 +80,7 @@ async def sample_group(
     """Sample one task's two attempts; returns the rows that its finalisation wrote."""
     config = parse_config(
         ["--model_name_or_path", str(DEMO / "model"), "--mcp_manager_url", tools_url,
-         "--num_generations", "2", "--max_attempts", "1", "--max_tokens", "6000", *flags]
+         "--num_generations", "2", "--max_failures", "1", "--max_tokens", "6000", *flags]
     )  # fmt: skip
     lease = RunLease(database, "trainer", "here", lease_seconds=60)
     await lease.acquire(rows_per_step=2)
@@ -90,7 +90,7 @@ async def sample_group(
     line = TaskLine(
         id="line", query="How many?", answer="42", scorer="exact_match", answer_schema="answer"
     )
-    ledger = TaskLedger(database, "feeder", lease_seconds=9, max_attempts=1)
+    ledger = TaskLedger(database, "feeder", lease_seconds=9, max_failures=1)
     await ledger.add(make_tasks([line], Split.TRAIN, 0, 2, [0]))
     async with scripted_run.scheduler(database, MCPSampler, config) as scheduler:
         sampling = asyncio.create_task(scheduler.run())

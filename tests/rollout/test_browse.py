@@ -6,8 +6,8 @@ import pytest
 from chat_endpoint import ChatEndpoint, chat_endpoint
 
 from agentrl.configs import ContextConfig
-from agentrl.rollout import helping_models
-from agentrl.rollout.helping_models import HelpingModels, Reply
+from agentrl.rollout import llm_client
+from agentrl.rollout.llm_client import LLMClient, LLMReply
 from agentrl.rollout.mcp.agent_config import AgentModel
 from agentrl.rollout.mcp.browse import BrowseAgent
 from agentrl.rollout.tool_calls import ParsedCall
@@ -18,16 +18,16 @@ PAGE = "<p>The tower is 330 m high.</p>" * 20
 
 @pytest.fixture
 async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChatEndpoint]:
-    monkeypatch.setattr(helping_models, "_RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(llm_client, "_RETRY_PAUSE_S", 0.01)
     async with chat_endpoint() as endpoint:
         yield endpoint
 
 
 async def summarise(
     endpoint: ChatEndpoint, *names: str, config: ContextConfig | None = None
-) -> Reply[str] | None:
+) -> LLMReply[str] | None:
     models = [AgentModel(model=name, base_url=endpoint.url, retries=1) for name in names]
-    async with HelpingModels(models) as opened:
+    async with LLMClient(models) as opened:
         browse = BrowseAgent(opened, config or ContextConfig())
         return await browse.summarise("How high is the tower?", FETCH, PAGE)
 
@@ -36,7 +36,7 @@ async def test_a_model_reads_the_result_with_question_and_call_in_view(
     endpoint: ChatEndpoint,
 ) -> None:
     endpoint.replies = {"a": ["<think>hm</think>\n330 m."]}
-    assert await summarise(endpoint, "a") == Reply("330 m.", "a")
+    assert await summarise(endpoint, "a") == LLMReply("330 m.", "a")
     [request] = endpoint.requests
     material = request["messages"][-1]["content"]
     assert "How high is the tower?" in material
@@ -57,7 +57,7 @@ async def test_models_are_tried_in_order_and_an_empty_reply_will_not_do(
     endpoint: ChatEndpoint,
 ) -> None:
     endpoint.replies = {"a": [503, "<think>nothing</think> "], "b": [401], "c": ["330 m."]}
-    assert await summarise(endpoint, "a", "b", "c") == Reply("330 m.", "c")
+    assert await summarise(endpoint, "a", "b", "c") == LLMReply("330 m.", "c")
     assert [request["model"] for request in endpoint.requests] == ["a", "a", "b", "c"]
 
 
@@ -84,5 +84,5 @@ def test_long_results_of_the_named_tools_are_read(
 ) -> None:
     config = ContextConfig(browse_tools=patterns, browse_min_chars=10)
     models = [AgentModel(model="a", base_url="http://a.example")]
-    assert BrowseAgent(HelpingModels(models), config).reads(tool, "x" * length) is read
-    assert not BrowseAgent(HelpingModels([]), config).reads(tool, "x" * length)
+    assert BrowseAgent(LLMClient(models), config).reads(tool, "x" * length) is read
+    assert not BrowseAgent(LLMClient([]), config).reads(tool, "x" * length)

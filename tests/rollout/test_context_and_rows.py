@@ -23,13 +23,13 @@ from agentrl.databases.documents import (
     TurnStatus,
 )
 from agentrl.policy_version import VersionSpan
-from agentrl.rollout.context import Junction, TokenContext, TurnTokens
+from agentrl.rollout.context import PromptChange, TokenContext, TurnTokens
 from agentrl.rollout.rows import build_row, replay
 
 
 def make_record(score: float | None = 1.0) -> Record:
     return Record(
-        _id="r", task="t", task_id="line", traj=0, attempt=0, split=Split.TRAIN, epoch=0,
+        _id="r", task="t", task_id="line", rollout=0, attempt=0, split=Split.TRAIN, epoch=0,
         owner="me", query="?", score=score,
     )  # fmt: skip
 
@@ -118,21 +118,21 @@ def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() 
     assert (context.versions.min, context.versions.max) == (3, 4)
 
 
-def test_a_junction_says_what_was_kept_inserted_appended_and_dropped() -> None:
+def test_a_prompt_change_says_what_was_kept_inserted_appended_and_dropped() -> None:
     context = TokenContext()
     assert context.begin_segment([1, 2, 3]) is None
     generate(context, output_of(10, 99))
     extended = context.observe([7, 4, 5], n_separator=1)
-    assert extended == Junction(
+    assert extended == PromptChange(
         turn=0, kept=5, dropped=0, separator=(7,), appended=(4, 5), extends=True
     )
     generate(context, output_of(11, 99))
     drifted = context.begin_segment([1, 2, 3, 8], drift="why", n_rewritten=2)
-    assert drifted == Junction(
+    assert drifted == PromptChange(
         turn=1, kept=3, dropped=7, separator=(), appended=(8,), extends=False, drift="why",
         n_rewritten=2,
     )  # fmt: skip
-    assert (context.n_junctions, context.n_drifts) == (2, 1)
+    assert (context.n_continuations, context.n_drifts) == (2, 1)
     assert generate(context, output_of(12, 99)).parent == "r-0"
 
 
@@ -142,7 +142,7 @@ def test_what_was_appended_and_not_generated_from_is_taken_back_by_another_promp
     generate(context, output_of(10, 99))
     context.begin_segment([3], drift="why")
     context.begin_segment([1, 2, 10, 99, 6])
-    assert (context.n_junctions, context.n_drifts, len(context.segments)) == (1, 0, 2)
+    assert (context.n_continuations, context.n_drifts, len(context.segments)) == (1, 0, 2)
     assert context.n_tokens == 5
     turn = generate(context, output_of(11, 99))
     assert (turn.segment, turn.shared_len, turn.prompt_len) == (1, 4, 5)
@@ -324,4 +324,4 @@ def test_replaying_the_stored_turns_gives_the_context_they_came_from(
     assert [segment.ids for segment in again.segments] == [s.ids for s in context.segments]
     assert again.counts == context.counts
     assert again.versions == context.versions
-    assert (again.n_junctions, again.n_tokens) == (context.n_junctions, context.n_tokens)
+    assert (again.n_continuations, again.n_tokens) == (context.n_continuations, context.n_tokens)

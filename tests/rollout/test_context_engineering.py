@@ -14,7 +14,7 @@ from scripted_service import END, ScriptedService, Talk, stored_turns, tool_call
 from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, StopReason, TurnStatus
-from agentrl.rollout import helping_models
+from agentrl.rollout import llm_client
 from agentrl.rollout.mcp.strategies import DISCARDED, SUMMARY_REQUEST, TAKEN_OUT
 from agentrl.rollout.rows import build_row, replay
 
@@ -59,7 +59,7 @@ async def check_tokens(
     row = build_row(record.model_copy(update={"score": 1.0}), turns, 1.0, 1.0, 0)
     assert row.n_train_tokens == sum(len(turn.output_ids) // 4 for turn in turns)
     # A record that ends at a limit may have been prepared for a turn that was not made.
-    unmade = record.n_junctions - (len(turns) - 1)
+    unmade = record.n_continuations - (len(turns) - 1)
     assert unmade == 0 or (unmade == 1 and record.stop_reason in LIMITS)
     assert record.n_drifts == 0
     if not unmade:
@@ -274,7 +274,7 @@ async def test_what_became_of_each_turn_is_its_status(
 
 @pytest.fixture
 async def browse_endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChatEndpoint]:
-    monkeypatch.setattr(helping_models, "_RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(llm_client, "_RETRY_PAUSE_S", 0.01)
     async with chat_endpoint() as endpoint:
         yield endpoint
 

@@ -51,12 +51,12 @@ async def test_where_the_template_drops_a_thought_the_record_goes_on_in_a_segmen
         record = await sampler.run()
         codec = resources.renderer.codec
     first, second = await stored_turns(database, record)
-    assert (record.n_segments, record.n_junctions, record.n_drifts) == (2, 1, 1)
+    assert (record.n_segments, record.n_continuations, record.n_drifts) == (2, 1, 1)
     assert (first.drift, second.drift) == (None, Drift.TURN_REWRITTEN)
     prompts = [request["input_ids"] for request in service.requests]
     assert "hm!" not in codec.decode(prompts[1]) and "one" in codec.decode(prompts[1])
     row = build_row(record, [first, second], 1.0, 1.0, 0)
-    assert (row.n_segments, row.n_junctions, row.n_drifts) == (2, 1, 1)
+    assert (row.n_segments, row.n_continuations, row.n_drifts) == (2, 1, 1)
     context = replay([first, second])
     sampled = [
         segment.ids[: len(prompt)]

@@ -21,7 +21,7 @@ from agentrl.databases.documents import (
     Split,
     Task,
     TaskStatus,
-    place_of,
+    group_order,
 )
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger
@@ -41,22 +41,23 @@ async def scored_group(
 ) -> Task:
     """A group whose slots are all completed, with the Records and turns that belong to it; its
     finalisation is held by sampler "a"."""
-    ids = [f"group-t{traj}-a0" for traj in range(len(scores))]
+    ids = [f"group-t{rollout}-a0" for rollout in range(len(scores))]
     slots = [
-        Slot(traj=traj, status=SlotStatus.COMPLETED, record=ids[traj], score=score)
-        for traj, score in enumerate(scores)
+        Slot(rollout=rollout, status=SlotStatus.COMPLETED, record=ids[rollout], score=score)
+        for rollout, score in enumerate(scores)
     ]
     task = Task(
-        _id="group", split=split, epoch=1, seq=2, place=place_of(1, 2), task_id="line", query="q",
+        _id="group", split=split, epoch=1, seq=2, group_order=group_order(1, 2), task_id="line",
+        query="q",
         scorer=scorer, pending=0, slots=slots, status=TaskStatus.FINALISING,
         finalisation={"owner": "a", "lease_expires": "2100-01-01"},
     )  # fmt: skip
     await database.tasks.insert_one(task.to_mongo())
     records = RecordLedger(database, lease_seconds=60)
-    for traj, score in enumerate(scores):
+    for rollout, score in enumerate(scores):
         record = Record(
-            _id=ids[traj], task=task.id, task_id="line", traj=traj, attempt=0, split=split,
-            epoch=1, owner="a", query="q", turns=[f"{ids[traj]}-0"],
+            _id=ids[rollout], task=task.id, task_id="line", rollout=rollout, attempt=0, split=split,
+            epoch=1, owner="a", query="q", turns=[f"{ids[rollout]}-0"],
         )  # fmt: skip
         await records.start([record], time.monotonic())
         await records.add_turn(make_turn(record.id))
@@ -70,7 +71,7 @@ def finaliser(
 ) -> Finaliser:
     records = RecordLedger(database, lease_seconds=60)
     return Finaliser(
-        TaskLedger(database, owner, lease_seconds, max_attempts=1),
+        TaskLedger(database, owner, lease_seconds, max_failures=1),
         GroupScores(database, owner, lease_seconds),
         records,
         Scorers(AgentConfig(), records),
@@ -102,7 +103,9 @@ async def test_a_groups_records_become_rows_in_the_tasks_place(database: RunData
     assert isinstance(records, list) and isinstance(rows, list)
     assert [record[1] for record in records] == [RecordStatus.READY] * 3
     assert sum(record[2] for record in records) == pytest.approx(0.0)
-    assert [(row.reward, row.seq) for row in rows] == [(score, task.place) for score in SCORES]
+    assert [(row.reward, row.seq) for row in rows] == [
+        (score, task.group_order) for score in SCORES
+    ]
 
 
 async def test_an_owner_that_died_half_way_leaves_the_same_as_one_that_did_not(
@@ -185,7 +188,7 @@ async def test_a_record_that_was_not_scored_takes_no_part_in_its_group(
 ) -> None:
     task = await scored_group(database, scores=(1.0, 0.0, None))
     assert await finaliser(database, "a").finalise(task) == 2
-    records = [record async for record in database.records.find().sort("traj")]
+    records = [record async for record in database.records.find().sort("rollout")]
     # of the two others alone: their mean is 1/2, and their deviation the square root of 1/2
     assert [record["advantage"] for record in records[:2]] == pytest.approx([0.707, -0.707], 1e-3)
     assert (records[2]["status"], records[2]["advantage"], records[2]["left_out"]) == (
@@ -217,7 +220,7 @@ class Ranking:
         self.asked += 1
         self.begun.set()
         await self.released.wait()
-        return [Score(record.traj / 2, f"said {self.asked} times") for record in records]
+        return [Score(record.rollout / 2, f"said {self.asked} times") for record in records]
 
 
 UNSCORED = (None, None, None)
@@ -254,7 +257,7 @@ async def test_an_evaluations_group_is_compared_as_a_whole_too(database: RunData
     Ranking("ranking").released.set()
     task = await scored_group(database, Split.EVAL, scores=UNSCORED, scorer="ranking")
     assert await finaliser(database, "a").finalise(task) == 0
-    records = [record async for record in database.records.find().sort("traj")]
+    records = [record async for record in database.records.find().sort("rollout")]
     assert [record["score"] for record in records] == [0.0, 0.5, 1.0]
     assert {record["status"] for record in records} == {RecordStatus.SCORED}
 
@@ -312,7 +315,7 @@ async def test_what_a_scorer_said_of_a_group_is_not_asked_again_by_who_takes_ove
             "finalisation": {"owner": "b", "lease_expires": datetime(2020, 1, 1, tzinfo=UTC)},
         }},
     )  # fmt: skip
-    taken = await TaskLedger(database, "b", 60, max_attempts=1).claim_finalisation()
+    taken = await TaskLedger(database, "b", 60, max_failures=1).claim_finalisation()
     assert taken is not None
     await finaliser(database, "b").finalise(taken)
     assert await outcome(database) == whole
@@ -324,7 +327,7 @@ async def test_of_two_that_score_a_group_at_once_both_go_by_the_first(
 ) -> None:
     task = await scored_group(database, scores=UNSCORED, scorer="exact_match")
     first, second = (
-        [GroupScore(record=f"group-t{traj}-a0", scorer="r", score=score) for traj in range(3)]
+        [GroupScore(record=f"group-t{rollout}-a0", scorer="r", score=score) for rollout in range(3)]
         for score in (0.25, 0.75)
     )
     scores = GroupScores(database, "a", lease_seconds=60)
@@ -363,4 +366,4 @@ async def test_one_that_is_told_to_stop_leaves_the_group_to_the_next_at_once(
     stopping.stop()
     with pytest.raises(LeaseLost, match="left to another sampler"):
         await finalising
-    assert await TaskLedger(database, "b", 60, max_attempts=1).claim_finalisation() is not None
+    assert await TaskLedger(database, "b", 60, max_failures=1).claim_finalisation() is not None

@@ -20,9 +20,9 @@ from scripted_run import (
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, RecordStatus, Split
+from agentrl.databases.failed_tasks import failed_tasks
 from agentrl.databases.hopeless import OUTLIVED_S, HopelessWatch
 from agentrl.databases.outcomes import latest_groups
-from agentrl.databases.poison import poison_tasks
 from agentrl.databases.runs import RunHopeless, RunLease
 from agentrl.databases.tasks import Claim
 from agentrl.launcher.progress import ProgressReader
@@ -170,7 +170,7 @@ async def test_a_group_that_is_trained_among_equal_ones_keeps_the_run_alive(
     await looks(watch, clock, 1)
     await add(database, 7)
     await sampled(
-        database, lambda c: float(c.task.seq == 3 and c.traj == 0), completed(database, 7)
+        database, lambda c: float(c.task.seq == 3 and c.rollout == 0), completed(database, 7)
     )
     groups = await latest_groups(database, 10)
     assert sorted(group.rows or 0 for group in groups) == [0] * 6 + [2]
@@ -208,7 +208,7 @@ async def test_a_failing_scorer_of_groups_is_counted_named_and_listed(
     snapshot = await reader.read()
     assert snapshot.failures is not None
     assert snapshot.failures.startswith("3 of the last 3 groups could not be scored (100%)")
-    listed = await poison_tasks(database)
+    listed = await failed_tasks(database)
     assert [(task.unscored, task.failed, task.again) for task in listed] == [(True, 0, 0)] * 3
     assert listed[0].error == "ValueError: no model ranked the group"
 
@@ -227,7 +227,7 @@ async def test_what_is_tried_again_is_listed_and_the_view_counts_kinds(
 
         @staticmethod
         def script(claim: Claim) -> float:
-            if claim.traj == 0:
+            if claim.rollout == 0:
                 raise KeyError(claim.task.id)
             raise ZeroDivisionError("0 turns")
 
@@ -241,11 +241,11 @@ async def test_what_is_tried_again_is_listed_and_the_view_counts_kinds(
         running = asyncio.create_task(sampler.run())
 
         async def both_again() -> bool:
-            tasks = await poison_tasks(database)
+            tasks = await failed_tasks(database)
             return again.is_set() and [task.again for task in tasks] == [2]
 
         await until(both_again)
-        (listed,) = await poison_tasks(database)
+        (listed,) = await failed_tasks(database)
         assert listed.failed == 0 and listed.record.endswith("-a0")
         snapshot = await reader.read()
         sampler.stop()

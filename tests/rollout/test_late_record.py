@@ -27,12 +27,13 @@ async def test_a_record_stored_after_its_slot_was_lost_is_closed_by_its_attempt(
     database: RunDatabase,
 ) -> None:
     config = parse_config(["--model_name_or_path", str(DEMO_MODEL)])
-    ledger = TaskLedger(database, "late", lease_seconds=60, max_attempts=2)
+    ledger = TaskLedger(database, "late", lease_seconds=60, max_failures=2)
     line = TaskLine(id="a", query="?")
     await ledger.add(make_tasks([line], Split.TRAIN, 0, 1, [0]))
     (claim,) = await ledger.claim(Split.TRAIN)
     record = Record(
-        id=claim.record_id, task=claim.task.id, task_id="a", traj=0, attempt=0, split=Split.TRAIN,
+        id=claim.record_id, task=claim.task.id, task_id="a", rollout=0, attempt=0,
+        split=Split.TRAIN,
         epoch=0, owner="late", query="?",
     )  # fmt: skip
     arrives = asyncio.Event()

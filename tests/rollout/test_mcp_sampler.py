@@ -51,7 +51,7 @@ async def test_tools_are_called_and_their_results_appended_until_the_answer(
     assert (record.stop_reason, record.final_answer) == (StopReason.ANSWERED, "42")
     assert (record.score, record.scores) == (1.0, {"exact_match": 1.0})
     assert (record.n_turns, record.n_tool_calls, record.n_tool_errors) == (2, 2, 0)
-    assert (record.n_segments, record.n_junctions, record.n_drifts) == (1, 1, 0)
+    assert (record.n_segments, record.n_continuations, record.n_drifts) == (1, 1, 0)
     assert record.turns == [turn.id for turn in turns]
     assert record.versions is not None
     assert (record.versions.min, record.versions.max) == (2, 2)
@@ -310,13 +310,13 @@ async def test_the_system_prompt_and_sampling_parameters_come_from_the_flags(
     assert params["presence_penalty"] == 0.5
 
 
-@pytest.mark.parametrize(("traj", "temperature"), [(0, 0.0), (1, 0.7)])
+@pytest.mark.parametrize(("rollout", "temperature"), [(0, 0.0), (1, 0.7)])
 async def test_under_remax_the_first_attempt_of_a_group_is_greedy(
-    talk: Talk, service: ScriptedService, traj: int, temperature: float
+    talk: Talk, service: ScriptedService, rollout: int, temperature: float
 ) -> None:
     flags = ["--advantage", "remax", "--preferred_sampling_params", '{"temperature": 0.7}']
     async with talk(f"<answer>42</answer>{END}", flags=flags) as (sampler, _):
-        sampler.record.traj = traj
+        sampler.record.rollout = rollout
         await sampler.run()
     [request] = service.requests
     assert request["sampling_params"]["temperature"] == temperature

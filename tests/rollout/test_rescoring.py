@@ -42,30 +42,35 @@ async def completed_group(
 ) -> None:
     """A group of three, finalised as its sampler does: "right" is right, so that of the Records 1
     and 2 the advantage is 1/3, and of 0 -2/3."""
-    ids = [f"{name}-t{traj}-a0" for traj in range(3)]
+    ids = [f"{name}-t{rollout}-a0" for rollout in range(3)]
     scores = [float(answer == "right") for answer in ANSWERS]
     task = Task(
-        _id=name, split=split, epoch=0, seq=0, place=0, task_id=name, query="q", answer="right",
+        _id=name, split=split, epoch=0, seq=0, group_order=0, task_id=name, query="q",
+        answer="right",
         scorer="exact_match", pending=0, status=TaskStatus.FINALISING,
         slots=[
-            Slot(traj=traj, status=SlotStatus.COMPLETED, record=ids[traj], score=scores[traj])
-            for traj in range(3)
+            Slot(
+                rollout=rollout, status=SlotStatus.COMPLETED, record=ids[rollout],
+                score=scores[rollout],
+            )
+            for rollout in range(3)
         ],
         finalisation={"owner": "a", "lease_expires": "2100-01-01"},
     )  # fmt: skip
     await database.tasks.insert_one(task.to_mongo())
-    for traj, score in enumerate(scores):
+    for rollout, score in enumerate(scores):
         record = Record(
-            _id=ids[traj], task=name, task_id=name, traj=traj, attempt=0, split=split, epoch=0,
-            owner="a", query="q", turns=[f"{ids[traj]}-0"], n_turns=traj + 1,
-            final_answer=ANSWERS[traj], status=RecordStatus.SCORED, score=score,
+            _id=ids[rollout], task=name, task_id=name, rollout=rollout, attempt=0, split=split,
+            epoch=0,
+            owner="a", query="q", turns=[f"{ids[rollout]}-0"], n_turns=rollout + 1,
+            final_answer=ANSWERS[rollout], status=RecordStatus.SCORED, score=score,
             scores={"exact_match": score},
         )  # fmt: skip
         await database.records.insert_one(record.to_mongo())
         await database.turns.insert_one(make_turn(record.id).to_mongo())
     records = RecordLedger(database, lease_seconds=60)
     await Finaliser(
-        TaskLedger(database, "a", 60, max_attempts=1), GroupScores(database, "a", 60), records,
+        TaskLedger(database, "a", 60, max_failures=1), GroupScores(database, "a", 60), records,
         Scorers(AgentConfig(), records), REWARD, temperature=1.0,
     ).finalise(task)  # fmt: skip
 
@@ -90,7 +95,7 @@ async def rescore(
 
 
 async def records_of(database: RunDatabase, task: str = "g") -> list[Record]:
-    cursor = database.records.find({"task": task}).sort("traj", 1)
+    cursor = database.records.find({"task": task}).sort("rollout", 1)
     return [Record.from_mongo(document) async for document in cursor]
 
 
@@ -103,13 +108,13 @@ def advantages(rows: dict[str, DBRecordData]) -> list[float]:
     return [float(unpack_floats(rows[name].advantages)[-1]) for name in sorted(rows)]
 
 
-def scores_by_traj(name: str, scores: Sequence[float | None]) -> str:
+def scores_by_rollout(name: str, scores: Sequence[float | None]) -> str:
     """A scorer that gives the attempts these scores."""
 
-    async def by_traj(record: Record) -> Score:
-        return Score(scores[record.traj], f"traj {record.traj}")
+    async def by_rollout(record: Record) -> Score:
+        return Score(scores[record.rollout], f"rollout {record.rollout}")
 
-    register_scorer(name, by_traj)
+    register_scorer(name, by_rollout)
     return name
 
 
@@ -118,12 +123,12 @@ async def test_records_rows_and_slots_follow_the_new_scores_and_the_old_ones_are
 ) -> None:
     await completed_group(database)
     assert advantages(await rows_of(database)) == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
-    report = await rescore(database, scorers, scores_by_traj("first_best", [1.0, 0.0, 0.5]))
+    report = await rescore(database, scorers, scores_by_rollout("first_best", [1.0, 0.0, 0.5]))
     assert (report.groups, report.records, report.failures) == (1, 3, {})
     assert report.rows == {RowOutcome.REWRITTEN: 2, RowOutcome.WITHDRAWN: 1}
     first, second, third = await records_of(database)
     assert (first.score, first.scores) == (1.0, {"first_best": 1.0})
-    assert first.explanations == {"first_best": "traj 0"}
+    assert first.explanations == {"first_best": "rollout 0"}
     assert first.advantage == pytest.approx(0.5)
     assert (third.status, third.left_out) == (RecordStatus.ABANDONED, "drop_zero_advantage")
     (before,) = second.score_history
@@ -147,10 +152,10 @@ async def test_a_row_that_was_withdrawn_comes_back_and_one_that_never_was_is_mad
     database: RunDatabase, scorers: Scorers
 ) -> None:
     await completed_group(database)
-    await rescore(database, scorers, scores_by_traj("even", [1.0, 1.0, 1.0]))
+    await rescore(database, scorers, scores_by_rollout("even", [1.0, 1.0, 1.0]))
     assert {row.status for row in (await rows_of(database)).values()} == {RowStatus.WITHDRAWN}
     await database.rows.delete_one({"_id": "g-t2-a0"})  # as if its group had left it out at first
-    report = await rescore(database, scorers, scores_by_traj("last_best", [0.0, 0.0, 3.0]))
+    report = await rescore(database, scorers, scores_by_rollout("last_best", [0.0, 0.0, 3.0]))
     assert report.rows == {RowOutcome.ADDED: 3}
     rows = await rows_of(database)
     assert advantages(rows) == pytest.approx([-1.0, -1.0, 2.0])
@@ -179,7 +184,7 @@ async def test_a_row_that_a_trainer_has_touched_stays_and_its_record_says_so(
     await database.rows.update_one({"_id": "g-t0-a0"}, {"$set": {**change, "trained": stored}})
     before = (await rows_of(database))["g-t0-a0"]
     # The first is in the middle now, and would be left out.
-    report = await rescore(database, scorers, scores_by_traj("middle", [0.5, 1.0, 0.0]))
+    report = await rescore(database, scorers, scores_by_rollout("middle", [0.5, 1.0, 0.0]))
     assert report.rows == {RowOutcome.STAYED: 1, RowOutcome.REWRITTEN: 2}
     assert (await rows_of(database))["g-t0-a0"] == before
     record = (await records_of(database))[0]
@@ -192,7 +197,7 @@ async def test_a_trainer_leases_a_rescored_row_and_never_a_withdrawn_one(
     database: RunDatabase, scorers: Scorers
 ) -> None:
     await completed_group(database)
-    await rescore(database, scorers, scores_by_traj("middle", [0.5, 1.0, 0.0]))
+    await rescore(database, scorers, scores_by_rollout("middle", [0.5, 1.0, 0.0]))
     trainer = RowLedger(database, "t", fence=1)
     await trainer.rewind(0)
     headers = await trainer.lease(1, 9, Lineage({0: 0}), max_staleness=9)
@@ -208,7 +213,7 @@ async def test_where_selects_groups_by_their_records_and_each_is_scored_as_a_who
     await database.records.update_one({"_id": "h-t1-a0"}, {"$set": {"n_tool_errors": 4}})
     ledger = Rescoring(database)
     assert await ledger.groups({"n_tool_errors": {"$gt": 3}}) == ["h"]
-    assert await ledger.groups({"$or": [{"task": "g"}, {"traj": 1}]}) == ["g", "h"]
+    assert await ledger.groups({"$or": [{"task": "g"}, {"rollout": 1}]}) == ["g", "h"]
     assert await ledger.groups({"score": 7}) == []
     with pytest.raises(SelectionError, match=r"\$greater"):
         await ledger.groups({"n_turns": {"$greater": 3}})
@@ -237,7 +242,7 @@ async def test_an_evaluation_has_new_scores_and_no_rows(
     database: RunDatabase, scorers: Scorers
 ) -> None:
     await completed_group(database, split=Split.EVAL)
-    report = await rescore(database, scorers, scores_by_traj("half", [0.5, 0.5, None]))
+    report = await rescore(database, scorers, scores_by_rollout("half", [0.5, 0.5, None]))
     assert (report.records, report.unscored) == (3, 1)
     records = await records_of(database)
     assert [record.score for record in records] == [0.5, 0.5, None]
@@ -251,7 +256,7 @@ async def test_a_group_that_cannot_be_scored_stays_as_it_was_and_the_others_go_o
     async def picky(record: Record) -> float:
         if record.task == "g":
             raise LookupError("no opinion")
-        return float(record.traj)
+        return float(record.rollout)
 
     register_scorer("picky", picky)
     await completed_group(database, "g")

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from scripted_run import (
@@ -34,7 +35,7 @@ class Waiting(ScriptedAgent):
 
     async def run(self) -> Record:
         self.begun.add(self.record.id)
-        await (self.go if self.claim.traj == 0 else asyncio.Event()).wait()
+        await (self.go if self.claim.rollout == 0 else asyncio.Event()).wait()
         return await super().run()
 
     @staticmethod
@@ -64,11 +65,11 @@ async def test_a_stopped_sampler_finishes_what_it_can_and_hands_back_the_rest(
         agents.go.set()
         await asyncio.wait_for(running, 20)
     tasks = await all_tasks(database)
-    slots = {(task.epoch, slot.traj): slot for task in tasks for slot in task.slots}
+    slots = {(task.epoch, slot.rollout): slot for task in tasks for slot in task.slots}
     assert slots[0, 0].status == SlotStatus.COMPLETED
     assert (slots[0, 1].status, slots[0, 1].failures) == (SlotStatus.PENDING, 0)
     assert slots[1, 0].attempt == 0  # nothing new was begun
-    kept = [record async for record in database.records.find({"traj": 1})]
+    kept = [record async for record in database.records.find({"rollout": 1})]
     assert len(kept) == 2
     assert all(record["status"] == RecordStatus.FAILED for record in kept)
     assert all(record["error"] == "handed back: the sampler stopped" for record in kept)
@@ -120,7 +121,8 @@ async def test_a_sampler_that_stood_still_for_two_leases_writes_nothing_more(
     await add(database, 2)
     await begin_run(database)
     # Longer than a busy machine itself stands still: that would end a lease before the signal.
-    flags = ("--lease_seconds", "4", "--drain_seconds", "0")
+    lease_s = 4
+    flags = ("--lease_seconds", str(lease_s), "--drain_seconds", "0")
     process = subprocess.Popen(
         [sys.executable, str(HERE / "sampler_process.py"), mongod.url, database.name, *flags],
         stdout=subprocess.PIPE,
@@ -134,8 +136,9 @@ async def test_a_sampler_that_stood_still_for_two_leases_writes_nothing_more(
 
         await until(all_started, 60)
         process.send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
         async with scheduler(
-            database, agent(lambda claim: float(claim.traj)), config(*flags), owner="awake"
+            database, agent(lambda claim: float(claim.rollout)), config(*flags), owner="awake"
         ) as awake:
             running = asyncio.create_task(awake.run())
             await until(completed(database, 2))
@@ -143,6 +146,8 @@ async def test_a_sampler_that_stood_still_for_two_leases_writes_nothing_more(
             await running
         lost = {"owner": "stopped"}
         before = [record async for record in database.records.find(lost).sort("_id", 1)]
+        # A lease runs from its last heartbeat: the others may be done before one has passed.
+        await asyncio.sleep(max(0.0, stopped + 2 * lease_s - time.monotonic()))
         process.send_signal(signal.SIGCONT)
         # Its attempts go on, and try to write: one after the other says that it woke.
         woke = [await asyncio.to_thread(process.stdout.readline) for _ in range(4)]
@@ -185,7 +190,7 @@ async def test_a_sampler_outlives_its_databases_crash_and_restart(tmp_path: Path
             async def two_scored() -> bool:
                 return (
                     await database.records.count_documents(
-                        {"status": RecordStatus.SCORED, "traj": 0}
+                        {"status": RecordStatus.SCORED, "rollout": 0}
                     )
                     >= 2
                 )

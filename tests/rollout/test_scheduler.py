@@ -43,7 +43,7 @@ async def test_every_slot_ends_once_and_right_against_wrong_becomes_rows(
     await add(database, 3)
     lease = await begin_run(database)
     # group 0: one right, one wrong; groups 1 and 2: no contrast
-    scores = agent(lambda claim: float(claim.traj == 0 and claim.task.seq == 0))
+    scores = agent(lambda claim: float(claim.rollout == 0 and claim.task.seq == 0))
     async with scheduler(database, scores, config()) as sampler:
         running = asyncio.create_task(sampler.run())
         await until(completed(database, 3))
@@ -67,7 +67,7 @@ async def test_an_agent_or_scorer_that_raises_fails_its_record_and_the_slot_is_t
     await begin_run(database)
 
     def script(claim: Claim) -> float:
-        if claim.traj == 0 or claim.attempt == 0:
+        if claim.rollout == 0 or claim.attempt == 0:
             raise ZeroDivisionError("judge broke")
         return 1.0
 
@@ -102,7 +102,7 @@ async def test_a_group_that_is_compared_for_longer_than_a_lease_is_left_to_anoth
     async def compare(records: list[Record]) -> list[float]:
         begun.put_nowait(len(records))
         await answered.wait()
-        return [float(record.traj) for record in records]
+        return [float(record.rollout) for record in records]
 
     register_scorer("compare", compare)
     await add(database, 1, scorer="compare")
@@ -154,7 +154,7 @@ async def test_without_resampling_an_error_is_final(database: RunDatabase) -> No
 
 
 async def test_a_record_that_takes_too_long_is_failed(database: RunDatabase) -> None:
-    await add(database, 1, attempts=1)
+    await add(database, 1, rollouts=1)
     await begin_run(database)
     flags = config("--record_timeout", "0.2", "--resample_error_records", "false")
     async with scheduler(database, agent(lambda claim: 1.0, pause_s=30), flags) as sampler:
@@ -185,7 +185,7 @@ async def test_a_stop_hands_slots_back_and_another_sampler_ends_them(
     assert [(s.status, s.failures, s.owner) for s in slots] == [(SlotStatus.PENDING, 0, None)] * 4
     async for record in database.records.find():
         assert record["status"] == RecordStatus.FAILED and "handed back" in record["error"]
-    async with scheduler(database, agent(lambda c: float(c.traj)), config()) as quick:
+    async with scheduler(database, agent(lambda c: float(c.rollout)), config()) as quick:
         running = asyncio.create_task(quick.run())
         await until(completed(database, 2))
         quick.stop()
@@ -215,7 +215,7 @@ async def test_samplers_run_ahead_as_far_as_the_bound_and_go_on_when_rows_are_tr
 ) -> None:
     await add(database, 12)
     await begin_run(database, rows_per_step=4)
-    contrast = agent(lambda claim: float(claim.traj == 0))
+    contrast = agent(lambda claim: float(claim.rollout == 0))
     async with scheduler(database, contrast, config(*flags)) as sampler:
         running = asyncio.create_task(sampler.run())
 
@@ -243,7 +243,7 @@ async def test_several_samplers_together_begin_no_more_than_the_bound_admits(
     await add(database, 40)
     run = await begin_run(database, rows_per_step=4)
     flags = config("--max_staleness", "1")  # 8 rows: 4 groups of 2
-    contrast = agent(lambda claim: float(claim.traj == 0))
+    contrast = agent(lambda claim: float(claim.rollout == 0))
     steps = 3
     async with AsyncExitStack() as stack:
         samplers = [
@@ -323,7 +323,7 @@ async def test_evaluations_come_first_make_no_rows_and_may_be_all_that_is_done(
     await add(database, 2)
     await add(database, 2, Split.EVAL, epoch=-1)
     await begin_run(database)
-    async with scheduler(database, agent(lambda c: float(c.traj)), config(), -1) as sampler:
+    async with scheduler(database, agent(lambda c: float(c.rollout)), config(), -1) as sampler:
         await asyncio.wait_for(sampler.run(), 20)
     assert await database.records.count_documents({"split": Split.EVAL}) == 4
     assert await database.records.count_documents({"status": RecordStatus.SCORED}) == 4
@@ -334,10 +334,10 @@ async def test_evaluations_come_first_make_no_rows_and_may_be_all_that_is_done(
 async def test_what_a_dead_sampler_left_is_taken_over(database: RunDatabase) -> None:
     await add(database, 1)
     await begin_run(database)
-    dead = TaskLedger(database, "dead", lease_seconds=0.0, max_attempts=2)
+    dead = TaskLedger(database, "dead", lease_seconds=0.0, max_failures=2)
     assert len(await dead.claim(Split.TRAIN)) == 1
     flags = config("--lease_seconds", "1")
-    async with scheduler(database, agent(lambda c: float(c.traj)), flags) as sampler:
+    async with scheduler(database, agent(lambda c: float(c.rollout)), flags) as sampler:
         running = asyncio.create_task(sampler.run())
         await until(completed(database, 1))
         sampler.stop()

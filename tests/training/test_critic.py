@@ -17,7 +17,7 @@ from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, 
 from agentrl.training.critic_loss import CriticStatistics
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import make_mesh
-from agentrl.training.program import make_program
+from agentrl.training.schedule import make_schedule
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
 from agentrl.training.step import StepOptions
@@ -86,10 +86,10 @@ def critic_of(statistics: StepStatistics) -> dict[str, float]:
 def test_the_places_of_trained_tokens_count_through_the_segments_of_a_row() -> None:
     (chain,) = linear_rows(1)
     rows = [sequences_of(chain), sequences_of(make_row("tree", 9, TREE, reward=0.5))]
-    program = make_program(tiny_model(), rows, 10, 1, make_mesh(Accelerator(cpu=True)))
-    assert len(program.batches) > 2
+    schedule = make_schedule(tiny_model(), rows, 10, 1, make_mesh(Accelerator(cpu=True)))
+    assert len(schedule.batches) > 2
     places: dict[int, list[int]] = {0: [], 1: []}
-    for batch in program.batches:
+    for batch in schedule.batches:
         for row, place in zip(batch.sequence.tolist(), batch.place.tolist(), strict=True):
             places[row].append(place)
     for row, sequences in enumerate(rows):

@@ -13,16 +13,16 @@ RETURNS = torch.tensor([1.0, 1.0, 1.0])
 
 
 def test_without_clip_it_is_half_the_squared_error() -> None:
-    terms = value_loss(VALUES, OLD, RETURNS, None)
-    assert terms.tolist() == pytest.approx([0.245, 0.845, 0.405])
+    token_losses = value_loss(VALUES, OLD, RETURNS, None)
+    assert token_losses.tolist() == pytest.approx([0.245, 0.845, 0.405])
 
 
 def test_a_value_beyond_the_clip_towards_its_return_gets_no_gradient() -> None:
     values = VALUES.clone().requires_grad_()
-    terms = value_loss(values, OLD, RETURNS, 0.2)
+    token_losses = value_loss(values, OLD, RETURNS, 0.2)
     # the first is taken for 0.2, the second went away from its return, the third is within
-    assert terms.tolist() == pytest.approx([0.32, 0.845, 0.405])
-    terms.sum().backward()
+    assert token_losses.tolist() == pytest.approx([0.32, 0.845, 0.405])
+    token_losses.sum().backward()
     assert values.grad is not None
     assert values.grad.tolist() == pytest.approx([0.0, -1.3, -0.9])
 

@@ -17,8 +17,8 @@ from agentrl.training.batch import collate_padded
 from agentrl.training.losses import LOSS_FUNCTIONS
 from agentrl.training.objective import Objective
 from agentrl.training.parallel import Mesh, make_mesh, parallelise
-from agentrl.training.passes import NO_ADVICE, PolicyPasses
-from agentrl.training.program import Program, Section, make_program
+from agentrl.training.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
+from agentrl.training.schedule import Schedule, Section, make_schedule
 from agentrl.training.sequences import TrainingSequence, count_totals
 from agentrl.training.statistics import RunningStatistics, StepStatistics
 
@@ -97,30 +97,32 @@ def trained() -> Trained:
     return make_trained()
 
 
-def separate(rows: Rows) -> Program:
+def separate(rows: Rows) -> Schedule:
     """The sequences of a row beside each other on padded lines."""
     batches = tuple(collate_padded(row, [number] * len(row)) for number, row in enumerate(rows))
-    return Program((Section(None, batches),), len(rows), count_totals(rows), divides_rows=False)
+    return Schedule((Section(None, batches),), len(rows), count_totals(rows), divides_rows=False)
 
 
 def outcome(
-    model: Qwen3ForCausalLM, program: Program, loss: LossConfig, mesh: Mesh
+    model: Qwen3ForCausalLM, schedule: Schedule, loss: LossConfig, mesh: Mesh
 ) -> tuple[StepStatistics, list[Tensor]]:
     """Loss and other statistics, and gradients."""
     model.train()
     running = RunningStatistics(mesh.device)
-    PolicyPasses(model, program, Objective(loss), 16, mesh, NO_ADVICE).add_gradients(running)
+    PolicyPasses(model, schedule, Objective(loss), 16, mesh, NO_AUXILIARY_OUTPUTS).add_gradients(
+        running
+    )
     gradients = [parameter.grad.full_tensor().clone() for parameter in model.parameters()]
     model.zero_grad()
     norm = torch.nn.utils.get_total_norm(gradients).item()
-    return running.reduce(program.totals, norm, 0.0, 0, mesh.dp_group), gradients
+    return running.reduce(schedule.totals, norm, 0.0, 0, mesh.dp_group), gradients
 
 
-def assert_equal(rows: Rows, loss: LossConfig, trained: Trained, budget: int) -> Program:
+def assert_equal(rows: Rows, loss: LossConfig, trained: Trained, budget: int) -> Schedule:
     mesh = trained.mesh
-    program = make_program(trained.tree, rows, budget, 4, mesh)
+    schedule = make_schedule(trained.tree, rows, budget, 4, mesh)
     expected, expected_gradients = outcome(trained.plain, separate(rows), loss, mesh)
-    statistics, gradients = outcome(trained.tree, program, loss, mesh)
+    statistics, gradients = outcome(trained.tree, schedule, loss, mesh)
     assert statistics.staleness_histogram == expected.staleness_histogram
     ours, theirs = (
         {name: value for name, value in vars(said).items() if isinstance(value, float)}
@@ -129,7 +131,7 @@ def assert_equal(rows: Rows, loss: LossConfig, trained: Trained, budget: int) ->
     assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
     for one, other in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5 * expected.grad_norm)
-    return program
+    return schedule
 
 
 @given(rows=groups(), budget=st.integers(1, 400), loss=st.sampled_from(LOSSES))
@@ -166,8 +168,8 @@ def test_a_group_over_the_budget_computes_its_prompt_once(
 ) -> None:
     rows = siblings(5, 120, 20, trains_prompt=trains_prompt)
     trained = make_trained(checkpointing=checkpointing)
-    program = assert_equal(rows, LossConfig(log_entropy=True), trained, 160)
-    (section,) = program.sections
+    schedule = assert_equal(rows, LossConfig(log_entropy=True), trained, 160)
+    (section,) = schedule.sections
     assert section.trunk is not None and section.trunk.tokens == 120
     lines = [batch.input_ids.shape[1] for batch in section.batches]
     assert len(lines) == 3 and max(lines) <= 40

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.training.gae import generalised_advantages, outcome_rewards, whitened
+from agentrl.training.gae import generalised_advantages, normalized, outcome_rewards
 
 
 def test_hand_computed_numbers_of_one_row() -> None:
@@ -61,6 +61,6 @@ def test_a_rank_without_tokens_has_no_estimates() -> None:
     assert len(estimates.advantages) == len(estimates.returns) == 0
 
 
-def test_whitening_takes_mean_and_spread_of_the_whole_batch() -> None:
-    assert whitened(torch.tensor([1.0, 5.0]), 3.0, 4.0).tolist() == pytest.approx([-1.0, 1.0])
-    assert whitened(torch.tensor([3.0]), 3.0, 0.0).tolist() == [0.0]
+def test_normalization_takes_mean_and_spread_of_the_whole_batch() -> None:
+    assert normalized(torch.tensor([1.0, 5.0]), 3.0, 4.0).tolist() == pytest.approx([-1.0, 1.0])
+    assert normalized(torch.tensor([3.0]), 3.0, 0.0).tolist() == [0.0]

@@ -21,7 +21,7 @@ from agentrl.training.trainer import main
 
 async def sample_in_vain(database: RunDatabase) -> None:
     """A sampler whose attempts all score the same."""
-    sampler = TaskLedger(database, "s", lease_seconds=30, max_attempts=1)
+    sampler = TaskLedger(database, "s", lease_seconds=30, max_failures=1)
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         claims = await sampler.claim(Split.TRAIN, count=8)

@@ -29,7 +29,7 @@ TIMES = StepTimes(
 ROWS = [
     RowHeader(
         id=str(index), seq=index, n_tokens=30, n_train_tokens=20, cost=30.0, prefix_hash="",
-        reward=float(index), n_junctions=3, n_drifts=index,
+        reward=float(index), n_continuations=3, n_drifts=index,
     )
     for index in range(2)
 ]  # fmt: skip
@@ -64,7 +64,7 @@ def test_each_step_is_one_json_line_with_what_a_run_is_watched_by(tmp_path: Path
     assert (first["n_rows"], first["n_tokens"], first["n_train_tokens"]) == (2, 60, 40)
     assert (first["wait_seconds"], first["rows_ready"]) == (0.5, 3)
     assert first["rows_evicted"] == 2
-    assert (first["n_junctions"], first["n_drifts"]) == (6, 1)
+    assert (first["n_continuations"], first["n_drifts"]) == (6, 1)
     assert first["entropy"] is None
     assert first["grad_norms"] == {"model.layers.0": 1.5, "lm_head": 0.5}
     assert first["staleness_histogram"][:3] == [20, 20, 0]

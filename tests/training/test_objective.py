@@ -18,7 +18,7 @@ from agentrl.training.losses import (
     Scope,
     normalise,
 )
-from agentrl.training.objective import Objective, TokenTerms
+from agentrl.training.objective import Objective, TokenLosses
 
 WITH_LAYERS = {
     "plain": {},
@@ -31,8 +31,8 @@ WITH_LAYERS = {
         "importance_weight_cap_ratio": 2.0, "rollout_rs": "geometric", "rollout_rs_threshold": 1.3,
     },
     "recomputed, token weights": {"proximal_policy": "recompute", "rollout_is": "token"},
-    "divergence, entropy, whitened": {
-        "beta": 0.1, "entropy_coef": 0.01, "whiten_advantages": True, "kl_estimator": "k2",
+    "divergence, entropy, normalized": {
+        "beta": 0.1, "entropy_coef": 0.01, "normalize_advantages": True, "kl_estimator": "k2",
     },
     "divergence in the advantage": {"beta": 0.1, "kl_in_advantage": True, "kl_estimator": "k1"},
 }  # fmt: skip
@@ -52,12 +52,12 @@ def objective(loss: str = "GRPO", **flags: object) -> Objective:
     return Objective(LossConfig(loss_calculator=loss, **flags))  # type: ignore[arg-type]
 
 
-def terms_of(given: LossInputs, loss: str = "GRPO", **flags: object) -> TokenTerms:
+def token_losses_of(given: LossInputs, loss: str = "GRPO", **flags: object) -> TokenLosses:
     return objective(loss, **flags).share(given, totals_of(given))[1]
 
 
 def slopes(given: LossInputs, loss: str = "GRPO", **flags: object) -> list[float]:
-    """d(loss) / d(logprob), times the number of tokens: as terms have it under a token mean."""
+    """d(loss) / d(logprob), times the number of tokens, as losses have it under a token mean."""
     share, _ = objective(loss, token_level_loss=True, **flags).share(given, totals_of(given))
     return gradient(share * len(given.mask), given)
 
@@ -108,11 +108,13 @@ def test_an_untrained_token_adds_nothing_whatever_its_numbers_are(loss: str) -> 
         inputs([1.1, 1.0, 0.9], [1.0, 1e9, -1.0], mask=[True, False, True]),
         behaviour_logprobs=torch.tensor([-0.7, -90.0, -0.7]),
     )
-    terms = terms_of(given, loss)
+    token_losses = token_losses_of(given, loss)
     alone = part(given, given.mask)
-    assert terms.terms[1].item() == 0.0
+    assert token_losses.token_losses[1].item() == 0.0
     assert slopes(given, loss)[1] == 0.0
-    assert terms.terms[given.mask].tolist() == pytest.approx(terms_of(alone, loss).terms.tolist())
+    assert token_losses.token_losses[given.mask].tolist() == pytest.approx(
+        token_losses_of(alone, loss).token_losses.tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,13 @@ def test_strict_in_bound_leaves_out_every_ratio_out_of_range(loss: str) -> None:
     given = inputs([1.0, 1.5, 0.5, 1.5, 0.5], [1.0, 1.0, 1.0, -1.0, -1.0])
     flags = {"strict_in_bound": True, "epsilon": 0.2, "epsilon_higher": 0.2, "kl_cov_ratio": 0.0}
     assert slopes(given, loss, **flags) == [-1.0, 0.0, 0.0, 0.0, 0.0]
-    assert terms_of(given, loss, **flags).left_out.tolist() == [False, True, True, True, True]
+    assert token_losses_of(given, loss, **flags).left_out.tolist() == [
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_decay_shrinks_the_advantage_of_stale_tokens() -> None:
@@ -153,12 +161,12 @@ def test_the_options_compose() -> None:
     assert slopes(given, "MINIRL", **flags) == [-0.55, 0.0, -0.225]
 
 
-def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_global_batch() -> None:
+def test_normalized_advantages_have_mean_0_and_deviation_1_over_the_global_batch() -> None:
     given = inputs([1.0, 1.0, 1.0, 1.0], [1.0, 3.0, 1.0, 3.0])
-    assert slopes(given, whiten_advantages=True) == [1.0, -1.0, 1.0, -1.0]
+    assert slopes(given, normalize_advantages=True) == [1.0, -1.0, 1.0, -1.0]
     # a part of the batch is normalised by the whole of it: mean 2, deviation 1
     half = part(given, torch.tensor([True, False, True, False]))
-    share, _ = objective(whiten_advantages=True).share(half, totals_of(given))
+    share, _ = objective(normalize_advantages=True).share(half, totals_of(given))
     assert share.item() == pytest.approx((1.0 + 1.0) / 4)
 
 
@@ -169,7 +177,7 @@ def test_a_recomputed_proximal_policy_leaves_the_correction_to_the_weights() -> 
     assert slopes(given, **weighted) == [-3.0, -0.5]
     capped = {**weighted, "importance_weight_cap_ratio": 2.0}
     assert slopes(given, **capped) == [-2.0, -0.5]
-    assert terms_of(given, **capped).truncated.tolist() == [True, False]
+    assert token_losses_of(given, **capped).truncated.tolist() == [True, False]
 
 
 def test_a_loglinear_proximal_policy_lies_between_sampler_and_trainer_by_staleness() -> None:
@@ -177,10 +185,14 @@ def test_a_loglinear_proximal_policy_lies_between_sampler_and_trainer_by_stalene
     given = inputs([4.0] * 4, [1.0] * 4, staleness=[0, 1, 2, 4])
     flags = {"proximal_policy": "loglinear", "epsilon": 0.0, "epsilon_higher": 1.5}
     expected = [1.0, 2.5, 2.0, 4**0.25]  # the second, 4, is clipped at 2.5
-    assert terms_of(given, **flags).terms.tolist() == pytest.approx([-r for r in expected])
+    assert token_losses_of(given, **flags).token_losses.tolist() == pytest.approx(
+        [-r for r in expected]
+    )
     # with weights p / mu the product is pi / mu again, but for the clip
     flags["rollout_is"] = "token"
-    assert terms_of(given, **flags).terms.tolist() == pytest.approx([-4.0, -2.5, -4.0, -4.0])
+    assert token_losses_of(given, **flags).token_losses.tolist() == pytest.approx(
+        [-4.0, -2.5, -4.0, -4.0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -222,9 +234,9 @@ def test_what_is_too_far_from_the_sampler_is_left_out(
     # products 1.9 * 2.1 = 3.99 and 1 * 1.5 * 0.4 = 0.6; geometric means 1.997 and 0.84
     given = inputs([1.9, 2.1, 1.0, 1.5, 0.4], [1.0, 1.0, 1.0, 1.0, 1.0], rows=[2, 3])
     for loss in ("GRPO", "GPG"):
-        terms = terms_of(given, loss, **flags)
-        assert (~terms.left_out).tolist() == kept
-        assert (terms.terms != 0.0).tolist() == kept
+        token_losses = token_losses_of(given, loss, **flags)
+        assert (~token_losses.left_out).tolist() == kept
+        assert (token_losses.token_losses != 0.0).tolist() == kept
 
 
 def test_divergence_is_added_to_the_loss_whatever_is_left_out_of_it() -> None:
@@ -232,7 +244,7 @@ def test_divergence_is_added_to_the_loss_whatever_is_left_out_of_it() -> None:
     flags = {"beta": 0.5, "kl_estimator": "k2", "rollout_rs": "token"}
     log_2 = 0.6931
     assert slopes(given, **flags) == pytest.approx([0.5 * log_2] * 2, abs=1e-3)
-    divergence = terms_of(given, **flags).reference_kl
+    divergence = token_losses_of(given, **flags).reference_kl
     assert divergence is not None
     assert divergence.tolist() == pytest.approx([log_2**2 / 2] * 2, abs=1e-3)
 
@@ -280,7 +292,9 @@ def test_normalisations_are_the_same_under_any_split(
 ) -> None:
     for parts in ([6], [1, 3, 2], [2, 2, 2], [5, 1], [1] * 6):
         shares = [
-            normalise(terms, tokens, normalisation, TOTALS).item()
-            for terms, tokens in zip(TERMS.split(parts), SEQUENCE_TOKENS.split(parts), strict=True)
+            normalise(token_losses, tokens, normalisation, TOTALS).item()
+            for token_losses, tokens in zip(
+                TERMS.split(parts), SEQUENCE_TOKENS.split(parts), strict=True
+            )
         ]
         assert sum(shares) == pytest.approx(expected)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from agentrl.configs import LossConfig
 from agentrl.training.losses import BatchTotals, LossInputs, Scope
-from agentrl.training.objective import Objective, TokenTerms
+from agentrl.training.objective import Objective, TokenLosses
 from agentrl.training.parallel import make_mesh, parallelise
-from agentrl.training.passes import NO_ADVICE, PolicyPasses
-from agentrl.training.program import make_program
+from agentrl.training.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
+from agentrl.training.schedule import make_schedule
 from agentrl.training.statistics import RunningStatistics
 
 TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
@@ -22,15 +22,15 @@ class SequenceRatio(Objective):
 
     scope = Scope.SEQUENCE
 
-    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenTerms]:
+    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLosses]:
         ratio = torch.zeros_like(inputs.logprobs)
         for row in inputs.sequence[inputs.mask].unique():
             tokens = inputs.mask & (inputs.sequence == row)
             difference = (inputs.logprobs - inputs.behaviour_logprobs)[tokens]
             assert len(difference) == int(inputs.sequence_tokens[tokens][0]), "the whole row"
             ratio = torch.where(tokens, difference.mean().exp(), ratio)
-        terms = -ratio * inputs.advantages / inputs.sequence_tokens
-        return terms.sum() / totals.sequences, _token_terms(terms, inputs)
+        token_losses = -ratio * inputs.advantages / inputs.sequence_tokens
+        return token_losses.sum() / totals.sequences, _token_losses(token_losses, inputs)
 
 
 class BatchSpread(Objective):
@@ -40,15 +40,15 @@ class BatchSpread(Objective):
     with_entropy = True
     entropy_gradient = False
 
-    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenTerms]:
+    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLosses]:
         probabilities = inputs.logprobs[inputs.mask].exp()
         assert len(probabilities) == totals.tokens, "the whole batch"
-        return probabilities.var() * 100, _token_terms(torch.zeros_like(inputs.logprobs), inputs)
+        return probabilities.var() * 100, _token_losses(torch.zeros_like(inputs.logprobs), inputs)
 
 
-def _token_terms(terms: Tensor, inputs: LossInputs) -> TokenTerms:
+def _token_losses(token_losses: Tensor, inputs: LossInputs) -> TokenLosses:
     none = torch.zeros_like(inputs.mask)
-    return TokenTerms(terms.detach(), none, none, none, none, reference_kl=None)
+    return TokenLosses(token_losses.detach(), none, none, none, none, reference_kl=None)
 
 
 def gradients(objective: Objective, budget: int) -> tuple[list[Tensor], RunningStatistics]:
@@ -57,8 +57,8 @@ def gradients(objective: Objective, budget: int) -> tuple[list[Tensor], RunningS
     parallelise(model, mesh)
     rows = [sequences_of(row) for row in [*linear_rows(5), make_row("tree", 9, TREE)]]
     running = RunningStatistics(mesh.device)
-    program = make_program(model, rows, budget, 1, mesh)
-    PolicyPasses(model, program, objective, 16, mesh, NO_ADVICE).add_gradients(running)
+    schedule = make_schedule(model, rows, budget, 1, mesh)
+    PolicyPasses(model, schedule, objective, 16, mesh, NO_AUXILIARY_OUTPUTS).add_gradients(running)
     return [parameter.grad.full_tensor() for parameter in model.parameters()], running
 
 

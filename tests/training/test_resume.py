@@ -12,7 +12,7 @@ from trainer_run import Run
 
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DBRecordData, RowStatus, Split, place_of
+from agentrl.databases.documents import DBRecordData, RowStatus, Split, group_order
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.runs import load_run, reopen
 from agentrl.databases.task_file import TaskLine
@@ -124,7 +124,7 @@ def test_another_task_file_is_refused_or_taken_and_then_nothing_old_is_trained(
 
 def _of_later_tasks(row: DBRecordData) -> DBRecordData:
     """The row as one of a group behind all that were fed when it was made."""
-    return row.model_copy(update={"seq": place_of(1000, row.seq)})
+    return row.model_copy(update={"seq": group_order(1000, row.seq)})
 
 
 @pytest.mark.parametrize(
@@ -220,23 +220,23 @@ async def test_evaluations_of_other_data_are_not_counted_with_those_of_the_prese
 ) -> None:
     await _evaluate(database, data=0, answers={"a": 0.0, "b": 0.0})
     await database.runs.insert_one({"_id": database.name, "data": [{}]})
-    assert [(e.step, e.attempts, e.success) for e in await evaluations(database)] == [(4, 2, 0.0)]
+    assert [(e.step, e.rollouts, e.success) for e in await evaluations(database)] == [(4, 2, 0.0)]
     await database.runs.update_one({}, {"$push": {"data": {"epoch": 1, "step": 4}}})
     assert await evaluations(database) == []
     await _evaluate(database, data=1, answers={"a": 1.0})
-    assert [(e.step, e.attempts, e.success) for e in await evaluations(database)] == [(4, 1, 1.0)]
+    assert [(e.step, e.rollouts, e.success) for e in await evaluations(database)] == [(4, 1, 1.0)]
 
 
 async def _evaluate(database: RunDatabase, data: int, answers: dict[str, float]) -> None:
     """The evaluation of step 4 on tasks with these ids and scores."""
     feeder = TaskFeeder(
         database, [], [TaskLine(id=name, query="q") for name in answers], num_generations=2,
-        eval_attempts=1, epochs=0, low_water=0, seed=0,
+        eval_rollouts=1, epochs=0, low_water=0, seed=0,
     )  # fmt: skip
     await feeder.start(data)
     await feeder.add_evaluation(4)
     assert not await feeder.evaluation_done(4)
-    ledger = TaskLedger(database, "s", lease_seconds=30, max_attempts=1)
+    ledger = TaskLedger(database, "s", lease_seconds=30, max_failures=1)
     while claims := await ledger.claim(Split.EVAL):
         task = await ledger.complete(claims[0], answers[claims[0].task.task_id])
         assert task is not None

@@ -22,8 +22,8 @@ def statistics_of(given: LossInputs, *, parts: int = 1, **flags: object) -> Step
     running = RunningStatistics(mesh.device)
     for number in range(parts + 1):
         some = part(given, torch.arange(len(given.mask)) % parts == number)
-        share, terms = objective.share(some, totals)
-        running.add(share.detach(), terms, some)
+        share, token_losses = objective.share(some, totals)
+        running.add(share.detach(), token_losses, some)
     return running.reduce(totals, 1.0, 1e-3, parts, mesh.dp_group)
 
 

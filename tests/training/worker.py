@@ -27,7 +27,7 @@ from agentrl.training.planner import assign_rows
 from agentrl.training.step import StepOptions
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, lr_scheduler_type="linear", weight_decay=0.01)
-LOSS = LossConfig(token_level_loss=False, entropy_coef=0.01, whiten_advantages=True)
+LOSS = LossConfig(token_level_loss=False, entropy_coef=0.01, normalize_advantages=True)
 OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32, log_grad_norms=True)
 STEPS = 3
 ROWS = [

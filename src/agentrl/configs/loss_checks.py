@@ -61,9 +61,9 @@ def _refusals(config: LossConfig) -> Iterator[tuple[bool, str]]:
         "--kl_in_advantage: CrossEntropy has no advantages to take it off",
     )
     yield (
-        loss == "PPO" and config.whiten_advantages is not None,
-        "--whiten_advantages with --loss_calculator PPO: advantages from a critic always are "
-        "whitened; leave it out",
+        loss == "PPO" and config.normalize_advantages is not None,
+        "--normalize_advantages with --loss_calculator PPO: advantages from a critic always are "
+        "normalized; leave it out",
     )
     yield (
         config.clip_cov_lb > config.clip_cov_ub,

@@ -24,7 +24,7 @@ class LossDefaults:
     normalisation: str = "token"
     epsilon: float = 0.2
     epsilon_higher: float | None = None  # None: as `epsilon`
-    whiten_advantages: bool = False
+    normalize_advantages: bool = False
 
 
 LOSSES: Mapping[str, LossDefaults] = {
@@ -38,8 +38,8 @@ LOSSES: Mapping[str, LossDefaults] = {
     # sequence's reward.
     "MINIRL": LossDefaults(advantage="mean", normalisation="none", epsilon_higher=0.27),
     "SAPO": LossDefaults(normalisation="sequence"),
-    "REINFORCE++": LossDefaults(advantage="score", whiten_advantages=True),
-    "REINFORCE++-baseline": LossDefaults(advantage="mean", whiten_advantages=True),
+    "REINFORCE++": LossDefaults(advantage="score", normalize_advantages=True),
+    "REINFORCE++-baseline": LossDefaults(advantage="mean", normalize_advantages=True),
     "RLOO": LossDefaults(advantage="leave_one_out", normalisation="none"),
     "ReMax": LossDefaults(advantage="remax", normalisation="none"),
     "OPO": LossDefaults(advantage="opo", normalisation="none"),

@@ -109,7 +109,7 @@ def _of_the_paper(loss: str, given: Mapping[str, Value]) -> dict[str, Value]:
         "advantage": paper.advantage,
         "epsilon": paper.epsilon,
         "epsilon_higher": given.get("epsilon", paper.epsilon) if higher is None else higher,
-        "whiten_advantages": paper.whiten_advantages,
+        "normalize_advantages": paper.normalize_advantages,
     }
     if "token_level_loss" not in given and not given.get("skip_length_normalization"):
         values["token_level_loss"] = paper.normalisation == "token"
@@ -223,7 +223,7 @@ def _validate(config: Config) -> None:
     compares = config.reward.estimator != "score" and config.loss.loss_calculator != "CrossEntropy"
     if config.sampling.num_generations < 2 and compares:
         raise ConfigError(
-            f"--num_generations {config.sampling.num_generations}: an advantage compares attempts "
+            f"--num_generations {config.sampling.num_generations}: an advantage compares rollouts "
             "at one task, so there must be at least 2"
         )
 
@@ -251,5 +251,5 @@ def _validate_sampling_params(text: str) -> None:
             raise ConfigError(f"{flag}: {name} is not a finite number")
     if params.get("temperature", 1.0) <= 0:
         raise ConfigError(
-            f"{flag}: temperature must be above 0, because attempts at one task must differ"
+            f"{flag}: temperature must be above 0, because rollouts of one task must differ"
         )

@@ -38,7 +38,7 @@ class DataConfig:
         unset="before the first step and at the end",
         least=0,
     )
-    eval_attempts: int = flag(4, "attempts at each held-out task", least=1)
+    eval_rollouts: int = flag(4, "rollouts of each held-out task", least=1)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SamplingConfig:
     max_staleness: int = flag(
         2, "how many steps samplers may run ahead, and a trained token may be old", least=0
     )
-    num_generations: int = flag(8, "attempts at each task, the group of its advantages", least=1)
+    num_generations: int = flag(8, "rollouts of each task, the group of its advantages", least=1)
     max_concurrent_samples_per_process: int = flag(
         64, "trajectories one sampler runs at once, at the most", least=1
     )
@@ -78,7 +78,7 @@ class SamplingConfig:
     presence_penalty: float = flag(0.0, "presence penalty of the sampling")
     frequency_penalty: float = flag(0.0, "frequency penalty of the sampling")
     resample_error_records: bool = flag(True, "try a slot again whose record ended in an error")
-    max_attempts: int = flag(3, "attempts at a slot before it is given up as failed", least=1)
+    max_failures: int = flag(3, "failed attempts at a rollout before it is given up", least=1)
     max_failures_without_success: int = flag(
         128,
         "end the run once so many attempts in a row failed, or so many groups in a row gave "

@@ -139,7 +139,7 @@ class LossConfig:
         unset="1",
         least=0,
     )
-    whiten_advantages: bool | None = flag(
+    normalize_advantages: bool | None = flag(
         None,
         "advantages of a step to mean 0 and deviation 1 over its tokens",
         unset="as the loss's paper does",
@@ -183,11 +183,11 @@ class LossConfig:
         return "token" if self.token_level_loss else "sequence"
 
     @property
-    def whitens(self) -> bool:
+    def normalizes_advantages(self) -> bool:
         """Whether advantages are normalised over the global batch."""
-        if self.whiten_advantages is None:
-            return loss_defaults(self.loss_calculator).whiten_advantages
-        return self.whiten_advantages
+        if self.normalize_advantages is None:
+            return loss_defaults(self.loss_calculator).normalize_advantages
+        return self.normalize_advantages
 
 
 @dataclass(frozen=True)

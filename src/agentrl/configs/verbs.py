@@ -163,7 +163,7 @@ def show_parser() -> Parser:
     wanted.add_argument(
         "--failed",
         action="store_true",
-        help="list the tasks with failures: attempts given up or tried again, groups not scored",
+        help="list the tasks with failures: rollouts given up or tried again, groups not scored",
     )
     for order, which in (("list", "newest"), ("worst", "worst"), ("best", "best")):
         wanted.add_argument(

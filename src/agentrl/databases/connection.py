@@ -108,21 +108,21 @@ class RunDatabase:
 
 _INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [
-        # claims up to a horizon, old groups first: only groups with free slots
+        # claims up to an admission limit, old groups first: only groups with free slots
         IndexModel(
-            [("split", ASCENDING), ("place", ASCENDING)],
+            [("split", ASCENDING), ("group_order", ASCENDING)],
             name="free",
             partialFilterExpression={"pending": {"$gt": 0}},
         ),
         # claims in begun groups, wherever they are
         IndexModel(
-            [("split", ASCENDING), ("place", ASCENDING)],
+            [("split", ASCENDING), ("group_order", ASCENDING)],
             name="free_begun",
             partialFilterExpression={"pending": {"$gt": 0}, "status": TaskStatus.RUNNING},
         ),
         # the reaper, admission and progress counts
         IndexModel(
-            [("status", ASCENDING), ("split", ASCENDING), ("place", ASCENDING)], name="state"
+            [("status", ASCENDING), ("split", ASCENDING), ("group_order", ASCENDING)], name="state"
         ),
         # what came of the latest groups
         IndexModel(
@@ -132,7 +132,7 @@ _INDEXES: dict[str, list[IndexModel]] = {
         ),
     ],
     "records": [
-        IndexModel([("task", ASCENDING), ("traj", ASCENDING)], name="task"),
+        IndexModel([("task", ASCENDING), ("rollout", ASCENDING)], name="task"),
         IndexModel([("split", ASCENDING), ("finished_at", ASCENDING)], name="recent"),
     ],
     "dispatched_sampling_tasks": [
@@ -147,7 +147,7 @@ _INDEXES: dict[str, list[IndexModel]] = {
 }
 
 
-async def patiently(
+async def retry_through_outages(
     operation: Callable[[], Awaitable[T]], what: str, patience_s: float = PATIENCE_S
 ) -> T:
     """Do `operation` until the database has answered, through an outage of `patience_s` seconds.

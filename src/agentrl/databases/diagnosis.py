@@ -29,8 +29,8 @@ class GroupEnd:
     """How a training group ended.
 
     `rows`: what it gave to train; None if that is not known. `left_out`: its other Records, by the
-    reason. `scores`: of all its attempts that have one. `given_up`: errors of attempts that were
-    tried `--max_attempts` times. `scorer_error`: what ended the scorer of the group.
+    reason. `scores`: of all its rollouts that have one. `given_up`: errors of rollouts that were
+    tried `--max_failures` times. `scorer_error`: what ended the scorer of the group.
     """
 
     at: datetime
@@ -45,7 +45,7 @@ class Barren(StrEnum):
     """Why a group gave nothing to train."""
 
     SCORER = "scorer"  # the scorer of the group failed
-    FAILED = "failed"  # at least half of its attempts were given up
+    FAILED = "failed"  # at least half of its rollouts were given up
     EQUAL = "equal"
     UNSCORED = "unscored"  # scorers had nothing to say
     LEFT_OUT = "left_out"  # by the rules that the run's flags ask for
@@ -191,7 +191,7 @@ def _in_words(reason: Barren, groups: Sequence[GroupEnd]) -> str:
             return f"the scorer of the group failed: {_by_kind(errors)}"
         case Barren.FAILED:
             errors = [error for group in groups for error in group.given_up]
-            return f"most attempts were given up: {_by_kind(errors)}"
+            return f"most rollouts were given up: {_by_kind(errors)}"
         case Barren.EQUAL:
             scores = {score for group in groups for score in group.scores}
             hard = "too hard" if max(scores) <= 0 else "too easy" if min(scores) >= 1 else None
@@ -200,10 +200,10 @@ def _in_words(reason: Barren, groups: Sequence[GroupEnd]) -> str:
                 f"model, and --drop_zero_advantage leaves such groups out: {_MENDED} model"
             )
         case Barren.UNSCORED:
-            return "no attempt has a score: their scorers said None of all of them"
+            return "no rollout has a score: their scorers said None of all of them"
         case Barren.LEFT_OUT:
             rules = sorted({rule for group in groups for rule in group.left_out})
-            return f"all attempts were left out, by {', '.join(rules)} (see docs/rewards.md)"
+            return f"all rollouts were left out, by {', '.join(rules)} (see docs/rewards.md)"
 
 
 def _ended_by(limit: int) -> str:

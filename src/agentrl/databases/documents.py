@@ -18,14 +18,14 @@ from agentrl.policy_version import VersionSpan
 
 
 class Split(StrEnum):
-    """What a group of attempts is made for."""
+    """What a group of rollouts is made for."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class TaskStatus(StrEnum):
-    """A Task is the ledger of one group of attempts."""
+    """A Task is the ledger of one group of rollouts."""
 
     CREATED = "created"  # nobody has claimed a slot yet
     RUNNING = "running"  # some slot is leased, pending again, or terminal
@@ -35,16 +35,16 @@ class TaskStatus(StrEnum):
 
 
 class SlotStatus(StrEnum):
-    """A slot is one of a Task's attempts."""
+    """A slot is one of a Task's rollouts."""
 
     PENDING = "pending"
     LEASED = "leased"
     COMPLETED = "completed"  # terminal: its Record is scored
-    FAILED = "failed"  # terminal: `max_attempts` Records ended in an error
+    FAILED = "failed"  # terminal: `max_failures` Records ended in an error
 
 
 class RecordStatus(StrEnum):
-    """A Record is the trajectory that one attempt at a slot made."""
+    """A Record is the trajectory that one attempt at a rollout made."""
 
     SAMPLING = "sampling"
     SCORED = "scored"
@@ -75,7 +75,7 @@ class StopReason(StrEnum):
 
 
 class TurnStatus(StrEnum):
-    """What became of a turn. The rewarding's advantage rules go by it."""
+    """What became of a turn. The group rules go by it."""
 
     COMPLETED = "completed"
     TOOL_FAILED = "toolfailed"  # a tool that it called failed
@@ -111,7 +111,7 @@ class Document(BaseModel):
         return cls.model_validate(document)
 
 
-class Part(BaseModel):
+class SubDocument(BaseModel):
     """A sub-document."""
 
     model_config = ConfigDict(extra="forbid", use_enum_values=True)
@@ -121,20 +121,20 @@ HANDED_BACK = "handed back: "  # begins the error of a Record whose end was nobo
 GROUPS_PER_EPOCH = 10**9  # room for the groups of one epoch in a place
 
 
-def place_of(epoch: int, seq: int) -> int:
+def group_order(epoch: int, seq: int) -> int:
     """The place of a group among those of all epochs of its split."""
     return epoch * GROUPS_PER_EPOCH + seq
 
 
-class Slot(Part):
-    """One attempt at a Task.
+class Slot(SubDocument):
+    """One rollout of a Task: a member of its group, numbered by `rollout` from 0.
 
     `attempt` counts the leases that ended without a result, so that every lease has a Record id of
-    its own; `failures` those among them that cost one of `max_attempts`: errors and dead samplers,
-    not slots handed back in order.
+    its own; `failures` those among them that count against `max_failures`: errors and dead
+    samplers, not slots handed back in order.
     """
 
-    traj: int
+    rollout: int
     status: SlotStatus = SlotStatus.PENDING
     owner: str | None = None
     lease_expires: datetime | None = None  # on the server's clock
@@ -145,14 +145,14 @@ class Slot(Part):
     error: str | None = None
 
 
-class Finalisation(Part):
+class Finalisation(SubDocument):
     """Who computes the group's advantages and writes its rows."""
 
     owner: str
     lease_expires: datetime
 
 
-class GroupScore(Part):
+class GroupScore(SubDocument):
     """What a scorer that looks at the whole group said of one of its Records."""
 
     record: str
@@ -162,7 +162,7 @@ class GroupScore(Part):
     error: str | None = None  # what ended the scorer, if it failed
 
 
-class GroupOutcome(Part):
+class GroupOutcome(SubDocument):
     """What a finalised training group gave to train."""
 
     rows: int
@@ -170,12 +170,14 @@ class GroupOutcome(Part):
 
 
 class Task(Document):
-    """One line of the dataset in one epoch, and the ledger of its `num_generations` attempts."""
+    """One line of the dataset in one epoch, and the ledger of its `num_generations` rollouts."""
 
     split: Split
     epoch: int
     seq: int  # place in the epoch's order
-    place: int  # `place_of(epoch, seq)`, the order in which groups are begun and their rows trained
+    group_order: (
+        int  # `group_order(epoch, seq)`, the order in which groups are begun and their rows trained
+    )
     status: TaskStatus = TaskStatus.CREATED
     data: int = 0  # which of the run's data sets it is of, see `Run`
     task_id: str  # the line's own id, the same in every epoch
@@ -195,7 +197,7 @@ class Task(Document):
     completed_at: datetime | None = None
 
 
-class TokenCounts(Part):
+class TokenCounts(SubDocument):
     """Tokens of a Record by origin."""
 
     prompt: int = 0  # system, question and tool definitions
@@ -203,14 +205,14 @@ class TokenCounts(Part):
     observed: int = 0  # tool results and the headers around them
 
 
-class VersionRange(Part):
+class VersionRange(SubDocument):
     """The oldest and the newest policy version among a Record's generated tokens."""
 
     min: int
     max: int
 
 
-class ToolCall(Part):
+class ToolCall(SubDocument):
     """A call that the model made, or the agent's own code (`by_agent`), and what came back."""
 
     name: str
@@ -223,7 +225,7 @@ class ToolCall(Part):
     by_agent: bool = False
 
 
-class Scoring(Part):
+class Scoring(SubDocument):
     """What a Record's scoring was before it was scored anew."""
 
     scorer: str
@@ -236,11 +238,11 @@ class Scoring(Part):
 
 
 class Record(Document):
-    """A trajectory: one attempt at one slot, from the first prompt to its score."""
+    """A trajectory: one attempt at one rollout, from the first prompt to its score."""
 
     task: str  # Task._id
     task_id: str
-    traj: int
+    rollout: int
     attempt: int
     split: Split
     epoch: int
@@ -253,8 +255,8 @@ class Record(Document):
     n_tool_calls: int = 0
     n_tool_errors: int = 0
     n_segments: int = 0
-    n_junctions: int = 0  # places where a turn was followed by more
-    n_drifts: int = 0  # junctions where the chat template rewrites what was sampled
+    n_continuations: int = 0  # places where a turn was followed by more
+    n_drifts: int = 0  # continuations where the chat template rewrites what was sampled
     turn_statuses: dict[str, int] = Field(default_factory=dict)  # how many turns of each
     tools_offered: list[str] = Field(default_factory=list)  # those that a prompt of it named
     own_calls: list[ToolCall] = Field(default_factory=list)  # of the agent's code, in no turn
@@ -273,7 +275,7 @@ class Record(Document):
     finished_at: datetime | None = None
 
 
-class ResultFile(Part):
+class ResultFile(SubDocument):
     """A part of a tool's result that is not text. `kind`: image, audio or resource."""
 
     kind: str
@@ -325,7 +327,7 @@ class DispatchedSamplingTask(Document):
     created_at: datetime
 
 
-class Node(Part):
+class Node(SubDocument):
     """A stretch of tokens that belong together: row tokens `start` to `end` (half open).
 
     `parent` is the index of the node it continues, -1 for a root. Nodes stand in depth-first
@@ -337,7 +339,7 @@ class Node(Part):
     parent: int
 
 
-class TrainedStep(Part):
+class TrainedStep(SubDocument):
     """One optimizer step that a row was part of."""
 
     step: int
@@ -368,7 +370,7 @@ class DBRecordData(Document):
     logprobs: bytes  # float32, the sampler's
     versions: bytes  # int32
     n_segments: int = 1  # of the Record, as are the next two
-    n_junctions: int = 0
+    n_continuations: int = 0
     n_drifts: int = 0
     prefix_hash: str  # of the first prompt: siblings that share it have the same
     prompt_len: int = 0  # tokens of that prompt
@@ -401,14 +403,14 @@ class PolicyVersion(Document):
     served: bool = False  # all services that were there and answered have had it
 
 
-class TrainerStart(Part):
+class TrainerStart(SubDocument):
     """Where a trainer began: the optimizer steps in the checkpoint that it went on from."""
 
     fence: int
     step: int
 
 
-class DataSet(Part):
+class DataSet(SubDocument):
     """What a run learns from, by content: its tasks, the model it began with, and its world.
 
     A run goes on with another one if it is told to (`--change_data`), and with the same one anew

@@ -18,7 +18,7 @@ EXPIRED: Expression = {  # the slot's lease has run out, on the server's clock
 }
 SLOT_RECORD: Expression = {  # the id of the Record that the slot's next attempt makes
     "$concat": [
-        "$_id", "-t", {"$toString": "$$slot.traj"}, "-a", {"$toString": "$$slot.attempt"},
+        "$_id", "-t", {"$toString": "$$slot.rollout"}, "-a", {"$toString": "$$slot.attempt"},
     ]
 }  # fmt: skip
 
@@ -76,4 +76,4 @@ def slots_in(statuses: Collection[SlotStatus]) -> Expression:
 def first_pending(count: int) -> Expression:
     """The trajectory numbers of the first `count` slots that nobody holds."""
     pending = slots_where({"$eq": ["$$slot.status", SlotStatus.PENDING]})
-    return {"$slice": [{"$map": {"input": pending, "as": "slot", "in": "$$slot.traj"}}, count]}
+    return {"$slice": [{"$map": {"input": pending, "as": "slot", "in": "$$slot.rollout"}}, count]}

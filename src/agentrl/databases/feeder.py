@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Slot, Split, Task, TaskStatus, place_of
+from agentrl.databases.documents import Slot, Split, Task, TaskStatus, group_order
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger, task_key
 
@@ -18,7 +18,7 @@ def make_tasks(
     lines: Sequence[TaskLine],
     split: Split,
     epoch: int,
-    attempts: int,
+    rollouts: int,
     order: Sequence[int],
     data: int = 0,
 ) -> list[Task]:
@@ -33,7 +33,7 @@ def make_tasks(
             split=split,
             epoch=epoch,
             seq=seq,
-            place=place_of(epoch, seq),
+            group_order=group_order(epoch, seq),
             task_id=lines[index].id,
             query=lines[index].query,
             answer=lines[index].answer,
@@ -42,8 +42,8 @@ def make_tasks(
             agent_name=lines[index].agent_name,
             messages=lines[index].messages,
             fields=lines[index].fields,
-            pending=attempts,
-            slots=[Slot(traj=traj) for traj in range(attempts)],
+            pending=rollouts,
+            slots=[Slot(rollout=rollout) for rollout in range(rollouts)],
             created_at=now,
         )
         for seq, index in enumerate(order)
@@ -69,17 +69,17 @@ class TaskFeeder:
         held_out: Sequence[TaskLine],
         *,
         num_generations: int,
-        eval_attempts: int,
+        eval_rollouts: int,
         epochs: int | None,
         low_water: int,
         seed: int,
     ) -> None:
         self._database = database
-        self._ledger = TaskLedger(database, owner="feeder", lease_seconds=60, max_attempts=1)
+        self._ledger = TaskLedger(database, owner="feeder", lease_seconds=60, max_failures=1)
         self._train = train
         self._held_out = held_out
         self._num_generations = num_generations
-        self._eval_attempts = eval_attempts
+        self._eval_rollouts = eval_rollouts
         self._epochs = epochs
         self._low_water = low_water
         self._seed = seed
@@ -164,7 +164,7 @@ class TaskFeeder:
                 self._held_out,
                 Split.EVAL,
                 step,
-                self._eval_attempts,
+                self._eval_rollouts,
                 range(len(self._held_out)),
                 self._data,
             )

@@ -18,7 +18,7 @@ from typing import Any
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import BulkWriteError, WriteError
 
-from agentrl.databases.connection import DatabaseUnreachable, Documents, patiently
+from agentrl.databases.connection import DatabaseUnreachable, Documents, retry_through_outages
 
 Write = InsertOne[dict[str, Any]] | UpdateOne
 
@@ -82,7 +82,9 @@ class GroupCommit:
 
     async def _send_group(self, group: Sequence[_Waiter]) -> None:
         try:
-            await patiently(lambda: self._try(group), f"a write to {self._collection.name}")
+            await retry_through_outages(
+                lambda: self._try(group), f"a write to {self._collection.name}"
+            )
         except DatabaseUnreachable as error:
             _refuse(group, error)
         except Exception as error:

@@ -10,7 +10,7 @@ atomic update: whoever takes over goes on from that.
 from collections.abc import Sequence
 from typing import Any
 
-from agentrl.databases.connection import RunDatabase, patiently
+from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import GroupScore, Task, TaskStatus
 from agentrl.databases.expressions import in_milliseconds
 from agentrl.databases.tasks import LeaseLost
@@ -44,7 +44,9 @@ class GroupScores:
                 task, {"group_scores": None}, {"group_scores": {"$literal": documents}}
             )
         except LeaseLost:
-            found = await patiently(lambda: self._tasks.find_one({"_id": task.id}), "a read")
+            found = await retry_through_outages(
+                lambda: self._tasks.find_one({"_id": task.id}), "a read"
+            )
             stored = Task.from_mongo(found).group_scores if found else None
             if stored is None:
                 raise
@@ -56,7 +58,7 @@ class GroupScores:
             "_id": task.id, "status": TaskStatus.FINALISING, "finalisation.owner": self._owner,
             **expected,
         }  # fmt: skip
-        result = await patiently(
+        result = await retry_through_outages(
             lambda: self._tasks.update_one(ours, [{"$set": values}]),
             f"the finalisation of {task.id}",
         )

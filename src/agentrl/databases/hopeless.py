@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
-from agentrl.databases.connection import RunDatabase, patiently
+from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.diagnosis import (
     AttemptEnd,
     GroupEnd,
@@ -82,7 +82,9 @@ class HopelessWatch:
             for streak in (self._attempts, self._groups):
                 if streak is not None:
                     streak.since += gap
-        self.reason = await patiently(lambda: self._look(now, training), "the look for failures")
+        self.reason = await retry_through_outages(
+            lambda: self._look(now, training), "the look for failures"
+        )
         return self.reason
 
     async def never_trained(self, epochs: int) -> str:
@@ -93,7 +95,7 @@ class HopelessWatch:
             groups = await latest_groups(self._database, _SHOWN)
             return never_trained(self._database.name, attempts, groups, epochs)
 
-        return await patiently(ask, "the look for failures")
+        return await retry_through_outages(ask, "the look for failures")
 
     async def _look(self, now: float, training: bool) -> str | None:
         reason = await self._failing(now)

@@ -6,7 +6,7 @@ lease it ends. How far the attempt came, its Record says:
 * there is none: a claim whose answer was lost, or whose sampler died before it could begin. That
   says nothing against the task, and the slot is pending again at no cost.
 * it is scored: the sampler died before it could complete the slot, which is done here.
-* else the attempt has failed, and the slot is tried again, or given up after `max_attempts`.
+* else the attempt has failed, and the slot is tried again, or given up after `max_failures`.
 """
 
 from collections.abc import Collection, Mapping
@@ -34,11 +34,11 @@ class Reaped:
     """What one pass of the reaper did."""
 
     returned: int = 0  # slots that went back to pending
-    failed: int = 0  # slots given up after `max_attempts`
+    failed: int = 0  # slots given up after `max_failures`
     completed: int = 0  # slots whose Record had its score
 
 
-async def reap_expired(database: RunDatabase, owner: str, max_attempts: int) -> Reaped:
+async def reap_expired(database: RunDatabase, owner: str, max_failures: int) -> Reaped:
     """End all leases that have run out, as `owner`."""
     outcomes: list[SlotStatus] = []
     overdue = await database.tasks.aggregate(
@@ -57,9 +57,9 @@ async def reap_expired(database: RunDatabase, owner: str, max_attempts: int) -> 
             begun.add(record["_id"])
             if record["status"] == RecordStatus.SCORED:
                 scored[record["_id"]] = record["score"]
-        stages = _ends_of(expired, begun, scored, max_attempts)
+        stages = _ends_of(expired, begun, scored, max_failures)
         lost = await _take_away(database, owner, task["_id"], expired, stages)
-        ends = {str(slot.record): _outcome(slot, begun, scored, max_attempts) for slot in lost}
+        ends = {str(slot.record): _outcome(slot, begun, scored, max_failures) for slot in lost}
         ended = [record for record, end in ends.items() if end != SlotStatus.COMPLETED]
         await close_lost_records(database, {"_id": {"$in": ended}})
         outcomes += ends.values()
@@ -84,7 +84,7 @@ def _ends_of(
     expired: Mapping[str, datetime],
     begun: Collection[str],
     scored: Mapping[str, float | None],
-    max_attempts: int,
+    max_failures: int,
 ) -> list[Expression]:
     """The `slots` of a Task after its expired leases ended, step after step.
 
@@ -99,7 +99,7 @@ def _ends_of(
         "error": {"$concat": ["lease expired: sampler ", "$$slot.owner", " went silent"]},
         **_UNHELD,
     }
-    is_spent = {"$gte": [failures, max_attempts]}
+    is_spent = {"$gte": [failures, max_failures]}
     again = {**silent, "attempt": {"$add": ["$$slot.attempt", 1]}}
     return [
         *(
@@ -116,7 +116,7 @@ def _ends_of(
 
 
 def _outcome(
-    slot: Slot, begun: Collection[str], scored: Collection[str], max_attempts: int
+    slot: Slot, begun: Collection[str], scored: Collection[str], max_failures: int
 ) -> SlotStatus:
     """What became of an expired slot: the same rules for one that was read."""
     assert slot.record is not None
@@ -124,7 +124,7 @@ def _outcome(
         return SlotStatus.PENDING
     if slot.record in scored:
         return SlotStatus.COMPLETED
-    return SlotStatus.FAILED if slot.failures + 1 >= max_attempts else SlotStatus.PENDING
+    return SlotStatus.FAILED if slot.failures + 1 >= max_failures else SlotStatus.PENDING
 
 
 async def _take_away(

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from pymongo import InsertOne, UpdateOne
 
-from agentrl.databases.connection import RunDatabase, patiently
+from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import (
     DBRecordData,
     DispatchedSamplingTask,
@@ -36,7 +36,7 @@ _FIXED = frozenset(
         "id",
         "task",
         "task_id",
-        "traj",
+        "rollout",
         "attempt",
         "split",
         "epoch",
@@ -110,7 +110,7 @@ class RecordLedger:
         was held up on its way and stored after its slot was reaped. Needs no lease."""
         ended = {"error": "its slot was lost before it was stored"}
         still_open = {"_id": record, "status": RecordStatus.SAMPLING}
-        await patiently(
+        await retry_through_outages(
             lambda: change_records(self._database.records, still_open, RecordStatus.FAILED, ended),
             f"the end of Record {record}",
         )
@@ -120,10 +120,10 @@ class RecordLedger:
         ids = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
 
         async def read() -> list[Record]:
-            cursor = self._database.records.find({"_id": {"$in": ids}}).sort("traj", 1)
+            cursor = self._database.records.find({"_id": {"$in": ids}}).sort("rollout", 1)
             return [Record.from_mongo(document) async for document in cursor]
 
-        return await patiently(read, f"the Records of {task.id}")
+        return await retry_through_outages(read, f"the Records of {task.id}")
 
     async def turns(self, records: Sequence[str]) -> dict[str, list[DispatchedSamplingTask]]:
         """The turns of Records, in order."""
@@ -137,7 +137,7 @@ class RecordLedger:
                 turns[document["record_id"]].append(DispatchedSamplingTask.from_mongo(document))
             return turns
 
-        return await patiently(read, f"the turns of {len(records)} Records")
+        return await retry_through_outages(read, f"the turns of {len(records)} Records")
 
     async def add_rows(self, rows: Sequence[DBRecordData]) -> None:
         """Store training rows; those that are there already stay as they are."""
@@ -183,7 +183,7 @@ class RecordLedger:
             cursor = self._database.records.find({"_id": {"$in": list(records)}}, {"status": 1})
             return {document["_id"]: document["status"] async for document in cursor}
 
-        return await patiently(read, "the states of Records")
+        return await retry_through_outages(read, "the states of Records")
 
     async def _write_held(
         self, records: Sequence[str], commit: GroupCommit, writes: Sequence[Write]
@@ -208,7 +208,7 @@ def new_record(claim: Claim, owner: str, default_agent: str) -> Record:
         id=claim.record_id,
         task=claim.task.id,
         task_id=claim.task.task_id,
-        traj=claim.traj,
+        rollout=claim.rollout,
         attempt=claim.attempt,
         split=claim.task.split,
         epoch=claim.task.epoch,

@@ -36,13 +36,13 @@ class RowHeader:
     prefix_hash: str
     reward: float
     prompt_len: int = 0
-    n_junctions: int = 0
+    n_continuations: int = 0
     n_drifts: int = 0
 
 
 _HEADER_FIELDS = (
     "seq", "n_tokens", "n_train_tokens", "cost", "prefix_hash", "reward", "prompt_len",
-    "n_junctions", "n_drifts",
+    "n_continuations", "n_drifts",
 )  # fmt: skip
 _UNHELD = {"trainer": None, "fence": None, "step": None}
 
@@ -63,11 +63,11 @@ class RowLedger:
         self._fence = fence
         self._max_trained_count = max_trained_count
         self._retrained_interval = retrained_interval
-        self._first_place = 0
+        self._first_group = 0
 
-    def begin_at(self, place: int) -> None:
-        """Rows of groups before `place` are of other data (`DataSet`): they are not trained."""
-        self._first_place = place
+    def begin_at(self, group_order: int) -> None:
+        """Rows of groups before `group_order`, of an earlier `DataSet`, are not trained."""
+        self._first_group = group_order
 
     async def evict(self, step: int, lineage: Lineage, max_staleness: int) -> int:
         """Take rows out that are too old for `step` (see `Lineage.too_old`); returns how many.
@@ -78,8 +78,8 @@ class RowLedger:
         old: dict[str, Any] = {
             "policy_versions": {"$elemMatch": {"$nin": young, "$lte": lineage.newest}}
         }
-        if self._first_place:
-            old = {"$or": [old, {"seq": {"$lt": self._first_place}}]}
+        if self._first_group:
+            old = {"$or": [old, {"seq": {"$lt": self._first_group}}]}
         return await change_rows(
             self._rows,
             old,
@@ -109,8 +109,8 @@ class RowLedger:
             "status": RowStatus.READY,
             "policy_versions": {"$not": {"$elemMatch": {"$nin": young}}},
         }
-        if self._first_place:
-            trainable["seq"] = {"$gte": self._first_place}
+        if self._first_group:
+            trainable["seq"] = {"$gte": self._first_group}
         if not waive_interval:
             trainable["not_before"] = {"$lte": step}
         if held < count:

@@ -1,4 +1,4 @@
-"""The ledger of sampling: who works on which attempt, in one document per group.
+"""The ledger of sampling: who works on which rollout, in one document per group.
 
 Every transition is one atomic update whose filter names the state it expects, so no transaction is
 needed, and any process may die between any two of them. Times are the server's (`$$NOW`): clocks of
@@ -22,7 +22,7 @@ from typing import Any
 
 from pymongo import ReturnDocument, UpdateOne
 
-from agentrl.databases.connection import RunDatabase, patiently
+from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import (
     GroupOutcome,
     Slot,
@@ -30,7 +30,7 @@ from agentrl.databases.documents import (
     Split,
     Task,
     TaskStatus,
-    place_of,
+    group_order,
 )
 from agentrl.databases.expressions import (
     SLOT_RECORD,
@@ -51,7 +51,7 @@ from agentrl.databases.transitions import (
     task_status,
 )
 
-UNBOUNDED = 2**63 - 1  # a horizon behind every place
+UNBOUNDED = 2**63 - 1  # an admission limit behind every group
 
 
 class LeaseLost(RuntimeError):
@@ -60,17 +60,17 @@ class LeaseLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Claim:
-    """A leased slot. Its Record's id follows from task, trajectory and attempt."""
+    """A leased slot. Its Record's id follows from task, rollout and attempt."""
 
     task: Task  # as it was before the claim, with the claimed slots only
-    traj: int
+    rollout: int
     attempt: int
     failures: int  # of earlier attempts
 
     @property
     def record_id(self) -> str:
         """The `_id` of the Record that this attempt makes."""
-        return record_id(self.task.id, self.traj, self.attempt)
+        return record_id(self.task.id, self.rollout, self.attempt)
 
 
 def task_key(split: Split, epoch: int, task_id: str) -> str:
@@ -78,9 +78,9 @@ def task_key(split: Split, epoch: int, task_id: str) -> str:
     return f"{split}-{epoch}-{task_id}"
 
 
-def record_id(task: str, traj: int, attempt: int) -> str:
+def record_id(task: str, rollout: int, attempt: int) -> str:
     """The `_id` of a Record."""
-    return f"{task}-t{traj}-a{attempt}"
+    return f"{task}-t{rollout}-a{attempt}"
 
 
 def task_of(record: str) -> str:
@@ -92,13 +92,13 @@ class TaskLedger:
     """Transitions of Tasks and slots, as one sampler (`owner`) makes them."""
 
     def __init__(
-        self, database: RunDatabase, owner: str, lease_seconds: float, max_attempts: int
+        self, database: RunDatabase, owner: str, lease_seconds: float, max_failures: int
     ) -> None:
         self._database = database
         self._tasks = database.tasks
         self._owner = owner
         self._lease_ms = int(lease_seconds * 1000)
-        self._max_attempts = max_attempts
+        self._max_failures = max_failures
 
     async def add(self, tasks: Sequence[Task]) -> int:
         """Store new Tasks; those that exist already stay as they are. Returns how many are new."""
@@ -108,9 +108,11 @@ class TaskLedger:
             UpdateOne({"_id": task.id}, {"$setOnInsert": _without_id(task.to_mongo())}, upsert=True)
             for task in tasks
         ]
-        # In their order: a group that came into a gap later would be within horizons that never
-        # counted it.
-        result = await patiently(lambda: self._tasks.bulk_write(writes), "the storing of new tasks")
+        # In their order: a group that came into a gap later would be within admission limits that
+        # never counted it.
+        result = await retry_through_outages(
+            lambda: self._tasks.bulk_write(writes), "the storing of new tasks"
+        )
         return result.upserted_count
 
     async def leave_out(self, data: int) -> int:
@@ -118,7 +120,7 @@ class TaskLedger:
         can be claimed any more. Returns how many."""
         unbegun = {"status": TaskStatus.CREATED, "data": {"$not": {"$gte": data}}}
         left = [{"$set": {"status": task_status(TaskStatus.LEFT_OUT), "pending": 0}}]
-        result = await patiently(
+        result = await retry_through_outages(
             lambda: self._tasks.update_many(unbegun, left), "the tasks of other data"
         )
         return result.modified_count
@@ -128,33 +130,34 @@ class TaskLedger:
         split: Split,
         *,
         count: int = 1,
-        horizon: int | None = UNBOUNDED,
+        admission_limit: int | None = UNBOUNDED,
         epoch: int | None = None,
     ) -> list[Claim]:
         """Lease up to `count` free slots of one group, the oldest that has any; [] if none has.
 
-        `horizon`: groups that nobody has begun are begun only up to this place, or not at all if it
-        is None; groups already begun are worked on wherever they are. `epoch`: only its groups.
+        `admission_limit`: groups that nobody has begun are begun only up to this group order, or
+        not at all if it is None; groups already begun are worked on wherever they are. `epoch`:
+        only its groups.
         """
         places: dict[str, int] = {}
         if epoch is not None:
-            places = {"$gte": place_of(epoch, 0), "$lt": place_of(epoch + 1, 0)}
+            places = {"$gte": group_order(epoch, 0), "$lt": group_order(epoch + 1, 0)}
         free = {"split": split, "pending": {"$gt": 0}}
         before = None
-        if horizon is not None:
-            admitted = {**free, "place": {**places, "$lte": horizon}}
+        if admission_limit is not None:
+            admitted = {**free, "group_order": {**places, "$lte": admission_limit}}
             before = await self._lease_slots(admitted, count, "free")
-        if before is None and horizon != UNBOUNDED:
+        if before is None and admission_limit != UNBOUNDED:
             begun = {**free, "status": TaskStatus.RUNNING}
             if places:
-                begun["place"] = places
+                begun["group_order"] = places
             before = await self._lease_slots(begun, count, "free_begun")
         if before is None:
             return []
         pending = [slot for slot in before["slots"] if slot["status"] == SlotStatus.PENDING]
         # Slots are most of what a Task takes to check, and nobody asks for those of others.
         task = Task.from_mongo({**before, "slots": pending[:count]})
-        return [Claim(task, slot.traj, slot.attempt, slot.failures) for slot in task.slots]
+        return [Claim(task, slot.rollout, slot.attempt, slot.failures) for slot in task.slots]
 
     async def heartbeat(self, records: Collection[str]) -> set[str]:
         """Extend our leases on the slots of `records`; returns those that we still hold.
@@ -184,7 +187,7 @@ class TaskLedger:
                 if slot["owner"] == self._owner and slot["status"] == SlotStatus.LEASED
             }.intersection(wanted)
 
-        return await patiently(extend, "a heartbeat") if wanted else set()
+        return await retry_through_outages(extend, "a heartbeat") if wanted else set()
 
     async def complete(self, claim: Claim, score: float | None) -> Task | None:
         """The slot is terminal, with its score (None: not scored, or not yet). Returns the Task if
@@ -194,21 +197,21 @@ class TaskLedger:
 
     async def fail(self, claim: Claim, error: str, *, retry: bool = True) -> Task | None:
         """The attempt ended in an error: the slot is tried again, or is given up after
-        `max_attempts`. Returns the Task if the group is now finished. Raises `LeaseLost`."""
+        `max_failures`. Returns the Task if the group is now finished. Raises `LeaseLost`."""
         failed = {"error": literal(error), "failures": claim.failures + 1}
-        if retry and claim.failures + 1 < self._max_attempts:
+        if retry and claim.failures + 1 < self._max_failures:
             again = {**failed, "attempt": claim.attempt + 1}
             return await self._leave(claim, SlotStatus.PENDING, again)
         return await self._leave(claim, SlotStatus.FAILED, failed)
 
     async def release(self, claim: Claim) -> None:
-        """Hand the slot back; this costs none of `max_attempts`. Raises `LeaseLost`."""
+        """Hand the slot back; this costs none of `max_failures`. Raises `LeaseLost`."""
         await self._leave(claim, SlotStatus.PENDING, {"attempt": claim.attempt + 1})
 
     async def reap(self) -> Reaped:
         """Take expired leases away from whoever held them: see `reaping.py`."""
-        return await patiently(
-            lambda: reap_expired(self._database, self._owner, self._max_attempts),
+        return await retry_through_outages(
+            lambda: reap_expired(self._database, self._owner, self._max_failures),
             "the reaping of expired leases",
         )
 
@@ -222,12 +225,12 @@ class TaskLedger:
                     "$expr": {"$lte": ["$finalisation.lease_expires", "$$NOW"]},
                 },
                 [{"$set": {"finalisation": self._finalisation()}}],
-                sort=[("split", 1), ("place", 1)],
+                sort=[("split", 1), ("group_order", 1)],
                 hint="state",
                 return_document=ReturnDocument.AFTER,
             )
 
-        document = await patiently(take, "the claim of a finalisation")
+        document = await retry_through_outages(take, "the claim of a finalisation")
         return Task.from_mongo(document) if document else None
 
     async def finalised(
@@ -244,7 +247,7 @@ class TaskLedger:
         Records that have not ended, or ended too late to count, are those of leases that ran out,
         and are closed. A group that is finalised already stays as it is.
         """
-        await patiently(
+        await retry_through_outages(
             lambda: self._finalised(task, scores or {}, outcome),
             f"the finalisation of {task.id}",
         )
@@ -253,7 +256,7 @@ class TaskLedger:
         self, groups: dict[str, Any], count: int, index: str
     ) -> dict[str, Any] | None:
         """Lease up to `count` slots of the first of `groups`; returns the Task as it was."""
-        chosen = {"$in": ["$$slot.traj", "$$chosen"]}
+        chosen = {"$in": ["$$slot.rollout", "$$chosen"]}
         leased = slots_changed(
             chosen,
             SlotStatus.LEASED,
@@ -272,9 +275,9 @@ class TaskLedger:
                 }
             }
         ]
-        return await patiently(
+        return await retry_through_outages(
             lambda: self._tasks.find_one_and_update(
-                groups, update, sort=[("split", 1), ("place", 1)], hint=index
+                groups, update, sort=[("split", 1), ("group_order", 1)], hint=index
             ),
             "a claim",
         )
@@ -284,13 +287,13 @@ class TaskLedger:
     ) -> Task | None:
         """Give up our lease on a slot; lease the finalisation with it if it was the last."""
         ours = {
-            "traj": claim.traj,
+            "rollout": claim.rollout,
             "attempt": claim.attempt,
             "owner": self._owner,
             "status": SlotStatus.LEASED,
         }
         left = slots_changed(
-            {"$eq": ["$$slot.traj", claim.traj]},
+            {"$eq": ["$$slot.rollout", claim.rollout]},
             status,
             {"owner": None, "lease_expires": None, **fields},
         )
@@ -303,9 +306,9 @@ class TaskLedger:
             )
 
         what = f"the end of {claim.record_id}"
-        document = await patiently(leave, what)
+        document = await retry_through_outages(leave, what)
         if document is None:
-            document = await patiently(lambda: self._left_already(claim, status), what)
+            document = await retry_through_outages(lambda: self._left_already(claim, status), what)
         task = Task.from_mongo(document)
         ends_group = (
             task.status == TaskStatus.FINALISING
@@ -322,12 +325,12 @@ class TaskLedger:
         """
         document = await self._tasks.find_one({"_id": claim.task.id})
         assert document is not None, f"{claim.task.id} is gone, and the pipeline deletes nothing"
-        slot = next(Slot(**slot) for slot in document["slots"] if slot["traj"] == claim.traj)
+        slot = next(Slot(**slot) for slot in document["slots"] if slot["rollout"] == claim.rollout)
         if status in TERMINAL_SLOTS and (slot.status, slot.record) == (status, claim.record_id):
             return document
         found = slot.status if slot.owner is None else f"{slot.status} by {slot.owner}"
         refused = TransitionRefused(
-            f"slot {claim.traj} of {claim.task.id}, attempt {slot.attempt}",
+            f"slot {claim.rollout} of {claim.task.id}, attempt {slot.attempt}",
             found,
             f"{status} by attempt {claim.attempt} of {self._owner}",
         )

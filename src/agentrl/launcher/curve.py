@@ -75,7 +75,7 @@ def _draw_held_out(axes: Axes, held_out: Sequence[HeldOut]) -> None:
     if not held_out:
         return
     steps = [evaluation.step for evaluation in held_out]
-    rates = [wilson(evaluation.successes, evaluation.attempts) for evaluation in held_out]
+    rates = [wilson(evaluation.successes, evaluation.rollouts) for evaluation in held_out]
     axes.errorbar(
         steps,
         [rate.mean for rate in rates],

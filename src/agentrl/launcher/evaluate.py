@@ -36,8 +36,8 @@ from agentrl.launcher.evaluation import (
     EvaluationReport,
     HeldOutFile,
     print_report,
-    read_attempts,
-    summarise_attempts,
+    read_rollouts,
+    summarise_rollouts,
     write_report,
 )
 from agentrl.launcher.preflight import check_model, check_output, check_task_file
@@ -174,10 +174,10 @@ class Evaluation:
         step = read_state(self.checkpoint).step
         await policies.publish(database, version, step, str(self.checkpoint))
         await policies.serve(database, version)
-        epoch = await self._add_tasks(database, config.data.eval_attempts)
+        epoch = await self._add_tasks(database, config.data.eval_rollouts)
         self.console.print(
             f"{self.checkpoint.name} on {len(self.tasks)} tasks of {self.task_file.path}, "
-            f"{config.data.eval_attempts} attempts each",
+            f"{config.data.eval_rollouts} rollouts each",
             highlight=False,
         )
         progress = asyncio.create_task(self._print_progress(database, epoch))
@@ -190,12 +190,12 @@ class Evaluation:
         if await _open_tasks(database, epoch):
             return None  # a signal told the sampler to stop
         try:
-            return summarise_attempts(
+            return summarise_rollouts(
                 database.name,
                 self.checkpoint.name,
                 step,
                 epoch,
-                await read_attempts(database, epoch),
+                await read_rollouts(database, epoch),
                 self.task_file,
             )
         except ValueError as error:
@@ -259,15 +259,15 @@ class Evaluation:
             f"{config.sampling.startup_timeout:.0f} s: {reason}"
         )
 
-    async def _add_tasks(self, database: RunDatabase, attempts: int) -> int:
+    async def _add_tasks(self, database: RunDatabase, rollouts: int) -> int:
         """Add the held-out tasks as an evaluation of its own; returns its number."""
         oldest = await database.tasks.find_one(
             {"split": Split.EVAL}, {"epoch": 1}, sort=[("epoch", 1)]
         )
         epoch = min(oldest["epoch"] if oldest else 0, 0) - 1
-        ledger = TaskLedger(database, owner="evaluation", lease_seconds=60, max_attempts=1)
+        ledger = TaskLedger(database, owner="evaluation", lease_seconds=60, max_failures=1)
         order = range(len(self.tasks))
-        await ledger.add(make_tasks(self.tasks, Split.EVAL, epoch, attempts, order))
+        await ledger.add(make_tasks(self.tasks, Split.EVAL, epoch, rollouts, order))
         return epoch
 
     async def _print_progress(self, database: RunDatabase, epoch: int) -> None:

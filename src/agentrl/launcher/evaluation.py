@@ -20,29 +20,29 @@ from agentrl.launcher.statistics import (
     pass_curve,
     powers_of_two,
 )
-from agentrl.rollout.rewarding import SUCCESS_SCORE
+from agentrl.rollout.group_rules import SUCCESS_SCORE
 from agentrl.whole_file import write_whole
 
 
 @dataclass(frozen=True)
-class Attempts:
-    """All attempts at one held-out task: scores of those that ended with one, and their turns."""
+class TaskRollouts:
+    """All rollouts of one held-out task: scores of those that ended with one, and their turns."""
 
     scores: Sequence[float]
     turns: Sequence[int]
-    failed: int  # given up after errors: no attempt of the model's, so in no rate
+    failed: int  # given up after errors: no rollout of the model's, so in no rate
     unscored: int  # a scorer had nothing to say of them: in no rate either
 
     @property
     def outcome(self) -> TaskOutcome:
-        """As successes among attempts."""
+        """As successes among rollouts."""
         return TaskOutcome(len(self.scores), sum(score >= SUCCESS_SCORE for score in self.scores))
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
     """`eval/CHECKPOINT-TASKS.json`. Intervals hold with 95 %: those of pass@k are Wilson's, the
-    others from the bootstrap; both take the attempts at one task as alike."""
+    others from the bootstrap; both take the rollouts of one task as alike."""
 
     run: str
     checkpoint: str
@@ -51,9 +51,9 @@ class EvaluationReport:
     step: int
     epoch: int  # of its tasks and records in the database, split `eval`
     tasks: int
-    attempts: int  # with a score
-    failed_attempts: int
-    unscored_attempts: int
+    rollouts: int  # with a score
+    failed_rollouts: int
+    unscored_rollouts: int
     mean_score: Estimate
     pass_at: Mapping[int, Estimate]  # by k
     mean_turns: Estimate
@@ -72,18 +72,18 @@ class HeldOutFile:
         return cls(path, sha256(path.read_bytes()).hexdigest())
 
 
-def summarise_attempts(
+def summarise_rollouts(
     run: str,
     checkpoint: str,
     step: int,
     epoch: int,
-    attempts: Sequence[Attempts],
+    rollouts: Sequence[TaskRollouts],
     task_file: HeldOutFile,
 ) -> EvaluationReport:
-    """The report on all tasks. Raises `ValueError` if no attempt ended with a score."""
-    scored = [task for task in attempts if task.scores]
+    """The report on all tasks. Raises `ValueError` if no rollout ended with a score."""
+    scored = [task for task in rollouts if task.scores]
     if not scored:
-        raise ValueError("no attempt ended with a score")
+        raise ValueError("no rollout ended with a score")
     ks = powers_of_two(max(len(task.scores) for task in scored))
     return EvaluationReport(
         run=run,
@@ -92,17 +92,17 @@ def summarise_attempts(
         task_file_sha256=task_file.sha256,
         step=step,
         epoch=epoch,
-        tasks=len(attempts),
-        attempts=sum(len(task.scores) for task in scored),
-        failed_attempts=sum(task.failed for task in attempts),
-        unscored_attempts=sum(task.unscored for task in attempts),
+        tasks=len(rollouts),
+        rollouts=sum(len(task.scores) for task in scored),
+        failed_rollouts=sum(task.failed for task in rollouts),
+        unscored_rollouts=sum(task.unscored for task in rollouts),
         mean_score=bootstrap([mean(task.scores) for task in scored]),
         pass_at=pass_curve([task.outcome for task in scored], ks),
         mean_turns=bootstrap([mean(task.turns) for task in scored]),
     )
 
 
-async def read_attempts(database: RunDatabase, epoch: int) -> list[Attempts]:
+async def read_rollouts(database: RunDatabase, epoch: int) -> list[TaskRollouts]:
     """What became of the evaluation `epoch`, a task each."""
     turns = {
         document["_id"]: document["n_turns"]
@@ -110,19 +110,19 @@ async def read_attempts(database: RunDatabase, epoch: int) -> list[Attempts]:
             {"split": Split.EVAL, "epoch": epoch}, {"n_turns": 1}
         )
     }
-    attempts = []
+    rollouts = []
     async for task in database.tasks.find({"split": Split.EVAL, "epoch": epoch}, {"slots": 1}):
         statuses = [slot["status"] for slot in task["slots"]]
         scored = [slot for slot in task["slots"] if slot["score"] is not None]
-        attempts.append(
-            Attempts(
+        rollouts.append(
+            TaskRollouts(
                 scores=[slot["score"] for slot in scored],
                 turns=[turns[slot["record"]] for slot in scored],
                 failed=statuses.count(SlotStatus.FAILED),
                 unscored=statuses.count(SlotStatus.COMPLETED) - len(scored),
             )
         )
-    return attempts
+    return rollouts
 
 
 def print_report(console: Console, report: EvaluationReport) -> None:
@@ -131,7 +131,7 @@ def print_report(console: Console, report: EvaluationReport) -> None:
     console.print(
         f"{report.run}, {report.checkpoint} on {report.task_file}: success {success.mean:.3f} "
         f"(95 % interval {success.low:.3f} to {success.high:.3f}; {report.tasks} tasks, "
-        f"{report.attempts} attempts)",
+        f"{report.rollouts} rollouts)",
         highlight=False,
         markup=False,
         soft_wrap=True,
@@ -145,14 +145,14 @@ def print_report(console: Console, report: EvaluationReport) -> None:
     table.add_row("mean score", *_cells(report.mean_score))
     table.add_row("mean turns", *_cells(report.mean_turns))
     console.print(table)
-    if report.failed_attempts:
+    if report.failed_rollouts:
         console.print(
-            f"{report.failed_attempts} attempts ended in errors and are in no rate: the records "
+            f"{report.failed_rollouts} rollouts ended in errors and are in no rate: the records "
             "hold them"
         )
-    if report.unscored_attempts:
+    if report.unscored_rollouts:
         console.print(
-            f"{report.unscored_attempts} attempts have no score and are in no rate: `explanations` "
+            f"{report.unscored_rollouts} rollouts have no score and are in no rate: `explanations` "
             "of the records may say why"
         )
 

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 
-from agentrl.launcher.guard import descendants
+from agentrl.launcher.subreaper import descendants
 
 
 class OtherSamplers:

@@ -21,7 +21,7 @@ from agentrl.databases.task_file import TaskFile, TaskFileError, TaskLine, scan_
 from agentrl.rollout.advantages import find_estimator
 from agentrl.rollout.agents import find_agent, known_agents, load_agents, may_score_itself
 from agentrl.rollout.answers import KNOWN_SCHEMAS
-from agentrl.rollout.mcp.agent_config import AgentConfig as HelpingModels
+from agentrl.rollout.mcp.agent_config import AgentConfig as LLMClient
 from agentrl.rollout.mcp.agent_config import load_agent_config
 from agentrl.rollout.mcp.tool_servers import read_servers
 from agentrl.rollout.scorers import known_scorers
@@ -113,14 +113,14 @@ def check_task_file(file: str, config: Config) -> TaskFile:
     find_estimator(config.reward.estimator)
     if is_function(config.loss.loss_calculator):
         load_user_function(config.loss.loss_calculator, "loss_calculator")
-    helping = load_agent_config(config.agent.agent_config_path)
+    clients = load_agent_config(config.agent.agent_config_path)
     found = scan_tasks(Path(file), known_scorers(), KNOWN_SCHEMAS, known_agents())
-    mistakes = [*found.mistakes, *_scoring_mistakes(found, config, helping)]
+    mistakes = [*found.mistakes, *_scoring_mistakes(found, config, clients)]
     replace(found, mistakes=mistakes).without_mistakes()
     return found
 
 
-def _scoring_mistakes(found: TaskFile, config: Config, helping: HelpingModels) -> Iterator[str]:
+def _scoring_mistakes(found: TaskFile, config: Config, clients: LLMClient) -> Iterator[str]:
     """Why tasks of a file could never be scored."""
     by_scorers = _by_scorers(found.tasks, config)
     rows = zip(found.tasks, found.rows, by_scorers, strict=True)
@@ -140,7 +140,7 @@ def _scoring_mistakes(found: TaskFile, config: Config, helping: HelpingModels) -
             f"`answer` to score against: {shown}{more}"
         )
     for name in sorted({name for names in used.values() for name in names}):
-        missing = missing_for(name, helping)
+        missing = missing_for(name, clients)
         if missing is not None:
             yield (
                 f"task file {found.path} uses scorer {name}, which {missing} of "
@@ -149,7 +149,7 @@ def _scoring_mistakes(found: TaskFile, config: Config, helping: HelpingModels) -
 
 
 def agent_config_of(config: Config) -> str:
-    """The run's file of helping models as a sentence names it, or where one would come from."""
+    """The run's file of LLM client as a sentence names it, or where one would come from."""
     given = config.agent.agent_config_path
     if given is not None:
         return f"--agent_config_path {given}"

@@ -67,7 +67,7 @@ _DEMO_FLAGS = (
     "--drop_zero_advantage", "false",
     "--max_steps", "40",
     "--eval_steps", "10",
-    "--eval_attempts", "4",
+    "--eval_rollouts", "4",
     "--save_steps", "10",
     # Constant, and a large epsilon: with the usual 1e-8 Adam blows up the noise of weights that
     # get almost no gradient, and success dips.

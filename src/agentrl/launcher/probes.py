@@ -14,10 +14,10 @@ from agentrl.databases.documents import Record, Split, StopReason, Task
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.task_file import TaskLine
 from agentrl.launcher.preflight import scorers_in_use
-from agentrl.rollout.helping_models import HelpingModels, NoModelAnswered
+from agentrl.rollout.llm_client import LLMClient, NoModelAnswered
 from agentrl.rollout.mcp.agent_config import AgentModel, load_agent_config
 from agentrl.rollout.mcp.browse import try_browsing
-from agentrl.rollout.mcp.tool_servers import Transport, read_servers
+from agentrl.rollout.mcp.tool_servers import ToolTransport, read_servers
 from agentrl.rollout.mcp.tools import open_tools
 from agentrl.rollout.scorers.functions import Messages
 from agentrl.rollout.scorers.judge import Judge, JudgeError
@@ -25,7 +25,7 @@ from agentrl.rollout.scorers.reward_service import RewardService, RewardServiceE
 from agentrl.rollout.scorers.ruler import Ruler, RulerError
 
 Say = Callable[[str], None]
-Ask = Callable[[HelpingModels], Awaitable[object]]
+Ask = Callable[[LLMClient], Awaitable[object]]
 
 PATIENCE_S = 10.0  # for tool servers that listen: one may be on its way up
 _SILENT_S = 2.0  # a wait that is longer is told
@@ -67,7 +67,7 @@ async def _try_all(config: Config, tasks: Sequence[TaskLine], say: Say) -> None:
 async def _try_tools(config: Config, say: Say) -> None:
     agent = config.agent
     patience_s = min(PATIENCE_S, config.sampling.startup_timeout)
-    if any(spec.transport is Transport.STDIO for spec in read_servers(agent)):
+    if any(spec.transport is ToolTransport.STDIO for spec in read_servers(agent)):
         patience_s = config.sampling.startup_timeout  # it may have to be installed first
     waits = f"the tools of --mcp_manager_url {agent.mcp_manager_url} (up to {patience_s:g} s)"
     async with _told(waits, say), open_tools(agent, patience_s, None) as box:
@@ -86,7 +86,7 @@ async def _try_models(
     async with _told(f"the models of `{key}` in {file}", say):
         for model in models:
             # One more try than none: a model may be asked its first question for minutes.
-            alone = HelpingModels([model.model_copy(update={"retries": min(model.retries, 1)})])
+            alone = LLMClient([model.model_copy(update={"retries": min(model.retries, 1)})])
             async with alone:
                 try:
                     await ask(alone)
@@ -112,11 +112,11 @@ async def _try_reward_service(service: RewardService, line: TaskLine, say: Say) 
             ) from None
 
 
-async def _judge(models: HelpingModels) -> None:
+async def _judge(models: LLMClient) -> None:
     await Judge(models).score("What is 2 + 2?", "4", "4")
 
 
-async def _rank(models: HelpingModels) -> None:
+async def _rank(models: LLMClient) -> None:
     line = TaskLine(id="probe", query="What is 2 + 2?")
     attempts = [_answered(line, str(number), said) for number, said in enumerate(("4", "5"))]
     task = attempts[0][0]
@@ -129,7 +129,7 @@ def _answered(line: TaskLine, name: str, answer: str) -> tuple[Task, Record, Mes
     """A task, and an attempt at it that said this answer at once; neither is stored."""
     (task,) = make_tasks([line], Split.TRAIN, 0, 1, [0])
     record = Record(
-        id=name, task=task.id, task_id=line.id, traj=0, attempt=0, split=Split.TRAIN, epoch=0,
+        id=name, task=task.id, task_id=line.id, rollout=0, attempt=0, split=Split.TRAIN, epoch=0,
         owner="probe", query=line.query, n_turns=1, final_answer=answer,
         stop_reason=StopReason.ANSWERED,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Child processes of a run: started, watched, started again when they die, stopped in order.
 
-Every part runs under a guard (`guard.py`) in a session of its own, so that the terminal's Ctrl-C
-reaches the launcher alone, which then stops the parts in order; and so that no process outlives
-the launcher, however it ends.
+Every part runs under a subreaper (`subreaper.py`) in a session of its own, so that the terminal's
+Ctrl-C reaches the launcher alone, which then stops the parts in order; and so that no process
+outlives the launcher, however it ends.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
 
-from agentrl.launcher import guard
+from agentrl.launcher import subreaper
 
 USER_ERROR = 2  # exit status of a part that was called wrongly: calling it again would not help
 _POLL_S = 0.05
@@ -91,7 +91,7 @@ class Supervisor:
     """The parts of one launch.
 
     `first_delay_s`: a part that died is started again after this, then twice this, and so on, but
-    within half a minute. `inherited`: a file descriptor that every guard keeps open, such as a
+    within half a minute. `inherited`: a file descriptor that every subreaper keeps open, such as a
     lock that must last as long as any part lives.
     """
 
@@ -158,8 +158,8 @@ class Supervisor:
             watched.start_at = None
             if watched.process is None:
                 continue
-            # The guard may not come round to it, so its family is killed from here.
-            for pid in [*guard.descendants(watched.process.pid), watched.process.pid]:
+            # The subreaper may not come round to it, so its family is killed from here.
+            for pid in [*subreaper.descendants(watched.process.pid), watched.process.pid]:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -180,8 +180,8 @@ class Supervisor:
             )
             log.flush()
             watched.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, str(part.grace_s), *part.command],
-                stdin=subprocess.PIPE,  # closed by our end, however we end: the guard's notice
+                [sys.executable, "-I", "-S", subreaper.__file__, str(part.grace_s), *part.command],
+                stdin=subprocess.PIPE,  # closed by our end, however we end: the subreaper's notice
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **part.environment},
@@ -202,7 +202,7 @@ class Supervisor:
 
 
 async def _gone(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Wait until a guard has ended; kill it if it does not come round to that."""
+    """Wait until a subreaper has ended; kill it if it does not come round to that."""
     deadline = time.monotonic() + timeout_s
     while process.poll() is None:
         if time.monotonic() > deadline:

@@ -23,7 +23,7 @@ from agentrl.databases.services import live_services
 from agentrl.launcher.other_samplers import OtherSamplers
 from agentrl.launcher.run_folder import last_checkpoint
 from agentrl.launcher.success import Evaluating, Evaluations, HeldOut, success_curve
-from agentrl.rollout.rewarding import SUCCESS_SCORE
+from agentrl.rollout.group_rules import SUCCESS_SCORE
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 

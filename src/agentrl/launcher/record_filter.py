@@ -23,7 +23,7 @@ from agentrl.databases.documents import Record
 COLUMNS = {
     "id": "_id",
     "task": "task_id",
-    "rollout": "traj",
+    "rollout": "rollout",
     "adv": "advantage",
     "turns": "n_turns",
     "tools": "n_tool_calls",

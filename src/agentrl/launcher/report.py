@@ -26,10 +26,10 @@ _EDGE_STEPS = 3  # steps whose records are the first and the last reward
 
 @dataclass(frozen=True)
 class Slots:
-    """Attempts that ended, of training and evaluation."""
+    """TaskRollouts that ended, of training and evaluation."""
 
     total: int
-    failed: int  # given up after --max_attempts errors
+    failed: int  # given up after --max_failures errors
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Conversations:
-    """What training sampled: a junction is where a turn was followed by more; at a drift, the chat
-    template rewrites what was sampled, and a new segment begins."""
+    """What training sampled: a continuation is where a turn was followed by more; at a drift, the
+    chat template rewrites what was sampled, and a new segment begins."""
 
     records: int
     segments: int
-    junctions: int
+    continuations: int
     drifts: int
 
 
@@ -175,7 +175,7 @@ async def _slots(database: RunDatabase) -> Slots:
 
 
 async def _sampled(database: RunDatabase) -> Sampled:
-    sums = {name: {"$sum": f"$n_{name}"} for name in ("segments", "junctions", "drifts")}
+    sums = {name: {"$sum": f"$n_{name}"} for name in ("segments", "continuations", "drifts")}
     cursor = await database.records.aggregate(
         [
             {"$match": {"split": Split.TRAIN}},
@@ -190,7 +190,7 @@ async def _sampled(database: RunDatabase) -> Sampled:
         ]
     )
     async for group in cursor:
-        names = ("records", "segments", "junctions", "drifts")
+        names = ("records", "segments", "continuations", "drifts")
         conversations = Conversations(**{name: int(group[name]) for name in names})
         return Sampled(int(group["tokens"]), conversations)
     return Sampled(0, Conversations(0, 0, 0, 0))

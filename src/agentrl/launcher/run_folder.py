@@ -62,13 +62,13 @@ class RunLock:
         self._file = file
 
     def release(self) -> None:
-        """Give our hold up; guards that still live keep theirs."""
+        """Give our hold up; subreapers that still live keep theirs."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def fileno(self) -> int:
-        """The descriptor that guards inherit."""
+        """The descriptor that subreapers inherit."""
         assert self._file is not None, "the lock is not held"
         return self._file
 

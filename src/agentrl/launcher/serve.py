@@ -21,7 +21,7 @@ from agentrl.databases.mongod import free_port
 from agentrl.inference.engine import EngineConfig, serve
 from agentrl.inference.protocol import version_to_wire
 from agentrl.inference.sglang_server import SGLangConfig, SGLangError, serve_sglang
-from agentrl.launcher import guard
+from agentrl.launcher import subreaper
 
 HEARTBEAT_S = 5.0
 SGLANG_GRACE_S = 20.0  # SGLang looks for a SIGTERM every 5 s and takes a moment to end
@@ -39,10 +39,10 @@ def main(argv: Sequence[str]) -> int:
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     if arguments.engine == "sglang":
-        guarded = (sys.executable, "-I", "-S", guard.__file__, str(SGLANG_GRACE_S))
+        reaped = (sys.executable, "-I", "-S", subreaper.__file__, str(SGLANG_GRACE_S))
         config = sglang_config(arguments)
         try:
-            serve_sglang(config, guarded, lambda url: _announced(arguments, url))
+            serve_sglang(config, reaped, lambda url: _announced(arguments, url))
         except SGLangError as error:
             log.error("%s", error)
             return 1  # not 2, which says that to start it again would not help

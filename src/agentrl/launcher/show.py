@@ -13,7 +13,7 @@ from agentrl.configs import ConfigError
 from agentrl.configs.verbs import SHOWN_RECORDS, show_parser
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, ToolCall, TurnStatus
-from agentrl.databases.poison import PoisonTask, count_poison_tasks, poison_tasks
+from agentrl.databases.failed_tasks import FailedTask, count_failed_tasks, failed_tasks
 from agentrl.launcher.database import place_config, run_database
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import list_records, print_list
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         async with run_database(config, run_lives=True) as opened:
             database = opened.database
             if arguments.failed:
-                print_poison_tasks(Console(), await poison_tasks(database))
+                print_failed_tasks(Console(), await failed_tasks(database))
                 return
             if listing:
                 records = await list_records(
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
                 )  # fmt: skip
                 print_list(Console(), records, config.run.run_name)
                 return
-            n_failed = await count_poison_tasks(database)
+            n_failed = await count_failed_tasks(database)
             failed = f"{n_failed} tasks have failures: `agentrl show {arguments.run} --failed`"
             try:
                 record = await find_record(database, arguments.record, Split(arguments.split))
@@ -99,7 +99,7 @@ def print_record(
     """Head, conversation and score. `answer`: the right one, where the task has one."""
     versions = record.versions
     facts = [
-        f"task {record.task_id}, attempt {record.traj} of its group, {record.split} epoch"
+        f"task {record.task_id}, rollout {record.rollout} of its group, {record.split} epoch"
         f" {record.epoch}" + (f", agent {record.agent_name}" if record.agent_name else ""),
         f"{record.n_turns} turns, {record.n_tool_calls} tool calls ({record.n_tool_errors} errors),"
         f" {record.tokens.generated} tokens generated",
@@ -166,15 +166,15 @@ def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
         )  # fmt: skip
 
 
-def print_poison_tasks(console: Console, tasks: Sequence[PoisonTask]) -> None:
-    """Two lines for each task: how many of its attempts failed, and why the last one did."""
+def print_failed_tasks(console: Console, tasks: Sequence[FailedTask]) -> None:
+    """Two lines for each task: how many of its rollouts failed, and why the last one did."""
     if not tasks:
         console.print("nothing of this run failed")
         return
     for task in tasks:
         failed = [
-            f"{task.failed} of {task.attempts} given up" if task.failed else "",
-            f"{task.again} of {task.attempts} tried again" if task.again else "",
+            f"{task.failed} of {task.rollouts} given up" if task.failed else "",
+            f"{task.again} of {task.rollouts} tried again" if task.again else "",
             "group not scored" if task.unscored else "",
         ]
         head = f"task {task.task_id}, {task.split} epoch {task.epoch}: "

@@ -70,7 +70,7 @@ def print_list(console: Console, records: Sequence[Record], run: str) -> None:
         table.add_row(
             record.id,
             *([record.task_id] if wide else []),
-            str(record.traj),
+            str(record.rollout),
             _number(record.score, ".2f"),
             _number(record.advantage, "+.2f"),
             str(record.n_turns),

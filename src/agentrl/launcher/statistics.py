@@ -20,29 +20,29 @@ class Estimate:
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """All attempts at one task that ended with a score."""
+    """All rollouts of one task that ended with a score."""
 
-    attempts: int
+    rollouts: int
     successes: int
 
 
-def pass_at_k(attempts: int, successes: int, k: int) -> float:
-    """The chance that at least one of `k` attempts succeeds, estimated without bias.
+def pass_at_k(rollouts: int, successes: int, k: int) -> float:
+    """The chance that at least one of `k` rollouts succeeds, estimated without bias.
 
-    1 - C(n-c, k) / C(n, k) for c successes among n attempts (Chen et al. 2021, arXiv 2107.03374,
-    equation 1): the share of all choices of k attempts that hold a success. Needs n >= k.
+    1 - C(n-c, k) / C(n, k) for c successes among n rollouts (Chen et al. 2021, arXiv 2107.03374,
+    equation 1): the share of all choices of k rollouts that hold a success. Needs n >= k.
     """
-    if not 0 <= successes <= attempts:
-        raise ValueError(f"{successes} successes among {attempts} attempts")
-    if not 1 <= k <= attempts:
-        raise ValueError(f"pass@{k} cannot be estimated from {attempts} attempts")
-    return 1.0 - comb(attempts - successes, k) / comb(attempts, k)
+    if not 0 <= successes <= rollouts:
+        raise ValueError(f"{successes} successes among {rollouts} rollouts")
+    if not 1 <= k <= rollouts:
+        raise ValueError(f"pass@{k} cannot be estimated from {rollouts} rollouts")
+    return 1.0 - comb(rollouts - successes, k) / comb(rollouts, k)
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
     """The mean of `values` (one per task) with its percentile bootstrap interval over tasks.
 
-    Tasks are what is drawn anew: attempts at one task are alike, so that drawing attempts would
+    Tasks are what is drawn anew: rollouts of one task are alike, so that drawing rollouts would
     make the interval too narrow.
     """
     if not values:
@@ -59,15 +59,15 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
 def pass_curve(outcomes: Sequence[TaskOutcome], ks: Sequence[int]) -> dict[int, Estimate]:
     """pass@k over tasks, for each k, with Wilson intervals.
 
-    Tasks with fewer than k scored attempts are left out of it, and a k that no task has attempts
+    Tasks with fewer than k scored rollouts are left out of it, and a k that no task has rollouts
     for is left out altogether.
     """
     curve: dict[int, Estimate] = {}
     for k in ks:
-        enough = [o for o in outcomes if o.attempts >= k]
+        enough = [o for o in outcomes if o.rollouts >= k]
         if enough:
-            values = [pass_at_k(o.attempts, o.successes, k) for o in enough]
-            curve[k] = clustered_wilson(values, sum(o.attempts for o in enough) / k)
+            values = [pass_at_k(o.rollouts, o.successes, k) for o in enough]
+            curve[k] = clustered_wilson(values, sum(o.rollouts for o in enough) / k)
     return curve
 
 
@@ -77,21 +77,21 @@ def powers_of_two(largest: int) -> list[int]:
     return ks if largest in ks else [*ks, largest]
 
 
-def wilson(successes: int, attempts: int) -> Estimate:
+def wilson(successes: int, rollouts: int) -> Estimate:
     """A success rate with its 95 % Wilson score interval (Wilson 1927), good near 0 and 1 too."""
-    if attempts <= 0:
-        raise ValueError("no attempt to estimate from")
-    return _wilson(successes / attempts, attempts)
+    if rollouts <= 0:
+        raise ValueError("no rollout to estimate from")
+    return _wilson(successes / rollouts, rollouts)
 
 
-def clustered_wilson(rates: Sequence[float], attempts: float) -> Estimate:
+def clustered_wilson(rates: Sequence[float], rollouts: float) -> Estimate:
     """The mean of `rates` (one per task, each from 0 to 1) with a Wilson interval that knows that
-    attempts at one task are alike.
+    rollouts of one task are alike.
 
-    The interval is that of as many independent attempts as would vary as the tasks' mean does:
+    The interval is that of as many independent rollouts as would vary as the tasks' mean does:
     p (1 - p) / (s^2 / tasks), with s^2 the variance of the rates (the design effect; Dean and
     Pagano 2015, J. Surv. Stat. Methodol. 3:484). These are never fewer than the tasks nor more than
-    the `attempts`; where all rates are 0, or all 1, they are the tasks.
+    the `rollouts`; where all rates are 0, or all 1, they are the tasks.
     """
     tasks = len(rates)
     if tasks == 0:
@@ -99,7 +99,7 @@ def clustered_wilson(rates: Sequence[float], attempts: float) -> Estimate:
     rate = sum(rates) / tasks
     variance = sum((value - rate) ** 2 for value in rates) / max(1, tasks - 1)
     independent = rate * (1 - rate) * tasks / variance if variance > 0 else float(tasks)
-    return _wilson(rate, min(max(independent, tasks), max(attempts, tasks)))
+    return _wilson(rate, min(max(independent, tasks), max(rollouts, tasks)))
 
 
 def _wilson(rate: float, n: float) -> Estimate:

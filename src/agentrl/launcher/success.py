@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DataSet, Run, Split, TaskStatus, place_of
+from agentrl.databases.documents import DataSet, Run, Split, TaskStatus, group_order
 from agentrl.databases.feeder import of_data
 from agentrl.databases.runs import load_run
 from agentrl.databases.transitions import TERMINAL_SLOTS
-from agentrl.rollout.rewarding import SUCCESS_SCORE
+from agentrl.rollout.group_rules import SUCCESS_SCORE
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class HeldOut:
     """An evaluation on the held-out tasks, by the step of the policy that was evaluated."""
 
     step: int
-    attempts: int  # with a score
+    rollouts: int  # with a score
     successes: int
     mean_score: float
 
     @property
     def success(self) -> float:
         """Success rate."""
-        return self.successes / self.attempts
+        return self.successes / self.rollouts
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class Evaluations:
                 continue
             if self.under_way is None:
                 self._begin = step + 1
-            if group["attempts"]:
+            if group["scored"]:
                 self._finished[step] = HeldOut(
-                    step, group["attempts"], group["successes"], group["mean_score"]
+                    step, group["scored"], group["successes"], group["mean_score"]
                 )
 
     async def _groups(self) -> list[Mapping[str, Any]]:
@@ -149,9 +149,14 @@ class Evaluations:
         terminal = {"$in": ["$slots.status", list(TERMINAL_SLOTS)]}
         cursor = await self._database.tasks.aggregate(
             [
-                # all statuses are named so that the index on (status, split, place) serves
+                # all statuses are named so that the index on (status, split, group_order) serves
                 {"$match": {"status": {"$in": list(TaskStatus)}, "split": Split.EVAL}},
-                {"$match": {"place": {"$gte": place_of(self._begin, 0)}, **of_data(self._data)}},
+                {
+                    "$match": {
+                        "group_order": {"$gte": group_order(self._begin, 0)},
+                        **of_data(self._data),
+                    }
+                },
                 {"$project": {"epoch": 1, "slots.score": 1, "slots.status": 1, "status": 1}},
                 {"$unwind": "$slots"},
                 {
@@ -160,7 +165,7 @@ class Evaluations:
                         "open": {"$sum": {"$cond": [completed, 0, 1]}},
                         "rollouts": {"$sum": 1},
                         "done": {"$sum": {"$cond": [terminal, 1, 0]}},
-                        "attempts": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},
+                        "scored": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},
                         "successes": {"$sum": success},
                         "mean_score": {"$avg": "$slots.score"},
                     }

@@ -1,18 +1,18 @@
 """How far samplers may run ahead of the trainer: the bound on staleness, as formulas.
 
-Groups are begun in the order of their places, so the bound gives a *horizon*: the place of the last
-group that may be begun now. Any number of samplers work it out each for itself from the same
-ledger, and every one claims only up to its own.
+Groups are begun in their group order, so the bound gives an *admission limit*: the group order of
+the last group that may be begun now. Any number of samplers work it out each for itself from the
+same ledger, and every one claims only up to its own.
 
-Two samplers with the same view open the same groups, not twice as many. And a horizon stays right
-as it gets older: what it admits was counted when it was worked out, whoever begins it and when.
-Beginning an admitted group changes nothing in that count; ending it, and training its rows, only
-make it smaller. What comes later may move the horizon on, never back (but for a trainer that
-resumes: it makes trained rows ready again).
+Two samplers with the same view open the same groups, not twice as many. And an admission limit
+stays right as it gets older: what it admits was counted when it was worked out, whoever begins it
+and when. Beginning an admitted group changes nothing in that count; ending it, and training its
+rows, only make it smaller. What comes later may move the admission limit on, never back (but for a
+trainer that resumes: it makes trained rows ready again).
 
 What was counted must be read in the order `not begun`, `running`, `accepted`, the way of every
-group. One that moves on meanwhile is then counted twice, never missed, and the horizon is at worst
-too near, until the next look. Reading is not done here (`outlook.py`).
+group. One that moves on meanwhile is then counted twice, never missed, and the admission limit is
+at worst too near, until the next look. Reading is not done here (`work_view.py`).
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ def admitted_groups(room: int, group_size: int) -> int:
     return max(0, -(-room // group_size))
 
 
-def horizon(not_begun: Sequence[int], room: int, group_size: int) -> int | None:
-    """The place of the last group that may be begun, or None if there is none.
+def admission_limit(not_begun: Sequence[int], room: int, group_size: int) -> int | None:
+    """The group order of the last group that may be begun, or None if there is none.
 
     `not_begun`: places of groups that nobody has begun, in order; at least as many as the whole
     bound admits, or all there are.

@@ -1,8 +1,8 @@
-"""From the scores of a group to the advantage of each attempt: the estimators of `--advantage`.
+"""From the scores of a group to the advantage of each rollout: the estimators of `--advantage`.
 
 Pure functions, one for each baseline of the literature; or the user's own, from a file. What
-follows (efficiency, scaling, rules that leave attempts out) is `rewarding.py`; what needs the whole
-step (whitening, a critic's estimates) is the trainer's.
+follows (efficiency, scaling, rules that leave rollouts out) is `group_rules.py`; what needs the
+whole step (normalization, a critic's estimates) is the trainer's.
 """
 
 import math
@@ -13,7 +13,7 @@ from agentrl.configs.user_module import load_user_function
 from agentrl.databases.documents import Record
 
 STD_FLOOR = 1e-4  # keeps a group of equal scores finite
-GREEDY_TRAJ = 0  # of a group under `remax`: the attempt that is sampled greedily
+GREEDY_ROLLOUT = 0  # of a group under `remax`: the rollout that is sampled greedily
 
 Estimator = Callable[[Sequence[Record]], list[float]]
 
@@ -50,7 +50,7 @@ def opo(scores: Sequence[float], lengths: Sequence[int]) -> list[float]:
 
 
 def remax(scores: Sequence[float], greedy: float | None) -> list[float]:
-    """A_i = r_i - r of the greedy attempt (ReMax, arXiv 2310.10505).
+    """A_i = r_i - r of the greedy rollout (ReMax, arXiv 2310.10505).
 
     0 throughout if that has no score: without a baseline there is nothing to say.
     """
@@ -67,9 +67,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "leave_one_out": _of_scores(leave_one_out),
     "opo": lambda records: opo(_scores(records), [r.tokens.generated for r in records]),
     "remax": lambda records: remax(
-        _scores(records), next((r.score for r in records if r.traj == GREEDY_TRAJ), None)
+        _scores(records), next((r.score for r in records if r.rollout == GREEDY_ROLLOUT), None)
     ),
-    # A_i = r_i: what the trainer makes of it, by whitening or with a critic, is the advantage.
+    # A_i = r_i: what the trainer makes of it, by normalization or with a critic, is the advantage.
     "score": lambda records: _scores(records),
 }
 

@@ -2,7 +2,7 @@
 
     TokenContext   initial prompt, generated ids verbatim, deltas, in segments; of each token:
                    whether the model made it, with which logprob, by which policy version
-    Junction       what changed between a generated turn and the next prompt
+    PromptChange       what changed between a generated turn and the next prompt
 
 A record is made of segments. A segment begins with a rendered prompt and grows by appending only:
 the ids that the model generated, verbatim, then the ids that the chat template adds for tool
@@ -67,7 +67,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Junction:
+class PromptChange:
     """What happened to the tokens between generated turn `turn` and the next prompt.
 
     The next prompt is the first `kept` tokens of the turn's segment (its prompts and outputs up to
@@ -100,7 +100,7 @@ class TurnTokens:
     turn: int
     segment: int
     branch: Branch | None  # of the segment, on its first turn
-    junction: Junction | None  # between the last turn and this one
+    prompt_change: PromptChange | None  # between the last turn and this one
     prompt_delta: list[int]
     prompt_len: int
 
@@ -116,12 +116,12 @@ class TokenContext:
         self.segments: list[Segment] = []
         self.n_turns = 0
         self.n_generated = 0
-        self.n_junctions = 0
+        self.n_continuations = 0
         self.n_drifts = 0
         self.versions: VersionRange | None = None  # oldest and newest of the generated tokens
         self._n_tokens = 0
         self._delta: list[int] = []
-        self._pending: Junction | None = None  # the one that `_delta` comes from
+        self._pending: PromptChange | None = None  # the one that `_delta` comes from
 
     @property
     def ids(self) -> list[int]:
@@ -145,20 +145,20 @@ class TokenContext:
 
     def begin_segment(
         self, prompt_ids: Sequence[int], drift: str | None = None, n_rewritten: int = 0
-    ) -> Junction | None:
+    ) -> PromptChange | None:
         """Begin a segment with a whole rendered prompt.
 
-        `drift`, `n_rewritten`: see `Junction`. Returns what changed since the last turn, or None
-        before the first turn.
+        `drift`, `n_rewritten`: see `PromptChange`. Returns what changed since the last turn, or
+        None before the first turn.
         """
         if not prompt_ids:
             raise ValueError("a segment cannot begin with an empty prompt")
-        junction = None
+        prompt_change = None
         self._withdraw_delta()
         if self.n_turns:
             last = self.segments[-1].ids
             kept = _common_prefix(last, prompt_ids)
-            junction = Junction(
+            prompt_change = PromptChange(
                 turn=self.n_turns - 1,
                 kept=kept,
                 dropped=len(last) - kept,
@@ -168,28 +168,28 @@ class TokenContext:
                 drift=drift,
                 n_rewritten=n_rewritten,
             )
-            self.n_junctions += 1
+            self.n_continuations += 1
             self.n_drifts += drift is not None
-        self._pending = junction
+        self._pending = prompt_change
         branch = self._find_branch(prompt_ids)
         segment = Segment(branch)
         segment._append_given(prompt_ids)
         self.segments.append(segment)
         self._delta = list(prompt_ids)
         self._n_tokens += len(prompt_ids) - (branch.shared_len if branch else 0)
-        return junction
+        return prompt_change
 
     def observe(
         self, delta_ids: Sequence[int], n_separator: int = 0, restyled: bool = False
-    ) -> Junction:
+    ) -> PromptChange:
         """Append what the template adds after a turn: tool results and the next header.
 
-        The first `n_separator` ids close the turn. `restyled`: see `Junction`.
+        The first `n_separator` ids close the turn. `restyled`: see `PromptChange`.
         """
         segment = self.segments[-1]
         if not segment.turn_ends or self._delta:
             raise ValueError("a delta follows a generated turn")
-        junction = Junction(
+        prompt_change = PromptChange(
             turn=self.n_turns - 1,
             kept=len(segment.ids),
             dropped=0,
@@ -198,12 +198,12 @@ class TokenContext:
             extends=True,
             restyled=restyled,
         )
-        self.n_junctions += 1
-        self._pending = junction
+        self.n_continuations += 1
+        self._pending = prompt_change
         segment._append_given(delta_ids)
         self._delta = list(delta_ids)
         self._n_tokens += len(delta_ids)
-        return junction
+        return prompt_change
 
     def go_on(
         self,
@@ -213,7 +213,7 @@ class TokenContext:
         restyled: bool = False,
         drift: str | None = None,
         n_rewritten: int = 0,
-    ) -> Junction | None:
+    ) -> PromptChange | None:
         """Make `prompt_ids` what the next turn continues, whatever they are.
 
         They extend the current segment if they begin with all of its tokens, and begin a new one
@@ -253,7 +253,7 @@ class TokenContext:
             turn=self.n_turns,
             segment=len(self.segments) - 1,
             branch=segment.branch if first else None,
-            junction=self._pending,
+            prompt_change=self._pending,
             prompt_delta=self._delta,
             prompt_len=len(segment.ids),
         )
@@ -283,7 +283,7 @@ class TokenContext:
                 segment.branch.shared_len if segment.branch else 0
             )
         if self._pending is not None:
-            self.n_junctions -= 1
+            self.n_continuations -= 1
             self.n_drifts -= self._pending.drift is not None
         self._delta, self._pending = [], None
 

@@ -25,7 +25,7 @@ from agentrl.databases.documents import (
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger, Settlement
 from agentrl.databases.tasks import LeaseLost, TaskLedger
-from agentrl.rollout.rewarding import reward_group
+from agentrl.rollout.group_rules import apply_group_rules
 from agentrl.rollout.rows import build_row
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import with_group_scores
@@ -131,7 +131,7 @@ def settle_group(
 ) -> dict[str, Settlement]:
     """What becomes of each Record of a group, by id."""
     group = [record for record in records if record.score is not None]
-    rewards = reward_group(task.id, group, config)
+    rewards = apply_group_rules(task.id, group, config)
     settlements = {
         record.id: Settlement(RecordStatus.ABANDONED, None, NOT_SCORED) for record in records
     }
@@ -157,5 +157,5 @@ async def make_rows(
     for record in trained:
         advantage = settlements[record.id].advantage
         assert advantage is not None, f"{record.id} is to be trained without an advantage"
-        rows.append(build_row(record, turns[record.id], advantage, temperature, task.place))
+        rows.append(build_row(record, turns[record.id], advantage, temperature, task.group_order))
     return rows

@@ -20,7 +20,7 @@ from agentrl.databases.documents import (
     TurnStatus,
 )
 from agentrl.rollout.context import Segment, TokenContext
-from agentrl.rollout.rewarding import turn_advantages
+from agentrl.rollout.group_rules import turn_advantages
 
 
 def build_row(
@@ -33,8 +33,8 @@ def build_row(
     """The training row of a scored Record.
 
     `turns`: all of its turns, in any order. `advantage`: of the Record; each turn's follows from it
-    and the turn's status (`rewarding.turn_advantages`). `temperature`: of the sampling. `seq`: the
-    row's place in the order of leasing.
+    and the turn's status (`group_rules.turn_advantages`). `temperature`: of the sampling. `seq`:
+    the row's place in the order of leasing.
 
     Every generated token is trained, the stop token that ended a turn included; prompts, tool
     results and headers are not. Raises ValueError, naming the record, if the turns do not fit
@@ -76,7 +76,7 @@ def build_row(
         logprobs=pack_floats(tree.logprobs),
         versions=pack_ints(tree.versions),
         n_segments=record.n_segments,
-        n_junctions=record.n_junctions,
+        n_continuations=record.n_continuations,
         n_drifts=record.n_drifts,
         # Of the first prompt, not of the first node: a linear record is one node, and siblings
         # are those that begin with the same prompt.

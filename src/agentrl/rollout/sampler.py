@@ -28,7 +28,7 @@ from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, Generation, SamplingParams
-from agentrl.rollout.advantages import GREEDY_TRAJ
+from agentrl.rollout.advantages import GREEDY_ROLLOUT
 from agentrl.rollout.chat import (
     ChatRenderer,
     Continuation,
@@ -37,7 +37,7 @@ from agentrl.rollout.chat import (
     Message,
     ToolSchema,
 )
-from agentrl.rollout.context import Junction, TokenContext, TurnTokens
+from agentrl.rollout.context import PromptChange, TokenContext, TurnTokens
 from agentrl.rollout.repetition import loops
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.tool_calls.calls import tool_names
@@ -146,13 +146,13 @@ class AsyncSampler(ABC):
 
     def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
-    ) -> Junction | None:
+    ) -> PromptChange | None:
         """Begin a segment with these messages. Returns what changed, None before the first turn."""
         self._conversation = Conversation(self.resources.renderer, messages, tools)
         self.note_tools(tools or ())
-        junction = self.context.begin_segment(self._conversation.prompt_ids)
-        self._count_junctions()
-        return junction
+        prompt_change = self.context.begin_segment(self._conversation.prompt_ids)
+        self._count_continuations()
+        return prompt_change
 
     def note_tools(self, tools: Sequence[ToolSchema]) -> None:
         """Keep which tools a prompt offers to the model."""
@@ -165,7 +165,7 @@ class AsyncSampler(ABC):
         assert self._conversation is not None, "the conversation has not begun"
         return self._conversation.entries
 
-    def continue_conversation(self, turn: Turn, added: Sequence[Message]) -> Junction:
+    def continue_conversation(self, turn: Turn, added: Sequence[Message]) -> PromptChange:
         """Append a generated turn and what follows it: messages of tools or of a user.
 
         It goes on in a new segment where the chat template does not extend what was sampled.
@@ -174,7 +174,7 @@ class AsyncSampler(ABC):
         continuation = self._conversation.extend(turn.generation.output_ids, added)
         return self._go_on(continuation)
 
-    def rewrite_conversation(self, entries: Sequence[Entry]) -> Junction:
+    def rewrite_conversation(self, entries: Sequence[Entry]) -> PromptChange:
         """Go on in a new segment from other entries: some of `self.entries`, and new ones.
 
         Generated turns among them keep the ids that the model generated. May follow a turn, or
@@ -184,9 +184,9 @@ class AsyncSampler(ABC):
         assert self._conversation is not None, "the conversation has not begun"
         return self._go_on(self._conversation.rewrite(entries))
 
-    def _go_on(self, continuation: Continuation) -> Junction:
+    def _go_on(self, continuation: Continuation) -> PromptChange:
         if continuation.extends:
-            junction = self.context.observe(
+            prompt_change = self.context.observe(
                 continuation.ids, continuation.n_separator, continuation.restyled
             )
         else:
@@ -194,14 +194,14 @@ class AsyncSampler(ABC):
                 continuation.ids, continuation.drift, continuation.n_rewritten
             )
             assert begun is not None, "a turn came before"
-            junction = begun
-        self._count_junctions()
-        return junction
+            prompt_change = begun
+        self._count_continuations()
+        return prompt_change
 
-    def _count_junctions(self) -> None:
+    def _count_continuations(self) -> None:
         self.record.tokens = self.context.counts
         self.record.n_segments = len(self.context.segments)
-        self.record.n_junctions = self.context.n_junctions
+        self.record.n_continuations = self.context.n_continuations
         self.record.n_drifts = self.context.n_drifts
 
     def limit_reached(self) -> StopReason | None:
@@ -258,8 +258,8 @@ class AsyncSampler(ABC):
     def _sampling_params(self) -> dict[str, float]:
         """The run's; greedy for the attempt that is its group's baseline (`--advantage remax`)."""
         config, record = self.resources.config, self.record
-        if (config.reward.estimator, record.split, record.traj) == (
-            "remax", Split.TRAIN, GREEDY_TRAJ,
+        if (config.reward.estimator, record.split, record.rollout) == (
+            "remax", Split.TRAIN, GREEDY_ROLLOUT,
         ):  # fmt: skip
             return {**config.sampling_params, "temperature": 0.0}
         return config.sampling_params
@@ -285,7 +285,7 @@ class AsyncSampler(ABC):
                 drift=continuation.drift,
                 n_rewritten=continuation.n_rewritten,
             )
-        self._count_junctions()
+        self._count_continuations()
         return self.add_turn(generation, stop_reason)
 
     def add_turn(self, generation: Generation, stop_reason: StopReason | None) -> Turn:
@@ -315,7 +315,7 @@ class AsyncSampler(ABC):
         `messages`: what was added before it. `format_error`: what was wrong with its calls.
         `repeated`: it asks nothing new. `rewrite`: how the conversation was rewritten before it.
         """
-        made, branch, junction = turn.generation, turn.tokens.branch, turn.tokens.junction
+        made, tokens = turn.generation, turn.tokens
         ended = made.finish_reason != "length"
         status = turn_status(
             cut_off=not ended,
@@ -325,19 +325,19 @@ class AsyncSampler(ABC):
             failed=any(call.is_error for call in tool_calls),
         )
         document = DispatchedSamplingTask(
-            id=turn_id(self.record.id, turn.tokens.turn),
+            id=turn_id(self.record.id, tokens.turn),
             record_id=self.record.id,
-            turn=turn.tokens.turn,
+            turn=tokens.turn,
             status=status,
-            segment=turn.tokens.segment,
-            parent=turn_id(self.record.id, branch.turn) if branch else None,
-            shared_len=branch.shared_len if branch else 0,
+            segment=tokens.segment,
+            parent=turn_id(self.record.id, tokens.branch.turn) if tokens.branch else None,
+            shared_len=tokens.branch.shared_len if tokens.branch else 0,
             rewrite=rewrite,
             service=made.service,
             messages=list(messages),
-            drift=junction.drift if junction else None,
-            prompt_delta_ids=pack_ints(turn.tokens.prompt_delta),
-            prompt_len=turn.tokens.prompt_len,
+            drift=tokens.prompt_change.drift if tokens.prompt_change else None,
+            prompt_delta_ids=pack_ints(tokens.prompt_delta),
+            prompt_len=tokens.prompt_len,
             output_ids=pack_ints(made.output_ids),
             output_logprobs=pack_floats(made.output_logprobs),
             output_text=turn.text,

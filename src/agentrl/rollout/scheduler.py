@@ -2,7 +2,7 @@
 
 Evaluations come first, then attempts of groups already begun, then new groups as far as the
 staleness bound admits them. What becomes of a slot is decided in `attempt.py`, what may be begun in
-`outlook.py` and `admission.py`, how many at once in `concurrency.py`.
+`work_view.py` and `admission.py`, how many at once in `concurrency.py`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.attempt import Attempt
 from agentrl.rollout.concurrency import Concurrency
 from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.outlook import Observer, Outlook
+from agentrl.rollout.work_view import Observer, WorkView
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ class SamplingScheduler:
     _looked: bool = False  # nothing is known to have changed since the last look ...
     _dry: bool = False  # ... and there was nothing to claim
     _claimed: bool = False  # something, since the last wait for changes
-    _horizon: int | None = None  # this place, and every one before it, may be begun
+    _admission_limit: int | None = None  # this group, and all before it, may be begun
     _fence: int = -1  # of the trainer at the last look
     _hoped: bool = False  # at some look the run was not given up
 
     def __post_init__(self) -> None:
         sampling = self.config.sampling
         self._ledger = TaskLedger(
-            self.database, self.owner, sampling.lease_seconds, sampling.max_attempts
+            self.database, self.owner, sampling.lease_seconds, sampling.max_failures
         )
         self._records = self.agents.shared.records
         self._pool = self.agents.shared.pool
@@ -122,33 +122,33 @@ class SamplingScheduler:
                         raise outcome
 
     async def _claim_until_finished(self, background: set[asyncio.Task[None]]) -> None:
-        outlook = Outlook()
+        work_view = WorkView()
         while not self._stopping and not any(task.done() for task in background):
             self._wake.clear()
             if not self._looked:
-                outlook = await self._look()
-            if outlook.finished:
+                work_view = await self._look()
+            if work_view.finished:
                 return
-            if not await self._claim(outlook):
+            if not await self._claim(work_view):
                 await self._wake.wait()
 
-    async def _look(self) -> Outlook:
+    async def _look(self) -> WorkView:
         """What may be begun now; tells the pool which services it may use."""
         self._looked = True
-        outlook = await self._observer.look()
-        if outlook.hopeless is None:
+        work_view = await self._observer.look()
+        if work_view.hopeless is None:
             self._hoped = True
         elif self._hoped:  # and not before: a trainer that takes it up again may be on its way
-            raise RunHopeless(outlook.hopeless)
-        self._pool.update(outlook.services)
-        if set(outlook.services) != set(self._concurrency.services):
-            self._observe_loads(dict.fromkeys(outlook.services))
+            raise RunHopeless(work_view.hopeless)
+        self._pool.update(work_view.services)
+        if set(work_view.services) != set(self._concurrency.services):
+            self._observe_loads(dict.fromkeys(work_view.services))
         self._dry = False
-        if outlook.training is not None and outlook.training.fence != self._fence:
+        if work_view.training is not None and work_view.training.fence != self._fence:
             # A trainer that resumes makes trained rows ready again, which the bound has to count.
-            self._fence, self._horizon = outlook.training.fence, None
-            self._compare_flags(outlook.training)
-        return outlook
+            self._fence, self._admission_limit = work_view.training.fence, None
+            self._compare_flags(work_view.training)
+        return work_view
 
     def _compare_flags(self, run: Run) -> None:
         """End the sampler if the run was resumed with flags that make other trajectories."""
@@ -159,18 +159,18 @@ class SamplingScheduler:
         except ConfigError as error:
             self._mislead(error)
 
-    async def _claim(self, outlook: Outlook) -> bool:
+    async def _claim(self, work_view: WorkView) -> bool:
         """Claim slots of one group and begin them; whether there were any, and room for them."""
         room = self._concurrency.limit - len(self._attempts)
-        if self._dry or not outlook.services or room <= 0:
+        if self._dry or not work_view.services or room <= 0:
             return False
         self._dry = True  # unless something is found, or an attempt ends meanwhile
         claims: list[Claim] = []
         asked = time.monotonic()
-        if outlook.evaluation:
+        if work_view.evaluation:
             claims = await self._ledger.claim(Split.EVAL, count=room, epoch=self.evaluation)
-        if not claims and outlook.training is not None:
-            claims, asked = await self._claim_training(outlook.training, room)
+        if not claims and work_view.training is not None:
+            claims, asked = await self._claim_training(work_view.training, room)
         if claims:
             self._claimed, self._dry = True, False
             self._begin(claims, asked)
@@ -179,15 +179,22 @@ class SamplingScheduler:
     async def _claim_training(self, run: Run, room: int) -> tuple[list[Claim], float]:
         """Slots of the first training group that may be worked on, and when they were asked for."""
         asked = time.monotonic()
-        claims = await self._ledger.claim(Split.TRAIN, count=room, horizon=self._horizon)
+        claims = await self._ledger.claim(
+            Split.TRAIN, count=room, admission_limit=self._admission_limit
+        )
         if claims:
             return claims, asked
-        # Only now: until its last group is begun, a horizon is as good as a new one.
-        known, self._horizon = self._horizon, await self._observer.horizon(run)
-        if self._horizon is None or self._horizon == known:
+        # Only now: until its last group is begun, an admission limit is as good as a new one.
+        known, self._admission_limit = (
+            self._admission_limit,
+            await self._observer.admission_limit(run),
+        )
+        if self._admission_limit is None or self._admission_limit == known:
             return [], asked
         asked = time.monotonic()
-        return await self._ledger.claim(Split.TRAIN, count=room, horizon=self._horizon), asked
+        return await self._ledger.claim(
+            Split.TRAIN, count=room, admission_limit=self._admission_limit
+        ), asked
 
     def _begin(self, claims: list[Claim], asked: float) -> None:
         """Store the Records of a claim, and start to work on them."""

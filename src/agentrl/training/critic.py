@@ -1,7 +1,7 @@
 """The critic of PPO: from a step's rows to advantages, and then to a critic that knows better.
 
-    estimate    values of all trained tokens -> GAE along each row -> advantages, whitened; returns
-    learn       some updates of the critic towards the returns
+    estimate    values of all trained tokens -> GAE along each row -> advantages, normalized;
+    returns learn       some updates of the critic towards the returns
 
 Not in here: the model (`value_model`), the formulas (`gae`, `critic_loss`), the policy's own step.
 """
@@ -26,20 +26,20 @@ from agentrl.training.critic_loss import (
     explained_variance,
     value_loss,
 )
-from agentrl.training.gae import generalised_advantages, outcome_rewards, whitened
+from agentrl.training.gae import generalised_advantages, normalized, outcome_rewards
 from agentrl.training.optimizer import load_optimizer, make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, clip_grad_norm
-from agentrl.training.program import Program, run_program
+from agentrl.training.schedule import Schedule, run_schedule
 from agentrl.training.value_model import state_values
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CriticEstimates:
     """What the critic says of a step, before it learns: [N] float32 of each micro-batch."""
 
     values: Sequence[Tensor]
     returns: Sequence[Tensor]
-    advantages: Sequence[Tensor]  # whitened over the global batch; 0 where nothing is trained
+    advantages: Sequence[Tensor]  # normalized over the global batch; 0 where nothing is trained
     value_mean: float
     return_mean: float
     explained_variance: float
@@ -74,7 +74,7 @@ class Critic:
         return self._scheduler.last_epoch < self._config.critic_warmup_steps
 
     @torch.no_grad()
-    def estimate(self, program: Program, outcomes: Sequence[float]) -> Verdict:
+    def estimate(self, schedule: Schedule, outcomes: Sequence[float]) -> CriticEstimates:
         """Advantages and returns of the step. `outcomes`: the reward of each of the rank's rows.
 
         Collective.
@@ -85,8 +85,8 @@ class Critic:
         def collect(number: int, batch: MicroBatch, values: Tensor) -> None:
             by_batch.append(values[batch.prediction])
 
-        run_program(self.model, program, self._values, collect)
-        batches = program.batches
+        run_schedule(self.model, schedule, self._values, collect)
+        batches = schedule.batches
         mask = torch.cat([batch.mask for batch in batches])
         values = torch.cat(by_batch)
         sequence = torch.cat([batch.sequence for batch in batches])[mask]
@@ -104,9 +104,9 @@ class Critic:
         )
         returns, advantages = torch.zeros_like(values), torch.zeros_like(values)
         returns[mask] = estimates.returns
-        advantages[mask] = whitened(estimates.advantages, *moments[0])
+        advantages[mask] = normalized(estimates.advantages, *moments[0])
         sizes = [len(part) for part in by_batch]
-        return Verdict(
+        return CriticEstimates(
             values=by_batch,
             returns=returns.split(sizes),
             advantages=advantages.split(sizes),
@@ -115,38 +115,38 @@ class Critic:
             explained_variance=explained_variance(moments[3][1], moments[2][1]),
         )
 
-    def learn(self, program: Program, verdict: Verdict) -> CriticStatistics:
-        """Update the critic towards the returns of `verdict`, `critic_updates` times. Collective.
+    def learn(self, schedule: Schedule, estimates: CriticEstimates) -> CriticStatistics:
+        """Update the critic towards the returns of `estimates`, `critic_updates` times. Collective.
 
         Raises `FloatingPointError` if a gradient is not finite, and leaves the weights alone.
         """
         self.model.train()
         for _ in range(self._config.critic_updates):
-            loss, grad_norm = self._update(program, verdict)
+            loss, grad_norm = self._update(schedule, estimates)
         self._scheduler.step()
         dist.all_reduce(loss, group=self._mesh.dp_group)
         return CriticStatistics(
             value_loss=float(loss),
-            value_mean=verdict.value_mean,
-            return_mean=verdict.return_mean,
-            explained_variance=verdict.explained_variance,
+            value_mean=estimates.value_mean,
+            return_mean=estimates.return_mean,
+            explained_variance=estimates.explained_variance,
             critic_grad_norm=grad_norm,
         )
 
-    def _update(self, program: Program, verdict: Verdict) -> tuple[Tensor, float]:
+    def _update(self, schedule: Schedule, estimates: CriticEstimates) -> tuple[Tensor, float]:
         """One update; returns this rank's part of the loss before it, and the gradient norm."""
         loss = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
 
         def share(number: int, batch: MicroBatch, values: Tensor) -> Tensor:
-            terms = value_loss(
-                values[batch.prediction], verdict.values[number], verdict.returns[number],
+            token_losses = value_loss(
+                values[batch.prediction], estimates.values[number], estimates.returns[number],
                 self._config.value_clip,
             )  # fmt: skip
-            part = torch.where(batch.mask, terms, 0.0).sum() / program.totals.tokens
+            part = torch.where(batch.mask, token_losses, 0.0).sum() / schedule.totals.tokens
             loss.add_(part.detach())
             return self._mesh.scale_for_mean_reduction(part)
 
-        run_program(self.model, program, self._values, share)
+        run_schedule(self.model, schedule, self._values, share)
         grad_norm = clip_grad_norm(self.model, self._max_grad_norm)
         if not math.isfinite(grad_norm):
             raise FloatingPointError(

@@ -26,7 +26,8 @@ NO_CRITIC = CriticStatistics()
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """The terms [N] of the critic's loss; all arguments are [N] float32, `values` with gradient.
+    """The token_losses [N] of the critic's loss; all arguments are [N] float32, `values` with
+    gradient.
 
         L = 1/2 * max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2)
 

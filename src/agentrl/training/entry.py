@@ -6,7 +6,7 @@ was when the run began?
 
 The launcher does both before it starts anything, the trainer as soon as it holds the run. What a
 run is made of (`DataSet`) is told by content, so that a file may move. Not in here: which
-checkpoint is gone on from (`startup`), and what the trainer does with other data (`duties`).
+checkpoint is gone on from (`startup`), and what the trainer does with other data (`coordinator`).
 """
 
 import json
@@ -34,7 +34,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
-class Entry:
+class RunEntry:
     """A start of a run that may go ahead. `begins`: with data that the run did not have before, or
     anew. `changes`: flags that are others than at the last start, for people."""
 
@@ -53,7 +53,9 @@ class Mark:
     data: DataSet
 
 
-async def enter(database: RunDatabase, config: Config, *, demo_tools: bool | None = None) -> Entry:
+async def enter(
+    database: RunDatabase, config: Config, *, demo_tools: bool | None = None
+) -> RunEntry:
     """What this start is to the run of its name. Raises `ConfigError`.
 
     `demo_tools`: whether the demo's tool server is started for it; None if that is not known here.
@@ -68,7 +70,7 @@ async def enter(database: RunDatabase, config: Config, *, demo_tools: bool | Non
     known = run is not None and bool(run.data)
     anew = known and _begins_anew(config)
     flags = stored_flags(config)
-    return Entry(
+    return RunEntry(
         identity,
         data,
         begins=not known or anew or bool(list(_differences(before, data))),
@@ -77,7 +79,7 @@ async def enter(database: RunDatabase, config: Config, *, demo_tools: bool | Non
     )
 
 
-async def settle(database: RunDatabase, config: Config, entry: Entry) -> None:
+async def settle(database: RunDatabase, config: Config, entry: RunEntry) -> None:
     """Keep what `enter` found, in the database and in the run's folder. Again changes nothing."""
     await describe(database, entry.identity, entry.flags, read_digests(config))
     config.output.mkdir(parents=True, exist_ok=True)

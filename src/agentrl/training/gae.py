@@ -75,7 +75,7 @@ def generalised_advantages(
     )
 
 
-def whitened(advantages: Tensor, mean: float, variance: float) -> Tensor:
+def normalized(advantages: Tensor, mean: float, variance: float) -> Tensor:
     """Advantages [N] with mean 0 and variance 1, given both over the whole batch."""
     return (advantages - mean) / (math.sqrt(variance) + _STD_FLOOR)
 

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, OptimizerConfig
 from agentrl.training.attention import has_tree_attention
+from agentrl.training.auxiliary import AuxiliaryModels
 from agentrl.training.critic import Critic
 from agentrl.training.loading import empty_model, fill
 from agentrl.training.lora import has_adapter
-from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import load_optimizer, make_optimizer, make_scheduler
 from agentrl.training.parallel import Mesh, parallelise
@@ -99,13 +99,13 @@ class Learner:
                 _check_alike(model, reference_model, "--reference_model_name_or_path")
             assert reference or has_adapter(model), "a policy is no reference of its own"
             reference_policy = Reference(reference_model, options.loss_seq_chunk_size)
-        self._beside = ModelsBeside(reference_policy, self.critic)
+        self._auxiliary = AuxiliaryModels(reference_policy, self.critic)
 
     def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
         """Train on this rank's rows, each as its sequences, and update the weights once."""
         return train_step(
             self.model, self.optimizer, self.scheduler, rows, self._objective, self._options,
-            self.mesh, self._beside,
+            self.mesh, self._auxiliary,
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:

@@ -43,10 +43,10 @@ class StepMetrics(StepStatistics, StepTimes):
     reward_mean: float  # over the step's rows: what filters left out is not in it
     reward_std: float
     n_rows: int
-    n_junctions: int  # of the rows: where a turn was followed by more
-    n_drifts: int  # junctions where the chat template rewrites what was sampled
+    n_continuations: int  # of the rows: where a turn was followed by more
+    n_drifts: int  # continuations where the chat template rewrites what was sampled
     n_tokens: int
-    plan_balance: float  # the dearest rank's operations over the mean of all ranks
+    plan_balance: float  # the most expensive rank's operations over the mean of all ranks
     rows_ready: int  # rows that wait in the database
     rows_evicted: int  # of the whole run: too old to be trained
 
@@ -72,7 +72,7 @@ def step_metrics(
         reward_mean=mean(rewards),
         reward_std=pstdev(rewards),
         n_rows=len(rows),
-        n_junctions=sum(row.n_junctions for row in rows),
+        n_continuations=sum(row.n_continuations for row in rows),
         n_drifts=sum(row.n_drifts for row in rows),
         n_tokens=sum(row.n_tokens for row in rows),
         plan_balance=plan_balance,

@@ -1,8 +1,8 @@
 """The loss that the flags describe: a loss function, its layers, its normalisation.
 
-    advantages   whitened over the batch -> decayed by staleness -> KL penalty taken off
+    advantages   normalized over the batch -> decayed by staleness -> KL penalty taken off
     ratio        around the proximal policy
-    terms        the loss function -> importance weights -> tokens left out
+    token_losses        the loss function -> importance weights -> tokens left out
                  -> KL to the reference added -> entropy bonus taken off
     scalar       normalised over the global batch
 
@@ -39,10 +39,10 @@ _STD_FLOOR = 1e-8  # keeps a batch of equal advantages finite
 
 
 @dataclass(frozen=True)
-class TokenTerms:
+class TokenLosses:
     """What the objective made of N tokens. All tensors are [N] and detached."""
 
-    terms: Tensor  # float32, before normalisation; 0 where a token is not trained
+    token_losses: Tensor  # float32, before normalisation; 0 where a token is not trained
     clipped_low: Tensor  # bool, trained tokens on which the clip range took effect from below
     clipped_high: Tensor  # bool, and from above
     truncated: Tensor  # bool, trained tokens whose importance weight was cut
@@ -82,8 +82,8 @@ class Objective:
             return Scope.TOKEN
         return max(scope_of(self._function), correction_scope(self._config))
 
-    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenTerms]:
-        """The scalar to differentiate, whose sum over all parts is the loss, and its terms."""
+    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLosses]:
+        """The scalar to differentiate (summed over all parts: the loss), and its token losses."""
         config = self._config
         divergence = None
         if config.beta > 0:
@@ -94,20 +94,20 @@ class Objective:
         if not self._supervised:
             inputs = self._prepared(inputs, totals, divergence)
         loss = self._function(inputs, config)
-        terms, corrected = loss.terms, self._correction(inputs, loss)
+        token_losses, corrected = loss.token_losses, self._correction(inputs, loss)
         if corrected is not None:
-            terms = torch.where(corrected.kept, terms * corrected.weight, 0.0)
+            token_losses = torch.where(corrected.kept, token_losses * corrected.weight, 0.0)
         if divergence is not None and not config.kl_in_advantage:
-            terms = terms + config.beta * divergence
+            token_losses = token_losses + config.beta * divergence
         if self.entropy_gradient:
             assert inputs.entropy is not None, "with_entropy was not heeded"
-            terms = terms - config.entropy_coef * inputs.entropy
+            token_losses = token_losses - config.entropy_coef * inputs.entropy
         mask = inputs.mask
-        terms = torch.where(mask, terms, 0.0)
-        share = normalise(terms, inputs.sequence_tokens, self._normalisation, totals)
+        token_losses = torch.where(mask, token_losses, 0.0)
+        share = normalise(token_losses, inputs.sequence_tokens, self._normalisation, totals)
         none = torch.zeros_like(mask)
-        return share, TokenTerms(
-            terms=terms.detach(),
+        return share, TokenLosses(
+            token_losses=token_losses.detach(),
             clipped_low=loss.clipped_low & mask,
             clipped_high=loss.clipped_high & mask,
             truncated=none if corrected is None else corrected.truncated & mask,
@@ -121,7 +121,7 @@ class Objective:
         """With the advantages and the proximal policy of the flags."""
         config = self._config
         advantages = inputs.advantages
-        if config.whitens:
+        if config.normalizes_advantages:
             std = totals.advantage_std + _STD_FLOOR
             advantages = (advantages - totals.advantage_mean) / std
         if config.out_of_date_decay is not None:

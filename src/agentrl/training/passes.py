@@ -1,4 +1,4 @@
-"""From a step's program to gradients: in one pass where the loss allows it, in two otherwise.
+"""From a step's schedule to gradients: in one pass where the loss allows it, in two otherwise.
 
 The term of a token may depend on its whole sequence (GSPO) or on the whole batch (Clip-Cov), and no
 micro-batch need hold that much. The loss is a function of logprobs and entropies alone, a number or
@@ -25,17 +25,17 @@ from agentrl.training.attention import Trunk
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.losses import BatchTotals, LossInputs, Scope
-from agentrl.training.objective import Objective, TokenTerms
+from agentrl.training.objective import Objective, TokenLosses
 from agentrl.training.parallel import Mesh
-from agentrl.training.program import Program, run_program
+from agentrl.training.schedule import Schedule, run_schedule
 from agentrl.training.statistics import RunningStatistics
 
-PerToken = TypeVar("PerToken", TokenTerms, "Coefficients")
+PerToken = TypeVar("PerToken", TokenLosses, "Coefficients")
 Output = tuple[Tensor, Tensor | None]  # of a pass: logprobs and entropy, each [M]
 
 
 @dataclass(frozen=True)
-class Advice:
+class AuxiliaryOutputs:
     """What models beside the policy say of a step's tokens: [N] float32 for each micro-batch."""
 
     reference_logprobs: Sequence[Tensor] | None = None
@@ -51,7 +51,7 @@ class Advice:
         return inputs
 
 
-NO_ADVICE = Advice()
+NO_AUXILIARY_OUTPUTS = AuxiliaryOutputs()
 
 
 @dataclass(frozen=True)
@@ -77,24 +77,24 @@ class Coefficients:
 
 
 class PolicyPasses:
-    """The policy's passes over the program of one step."""
+    """The policy's passes over the schedule of one step."""
 
     def __init__(
         self,
         model: PreTrainedModel,
-        program: Program,
+        schedule: Schedule,
         objective: Objective,
         chunk_size: int,
         mesh: Mesh,
-        advice: Advice,
+        auxiliary: AuxiliaryOutputs,
     ) -> None:
         """`chunk_size`: tokens whose logits exist at once."""
         self._model = model
-        self._program = program
+        self._schedule = schedule
         self._objective = objective
         self._chunk_size = chunk_size
         self._mesh = mesh
-        self._advice = advice
+        self._auxiliary = auxiliary
 
     def add_gradients(self, running: RunningStatistics) -> None:
         """Add the gradient of the objective to the model's, and to `running` what it was.
@@ -102,9 +102,9 @@ class PolicyPasses:
         Collective.
         """
         if not self._takes_two():
-            run_program(
+            run_schedule(
                 self._model,
-                self._program,
+                self._schedule,
                 self._forward,
                 lambda number, batch, output: self._share(
                     self._inputs(number, batch, output), running
@@ -117,7 +117,7 @@ class PolicyPasses:
             share = coefficients[number].surrogate(batch.loss_inputs(*output))
             return self._mesh.scale_for_mean_reduction(share)
 
-        run_program(self._model, self._program, self._forward, surrogate)
+        run_schedule(self._model, self._schedule, self._forward, surrogate)
 
     def look(self, running: RunningStatistics) -> list[Coefficients]:
         """The first of two passes: adds to `running` what the objective is, and differentiates it.
@@ -130,26 +130,26 @@ class PolicyPasses:
             parts.append(self._inputs(number, batch, output))
 
         with torch.no_grad():
-            run_program(self._model, self._program, self._forward, collect)
-        inputs = joined(parts)
-        totals = self._program.totals
+            run_schedule(self._model, self._schedule, self._forward, collect)
+        inputs = concat(parts)
+        totals = self._schedule.totals
         if self._objective.scope is Scope.BATCH:
-            whole, mine = over_ranks(inputs, self._program.n_rows, self._mesh.dp_group)
-            share, terms, derivative = differentiate(self._objective, whole, totals)
+            whole, mine = over_ranks(inputs, self._schedule.n_rows, self._mesh.dp_group)
+            share, token_losses, derivative = differentiate(self._objective, whole, totals)
             # each rank has computed the whole loss: what it counts of it goes by its tokens
             share = share * (inputs.mask.sum() / totals.tokens)
-            terms, derivative = _part(terms, mine), _part(derivative, mine)
+            token_losses, derivative = _part(token_losses, mine), _part(derivative, mine)
         else:
-            share, terms, derivative = differentiate(self._objective, inputs, totals)
-        running.add(share, terms, inputs)
+            share, token_losses, derivative = differentiate(self._objective, inputs, totals)
+        running.add(share, token_losses, inputs)
         return derivative.split([len(part.mask) for part in parts])
 
     def _takes_two(self) -> bool:
         """Whether some rank has a micro-batch that holds less than a term depends on."""
         scope = self._objective.scope
         if scope is Scope.BATCH:
-            return len(self._program.batches) > 1 or self._mesh.dp_size > 1
-        return scope is Scope.SEQUENCE and self._program.divides_rows
+            return len(self._schedule.batches) > 1 or self._mesh.dp_size > 1
+        return scope is Scope.SEQUENCE and self._schedule.divides_rows
 
     def _forward(self, batch: MicroBatch, trunk: Trunk | None) -> Output:
         objective = self._objective
@@ -159,30 +159,33 @@ class PolicyPasses:
         )  # fmt: skip
 
     def _inputs(self, number: int, batch: MicroBatch, output: Output) -> LossInputs:
-        return self._advice.added_to(batch.loss_inputs(*output), number)
+        return self._auxiliary.added_to(batch.loss_inputs(*output), number)
 
     def _share(self, inputs: LossInputs, running: RunningStatistics) -> Tensor:
-        share, terms = self._objective.share(inputs, self._program.totals)
-        running.add(share.detach(), terms, inputs)
+        share, token_losses = self._objective.share(inputs, self._schedule.totals)
+        running.add(share.detach(), token_losses, inputs)
         return self._mesh.scale_for_mean_reduction(share)
 
 
 def differentiate(
     objective: Objective, inputs: LossInputs, totals: BatchTotals
-) -> tuple[Tensor, TokenTerms, Coefficients]:
-    """The loss of `inputs`, its terms, and its derivative by each logprob and trained entropy."""
+) -> tuple[Tensor, TokenLosses, Coefficients]:
+    """The loss of `inputs`, its token_losses, and its derivative by each logprob and trained
+    entropy."""
     logprobs = inputs.logprobs.detach().requires_grad_()
     entropy = None if inputs.entropy is None else inputs.entropy.detach()
     leaves = [logprobs]
     if entropy is not None and objective.entropy_gradient:
         leaves.append(entropy.requires_grad_())
     with torch.enable_grad():
-        share, terms = objective.share(replace(inputs, logprobs=logprobs, entropy=entropy), totals)
+        share, token_losses = objective.share(
+            replace(inputs, logprobs=logprobs, entropy=entropy), totals
+        )
     by_logprob, *by_entropy = torch.autograd.grad(share, leaves)
-    return share.detach(), terms, Coefficients(by_logprob, next(iter(by_entropy), None))
+    return share.detach(), token_losses, Coefficients(by_logprob, next(iter(by_entropy), None))
 
 
-def joined(parts: Sequence[LossInputs]) -> LossInputs:
+def concat(parts: Sequence[LossInputs]) -> LossInputs:
     """The tokens of several micro-batches of one rank, in their order, without gradients."""
     return _each_field(parts, lambda tensors: torch.cat([tensor.detach() for tensor in tensors]))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from agentrl.databases.rows import RowHeader
-from agentrl.training.costs import CostModel
+from agentrl.training.flops import FlopsModel
 
 # A group is divided for balance only where that saves this share of a rank's time at least.
 _WORTH_DIVIDING = 0.01
@@ -34,11 +34,11 @@ class RankPlan:
 
     @property
     def balance(self) -> float:
-        """The dearest rank's cost over the mean: by how much a step is longer than need be."""
+        """The most expensive rank's cost over the mean: by so much a step is prolonged."""
         return max(self.costs) / mean(self.costs) if any(self.costs) else 1.0
 
 
-def row_cost(header: RowHeader, costs: CostModel) -> RowCost:
+def row_cost(header: RowHeader, costs: FlopsModel) -> RowCost:
     """What a row of the database costs; its first prompt is what siblings share."""
     prompt = header.prompt_len
     shared = costs.total(prompt, prompt * (prompt + 1) / 2, 0)
@@ -49,11 +49,11 @@ def row_cost(header: RowHeader, costs: CostModel) -> RowCost:
 def plan_ranks(rows: Sequence[RowCost], ranks: int) -> RankPlan:
     """Rows to ranks: siblings together, as far as balance allows.
 
-    Groups go to ranks by longest processing time first: the dearest first, each to the rank that
-    has the least. Then the dearest rank's dearest group is halved, and all is placed anew, for as
-    long as that shortens the step: siblings apart compute their prompt twice. Invariants: every
-    row is on exactly one rank; with one rank no group is divided; the dearest rank costs no more
-    than if no group were.
+    Groups go to ranks by longest processing time first: the most expensive first, each to the rank
+    that has the least. Then the most expensive rank's most expensive group is halved, and all is
+    placed anew, for as long as that shortens the step: siblings apart compute their prompt twice.
+    Invariants: every row is on exactly one rank; with one rank no group is divided; the most
+    expensive rank costs no more than if no group were.
     """
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
@@ -71,10 +71,10 @@ def plan_ranks(rows: Sequence[RowCost], ranks: int) -> RankPlan:
 def assign_rows(costs: Sequence[float], ranks: int) -> list[list[int]]:
     """Rows that share nothing to ranks, balanced by cost.
 
-    Longest processing time first: each row, the dearest first, goes to the rank with the least.
-    Invariants: every row is on exactly one rank; the dearest rank has at most the cheapest rank's
-    cost plus one row's; with at least as many rows as ranks no rank is empty (if costs are above
-    0). Returns the rows' indices by rank, in the order given.
+    Longest processing time first: each row, the most expensive first, goes to the rank with the
+    least. Invariants: every row is on exactly one rank; the most expensive rank has at most the
+    cheapest rank's cost plus one row's; with at least as many rows as ranks no rank is empty (if
+    costs are above 0). Returns the rows' indices by rank, in the order given.
     """
     loads = [(0.0, rank) for rank in range(ranks)]
     plan: list[list[int]] = [[] for _ in range(ranks)]
@@ -97,9 +97,10 @@ def _place(parts: Sequence[Sequence[int]], rows: Sequence[RowCost], ranks: int) 
 def _divide(
     parts: Sequence[list[int]], plan: RankPlan, rows: Sequence[RowCost]
 ) -> list[list[int]] | None:
-    """`parts` with the dearest one of the dearest rank halved; None if that has one row only."""
-    dearest = max(range(len(plan.costs)), key=lambda rank: (plan.costs[rank], -rank))
-    there = set(plan.rows[dearest])
+    """`parts` with the most expensive one of the most expensive rank halved; None if that has one
+    row only."""
+    most_expensive = max(range(len(plan.costs)), key=lambda rank: (plan.costs[rank], -rank))
+    there = set(plan.rows[most_expensive])
     candidates = [part for part in parts if len(part) > 1 and set(part) <= there]
     if not candidates:
         return None
@@ -114,9 +115,9 @@ def _divide(
 
 
 def _shorter(plan: RankPlan, other: RankPlan) -> bool:
-    """Whether the first rank, the dearest first, whose costs differ costs less in `plan`.
+    """Whether the first rank, the most expensive first, whose costs differ costs less in `plan`.
 
-    Where several ranks are the dearest, they are relieved one by one.
+    Where several ranks are the most expensive, they are relieved one by one.
     """
     for ours, theirs in zip(sorted(plan.costs)[::-1], sorted(other.costs)[::-1], strict=True):
         if abs(ours - theirs) > _WORTH_DIVIDING * theirs:

@@ -12,7 +12,7 @@ from agentrl.training.attention import Trunk
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.lora import adapter_off
-from agentrl.training.program import Program, run_program
+from agentrl.training.schedule import Schedule, run_schedule
 
 
 class Reference:
@@ -27,7 +27,7 @@ class Reference:
         self._chunk_size = chunk_size
 
     @torch.no_grad()
-    def logprobs(self, program: Program) -> list[Tensor]:
+    def logprobs(self, schedule: Schedule) -> list[Tensor]:
         """Of the trained tokens [N] of each micro-batch. Collective."""
         self._model.eval()
         logprobs: list[Tensor] = []
@@ -36,7 +36,7 @@ class Reference:
             logprobs.append(output[0][batch.prediction])
 
         with adapter_off(self._model):
-            run_program(self._model, program, self._forward, collect)
+            run_schedule(self._model, schedule, self._forward, collect)
         return logprobs
 
     def _forward(self, batch: MicroBatch, trunk: Trunk | None) -> tuple[Tensor, Tensor | None]:

@@ -186,7 +186,7 @@ def _recipe(
     converter = by_pattern[pattern]
     parts: list[_Recipe] = []
     for source in converter.source_patterns:
-        parts += _joined(sources.get(source, []), converter)
+        parts += _concat(sources.get(source, []), converter)
     last = converter.operations[-1]
     if len(parts) == 1:
         return parts[0]
@@ -195,7 +195,7 @@ def _recipe(
     return _Concatenated(parts, last.dim)
 
 
-def _joined(stored: list[_Stored], converter: WeightConverter) -> list[_Recipe]:
+def _concat(stored: list[_Stored], converter: WeightConverter) -> list[_Recipe]:
     """What the first operation makes of the tensors of one pattern."""
     for operation in converter.operations:
         stacks = isinstance(operation, MergeModulelist) and operation.dim == 0

@@ -23,7 +23,7 @@ from agentrl.training.checkpoint import lineage_checkpoints, read_state
 from agentrl.training.compilation import check_compiler
 from agentrl.training.loading import empty_model
 from agentrl.training.model_folder import load_tokenizer
-from agentrl.training.parallel import ParallelSizes, check_model
+from agentrl.training.parallel import ParallelSizes, check_degrees
 
 _PLACES = {
     "agent_config_path", "critic_model_name_or_path", "db_connection_string", "eval_file",
@@ -47,7 +47,7 @@ def check_input(
         check_compiler(accelerator.device)
     sizes = ParallelSizes.of(config.parallel, accelerator.num_processes)
     model = empty_model(config.model)
-    check_model(model, sizes, config.parallel.cp_mode)
+    check_degrees(model, sizes, config.parallel.cp_mode)
     return tokenizer, model, sizes
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
 from agentrl.training.losses import BatchTotals, LossInputs
 from agentrl.training.losses.ratio import sampler_log_ratio
-from agentrl.training.objective import TokenTerms
+from agentrl.training.objective import TokenLosses
 
 STALENESS_BUCKETS = 8  # 0, 1, ... 6, and 7 or more
 
@@ -64,7 +64,7 @@ class RunningStatistics:
         self._maxima = torch.full((3,), -torch.inf, dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, share: Tensor, terms: TokenTerms, inputs: LossInputs) -> None:
+    def add(self, share: Tensor, token_losses: TokenLosses, inputs: LossInputs) -> None:
         """The share of one micro-batch, from `Objective.share`, and what it was made of.
 
         Masked sums throughout: to pick the trained tokens out would make a GPU wait for their
@@ -77,10 +77,10 @@ class RunningStatistics:
         values = {
             "ratio": ratio,
             "ratio_squared": ratio.square(),
-            "clipped_low": terms.clipped_low,
-            "clipped_high": terms.clipped_high,
-            "truncated": terms.truncated,
-            "left_out": terms.left_out,
+            "clipped_low": token_losses.clipped_low,
+            "clipped_high": token_losses.clipped_high,
+            "truncated": token_losses.truncated,
+            "left_out": token_losses.left_out,
             "k1": -log_ratio,
             "k3": ratio - 1.0 - log_ratio,
             "negative_logprob": -inputs.logprobs,
@@ -88,8 +88,8 @@ class RunningStatistics:
         }
         if inputs.entropy is not None:
             values |= {"entropy": inputs.entropy, "entropy_tokens": inputs.mask}
-        if terms.reference_kl is not None:
-            values |= {"reference_kl": terms.reference_kl, "reference_tokens": inputs.mask}
+        if token_losses.reference_kl is not None:
+            values |= {"reference_kl": token_losses.reference_kl, "reference_tokens": inputs.mask}
         zeros = torch.zeros_like(ratio)
         table = torch.stack([values.get(name, zeros).double() for name in _SUMS])
         buckets = torch.arange(STALENESS_BUCKETS, device=ratio.device)[:, None]

@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
+from agentrl.training.auxiliary import AuxiliaryModels
 from agentrl.training.critic_loss import NO_CRITIC
-from agentrl.training.models_beside import ModelsBeside
 from agentrl.training.objective import Objective
 from agentrl.training.parallel import Mesh, clip_grad_norm, layer_grad_norms
-from agentrl.training.passes import NO_ADVICE, PolicyPasses
-from agentrl.training.program import make_program
+from agentrl.training.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
+from agentrl.training.schedule import make_schedule
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import RunningStatistics, StepStatistics
 
@@ -40,7 +40,7 @@ def train_step(
     objective: Objective,
     options: StepOptions,
     mesh: Mesh,
-    beside: ModelsBeside | None = None,
+    auxiliary: AuxiliaryModels | None = None,
 ) -> StepStatistics:
     """Train on `rows` (this rank's, each as its sequences) and update the weights once.
 
@@ -48,15 +48,15 @@ def train_step(
     any micro-batch size. Raises `FloatingPointError` if a gradient is not finite, and leaves the
     weights alone.
     """
-    program = make_program(
+    schedule = make_schedule(
         model, rows, options.micro_batch_tokens, options.pad_to_multiple_of, mesh
     )
-    advice = beside.advise(program, rows) if beside else NO_ADVICE
+    outputs = auxiliary.outputs(schedule, rows) if auxiliary else NO_AUXILIARY_OUTPUTS
     model.train()
     running = RunningStatistics(mesh.device)
-    passes = PolicyPasses(model, program, objective, options.loss_seq_chunk_size, mesh, advice)
+    passes = PolicyPasses(model, schedule, objective, options.loss_seq_chunk_size, mesh, outputs)
     grad_norms, grad_norm, learning_rate = None, 0.0, 0.0
-    if advice.policy_waits:
+    if outputs.policy_waits:
         passes.look(running)
     else:
         passes.add_gradients(running)
@@ -72,12 +72,12 @@ def train_step(
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-    critic = beside.learn(program) if beside else NO_CRITIC
+    critic = auxiliary.learn(schedule) if auxiliary else NO_CRITIC
     return running.reduce(
-        program.totals,
+        schedule.totals,
         grad_norm,
         learning_rate,
-        len(program.batches),
+        len(schedule.batches),
         mesh.dp_group,
         grad_norms,
         critic,

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol, TypeVar, cast
 
 from agentrl.databases.changes import Changes, inserted, updated
-from agentrl.databases.connection import RunDatabase, patiently
+from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import RowStatus, TaskStatus
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.hopeless import HopelessWatch
@@ -24,7 +24,7 @@ from agentrl.databases.rows import RowHeader, RowLedger, fetch_rows
 from agentrl.databases.runs import RunHopeless
 from agentrl.training.agreement import Agreement
 from agentrl.training.background import BackgroundLoop
-from agentrl.training.costs import CostModel
+from agentrl.training.flops import FlopsModel
 from agentrl.training.parallel import Mesh
 from agentrl.training.planner import plan_ranks, row_cost
 from agentrl.training.sequences import TrainingSequence, row_sequences
@@ -98,7 +98,9 @@ class LedgerSource:
         return []
 
     async def _look(self, step: int) -> tuple[list[RowHeader], bool]:
-        return await patiently(lambda: self._look_once(step), f"the rows of step {step}")
+        return await retry_through_outages(
+            lambda: self._look_once(step), f"the rows of step {step}"
+        )
 
     async def _look_once(self, step: int) -> tuple[list[RowHeader], bool]:
         """The rows that the step has, and whether it gets no more."""
@@ -130,7 +132,7 @@ class RowStream:
         database: RunDatabase,
         source: RowSource | None,
         mesh: Mesh,
-        costs: CostModel,
+        costs: FlopsModel,
     ) -> None:
         """`source`: on rank 0 only; `costs`: of the model. Collective: every rank makes one."""
         self._costs = costs
@@ -188,11 +190,11 @@ class RowStream:
             raise RunHopeless(hopeless)
         if not any(plan):
             return None
-        rows = await patiently(
+        rows = await retry_through_outages(
             lambda: fetch_rows(self._database, plan[self._rank]), f"the rows of step {step}"
         )
         # after the rows, so that it has every version of theirs
-        self._lineage = await patiently(
+        self._lineage = await retry_through_outages(
             lambda: load_lineage(self._database, self._lineage), "the policy versions"
         )
         # the weights that step `step` trains hold one step less

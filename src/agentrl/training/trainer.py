@@ -45,6 +45,7 @@ from agentrl.databases.runs import (
 from agentrl.databases.task_file import TaskFileError
 from agentrl.inference.protocol import ServiceUnreachable
 from agentrl.training.agreement import Agreement, FailedElsewhere, ProcessLost, known_to_all
+from agentrl.training.auxiliary import critic_start, reference_start
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.checkpoint import (
     CheckpointError,
@@ -54,13 +55,12 @@ from agentrl.training.checkpoint import (
     supersede_others,
 )
 from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
-from agentrl.training.costs import CostModel
-from agentrl.training.duties import HeldRun, RunDuties
+from agentrl.training.coordinator import HeldRun, RunCoordinator
+from agentrl.training.flops import FlopsModel
 from agentrl.training.learner import Learner
 from agentrl.training.lora import add_adapter
 from agentrl.training.metrics import MetricsWriter, StepTimes, step_metrics
 from agentrl.training.model_folder import ModelFolderError
-from agentrl.training.models_beside import critic_start, reference_start
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.parallel.launch import join_processes
 from agentrl.training.publication import gather_publication
@@ -127,7 +127,7 @@ def run_process(argv: Sequence[str]) -> NoReturn:
 class Trainer:
     """One process of the trainer.
 
-    All processes do the same; what only rank 0 does (`RunDuties`) goes through an `Agreement`.
+    All processes do the same; what only rank 0 does (`RunCoordinator`) goes through an `Agreement`.
     """
 
     def __init__(self, config: Config, accelerator: Accelerator, stack: ExitStack) -> None:
@@ -139,7 +139,7 @@ class Trainer:
             signal.signal(number, self._on_signal)
         self._accelerator = accelerator
         self._database: RunDatabase | None = None
-        self._duties: RunDuties | None = None
+        self._coordinator: RunCoordinator | None = None
         self._background = stack.enter_context(BackgroundLoop())
         stack.callback(self._let_go)
         join_processes(accelerator)
@@ -200,12 +200,12 @@ class Trainer:
 
     def _take_run(self, database: RunDatabase, rows_per_step: int) -> HeldRun:
         """For rank 0."""
-        self._duties = duties = RunDuties(
+        self._coordinator = coordinator = RunCoordinator(
             database, self._config, self._output, process_name(), rows_per_step
         )
-        held = self._background.run(duties.acquire())
-        self._background.run(duties.enter())
-        duties.run_beside(self._background)
+        held = self._background.run(coordinator.acquire())
+        self._background.run(coordinator.enter())
+        coordinator.run_beside(self._background)
         return held
 
     def run(self) -> None:
@@ -215,17 +215,17 @@ class Trainer:
             lambda: MetricsWriter(self._output, self._accelerator, self._config, self._step)
         )
         assert self._database is not None
-        source = self._duties.source(self._stop) if self._duties else None
+        source = self._coordinator.source(self._stop) if self._coordinator else None
         learner = self._learner
-        costs = CostModel.of(learner.model)
+        costs = FlopsModel.of(learner.model)
         stream = RowStream(self._background, self._database, source, learner.mesh, costs)
         # A policy that has not been tried on these tasks before is evaluated as it is.
-        untried = self._step == 0 or bool(self._duties and self._duties.begins_data)
+        untried = self._step == 0 or bool(self._coordinator and self._coordinator.begins_data)
         self._publish(evaluate=untried)
-        self._from_main(lambda duties: duties.report(self._step, self._version, TRAINING))
+        self._from_main(lambda coordinator: coordinator.report(self._step, self._version, TRAINING))
         if self._step == 0:
             self._finish_publishing()
-            self._from_main(lambda duties: duties.await_evaluation(0, self._stop))
+            self._from_main(lambda coordinator: coordinator.await_evaluation(0, self._stop))
         if self._step < self._held.total_steps:
             stream.start(self._step + 1)
             try:
@@ -251,7 +251,7 @@ class Trainer:
                 stream.start(self._step + 2)
             began = time.monotonic()
             if self._config.services.inf_share_gpus:
-                self._from_main(lambda duties: duties.release_gpus())
+                self._from_main(lambda coordinator: coordinator.release_gpus())
             statistics = self._learner.step(rows.mine)
             train_seconds = time.monotonic() - began
             self._step += 1
@@ -286,9 +286,9 @@ class Trainer:
 
     def _commit(self, rows: StepRows) -> None:
         """For rank 0."""
-        assert self._duties is not None
+        assert self._coordinator is not None
         ids = [header.id for header in rows.headers]
-        self._background.run(self._duties.commit(self._step, ids))
+        self._background.run(self._coordinator.commit(self._step, ids))
 
     def _record(
         self,
@@ -299,10 +299,10 @@ class Trainer:
         times: StepTimes,
     ) -> None:
         """The step that was taken, in the database, the metrics and the log. For rank 0."""
-        assert self._duties is not None
+        assert self._coordinator is not None
         step, total = self._step, self._held.total_steps
-        self._background.run(self._duties.report(step, self._version, TRAINING))
-        counts = self._background.run(self._duties.counts())
+        self._background.run(self._coordinator.report(step, self._version, TRAINING))
+        counts = self._background.run(self._coordinator.counts())
         line = step_metrics(
             step, trained_version, statistics, rows.headers, rows.balance, times, counts
         )
@@ -326,10 +326,10 @@ class Trainer:
 
     def _start(self) -> int:
         """The version to publish first, when ledger and folder are at the step. For rank 0."""
-        assert self._duties is not None
-        version = self._background.run(self._duties.start(self._step))
+        assert self._coordinator is not None
+        version = self._background.run(self._coordinator.start(self._step))
         clear_unfinished(self._output)
-        supersede_others(self._output, self._step, self._duties.starts)
+        supersede_others(self._output, self._step, self._coordinator.starts)
         return version
 
     def _publish(self, *, evaluate: bool) -> None:
@@ -345,8 +345,10 @@ class Trainer:
             if self._accelerator.device.type == "cuda":
                 torch.cuda.empty_cache()
             dist.barrier()
-        if self._duties:
-            self._publishing = self._background.submit(self._duties.publish(publication, evaluate))
+        if self._coordinator:
+            self._publishing = self._background.submit(
+                self._coordinator.publish(publication, evaluate)
+            )
 
     def _finish_publishing(self) -> None:
         """Wait for the services to have the last publication, and raise its error."""
@@ -379,8 +381,8 @@ class Trainer:
 
     def _hold_run(self) -> None:
         """Raises `TrainerReplaced` if another trainer has taken the run. For any thread."""
-        if self._duties:
-            self._background.submit(self._duties.hold()).result()
+        if self._coordinator:
+            self._background.submit(self._coordinator.hold()).result()
 
     def _finish(self) -> None:
         """The last checkpoint and evaluation; or, after a stop, the checkpoint only."""
@@ -389,12 +391,12 @@ class Trainer:
             self._save()
         self._saver.wait()
         self._finish_publishing()
-        self._from_main(lambda duties: duties.close_publisher())
-        self._from_main(lambda duties: duties.give_back_rows())
+        self._from_main(lambda coordinator: coordinator.close_publisher())
+        self._from_main(lambda coordinator: coordinator.give_back_rows())
         dist.barrier()
         # The others leave; the evaluation needs no collective.
-        if self._duties and not stopped:
-            run, background = self._duties, self._background
+        if self._coordinator and not stopped:
+            run, background = self._coordinator, self._background
             background.run(run.report(self._step, self._version, EVALUATING))
             background.run(run.evaluate(self._step, self._stop))
             if not self._stop.is_set():
@@ -409,7 +411,7 @@ class Trainer:
         self._stop.set()
         self._saved_step = max(self._saved_step, 0)  # the start weights need no checkpoint
         self._finish()
-        self._from_main(lambda duties: duties.give_up(str(hopeless)))
+        self._from_main(lambda coordinator: coordinator.give_up(str(hopeless)))
 
     def _any_rank_stops(self) -> bool:
         """Whether any process got a signal; then all of them stop after the same step.
@@ -423,12 +425,12 @@ class Trainer:
             self._stop.set()
         return stopping  # and not what came since, which is for this process only
 
-    def _from_main(self, ask: Callable[[RunDuties], Coroutine[Any, Any, T]]) -> T:
+    def _from_main(self, ask: Callable[[RunCoordinator], Coroutine[Any, Any, T]]) -> T:
         """What rank 0 does in the database or at the services; all get what comes of it."""
 
         def here() -> T:
-            assert self._duties is not None
-            return self._background.run(ask(self._duties))
+            assert self._coordinator is not None
+            return self._background.run(ask(self._coordinator))
 
         return self._agreement.from_main(here)
 
@@ -445,8 +447,8 @@ class Trainer:
     def _let_go(self) -> None:
         """Give the run back, so that the next trainer need not wait, and close the database."""
         try:
-            if self._duties:
-                self._background.submit(self._duties.release()).result()
+            if self._coordinator:
+                self._background.submit(self._coordinator.release()).result()
         finally:
             if self._database:
                 self._background.submit(self._database.close()).result()

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.inference.engine.slots import WORTH_WAITING, Slot, SlotTable
+from agentrl.inference.engine.slots import WORTH_WAITING, CacheSlot, SlotTable
 
 PROMPT = list(range(100, 140))
 
 
-def run_to_end(table: SlotTable, tokens: list[int], output: list[int]) -> Slot:
+def run_to_end(table: SlotTable, tokens: list[int], output: list[int]) -> CacheSlot:
     placement = table.place(tokens)
     assert placement is not None
     table.computed(placement.slot)

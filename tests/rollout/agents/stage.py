@@ -74,7 +74,7 @@ class Stage:
     def _claim(self, values: dict[str, Any]) -> Claim:
         task = Task(
             id=f"train-0-line-{self._n_attempts}", task_id="line-1", split=Split.TRAIN, epoch=0,
-            seq=0, place=0, pending=0, slots=[Slot(traj=0)],
+            seq=0, group_order=0, pending=0, slots=[Slot(rollout=0)],
             **{"query": "How many?", "answer": "42", "scorer": "exact_match",
                "answer_schema": "answer", **values},
         )  # fmt: skip

@@ -57,7 +57,7 @@ async def test_a_function_uses_tools_and_answers_as_the_built_in_agent_does(stag
     prompts = stage.service.prompts
     assert prompts[:2] == prompts[2:]
     same = {
-        "n_turns", "n_tool_calls", "n_tool_errors", "n_segments", "n_junctions", "n_drifts",
+        "n_turns", "n_tool_calls", "n_tool_errors", "n_segments", "n_continuations", "n_drifts",
         "turn_statuses", "tokens", "versions", "final_answer", "stop_reason", "score", "scores",
     }  # fmt: skip
     assert mine.model_dump(include=same) == built_in.model_dump(include=same)

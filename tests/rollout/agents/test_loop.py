@@ -85,7 +85,7 @@ async def test_a_loop_runs_as_it_is_and_its_tokens_are_the_row(stage: Stage) -> 
     stage.lines = ["Perhaps 7.", "<answer>42</answer>"]
     record = await stage.attempt("loop")
     assert (record.stop_reason, record.final_answer, record.score) == ("answered", "42", 1.0)
-    assert (record.n_turns, record.n_segments, record.n_junctions) == (2, 1, 1)
+    assert (record.n_turns, record.n_segments, record.n_continuations) == (2, 1, 1)
     [first, second] = stage.service.prompts
     assert first == stage.renderer.render_prompt([{"role": "user", "content": "How many?"}])
     ids, mask, logprobs = await row_of(stage, record)

@@ -62,7 +62,7 @@ async def add(database: RunDatabase, agents: list[str | None], attempts: int = 2
         )
         for number, agent in enumerate(agents)
     ]  # fmt: skip
-    ledger = TaskLedger(database, "feeder", lease_seconds=9, max_attempts=1)
+    ledger = TaskLedger(database, "feeder", lease_seconds=9, max_failures=1)
     await ledger.add(make_tasks(lines, Split.TRAIN, 0, attempts, range(len(lines))))
 
 

@@ -1,6 +1,6 @@
 """Random conversations, and holding them turn by turn as a sampler does.
 
-`hold` gives the tokens that a sampler would have, and what happened at each junction. The fuzz
+`hold` gives the tokens that a sampler would have, and what happened at each prompt_change. The fuzz
 program (`tests/fuzz/chat_families.py`) and the properties (`test_families.py`) share it.
 """
 

@@ -279,7 +279,7 @@ def test_a_template_whose_turns_cannot_be_told_is_refused(
         ChatRenderer(trained_tokenizer)
 
 
-def test_a_template_that_rewrites_what_stood_before_begins_a_segment_at_every_junction(
+def test_a_template_that_rewrites_what_stood_before_begins_a_segment_at_every_continuation(
     trained_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     trained_tokenizer.chat_template = COUNTING

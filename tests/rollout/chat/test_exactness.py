@@ -44,4 +44,4 @@ def test_a_template_whose_text_depends_on_when_it_is_applied_drifts_everywhere()
         "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant ' + strftime_now('%f') }}"
     )
     found = check_exactness(ChatRenderer(tokenizer), conversations=6)
-    assert found.drifts == found.junctions
+    assert found.drifts == found.continuations

@@ -9,7 +9,7 @@ from chat_endpoint import ChatEndpoint, chat_endpoint
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout import helping_models
+from agentrl.rollout import llm_client
 from agentrl.rollout.mcp.agent_config import AgentConfig
 from agentrl.rollout.scorers import Scorers
 
@@ -31,6 +31,6 @@ async def scorers(records: RecordLedger) -> AsyncIterator[Scorers]:
 @pytest.fixture
 async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChatEndpoint]:
     """Models that help, with scripted replies."""
-    monkeypatch.setattr(helping_models, "_RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(llm_client, "_RETRY_PAUSE_S", 0.01)
     async with chat_endpoint() as endpoint:
         yield endpoint

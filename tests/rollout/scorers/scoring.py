@@ -17,16 +17,16 @@ from agentrl.policy_version import VersionSpan
 def make_task(scorer: str, **values: Any) -> Task:
     """A task with four slots."""
     return Task(
-        _id="train-0-a", split=Split.TRAIN, epoch=0, seq=0, place=0, task_id="a", pending=0,
-        scorer=scorer, slots=[Slot(traj=traj) for traj in range(4)],
+        _id="train-0-a", split=Split.TRAIN, epoch=0, seq=0, group_order=0, task_id="a", pending=0,
+        scorer=scorer, slots=[Slot(rollout=rollout) for rollout in range(4)],
         **{"query": "?", "answer": "42", **values},
     )  # fmt: skip
 
 
-def make_record(final_answer: str | None = "42", traj: int = 0, **values: Any) -> Record:
+def make_record(final_answer: str | None = "42", rollout: int = 0, **values: Any) -> Record:
     """A finished Record of that task."""
     return Record(
-        _id=f"train-0-a-t{traj}-a0", task="train-0-a", task_id="a", traj=traj, attempt=0,
+        _id=f"train-0-a-t{rollout}-a0", task="train-0-a", task_id="a", rollout=rollout, attempt=0,
         split=Split.TRAIN, epoch=0, owner="test", query="?", final_answer=final_answer, **values,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from agentrl.rollout.scorers.ruler import SHOWN_CHARACTERS, RulerError, material
 
 async def attempts(database: RunDatabase, *outputs: str) -> list[Record]:
     """Records that each said one of these."""
-    records = [make_record(traj=traj) for traj in range(len(outputs))]
+    records = [make_record(rollout=rollout) for rollout in range(len(outputs))]
     for record, output in zip(records, outputs, strict=True):
         turn = make_turn(record, 0, "Which bin?", output)
         await database.turns.insert_one(turn.to_mongo())

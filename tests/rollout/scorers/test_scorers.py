@@ -219,8 +219,8 @@ async def test_a_scorer_of_the_whole_group_sees_all_that_the_others_scored(
     register_scorer("even", even)
     task = make_task("even + longest")
     records = [
-        await scorers.score(task, make_record(answer, traj=traj))
-        for traj, answer in enumerate(["42", "4242", "42424"])
+        await scorers.score(task, make_record(answer, rollout=rollout))
+        for rollout, answer in enumerate(["42", "4242", "42424"])
     ]
     assert [record.score for record in records] == [None, None, None]  # the group's is to come
     said = await scorers.score_group(task, records)
@@ -238,7 +238,7 @@ async def test_a_scorer_of_the_whole_group_has_to_score_every_record_of_it(
 
     register_scorer("short", short)
     with pytest.raises(ValueError, match="not a list with a score for each of the 2 Records"):
-        await scorers.score_group(make_task("short"), [make_record(), make_record(traj=1)])
+        await scorers.score_group(make_task("short"), [make_record(), make_record(rollout=1)])
 
 
 async def test_scorers_of_a_file_are_registered_once(tmp_path: Path, records: RecordLedger) -> None:
@@ -282,6 +282,6 @@ async def test_the_scorers_of_the_documentation_work(tmp_path: Path, records: Re
         record = await scorers.score(make_task("brief", answer="4"), make_record("4"))
         assert record.score == pytest.approx(1 / 1.01)
         assert record.explanations == {"brief": "1 characters"}
-        group = [make_record(n_tool_calls=3), make_record(traj=1, n_tool_calls=1)]
+        group = [make_record(n_tool_calls=3), make_record(rollout=1, n_tool_calls=1)]
         said = await scorers.score_group(make_task("fewest_calls"), group)
         assert [of.score for of in said] == [0.0, 1.0]

@@ -9,7 +9,7 @@ import pytest
 from tool_session import config_file
 
 from agentrl.configs import AgentConfig, ConfigError
-from agentrl.rollout.mcp.tool_servers import ServerSpec, Transport, read_servers
+from agentrl.rollout.mcp.tool_servers import ServerSpec, ToolTransport, read_servers
 
 
 def specs(url: str | Path | None, **flags: Any) -> tuple[ServerSpec, ...]:
@@ -23,14 +23,14 @@ def test_without_the_flag_there_are_no_servers() -> None:
 @pytest.mark.parametrize(
     ("url", "name", "transport"),
     [
-        ("http://host:9000/mcp", "host_9000", Transport.HTTP),
-        ("https://me:secret@host/x/sse", "host", Transport.SSE),
-        ("http://host/mcpapi/", "host", Transport.AGGREGATOR),
-        ("web=http://host/mcp?key=a,b", "web", Transport.HTTP),
+        ("http://host:9000/mcp", "host_9000", ToolTransport.HTTP),
+        ("https://me:secret@host/x/sse", "host", ToolTransport.SSE),
+        ("http://host/mcpapi/", "host", ToolTransport.AGGREGATOR),
+        ("web=http://host/mcp?key=a,b", "web", ToolTransport.HTTP),
     ],
 )
 def test_a_url_says_what_it_is_and_its_label_keeps_secrets(
-    url: str, name: str, transport: Transport
+    url: str, name: str, transport: ToolTransport
 ) -> None:
     [spec] = specs(url, mcp_auth_token="token")
     assert (spec.name, spec.transport) == (name, transport)
@@ -70,12 +70,12 @@ def test_a_file_is_read_as_other_clients_write_it(
         },
     )  # fmt: skip
     files, web, old, editor = specs(path)
-    assert (files.transport, files.command) == (Transport.STDIO, "npx")
+    assert (files.transport, files.command) == (ToolTransport.STDIO, "npx")
     assert files.args == ("-y", "server", "/data")
     assert files.env == {"KEY": "k"}
-    assert (web.transport, web.headers) == (Transport.HTTP, {"Authorization": "Bearer k"})
+    assert (web.transport, web.headers) == (ToolTransport.HTTP, {"Authorization": "Bearer k"})
     assert (web.timeout_s, web.sessions, web.per_record) == (7, 4, False)
-    assert (old.transport, old.per_record) == (Transport.SSE, True)
+    assert (old.transport, old.per_record) == (ToolTransport.SSE, True)
     assert editor.url == "http://c/mcp"
     assert [spec.name for spec in specs(path, mcp_server_name="old, web")] == ["web", "old"]
 

@@ -15,7 +15,7 @@ from agentrl.rollout.mcp.tools import ToolBox, ToolSession, open_tools
 def a_task(task_id: str = "task", **fields: Any) -> Task:
     """A task whose line held these further fields."""
     return Task(
-        _id=f"train-0-{task_id}", split=Split.TRAIN, epoch=0, seq=0, place=0, task_id=task_id,
+        _id=f"train-0-{task_id}", split=Split.TRAIN, epoch=0, seq=0, group_order=0, task_id=task_id,
         query="How many?", pending=0, slots=[], fields=fields,
     )  # fmt: skip
 

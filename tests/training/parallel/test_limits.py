@@ -8,7 +8,7 @@ from tiny import VOCABULARY, tiny_model
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
 
 from agentrl.configs import ConfigError, ParallelConfig, parse_config
-from agentrl.training.parallel import ParallelSizes, check_model
+from agentrl.training.parallel import ParallelSizes, check_degrees
 
 DEGREES = st.sampled_from([1, 2, 3, 4])
 
@@ -47,25 +47,25 @@ def test_degrees_that_do_not_divide_the_model_are_refused(
     sizes: ParallelSizes, cp_mode: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_model(tiny_model(), sizes, cp_mode)
+        check_degrees(tiny_model(), sizes, cp_mode)
 
 
 def test_gathered_keys_need_no_particular_number_of_heads() -> None:
-    check_model(tiny_model(), ParallelSizes(cp=3), "allgather")
+    check_degrees(tiny_model(), ParallelSizes(cp=3), "allgather")
 
 
 def test_experts_are_spread_evenly_or_not_at_all() -> None:
     moe = CASES["qwen3_moe"].model()
-    check_model(moe, ParallelSizes(ep=4), "ulysses")
+    check_degrees(moe, ParallelSizes(ep=4), "ulysses")
     with pytest.raises(ConfigError, match="does not divide the model's 4 experts"):
-        check_model(moe, ParallelSizes(ep=3), "ulysses")
+        check_degrees(moe, ParallelSizes(ep=3), "ulysses")
 
 
 def test_a_model_without_a_plan_has_no_tensor_parallelism() -> None:
     config = GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=VOCABULARY, n_positions=64)
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ConfigError, match="gpt2 has no plan for tensor parallelism"):
-        check_model(model, ParallelSizes(tp=2), "ulysses")
+        check_degrees(model, ParallelSizes(tp=2), "ulysses")
 
 
 def test_a_model_that_cannot_attend_over_trees_has_no_context_parallelism() -> None:
@@ -75,7 +75,7 @@ def test_a_model_that_cannot_attend_over_trees_has_no_context_parallelism() -> N
         sliding_window=16, max_window_layers=0,
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"made of tree attention.*see 16 tokens at most"):
-        check_model(AutoModelForCausalLM.from_config(config), ParallelSizes(cp=2), "allgather")
+        check_degrees(AutoModelForCausalLM.from_config(config), ParallelSizes(cp=2), "allgather")
 
 
 @pytest.mark.parametrize(

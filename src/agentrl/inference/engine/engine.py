@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from agentrl.inference.engine.config import EngineConfig
-from agentrl.inference.engine.http_api import Prompt, PromptLimits, RequestError
+from agentrl.inference.engine.http_api import PromptLimits, PromptRequest, RequestError
 from agentrl.inference.engine.model_runner import ModelRunner
 from agentrl.inference.engine.request import LiveRequest
 from agentrl.inference.engine.scheduler import PauseMode, Scheduler
@@ -70,7 +70,7 @@ class LocalEngine:
             for _ in range(_TURNS_PER_STEP):
                 await asyncio.sleep(0)
 
-    async def generate(self, prompts: Sequence[Prompt]) -> list[LiveRequest]:
+    async def generate(self, prompts: Sequence[PromptRequest]) -> list[LiveRequest]:
         """Generate for all prompts of one body; when cancelled, none of them goes on.
 
         Raises RequestError, generating nothing, when a rid is taken.
@@ -88,7 +88,7 @@ class LocalEngine:
                 self.scheduler.abort(prompt.rid)
             raise
 
-    async def stream(self, prompt: Prompt) -> AsyncGenerator[LiveRequest]:
+    async def stream(self, prompt: PromptRequest) -> AsyncGenerator[LiveRequest]:
         """Generate for a prompt; the request at each `stream_interval` of its output, and ended.
 
         When the iterator is closed early, the request does not go on. Raises RequestError when the
@@ -108,7 +108,7 @@ class LocalEngine:
             if request.finish is None:
                 self.scheduler.abort(prompt.rid)
 
-    def _check_rids(self, prompts: Sequence[Prompt]) -> None:
+    def _check_rids(self, prompts: Sequence[PromptRequest]) -> None:
         rids = [prompt.rid for prompt in prompts]
         for index, rid in enumerate(rids):
             if self.scheduler.is_live(rid) or rid in rids[:index]:
@@ -182,7 +182,7 @@ class LocalEngine:
 
 
 def _live(
-    prompt: Prompt,
+    prompt: PromptRequest,
     on_finish: Callable[[LiveRequest], None],
     on_progress: Callable[[], None] | None = None,
 ) -> LiveRequest:

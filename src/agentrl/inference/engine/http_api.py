@@ -54,7 +54,7 @@ class PromptLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptRequest:
     """One generation that a body asks for, and how to present its answer."""
 
     rid: str
@@ -76,7 +76,7 @@ class GenerateBody:
     `stream`: there is one, and its output is wanted as it comes.
     """
 
-    prompts: list[Prompt]
+    prompts: list[PromptRequest]
     many: bool
     stream: bool
 
@@ -151,7 +151,7 @@ def parse_generate(body: object, limits: PromptLimits, text: Text) -> GenerateBo
     rids = _one_for_each(body.get("rid"), len(inputs), many, "rid")
     params = _one_for_each(body.get("sampling_params"), len(inputs), many, "sampling_params")
     logprobs = _one_for_each(body.get("return_logprob"), len(inputs), many, "return_logprob")
-    prompts: list[Prompt] = []
+    prompts: list[PromptRequest] = []
     for ids, rid, sent, logprob in zip(inputs, rids, params, logprobs, strict=True):
         if rid is not None and not isinstance(rid, str):
             raise BodyError(f"rid must be a string, got {rid!r:.100}")
@@ -205,7 +205,7 @@ def _prompts(
     return_logprob: bool,
     limits: PromptLimits,
     text: Text,
-) -> list[Prompt]:
+) -> list[PromptRequest]:
     """The `n` generations of one prompt; each of several gets a fresh rid, as in SGLang."""
     sampling = TokenSampling(
         temperature=params.number("temperature", 1.0),
@@ -238,7 +238,7 @@ def _prompts(
         raise RequestError("the served model has no tokenizer: use stop_token_ids instead of stop")
     _check_length(ids, max_new_tokens, limits)
     return [
-        Prompt(
+        PromptRequest(
             rid=rid if rid is not None and n == 1 else uuid.uuid4().hex,
             input_ids=ids,
             sampling=sampling if copy == 0 else sampling.for_copy(copy),
@@ -279,7 +279,7 @@ def _check_length(ids: list[int], max_new_tokens: int, limits: PromptLimits) -> 
 
 
 def generate_answer(
-    request: LiveRequest, prompt: Prompt, text: Text, latest_version: str
+    request: LiveRequest, prompt: PromptRequest, text: Text, latest_version: str
 ) -> dict[str, object]:
     """The answer for one request, or what a stream says of one that has not ended.
 
@@ -331,7 +331,7 @@ def _finish_reason(request: LiveRequest) -> dict[str, object] | None:
     return {"type": "abort", "message": finish.message, "status_code": None, "err_type": None}
 
 
-def _text(request: LiveRequest, prompt: Prompt, text: Text) -> str:
+def _text(request: LiveRequest, prompt: PromptRequest, text: Text) -> str:
     """The text of an ended request."""
     assert request.finish is not None
     shown, matched = request.output_ids, request.finish.matched

@@ -21,7 +21,7 @@ ATTENTION = "agentrl_engine"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PrefillChunk:
     """New tokens of one prefilling row: positions `start..end-1`."""
 
     row: int
@@ -37,7 +37,7 @@ class StepLayout:
     rows_N: Tensor
     positions_N: Tensor
     mask_B11L: Tensor
-    segments: tuple[Segment, ...]
+    segments: tuple[PrefillChunk, ...]
     segment_masks: tuple[Tensor | None, ...]
 
 
@@ -90,7 +90,9 @@ class KVCache(Cache):
         values[place] = value_states[0].transpose(0, 1)
         return keys, values
 
-    def lay_out(self, decode_positions: Sequence[int], segments: Sequence[Segment]) -> StepLayout:
+    def lay_out(
+        self, decode_positions: Sequence[int], segments: Sequence[PrefillChunk]
+    ) -> StepLayout:
         """Plan a step: a token at each of `decode_positions` of rows 0.., then the segments'."""
         device = self._range.device
         rows = list(range(len(decode_positions)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from agentrl.inference.engine.config import EngineConfig
-from agentrl.inference.engine.kv_cache import ATTENTION, KVCache, Segment, kv_heads
+from agentrl.inference.engine.kv_cache import ATTENTION, KVCache, PrefillChunk, kv_heads
 
 # Idle slots beside the running ones, as a multiple of these: where the prefixes of conversations
 # wait while their tools run.
@@ -91,7 +91,7 @@ class ModelRunner:
         self,
         decode_ids: Sequence[int],
         decode_positions: Sequence[int],
-        segments: Sequence[Segment],
+        segments: Sequence[PrefillChunk],
         segment_ids: Sequence[Sequence[int]],
         segment_wanted: Sequence[bool],
     ) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentrl.inference.engine.sampling import TokenSampling
-from agentrl.inference.engine.slots import Slot
+from agentrl.inference.engine.slots import CacheSlot
 from agentrl.inference.engine.text import StopStrings
 
 
@@ -23,7 +23,7 @@ class Finish:
 
 
 @dataclass(slots=True)
-class Span:
+class VersionStart:
     """Output tokens from `start` on, up to the next span, were sampled by weights `version`."""
 
     version: str
@@ -51,8 +51,8 @@ class LiveRequest:
     stream_interval: int = 1
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    slot: Slot | None = None
+    spans: list[VersionStart] = field(default_factory=list)
+    slot: CacheSlot | None = None
     computed: int = 0
     epoch: int = 0
     cached_tokens: int | None = None
@@ -82,7 +82,7 @@ class LiveRequest:
         if self.spans and self.spans[-1].start == start:
             self.spans.pop()
         if not self.spans or self.spans[-1].version != version:
-            self.spans.append(Span(version, start))
+            self.spans.append(VersionStart(version, start))
 
     def accept(self, token: int, logprob: float) -> bool:
         """Append a sampled token; True when it is the last one.

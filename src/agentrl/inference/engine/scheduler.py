@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import torch
 
-from agentrl.inference.engine.kv_cache import Segment
+from agentrl.inference.engine.kv_cache import PrefillChunk
 from agentrl.inference.engine.model_runner import ModelRunner
 from agentrl.inference.engine.request import Finish, LiveRequest
 from agentrl.inference.engine.sampling import edit_logits, sample, seeded_uniform
@@ -227,17 +227,17 @@ class Scheduler:
             self._prefilling.append(request)
         self._waiting.extendleft(reversed(passed))
 
-    def _plan_prefill(self) -> tuple[list[Segment], list[list[int]]]:
+    def _plan_prefill(self) -> tuple[list[PrefillChunk], list[list[int]]]:
         """Chunks of the prefilling requests, in their order, within the budget of one step."""
         budget = self._max_prefill_tokens
-        segments: list[Segment] = []
+        segments: list[PrefillChunk] = []
         chunks: list[list[int]] = []
         for request in self._prefilling:
             if budget <= 0:
                 break
             assert request.slot is not None
             end = min(request.total, request.computed + budget)
-            segments.append(Segment(request.slot.row, request.computed, end))
+            segments.append(PrefillChunk(request.slot.row, request.computed, end))
             chunks.append(request.tokens()[request.computed : end])
             budget -= end - request.computed
         return segments, chunks

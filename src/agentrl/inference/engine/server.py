@@ -20,7 +20,7 @@ from agentrl.inference.engine.control import ControlBody, answer, bad_request
 from agentrl.inference.engine.engine import LocalEngine
 from agentrl.inference.engine.http_api import (
     BodyError,
-    Prompt,
+    PromptRequest,
     RequestError,
     generate_answer,
     parse_generate,
@@ -135,7 +135,7 @@ class _Server:
         ]
         return answer(answers if body.many else answers[0])
 
-    async def _stream(self, request: web.Request, prompt: Prompt) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, prompt: PromptRequest) -> web.StreamResponse:
         """Server-sent events with all output so far, the last one with how it ended."""
         engine = self._engine
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -262,7 +262,7 @@ class _Server:
 
     async def _health(self, request: web.Request) -> web.Response:
         """Generate one token; 503 when that takes too long, as when generation is paused."""
-        probe = Prompt(
+        probe = PromptRequest(
             rid=f"HEALTH_CHECK_{uuid.uuid4().hex}",
             input_ids=[0],
             sampling=TokenSampling(greedy=True),

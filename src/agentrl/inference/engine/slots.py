@@ -16,7 +16,7 @@ WORTH_WAITING = 16
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class CacheSlot:
     """One slot. `index` is its identity, `row` where its keys and values lie now."""
 
     index: int
@@ -30,16 +30,16 @@ class Placement:
     """A slot for a request, `cached` prompt tokens of which are there once `copy_from` is copied
     (None: they are there already)."""
 
-    slot: Slot
+    slot: CacheSlot
     cached: int
-    copy_from: Slot | None
+    copy_from: CacheSlot | None
 
 
 class SlotTable:
     """All slots of a cache of `num_slots` rows of `row_length` positions."""
 
     def __init__(self, num_slots: int, row_length: int) -> None:
-        self.slots = [Slot(index, index) for index in range(num_slots)]
+        self.slots = [CacheSlot(index, index) for index in range(num_slots)]
         self._by_row = list(self.slots)
         self._idle = num_slots
         self._clock = 0
@@ -91,12 +91,12 @@ class SlotTable:
         self._tokens[slot.index, : len(ids)] = ids
         return Placement(slot, cached, copy_from)
 
-    def computed(self, slot: Slot) -> None:
+    def computed(self, slot: CacheSlot) -> None:
         """The keys and values of the tokens given to `place` are there now."""
         self._ready[slot.index] = self._coming[slot.index]
         self._coming[slot.index] = 0
 
-    def release(self, slot: Slot, tokens: Sequence[int]) -> None:
+    def release(self, slot: CacheSlot, tokens: Sequence[int]) -> None:
         """Give the slot back with the keys and values of `tokens` in it; empty: with nothing."""
         assert slot.held
         slot.held = False
@@ -112,7 +112,7 @@ class SlotTable:
         self._ready[:] = 0
         self._coming[:] = 0
 
-    def compact(self, decoding: Sequence[Slot]) -> list[tuple[int, int]]:
+    def compact(self, decoding: Sequence[CacheSlot]) -> list[tuple[int, int]]:
         """Bring `decoding` to rows 0..n-1; returns the pairs of rows to swap, all distinct."""
         front = len(decoding)
         inside = {slot.row for slot in decoding if slot.row < front}
@@ -137,14 +137,14 @@ class SlotTable:
         first = differs.argmax(axis=1)
         return np.where(differs[np.arange(len(first)), first], first, reach)
 
-    def _reclaim(self) -> Slot:
+    def _reclaim(self) -> CacheSlot:
         """The idle slot to overwrite: an empty one, else the one longest unused."""
         return min(
             (slot for slot in self.slots if not slot.held),
             key=lambda slot: (self._ready[slot.index] > 0, slot.last_used, slot.row),
         )
 
-    def _hold(self, slot: Slot) -> None:
+    def _hold(self, slot: CacheSlot) -> None:
         assert not slot.held
         slot.held = True
         self._idle -= 1

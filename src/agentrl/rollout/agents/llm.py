@@ -43,7 +43,7 @@ class OpenTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ChatReply:
     """What the model said.
 
     `message` is to be appended to the messages. `text` is all that it wrote, `content` what it
@@ -102,7 +102,7 @@ class ChatModel:
         messages: Sequence[Message],
         tools: Sequence[ToolSchema] = (),
         max_new_tokens: int | None = None,
-    ) -> Reply:
+    ) -> ChatReply:
         """Let the model go on from these messages.
 
         `messages`: role and content each, as OpenAI writes them. `tools`: the schemas that the
@@ -144,7 +144,7 @@ class ChatModel:
         self._ids_of[generated.text] = answer.output_ids
         self._open.append(turn)
         self.last = turn
-        return Reply(
+        return ChatReply(
             message, generated.text, parsed.content, parsed.calls, generated.stop_reason, turn
         )
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Protocol
 
 
-class Call(Protocol):
+class GenerateCall(Protocol):
     """A call of the model: what it was asked with and what it answered."""
 
     @property
@@ -37,7 +37,7 @@ def generated_spans(
     prompt_ids: Sequence[int],
     response_ids: Sequence[int],
     response_mask: Sequence[int],
-    calls: Sequence[Call],
+    calls: Sequence[GenerateCall],
 ) -> list[GeneratedSpan]:
     """The stretches of the response that its mask marks and a call made, in order.
 
@@ -78,7 +78,7 @@ def generated_spans(
     return spans
 
 
-def _n_matching(whole: Sequence[int], call: Call) -> int:
+def _n_matching(whole: Sequence[int], call: GenerateCall) -> int:
     """How many of a call's output tokens stand where it made them."""
     start = len(call.prompt_ids)
     if list(whole[:start]) != list(call.prompt_ids):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.databases.documents import ToolCall
-from agentrl.rollout.agents.llm import ChatModel, OpenTurn, Reply
+from agentrl.rollout.agents.llm import ChatModel, ChatReply, OpenTurn
 from agentrl.rollout.chat import Message, ToolSchema
 from agentrl.rollout.mcp.resources import ToolSampler
 from agentrl.rollout.mcp.tools import ToolAnswer
@@ -23,7 +23,7 @@ class AgentTools:
         """The tools as OpenAI's function schemas, for `llm.chat`."""
         return self._sampler.resources.tools.schemas
 
-    async def answer(self, reply: Reply) -> list[Message]:
+    async def answer(self, reply: ChatReply) -> list[Message]:
         """Make a reply's calls, all at once; returns the messages that answer them, in order.
 
         A call that cannot be made, and a tool that fails, are answered with what was wrong.

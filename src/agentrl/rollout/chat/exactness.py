@@ -51,15 +51,15 @@ class Situation(StrEnum):
 class Exactness:
     """What random conversations showed.
 
-    junctions, drifts: by situation; reasons: of the drifts; restyled: turns that the template would
-    write in other characters and that stay as they were generated; refused: conversations that the
-    template does not take; inexact: what was wrong with the first conversation whose tokens were
-    not the template's. computed: tokens that training computes, over those of the same turns in one
-    segment (1 where nothing drifts).
+    continuations, drifts: by situation; reasons: of the drifts; restyled: turns that the template
+    would write in other characters and that stay as they were generated; refused: conversations
+    that the template does not take; inexact: what was wrong with the first conversation whose
+    tokens were not the template's. computed: tokens that training computes, over those of the same
+    turns in one segment (1 where nothing drifts).
     """
 
     conversations: int
-    junctions: dict[Situation, int]
+    continuations: dict[Situation, int]
     drifts: dict[Situation, int]
     reasons: dict[Drift, int]
     restyled: int
@@ -72,10 +72,10 @@ class Exactness:
         """The findings in words."""
         if self.inexact is not None:
             return f"multi-turn training is not exact: {self.inexact}"
-        total = sum(self.junctions.values())
+        total = sum(self.continuations.values())
         text = (
             f"multi-turn training is exact: in {self.conversations - self.refused} random "
-            f"conversations with {total} junctions every prompt held what was sampled, and was "
+            f"conversations with {total} continuations every prompt held what was sampled, and was "
             "otherwise, token for token, the chat template's"
         )
         if self.refused:
@@ -88,7 +88,7 @@ class Exactness:
         if not any(self.drifts.values()):
             return f"{text}; it always extends what was sampled"
         where = " and ".join(
-            f"{situation} ({n} of {self.junctions[situation]})"
+            f"{situation} ({n} of {self.continuations[situation]})"
             for situation, n in self.drifts.items()
             if n
         )
@@ -101,9 +101,9 @@ class Exactness:
 
 
 def check_exactness(renderer: ChatRenderer, conversations: int = 150, seed: int = 0) -> Exactness:
-    """Hold random conversations and count what happens at their junctions."""
+    """Hold random conversations and count what happens at their continuations."""
     source = Random(seed)
-    junctions: Counter[Situation] = Counter()
+    continuations: Counter[Situation] = Counter()
     drifts: Counter[Situation] = Counter()
     reasons: Counter[Drift] = Counter()
     refused, refusal, inexact = 0, None, None
@@ -116,7 +116,7 @@ def check_exactness(renderer: ChatRenderer, conversations: int = 150, seed: int 
         except TemplateRefusal as error:
             refused, refusal = refused + 1, refusal or str(error)
             continue
-        junctions[situation] += talk.context.n_junctions
+        continuations[situation] += talk.context.n_continuations
         drifts[situation] += talk.context.n_drifts
         reasons.update(talk.reasons)
         computed += talk.context.n_tokens
@@ -125,7 +125,7 @@ def check_exactness(renderer: ChatRenderer, conversations: int = 150, seed: int 
         restyled += talk.n_restyled
     return Exactness(
         conversations=conversations,
-        junctions=dict(junctions),
+        continuations=dict(continuations),
         drifts=dict(drifts),
         reasons=dict(reasons),
         restyled=restyled,

@@ -34,7 +34,7 @@ class TemplateRefusal(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RenderedPrompt:
     """A rendered prompt: its guarded text, its tokens, and messages and tools as guarded."""
 
     text: str
@@ -119,7 +119,9 @@ class ChatRenderer:
         """The tokens of a conversation that an assistant turn is to continue."""
         return list(self.prompt(messages, tools).ids)
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> Prompt:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
+    ) -> RenderedPrompt:
         """A rendered prompt; the attempts at one task share it."""
         return self._prompts(orjson.dumps(list(messages)), orjson.dumps(list(tools or ())))
 
@@ -191,11 +193,11 @@ class ChatRenderer:
         assert isinstance(text, str)
         return text
 
-    def _render_prompt(self, messages_json: bytes, tools_json: bytes) -> Prompt:
+    def _render_prompt(self, messages_json: bytes, tools_json: bytes) -> RenderedPrompt:
         guarded = tuple(map(self.guard_message, orjson.loads(messages_json)))
         tools = self.codec.guard_values(orjson.loads(tools_json)) or None
         text = self.render_text(guarded, tools)
-        return Prompt(text, tuple(self.encode(text)), guarded, tools)
+        return RenderedPrompt(text, tuple(self.encode(text)), guarded, tools)
 
 
 def _ids(token_ids: int | Sequence[int] | None) -> tuple[int, ...]:

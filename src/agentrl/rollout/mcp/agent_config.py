@@ -2,7 +2,7 @@
 
 `scorer_agent` judges answers, `ruler_agent` ranks attempts, `http_scorer` is a reward service
 (`rollout/scorers`). `browse_agent` reads long results of tools (`browse.py`). Each list of models
-is tried in order (`rollout/helping_models.py`).
+is tried in order (`rollout/llm_client.py`).
 """
 
 import os
@@ -67,7 +67,7 @@ class RewardServiceConfig(BaseModel):
 
 
 class AgentConfig(BaseModel):
-    """All helping models."""
+    """All LLM client."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

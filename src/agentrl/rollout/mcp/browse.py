@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 import orjson
 
 from agentrl.configs import ContextConfig, comma_separated
-from agentrl.rollout.helping_models import HelpingModels, NoModelAnswered, Reply
+from agentrl.rollout.llm_client import LLMClient, LLMReply, NoModelAnswered
 from agentrl.rollout.tool_calls import ParsedCall
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _FORM = "any text beside its thought"
 class BrowseAgent:
     """Reads long results. `models` are entered and closed by their owner."""
 
-    models: HelpingModels
+    models: LLMClient
     config: ContextConfig
 
     def reads(self, tool: str, result: str) -> bool:
@@ -46,7 +46,7 @@ class BrowseAgent:
             )
         )
 
-    async def summarise(self, question: str, call: ParsedCall, result: str) -> Reply[str] | None:
+    async def summarise(self, question: str, call: ParsedCall, result: str) -> LLMReply[str] | None:
         """What the result of `call` holds, and the model that says so; None if no model can."""
         limit = self.config.browse_max_chars
         shown = result[:limit]
@@ -60,7 +60,7 @@ class BrowseAgent:
             return None
 
 
-async def try_browsing(models: HelpingModels) -> None:
+async def try_browsing(models: LLMClient) -> None:
     """Have a result of a few words read. Raises `NoModelAnswered`."""
     material = _material("What is 2 + 2?", ParsedCall("add", {"a": 2, "b": 2}), "4")
     await models.ask(_INSTRUCTION, material, _read_summary, _FORM)

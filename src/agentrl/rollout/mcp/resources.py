@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.databases.documents import Record, ToolCall
 from agentrl.databases.tasks import Claim
-from agentrl.rollout.helping_models import HelpingModels
+from agentrl.rollout.llm_client import LLMClient
 from agentrl.rollout.mcp.agent_config import load_agent_config
 from agentrl.rollout.mcp.browse import BrowseAgent
 from agentrl.rollout.mcp.tools import ToolBox, ToolSession, open_tools
@@ -57,7 +57,7 @@ class ToolSampler(AsyncSampler):
         agents = load_agent_config(agent.agent_config_path)
         async with (
             open_tools(agent, patience_s, shared.records) as tools,
-            HelpingModels(agents.browse_agent) as models,
+            LLMClient(agents.browse_agent) as models,
         ):
             browse = BrowseAgent(models, shared.config.context)
             yield MCPResources(**vars(shared), tools=tools, browse=browse)

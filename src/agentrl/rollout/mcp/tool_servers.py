@@ -31,7 +31,7 @@ _NAMED = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<url>https?://.+)")
 _VARIABLE = re.compile(r"\$\{(?P<prefix>env:|input:)?(?P<name>[^}:]+)(?::-(?P<default>[^}]*))?\}")
 
 
-class Transport(StrEnum):
+class ToolTransport(StrEnum):
     """How a server is spoken to."""
 
     HTTP = "http"  # MCP over streamable HTTP
@@ -41,10 +41,10 @@ class Transport(StrEnum):
 
 
 _TYPES = {
-    **{transport.value: transport for transport in Transport},
-    "streamable-http": Transport.HTTP,
-    "streamable_http": Transport.HTTP,
-    "streamableHttp": Transport.HTTP,
+    **{transport.value: transport for transport in ToolTransport},
+    "streamable-http": ToolTransport.HTTP,
+    "streamable_http": ToolTransport.HTTP,
+    "streamableHttp": ToolTransport.HTTP,
 }
 
 
@@ -57,7 +57,7 @@ class ServerSpec:
     """
 
     name: str
-    transport: Transport
+    transport: ToolTransport
     timeout_s: float
     sessions: int = 1
     per_record: bool = False
@@ -71,7 +71,7 @@ class ServerSpec:
     @property
     def label(self) -> str:
         """The server for people: its name and place, without passwords and keys."""
-        if self.transport is Transport.STDIO:
+        if self.transport is ToolTransport.STDIO:
             return f"{self.name} (`{self.command}`)"
         parts = urlsplit(self.url)
         place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -108,7 +108,7 @@ def read_servers(agent: AgentConfig) -> tuple[ServerSpec, ...]:
     names = [spec.name for spec in specs]
     refuse_twins(names)
     wanted = wanted_servers(agent)
-    if wanted is None or any(spec.transport is Transport.AGGREGATOR for spec in specs):
+    if wanted is None or any(spec.transport is ToolTransport.AGGREGATOR for spec in specs):
         return tuple(specs)  # which servers an aggregator has is not known yet
     refuse_unknown_servers(wanted, names)
     return tuple(spec for spec in specs if spec.name in wanted)
@@ -147,7 +147,7 @@ def _of_urls(given: str, agent: AgentConfig) -> list[ServerSpec]:
         assert match is not None, "split where a URL begins"
         transport = _transport_of(match["url"])
         name = match["name"] or _name_of(match["url"])
-        if len(urls) == 1 and transport is not Transport.AGGREGATOR:
+        if len(urls) == 1 and transport is not ToolTransport.AGGREGATOR:
             name = agent.mcp_server_name or name
         specs.append(
             ServerSpec(
@@ -162,10 +162,12 @@ def _of_urls(given: str, agent: AgentConfig) -> list[ServerSpec]:
     return specs
 
 
-def _transport_of(url: str) -> Transport:
+def _transport_of(url: str) -> ToolTransport:
     """What a URL is, by its path, where nothing else says so."""
     last = urlsplit(url).path.rstrip("/").rpartition("/")[2]
-    return {"sse": Transport.SSE, "mcpapi": Transport.AGGREGATOR}.get(last, Transport.HTTP)
+    return {"sse": ToolTransport.SSE, "mcpapi": ToolTransport.AGGREGATOR}.get(
+        last, ToolTransport.HTTP
+    )
 
 
 def _name_of(url: str) -> str:
@@ -214,10 +216,10 @@ def _of_entry(name: str, entry: object, path: Path, agent: AgentConfig) -> Serve
     if given.type is not None:
         transport = _TYPES[given.type]
     else:
-        transport = _transport_of(given.url) if given.url else Transport.STDIO
-    if (transport is Transport.STDIO) != (given.command is not None):
+        transport = _transport_of(given.url) if given.url else ToolTransport.STDIO
+    if (transport is ToolTransport.STDIO) != (given.command is not None):
         raise ConfigError(f"{where}: type {given.type} does not go with what else is there")
-    if transport is Transport.AGGREGATOR and given.session == "record":
+    if transport is ToolTransport.AGGREGATOR and given.session == "record":
         raise ConfigError(f"{where}: an aggregator has no sessions, so none for each record")
     return ServerSpec(
         name,

@@ -10,7 +10,7 @@
     ruler            `ruler`: a model ranks the attempts of a group against each other
     reward_service   `http`: a service of the user's own
 
-What the scores of a group make of its Records is in `rollout/rewarding.py`.
+What the scores of a group make of its Records is in `rollout/group_rules.py`.
 """
 
 from agentrl.rollout.scorers.registry import known_scorers, register_scorer

@@ -3,7 +3,7 @@
 import json
 import re
 
-from agentrl.rollout.helping_models import HelpingModels, NoModelAnswered
+from agentrl.rollout.llm_client import LLMClient, NoModelAnswered
 from agentrl.rollout.scorers.results import Score
 
 _INSTRUCTION = """\
@@ -26,7 +26,7 @@ class JudgeError(RuntimeError):
 class Judge:
     """Asks the models of `scorer_agent`, which their owner enters and closes."""
 
-    def __init__(self, models: HelpingModels) -> None:
+    def __init__(self, models: LLMClient) -> None:
         self._models = models
 
     async def score(self, question: str, model_answer: str, ground_truth: str) -> Score:

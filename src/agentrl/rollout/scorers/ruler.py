@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import Any
 
 from agentrl.databases.documents import Record, Task
-from agentrl.rollout.helping_models import HelpingModels, NoModelAnswered
+from agentrl.rollout.llm_client import LLMClient, NoModelAnswered
 from agentrl.rollout.scorers.functions import Messages
 from agentrl.rollout.scorers.results import Score
 
@@ -47,7 +47,7 @@ class RulerError(RuntimeError):
 class Ruler:
     """Asks the models of `ruler_agent`, which their owner enters and closes."""
 
-    def __init__(self, models: HelpingModels) -> None:
+    def __init__(self, models: LLMClient) -> None:
         self._models = models
 
     async def score_group(

@@ -12,7 +12,7 @@ from agentrl.configs import Config
 from agentrl.databases.documents import GroupScore, Record, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.scorer_notation import parse_scorer
-from agentrl.rollout.helping_models import HelpingModels
+from agentrl.rollout.llm_client import LLMClient
 from agentrl.rollout.mcp.agent_config import AgentConfig, load_agent_config
 from agentrl.rollout.scorers.functions import Messages, Scorer, ScorerFunction, conversation
 from agentrl.rollout.scorers.judge import Judge
@@ -31,8 +31,8 @@ class Scorers:
 
     def __init__(self, agents: AgentConfig, records: RecordLedger) -> None:
         self._records = records
-        self._judging = HelpingModels(agents.scorer_agent)
-        self._ranking = HelpingModels(agents.ranking_models)
+        self._judging = LLMClient(agents.scorer_agent)
+        self._ranking = LLMClient(agents.ranking_models)
         self._math = MathVerifier()
         self._service = RewardService(agents.http_scorer)
         self._bound: dict[str, ScorerFunction] = {

@@ -8,7 +8,7 @@ so that a node is a view and nothing is copied but results.
 import torch
 from torch import Tensor
 
-from agentrl.training.attention.layout import Run, TreeLayout
+from agentrl.training.attention.layout import NodeRun, TreeLayout
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -90,15 +90,15 @@ def _token_major(like: Tensor, dtype: torch.dtype) -> Tensor:
     return like.new_empty((batch, tokens, heads, width), dtype=dtype).transpose(1, 2)
 
 
-def _nodes(x: Tensor, start: int, run: Run) -> Tensor:
+def _nodes(x: Tensor, start: int, run: NodeRun) -> Tensor:
     """[1, H, T, ...] to a view [count, H, length, ...] of the run's nodes."""
     line = x[0][:, start : start + run.count * run.length]
     return torch.unflatten(line, 1, (run.count, run.length)).transpose(0, 1)
 
 
-def _queries(x: Tensor, run: Run) -> Tensor:
+def _queries(x: Tensor, run: NodeRun) -> Tensor:
     return _nodes(x, run.query, run)
 
 
-def _keys(x: Tensor, run: Run) -> Tensor:
+def _keys(x: Tensor, run: NodeRun) -> Tensor:
     return _nodes(x, run.key, run)

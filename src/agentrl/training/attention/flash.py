@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentrl.training.attention.layout import Span, TreeLayout
+from agentrl.training.attention.layout import AttentionSpan, TreeLayout
 
 _WIDTH_MULTIPLE = 8  # of a head, in the kernel
 
@@ -120,7 +120,7 @@ def _calls(layout: TreeLayout, device: torch.device) -> list[_Call]:
     ]
     keys = [(start + first, end + first) for start, end in nodes]
     calls = [_call(nodes, keys, device, causal=True)]
-    levels: list[list[Span]] = []
+    levels: list[list[AttentionSpan]] = []
     for span in layout.spans:  # in the order of their nodes: each to the first level with room
         free = (level for level in levels if level[-1].query_end <= span.query)
         level = next(free, None)

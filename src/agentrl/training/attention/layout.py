@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Run:
+class NodeRun:
     """`count` neighbouring nodes of `length` tokens each, every one attending to itself."""
 
     query: int  # where the first of their queries stands
@@ -31,7 +31,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Span:
+class AttentionSpan:
     """The queries of some descendants of a node, all of which attend to all keys of the node."""
 
     query: int
@@ -92,20 +92,20 @@ class TreeLayout:
         return np.repeat(np.asarray(self.ends), self.lengths)
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[NodeRun, ...]:
         """The causal calls. Query places count from the first query."""
-        runs: list[Run] = []
+        runs: list[NodeRun] = []
         for start, end in self._query_pieces():
             length = end - start
             last = runs[-1] if runs else None
             if last is not None and last.length == length:
-                runs[-1] = Run(last.query, last.key, last.count + 1, length)
+                runs[-1] = NodeRun(last.query, last.key, last.count + 1, length)
             else:
-                runs.append(Run(start - self.queries[0], start, 1, length))
+                runs.append(NodeRun(start - self.queries[0], start, 1, length))
         return tuple(runs)
 
     @cached_property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[AttentionSpan, ...]:
         """The calls without a mask. Query places count from the first query."""
         first, last = self.queries
         spans = []
@@ -115,7 +115,7 @@ class TreeLayout:
             for key, key_end in zip(cuts, [*cuts[1:], start + length], strict=True):
                 query, query_end = max(key_end, first), min(end, last)
                 if query < query_end:
-                    spans.append(Span(query - first, query_end - first, key, key_end))
+                    spans.append(AttentionSpan(query - first, query_end - first, key, key_end))
         return tuple(spans)
 
     @cached_property

@@ -5,7 +5,7 @@
     registry.py        these by name, and a user's from a file
     ratio.py           ratios of policies, their caps
     importance.py divergence.py    layers over any loss
-    normalisation.py   from terms of tokens to the loss of the global batch
+    normalisation.py   from token_losses of tokens to the loss of the global batch
 
 Not in here: models, ranks, micro-batches. How flags put these together is `objective.py`.
 """

@@ -12,8 +12,8 @@ from agentrl.training.losses.inputs import LossInputs, Scope, TokenLoss, depends
 from agentrl.training.losses.ratio import (
     bounded_exp,
     capped,
+    outside_clip_range,
     proximal_logprobs,
-    pushed_out,
     sequence_mean,
     token_ratio,
 )
@@ -72,11 +72,11 @@ def _clip(ratio: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
     """
     low, high = config.clip_range
     weight, over_cap = capped(ratio, advantages, config)
-    terms = -torch.minimum(weight * advantages, ratio.clamp(low, high) * advantages)
-    too_low, too_high = pushed_out(ratio, advantages, config)
+    token_losses = -torch.minimum(weight * advantages, ratio.clamp(low, high) * advantages)
+    too_low, too_high = outside_clip_range(ratio, advantages, config)
     one = ratio / ratio.detach()
     if config.beta1 is not None:
-        terms = torch.where(too_low, -config.beta1 * low * one * advantages, terms)
+        token_losses = torch.where(too_low, -config.beta1 * low * one * advantages, token_losses)
     if config.beta2 is not None:
-        terms = torch.where(too_high, -config.beta2 * high * one * advantages, terms)
-    return TokenLoss(terms, ratio.detach(), too_low, too_high | over_cap)
+        token_losses = torch.where(too_high, -config.beta2 * high * one * advantages, token_losses)
+    return TokenLoss(token_losses, ratio.detach(), too_low, too_high | over_cap)

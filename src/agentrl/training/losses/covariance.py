@@ -34,8 +34,8 @@ def clip_cov(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     tickets = torch.where(candidates, _tickets(inputs), torch.iinfo(torch.int64).max)
     drawn = torch.zeros_like(inputs.mask)
     drawn[tickets.topk(count, largest=False).indices] = True
-    terms = torch.where(drawn, 0.0, loss.terms)
-    return TokenLoss(terms, loss.ratio, loss.clipped_low, loss.clipped_high | drawn)
+    token_losses = torch.where(drawn, 0.0, loss.token_losses)
+    return TokenLoss(token_losses, loss.ratio, loss.clipped_low, loss.clipped_high | drawn)
 
 
 @depends_on(Scope.BATCH)
@@ -51,9 +51,9 @@ def kl_cov(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     chosen = torch.zeros_like(inputs.mask)
     chosen[covariance.topk(_share(config.kl_cov_ratio, inputs)).indices] = True
     chosen &= covariance > _NO_COVARIANCE
-    terms = -ratio * inputs.advantages + torch.where(chosen, penalty, 0.0)
+    token_losses = -ratio * inputs.advantages + torch.where(chosen, penalty, 0.0)
     none = torch.zeros_like(over_cap)
-    return TokenLoss(terms, token_ratio(inputs).detach(), none, over_cap)
+    return TokenLoss(token_losses, token_ratio(inputs).detach(), none, over_cap)
 
 
 def _covariance(inputs: LossInputs) -> Tensor:

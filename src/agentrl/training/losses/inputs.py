@@ -43,12 +43,13 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """A loss before layers and normalisation. All tensors are [N]; all but `terms` are detached.
+    """A loss before layers and normalisation. All tensors are [N]; all but `token_losses` are
+    detached.
 
     Where `LossInputs.mask` is False values mean nothing.
     """
 
-    terms: Tensor  # float32
+    token_losses: Tensor  # float32
     ratio: Tensor  # float32, what is held to the clip range
     clipped_low: Tensor  # bool, the clip took effect, the ratio being too small
     clipped_high: Tensor  # bool, or too large

@@ -1,4 +1,4 @@
-"""How the terms of a batch become one number, whatever parts the batch is computed in."""
+"""How the token_losses of a batch become one number, whatever parts the batch is computed in."""
 
 from enum import StrEnum
 
@@ -16,17 +16,17 @@ class Normalisation(StrEnum):
 
 
 def normalise(
-    terms: Tensor, sequence_tokens: Tensor, normalisation: Normalisation, totals: BatchTotals
+    token_losses: Tensor, sequence_tokens: Tensor, normalisation: Normalisation, totals: BatchTotals
 ) -> Tensor:
     """This part's share of the global batch's loss, a scalar.
 
-    `terms` [N]; `sequence_tokens` [N] is how many trained tokens the token's whole sequence has,
-    wherever they are computed. The sum of the results over every part of the batch is the loss.
-    Tokens that a loss leaves out (clip mask, `strict_in_bound`) stay in the counts: leaving many
-    out makes the step smaller, and the counts are known before any forward pass.
+    `token_losses` [N]; `sequence_tokens` [N] is how many trained tokens the token's whole sequence
+    has, wherever they are computed. The sum of the results over every part of the batch is the
+    loss. Tokens that a loss leaves out (clip mask, `strict_in_bound`) stay in the counts: leaving
+    many out makes the step smaller, and the counts are known before any forward pass.
     """
     if normalisation is Normalisation.TOKEN:
-        return terms.sum() / max(totals.tokens, 1)
+        return token_losses.sum() / max(totals.tokens, 1)
     if normalisation is Normalisation.SEQUENCE:
-        return (terms / sequence_tokens).sum() / max(totals.sequences, 1)
-    return terms.sum() / max(totals.sequences, 1)
+        return (token_losses / sequence_tokens).sum() / max(totals.sequences, 1)
+    return token_losses.sum() / max(totals.sequences, 1)

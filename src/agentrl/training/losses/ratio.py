@@ -72,7 +72,9 @@ def capped(ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tenso
     return torch.minimum(ratio, cap), ratio.detach() > cap
 
 
-def pushed_out(ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
+def outside_clip_range(
+    ratio: Tensor, advantages: Tensor, config: LossConfig
+) -> tuple[Tensor, Tensor]:
     """Tokens [N] whose ratio is below, and above, the clip range, and pushed on by their advantage.
 
     Only these lose their gradient to a clip: a token that comes back into the range keeps it.

@@ -63,18 +63,20 @@ def _check(function: LossFunction, config: LossConfig) -> None:
         loss = function(whole, config)
     except Exception as error:
         raise ConfigError(f"{flag} fails: {type(error).__name__}: {error}") from error
-    if not isinstance(loss, TokenLoss) or loss.terms.shape != whole.logprobs.shape:
-        raise ConfigError(f"{flag}: must return a TokenLoss whose terms have the shape of logprobs")
-    if not loss.terms.requires_grad:
-        raise ConfigError(f"{flag}: its terms carry no gradient to logprobs")
+    if not isinstance(loss, TokenLoss) or loss.token_losses.shape != whole.logprobs.shape:
+        raise ConfigError(
+            f"{flag}: must return a TokenLoss whose token_losses have the shape of logprobs"
+        )
+    if not loss.token_losses.requires_grad:
+        raise ConfigError(f"{flag}: its token_losses carry no gradient to logprobs")
     said = scope_of(function)
     if said is Scope.BATCH:
         return
     unit = whole.sequence if said is Scope.SEQUENCE else torch.arange(len(whole.sequence))
     for number in unit.unique().tolist():
         here = unit == number
-        alone = function(_part(whole, here), config).terms
-        if not torch.allclose(alone, loss.terms[here], rtol=1e-4, atol=1e-5, equal_nan=True):
+        alone = function(_part(whole, here), config).token_losses
+        if not torch.allclose(alone, loss.token_losses[here], rtol=1e-4, atol=1e-5, equal_nan=True):
             more = "SEQUENCE or BATCH" if said is Scope.TOKEN else "BATCH"
             raise ConfigError(
                 f"{flag}: a token's term depends on other tokens, so decorate the function with "

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from agentrl.configs import LossConfig
 from agentrl.training.losses.inputs import LossInputs, TokenLoss
-from agentrl.training.losses.ratio import capped, pushed_out, token_ratio
+from agentrl.training.losses.ratio import capped, outside_clip_range, token_ratio
 
 
 def minirl(inputs: LossInputs, config: LossConfig) -> TokenLoss:
@@ -22,7 +22,7 @@ def minirl(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     """
     ratio = token_ratio(inputs).detach()
     weight, over_cap = capped(ratio, inputs.advantages, config)
-    too_low, too_high = pushed_out(ratio, inputs.advantages, config)
+    too_low, too_high = outside_clip_range(ratio, inputs.advantages, config)
     low, high = config.clip_range
     weight = torch.where(too_low, (config.beta1 or 0.0) * low, weight)
     weight = torch.where(too_high, (config.beta2 or 0.0) * high, weight)
@@ -86,8 +86,8 @@ def sapo(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     tau = torch.where(
         inputs.advantages > 0, config.sapo_temperature_pos, config.sapo_temperature_neg
     )
-    terms = -4.0 / tau * torch.sigmoid(tau * (weight - 1.0)) * inputs.advantages
-    return TokenLoss(terms, ratio.detach(), torch.zeros_like(over_cap), over_cap)
+    token_losses = -4.0 / tau * torch.sigmoid(tau * (weight - 1.0)) * inputs.advantages
+    return TokenLoss(token_losses, ratio.detach(), torch.zeros_like(over_cap), over_cap)
 
 
 def _weighted(weight: Tensor, inputs: LossInputs) -> Tensor:

@@ -22,14 +22,14 @@ from agentrl.training.parallel.gradients import (
     layer_grad_norms,
 )
 from agentrl.training.parallel.launch import exit_process, join_processes
-from agentrl.training.parallel.limits import check_model
+from agentrl.training.parallel.limits import check_degrees
 from agentrl.training.parallel.mesh import Mesh, make_mesh
 from agentrl.training.parallel.sizes import ParallelSizes
 
 __all__ = [
     "Mesh",
     "ParallelSizes",
-    "check_model",
+    "check_degrees",
     "clip_grad_norm",
     "exit_process",
     "grad_norms",

@@ -22,11 +22,11 @@ from agentrl.training.attention import use_tree_attention
 from agentrl.training.compilation import compile_layers
 from agentrl.training.logprobs import attach_logprobs
 from agentrl.training.offload import offload_activations
-from agentrl.training.parallel.context import share_lines
-from agentrl.training.parallel.experts import shard_experts, spread_experts
-from agentrl.training.parallel.limits import check_model
+from agentrl.training.parallel.context import apply_context_parallel
+from agentrl.training.parallel.experts import apply_expert_parallel, shard_experts
+from agentrl.training.parallel.limits import check_degrees
 from agentrl.training.parallel.mesh import Mesh
-from agentrl.training.parallel.tensor import split_matrices
+from agentrl.training.parallel.tensor import apply_tensor_parallel
 from agentrl.training.value_model import attach_values, has_value_head
 
 MASTER_DTYPE = torch.float32
@@ -51,13 +51,13 @@ def parallelise(
     tree attention if it can have it. Raises `ConfigError` if the model cannot be divided as asked,
     `RuntimeError` if the sharding is not what was asked for.
     """
-    check_model(model, mesh.sizes, mesh.context_mode)
+    check_degrees(model, mesh.sizes, mesh.context_mode)
     if trees:
         use_tree_attention(model)
     _to_device(model, mesh.device)
-    split_matrices(model, mesh)
-    spread_experts(model, mesh)
-    line = share_lines(model, mesh)
+    apply_tensor_parallel(model, mesh)
+    apply_expert_parallel(model, mesh)
+    line = apply_context_parallel(model, mesh)
     if compiled:
         compile_layers(transformer_layers(model))
     if gradient_checkpointing:

@@ -13,7 +13,7 @@ from agentrl.training.parallel.mesh import Mesh
 _MODES: dict[str, type[SharedLine]] = {"ulysses": Ulysses, "allgather": AllGather}
 
 
-def share_lines(model: PreTrainedModel, mesh: Mesh) -> SharedLine | None:
+def apply_context_parallel(model: PreTrainedModel, mesh: Mesh) -> SharedLine | None:
     """Let `model` attend over lines that the context-parallel processes of `mesh` share.
 
     Returns how they share them, or None if each has its own.

@@ -16,7 +16,7 @@ from agentrl.training.parallel.mesh import Mesh
 _DISPATCHED = "ep_dispatch_experts"  # transformers' name of the style of a module with experts
 
 
-def spread_experts(model: PreTrainedModel, mesh: Mesh) -> None:
+def apply_expert_parallel(model: PreTrainedModel, mesh: Mesh) -> None:
     """Spread the experts of `model` in place over groups of `mesh.sizes.ep` processes."""
     if mesh.experts is None:
         return

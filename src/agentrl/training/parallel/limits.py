@@ -10,7 +10,7 @@ from agentrl.training.attention import why_no_trees
 from agentrl.training.parallel.sizes import ParallelSizes
 
 
-def check_model(model: PreTrainedModel, sizes: ParallelSizes, cp_mode: str) -> None:
+def check_degrees(model: PreTrainedModel, sizes: ParallelSizes, cp_mode: str) -> None:
     """Raises `ConfigError` if `model`, which may be empty, cannot be divided by `sizes`."""
     text = model.config.get_text_config()
     if sizes.tp > 1:

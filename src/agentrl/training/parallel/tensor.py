@@ -13,7 +13,7 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from agentrl.training.parallel.mesh import Mesh
 
 
-def split_matrices(model: PreTrainedModel, mesh: Mesh) -> None:
+def apply_tensor_parallel(model: PreTrainedModel, mesh: Mesh) -> None:
     """Split the matrices of `model` in place over `mesh.tp_group`; without TP nothing happens.
 
     Every process slices its own copy, so all must hold the same weights.

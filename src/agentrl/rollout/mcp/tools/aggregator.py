@@ -23,8 +23,8 @@ from agentrl.rollout.mcp.tool_servers import ServerSpec
 from agentrl.rollout.mcp.tools.calls import (
     RECORD_ID_KEY,
     TASK_ID_KEY,
-    Call,
     CallFailed,
+    ToolRequest,
     ToolServerUnreachable,
 )
 from agentrl.rollout.mcp.tools.catalogue import Offer
@@ -52,8 +52,8 @@ class AggregatedServer:
         """The server for people."""
         return f"{self.name} behind {self._aggregator.label}"
 
-    async def call(self, call: Call) -> CallToolResult:
-        """Call a tool. Raises `CallFailed`."""
+    async def call(self, call: ToolRequest) -> CallToolResult:
+        """ToolRequest a tool. Raises `CallFailed`."""
         return await self._aggregator.call(self.name, call)
 
 
@@ -94,8 +94,8 @@ class Aggregator:
         """The aggregator for people."""
         return self._spec.label
 
-    async def call(self, server: str, call: Call) -> CallToolResult:
-        """Call a tool of a server. Raises `CallFailed`."""
+    async def call(self, server: str, call: ToolRequest) -> CallToolResult:
+        """ToolRequest a tool of a server. Raises `CallFailed`."""
         path = f"/tool/{quote(f'{server}.{call.tool}', safe='.')}"
         headers = {name: quote(str(call.meta[key])) for key, name in _HEADERS.items()}
         try:

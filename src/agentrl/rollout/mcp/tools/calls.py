@@ -25,7 +25,7 @@ class CallFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolRequest:
     """What is asked of a server. `meta`: what it is told beside the arguments."""
 
     tool: str
@@ -52,5 +52,5 @@ def why_unsendable(arguments: Mapping[str, Any]) -> str | None:
 class Callee(Protocol):
     """Where calls go: to a server, or to a record's session with it."""
 
-    async def call(self, call: Call) -> CallToolResult:
+    async def call(self, call: ToolRequest) -> CallToolResult:
         """The tool's result, which may be an error of the tool's. Raises `CallFailed`."""

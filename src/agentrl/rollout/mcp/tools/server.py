@@ -11,8 +11,8 @@ from typing import Any, Self
 from mcp import Client
 from mcp_types import CallToolResult, Tool
 
-from agentrl.rollout.mcp.tool_servers import ServerSpec, Transport
-from agentrl.rollout.mcp.tools.calls import Call, ToolServerUnreachable
+from agentrl.rollout.mcp.tool_servers import ServerSpec, ToolTransport
+from agentrl.rollout.mcp.tools.calls import ToolRequest, ToolServerUnreachable
 from agentrl.rollout.mcp.tools.catalogue import CLOSE_TOOL, CREATE_TOOL, Offer
 from agentrl.rollout.mcp.tools.connection import ConnectFailed
 from agentrl.rollout.mcp.tools.session import SDK_FAILURES, Ownership, Session
@@ -35,7 +35,7 @@ class MCPServer:
         self.offers: tuple[Offer, ...] = ()
         self._startup_timeout_s = startup_timeout_s
         # A process may have to be installed before it answers; a server that listens just answers.
-        slow = spec.transport is Transport.STDIO
+        slow = spec.transport is ToolTransport.STDIO
         self._handshake_s = min(startup_timeout_s, float("inf") if slow else _HANDSHAKE_TIMEOUT_S)
         self._wires = Wires(spec, self._handshake_s)
         self._stack = AsyncExitStack()
@@ -82,15 +82,15 @@ class MCPServer:
     ) -> None:
         await self._stack.aclose()
 
-    async def call(self, call: Call) -> CallToolResult:
-        """Call a tool in the shared session that has least to do. Raises `CallFailed`."""
+    async def call(self, call: ToolRequest) -> CallToolResult:
+        """ToolRequest a tool in the shared session that has least to do. Raises `CallFailed`."""
         return await min(self._shared, key=lambda session: session.n_calls).call(call)
 
     def session_for(self, create_kwargs: dict[str, Any], meta: Mapping[str, Any]) -> Session:
         """A session of a record's own, to be entered. `meta`: what its calls carry."""
         tools = {offer.tool for offer in self.offers}
-        create = Call(CREATE_TOOL, create_kwargs, meta) if CREATE_TOOL in tools else None
-        close = Call(CLOSE_TOOL, {}, meta) if CLOSE_TOOL in tools else None
+        create = ToolRequest(CREATE_TOOL, create_kwargs, meta) if CREATE_TOOL in tools else None
+        close = ToolRequest(CLOSE_TOOL, {}, meta) if CLOSE_TOOL in tools else None
         return Session(self.spec, self._wires, self._handshake_s, Ownership(create, close))
 
     async def _reach(self, stack: AsyncExitStack) -> tuple[Session, tuple[Offer, ...]]:
@@ -109,7 +109,7 @@ class MCPServer:
             except SDK_FAILURES as error:
                 failed = ConnectFailed.of(error)
             waited = time.monotonic() - began
-            process = self.spec.transport is Transport.STDIO  # it would only fail again
+            process = self.spec.transport is ToolTransport.STDIO  # it would only fail again
             if process or failed.refused or waited > self._startup_timeout_s:
                 raise ToolServerUnreachable(
                     f"the tool server {self.spec.label} could not be used, tried for "

@@ -20,7 +20,7 @@ from mcp_types import REQUEST_TIMEOUT, CallToolResult, RequestParamsMeta
 from pydantic import ValidationError
 
 from agentrl.rollout.mcp.tool_servers import ServerSpec
-from agentrl.rollout.mcp.tools.calls import Call, CallFailed, ToolSessionFailed
+from agentrl.rollout.mcp.tools.calls import CallFailed, ToolRequest, ToolSessionFailed
 from agentrl.rollout.mcp.tools.connection import (
     ConnectFailed,
     Connection,
@@ -50,8 +50,8 @@ class Ownership:
     """What makes a session a record's own: the calls that begin and end it, if the server has
     tools for that."""
 
-    create: Call | None
-    close: Call | None
+    create: ToolRequest | None
+    close: ToolRequest | None
 
 
 class Session:
@@ -106,8 +106,8 @@ class Session:
         assert self._connection is not None, "the session is not entered"
         return self._connection.client
 
-    async def call(self, call: Call) -> CallToolResult:
-        """Call a tool. Raises `CallFailed`, whatever goes wrong."""
+    async def call(self, call: ToolRequest) -> CallToolResult:
+        """ToolRequest a tool. Raises `CallFailed`, whatever goes wrong."""
         self.n_calls += 1
         try:
             return await self._call(call)
@@ -118,7 +118,7 @@ class Session:
         finally:
             self.n_calls -= 1
 
-    async def _call(self, call: Call) -> CallToolResult:
+    async def _call(self, call: ToolRequest) -> CallToolResult:
         connection = self._connection
         assert connection is not None, "the session is not entered"
         if connection.ended:
@@ -132,7 +132,7 @@ class Session:
         connection.abandon()
         return await self._send(await self._again(connection), call)
 
-    async def _send(self, connection: Connection, call: Call) -> CallToolResult:
+    async def _send(self, connection: Connection, call: ToolRequest) -> CallToolResult:
         return await connection.client.call_tool(
             call.tool,
             call.arguments,
@@ -155,7 +155,7 @@ class Session:
                 raise
         return connection
 
-    async def _create(self, connection: Connection, create: Call) -> None:
+    async def _create(self, connection: Connection, create: ToolRequest) -> None:
         try:
             made = read_result(await self._send(connection, create))
         except SDK_FAILURES as error:
@@ -186,7 +186,7 @@ class Session:
             )
         return connection
 
-    async def _say_goodbye(self, connection: Connection, close: Call | None) -> None:
+    async def _say_goodbye(self, connection: Connection, close: ToolRequest | None) -> None:
         if close is None:
             return
         with contextlib.suppress(TimeoutError, *SDK_FAILURES):

@@ -17,7 +17,7 @@ from agentrl.databases.documents import ResultFile, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.rollout.mcp.tool_servers import (
     ServerSpec,
-    Transport,
+    ToolTransport,
     read_servers,
     refuse_twins,
     refuse_unknown_servers,
@@ -28,9 +28,9 @@ from agentrl.rollout.mcp.tools.calls import (
     CREATE_KWARGS_KEY,
     RECORD_ID_KEY,
     TASK_ID_KEY,
-    Call,
     Callee,
     CallFailed,
+    ToolRequest,
     why_unsendable,
 )
 from agentrl.rollout.mcp.tools.catalogue import Catalogue, catalogue
@@ -125,7 +125,7 @@ class ToolSession:
         await self._stack.aclose()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
-        """Call a tool. Never raises for anything that tool or server do."""
+        """ToolRequest a tool. Never raises for anything that tool or server do."""
         began = time.monotonic()
         reading = await self._read(name, arguments)
         latency_s = time.monotonic() - began
@@ -154,7 +154,7 @@ class ToolSession:
             return Reading(f"There is no tool {name[:80]!r}. Tools: {known}.", is_error=True)
         if (reason := why_unsendable(arguments)) is not None:
             return Reading(f"The arguments of {name} cannot be sent: {reason}.", is_error=True)
-        call = Call(offer.tool, arguments, self._meta[offer.server])
+        call = ToolRequest(offer.tool, arguments, self._meta[offer.server])
         try:
             return read_result(await self._callees[offer.server].call(call))
         except CallFailed as failure:
@@ -202,7 +202,7 @@ async def open_tools(
 async def _open(
     spec: ServerSpec, startup_timeout_s: float, stack: AsyncExitStack
 ) -> Sequence[Server]:
-    if spec.transport is Transport.AGGREGATOR:
+    if spec.transport is ToolTransport.AGGREGATOR:
         aggregator = await stack.enter_async_context(Aggregator(spec, startup_timeout_s))
         return aggregator.servers
     return [await stack.enter_async_context(MCPServer(spec, startup_timeout_s))]
@@ -213,7 +213,7 @@ def _picked(
 ) -> list[Server]:
     """The servers that `--mcp_server_name` picks among those that aggregators have, too."""
     wanted = wanted_servers(agent)
-    if wanted is None or all(spec.transport is not Transport.AGGREGATOR for spec in specs):
+    if wanted is None or all(spec.transport is not ToolTransport.AGGREGATOR for spec in specs):
         return list(found)
     refuse_unknown_servers(wanted, [server.name for server in found])
     return [server for server in found if server.name in wanted]

@@ -13,7 +13,7 @@ from mcp.client.sse import sse_client
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
-from agentrl.rollout.mcp.tool_servers import ServerSpec, Transport
+from agentrl.rollout.mcp.tool_servers import ServerSpec, ToolTransport
 
 # JSON-RPC codes of our own, see `_FaultIsolation`.
 WIRE_FAULT, REFUSED, SESSION_GONE = -32050, -32051, -32052
@@ -42,13 +42,13 @@ class Wires:
     async def open(self, on_lost: Callable[[], None]) -> AsyncIterator[Streams]:
         """A wire. `on_lost` is called when it is found to carry nothing any more."""
         spec = self._spec
-        if spec.transport is Transport.STDIO:
+        if spec.transport is ToolTransport.STDIO:
             process = StdioServerParameters(
                 command=spec.command, args=list(spec.args), env=dict(spec.env), cwd=spec.cwd
             )
             async with stdio_client(process) as (read, write):
                 yield _EndNoticed(read, on_lost), write
-        elif spec.transport is Transport.SSE:
+        elif spec.transport is ToolTransport.SSE:
             # Requests are answered over the stream: one that cannot be sent would wait for ever.
             client = self._client(_Borrowed(self._shared_sockets(), on_failed_post=on_lost))
 

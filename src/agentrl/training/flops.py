@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class CostModel:
+class FlopsModel:
     """Operations of one unit of each kind of work, forward and backward.
 
     A matrix of n weights takes 2n for a token, and twice that again backward. A query and a key
@@ -23,7 +23,7 @@ class CostModel:
     prediction: float  # a hidden state through the head
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> "CostModel":
+    def of(cls, model: PreTrainedModel) -> "FlopsModel":
         """The costs of `model`; of a mixture of experts only those that a token goes through."""
         config = model.config.get_text_config()
         outside = {id(model.get_input_embeddings().weight)}

@@ -10,24 +10,28 @@ from hypothesis import strategies as st
 
 from agentrl.configs import RewardConfig
 from agentrl.databases.documents import Record, Split, StopReason, TurnStatus
-from agentrl.rollout.rewarding import efficiency, reward_group, turn_advantages
+from agentrl.rollout.group_rules import apply_group_rules, efficiency, turn_advantages
 
 
-def record(traj: int, score: float, turns: int = 3, **values: Any) -> Record:
+def record(rollout: int, score: float, turns: int = 3, **values: Any) -> Record:
     return Record(
-        _id=f"a-t{traj}-a0", task="a", task_id="a", traj=traj, attempt=0, split=Split.TRAIN,
+        _id=f"a-t{rollout}-a0", task="a", task_id="a", rollout=rollout, attempt=0,
+            split=Split.TRAIN,
         epoch=0, owner="test", query="?", score=score, n_turns=turns, **values,
     )  # fmt: skip
 
 
 def group(*scores: float, turns: Sequence[int] = ()) -> list[Record]:
-    return [record(traj, score, turns[traj] if turns else 3) for traj, score in enumerate(scores)]
+    return [
+        record(rollout, score, turns[rollout] if turns else 3)
+        for rollout, score in enumerate(scores)
+    ]
 
 
 def left_out(records: Sequence[Record], task: str = "a", **flags: Any) -> list[str | None]:
     """Which rule left each Record out. Records without contrast stay, unless a test asks."""
     config = RewardConfig(**{"drop_zero_advantage": False, **flags})
-    return [reward.left_out for reward in reward_group(task, records, config)]
+    return [reward.left_out for reward in apply_group_rules(task, records, config)]
 
 
 def test_efficiency_of_three_right_records_by_hand() -> None:
@@ -41,7 +45,7 @@ def test_efficiency_of_three_right_records_by_hand() -> None:
 
 def test_efficiency_moves_a_group_that_is_all_right_by_a_tenth_and_no_standard_deviation() -> None:
     records = group(1.0, 1.0, turns=[2, 4])
-    rewards = reward_group("a", records, RewardConfig(efficient_rewarding=True))
+    rewards = apply_group_rules("a", records, RewardConfig(efficient_rewarding=True))
     assert [reward.advantage for reward in rewards] == pytest.approx([0.1, -0.1])
     assert [reward.left_out for reward in rewards] == [None, None]
 
@@ -54,7 +58,7 @@ def test_a_group_without_contrast_trains_nothing_unless_asked() -> None:
 
 def test_filters_come_after_scaling() -> None:
     config = RewardConfig(advantage="mean", adv_scaling=2.0, minimal_advantage=0.5)
-    rewards = reward_group("a", group(1.0, 0.0), config)
+    rewards = apply_group_rules("a", group(1.0, 0.0), config)
     assert [(r.advantage, r.left_out) for r in rewards] == [
         (1.0, None),
         (-1.0, "minimal_advantage"),
@@ -127,7 +131,7 @@ def test_a_good_record_of_failed_turns_only_has_no_gradient_and_is_left_out() ->
 
 
 def test_a_group_whose_attempts_all_failed_has_no_rewards() -> None:
-    assert reward_group("a", [], RewardConfig()) == []
+    assert apply_group_rules("a", [], RewardConfig()) == []
 
 
 scores = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-10, 10))
@@ -151,7 +155,7 @@ configs = st.builds(
 def test_the_advantages_of_every_group_sum_to_zero(
     records: list[Record], config: RewardConfig
 ) -> None:
-    rewards = reward_group("a", records, config)
+    rewards = apply_group_rules("a", records, config)
     assert sum(reward.advantage for reward in rewards) == pytest.approx(0.0, abs=1e-5)
 
 
@@ -172,8 +176,10 @@ def test_rewards_do_not_depend_on_the_order_of_records(
     records: list[Record], config: RewardConfig, rng: random.Random
 ) -> None:
     shuffled = rng.sample(records, len(records))
-    first = dict(zip([r.id for r in records], reward_group("a", records, config), strict=True))
-    again = dict(zip([r.id for r in shuffled], reward_group("a", shuffled, config), strict=True))
+    first = dict(zip([r.id for r in records], apply_group_rules("a", records, config), strict=True))
+    again = dict(
+        zip([r.id for r in shuffled], apply_group_rules("a", shuffled, config), strict=True)
+    )
     # A sum in another order may round otherwise, so what hangs on the last bit is not compared.
     for name, reward in first.items():
         assert again[name].advantage == pytest.approx(reward.advantage, abs=1e-6)
@@ -185,4 +191,4 @@ def test_rewards_do_not_depend_on_the_order_of_records(
 def test_the_same_group_always_has_the_same_rewards(
     records: list[Record], config: RewardConfig
 ) -> None:
-    assert reward_group("a", records, config) == reward_group("a", records, config)
+    assert apply_group_rules("a", records, config) == apply_group_rules("a", records, config)

@@ -1,7 +1,7 @@
-"""Tasks with failures: attempts given up after `max_attempts` errors, attempts that are tried again
+"""Tasks with failures: rollouts given up after `max_failures` errors, rollouts that are tried again
 after one, and groups whose scorer failed.
 
-They stay in the ledger with their last error. Groups are finalised with the attempts that have a
+They stay in the ledger with their last error. Groups are finalised with the rollouts that have a
 score; nothing here changes them.
 """
 
@@ -18,8 +18,8 @@ _FAILURES = {
 
 
 @dataclass(frozen=True)
-class PoisonTask:
-    """A Task with failures: of its `attempts` slots `failed` were given up, and `again` are tried
+class FailedTask:
+    """A Task with failures: of its `rollouts` slots `failed` were given up, and `again` are tried
     again. `unscored`: the scorer of its group failed."""
 
     task_id: str  # the line's own id
@@ -28,23 +28,23 @@ class PoisonTask:
     failed: int
     again: int
     unscored: bool
-    attempts: int
+    rollouts: int
     error: str  # the last one
     record: str  # the Record that it ended; of a group one of them
 
 
-async def count_poison_tasks(database: RunDatabase) -> int:
+async def count_failed_tasks(database: RunDatabase) -> int:
     """How many there are."""
     return await database.tasks.count_documents(_FAILURES)
 
 
-async def poison_tasks(database: RunDatabase) -> list[PoisonTask]:
+async def failed_tasks(database: RunDatabase) -> list[FailedTask]:
     """All of them, in the order in which their groups were begun; evaluations first."""
-    cursor = database.tasks.find(_FAILURES).sort([("split", 1), ("place", 1)])
+    cursor = database.tasks.find(_FAILURES).sort([("split", 1), ("group_order", 1)])
     return [_read(Task.from_mongo(document)) async for document in cursor]
 
 
-def _read(task: Task) -> PoisonTask:
+def _read(task: Task) -> FailedTask:
     failed = [slot for slot in task.slots if slot.status == SlotStatus.FAILED]
     again = [slot for slot in task.slots if slot.error is not None and slot not in failed]
     unscored = [said for said in task.group_scores or [] if said.error is not None]
@@ -56,14 +56,14 @@ def _read(task: Task) -> PoisonTask:
         last = (failed or again)[-1]
         error, record = last.error, _failed_record(task, last)
     assert error is not None and record is not None, f"{task.id} lost its error"
-    return PoisonTask(
+    return FailedTask(
         task_id=task.task_id,
         split=Split(task.split),
         epoch=task.epoch,
         failed=len(failed),
         again=len(again),
         unscored=bool(unscored),
-        attempts=len(task.slots),
+        rollouts=len(task.slots),
         error=error,
         record=record,
     )
@@ -73,4 +73,4 @@ def _failed_record(task: Task, slot: Slot) -> str | None:
     """The Record of a slot's last attempt that ended; a leased slot has that of the next."""
     if slot.status != SlotStatus.LEASED:
         return slot.record
-    return record_id(task.id, slot.traj, slot.attempt - 1)
+    return record_id(task.id, slot.rollout, slot.attempt - 1)

@@ -50,7 +50,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Program:
+class Schedule:
     """This rank's passes of a step: as many as every other rank's, in sections of equal shape."""
 
     sections: tuple[Section, ...]
@@ -64,18 +64,18 @@ class Program:
         return [batch for section in self.sections for batch in section.batches]
 
 
-def make_program(
+def make_schedule(
     model: PreTrainedModel,
     rows: Sequence[Sequence[TrainingSequence]],
     micro_batch_tokens: int,
     pad_to_multiple_of: int,
     mesh: Mesh,
-) -> Program:
+) -> Schedule:
     """Divide `rows` (this rank's, each as its sequences) into micro-batches. Collective.
 
     Raises `ValueError` if no rank has a token to train.
     """
-    totals = _summed(count_totals(rows), mesh)
+    totals = _all_reduce_sum(count_totals(rows), mesh)
     if totals.tokens == 0:
         raise ValueError("a step has no trained token in any of its rows")
     sequences = [sequence for row in rows for sequence in row]
@@ -102,24 +102,24 @@ def make_program(
             for part in pack_sequences(lengths, micro_batch_tokens, pad)
         ]
     sections = _align(trunks, plain, placeholder(pad, device, tree=tree), pad, mesh)
-    return Program(
+    return Schedule(
         sections=sections,
         n_rows=len(rows),
         totals=totals,
-        divides_rows=bool(_most([_divides_rows(sections)], mesh)[0]),
+        divides_rows=bool(_all_reduce_max([_divides_rows(sections)], mesh)[0]),
     )
 
 
-def run_program(
-    model: PreTrainedModel, program: Program, forward: Forward[Output], consume: Consume[Output]
+def run_schedule(
+    model: PreTrainedModel, schedule: Schedule, forward: Forward[Output], consume: Consume[Output]
 ) -> None:
     """One pass of `model` over all micro-batches: forward and, of what `consume` returns, backward.
 
     Collective. Under `torch.no_grad()` it is forward only. The micro-batches are counted as in
-    `Program.batches`.
+    `Schedule.batches`.
     """
     number = 0
-    for section in program.sections:
+    for section in schedule.sections:
         trunk = None if section.trunk is None else compute_trunk(model, section.trunk)
         for batch in section.batches:
             behind = trunk if batch.trunk_tokens else None
@@ -143,9 +143,9 @@ def _align(
     A section has as many micro-batches as any rank's has; where this rank's has fewer, plain ones
     take the places, and empty ones when those are used up.
     """
-    n_trunks = _most([len(trunks)], mesh)[0]
+    n_trunks = _all_reduce_max([len(trunks)], mesh)[0]
     mine = [len(section.batches) for section in trunks]
-    shape = _most([*mine, *[1] * (n_trunks - len(mine))], mesh) if n_trunks else []
+    shape = _all_reduce_max([*mine, *[1] * (n_trunks - len(mine))], mesh) if n_trunks else []
     left = deque(plain)
     sections = []
     for index, size in enumerate(shape):
@@ -156,7 +156,7 @@ def _align(
         trunk = placeholder_trunk(pad, mesh.device) if own is None else own.trunk
         sections.append(Section(trunk, tuple(batches)))
     # a step has one pass at least
-    n_left = _most([max(len(left), 1 - n_trunks)], mesh)[0]
+    n_left = _all_reduce_max([max(len(left), 1 - n_trunks)], mesh)[0]
     if n_left:
         sections.append(Section(None, (*left, *[empty] * (n_left - len(left)))))
     return tuple(sections)
@@ -173,7 +173,7 @@ def _divides_rows(sections: Sequence[Section]) -> bool:
     return len(set(rows)) < len(rows)
 
 
-def _summed(local: BatchTotals, mesh: Mesh) -> BatchTotals:
+def _all_reduce_sum(local: BatchTotals, mesh: Mesh) -> BatchTotals:
     """The sums over data-parallel ranks. Collective."""
     sums = torch.tensor(astuple(local), dtype=torch.float64, device=mesh.device)
     dist.all_reduce(sums, group=mesh.dp_group)
@@ -181,7 +181,7 @@ def _summed(local: BatchTotals, mesh: Mesh) -> BatchTotals:
     return BatchTotals(int(tokens), int(sequences), advantages, squares)
 
 
-def _most(counts: Sequence[int], mesh: Mesh) -> list[int]:
+def _all_reduce_max(counts: Sequence[int], mesh: Mesh) -> list[int]:
     """The largest of each of `counts` on any rank. Collective."""
     most = torch.tensor(counts, dtype=torch.int64, device=mesh.device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=mesh.dp_group)

@@ -38,14 +38,14 @@ class _NoCompletion(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Reply(Generic[T]):
+class LLMReply(Generic[T]):
     """What was read from the first reply that would do, and the model that gave it."""
 
     value: T
     model: str
 
 
-class HelpingModels:
+class LLMClient:
     """Some models of the agent config and their connections; an async context manager."""
 
     def __init__(self, models: Sequence[AgentModel]) -> None:
@@ -82,7 +82,7 @@ class HelpingModels:
 
     async def ask(
         self, instruction: str, material: str, read: Callable[[str], T | None], form: str
-    ) -> Reply[T]:
+    ) -> LLMReply[T]:
         """The first reply that `read` can make something of.
 
         `instruction` is the system message, `material` the user's. `read` returns None for a reply
@@ -106,7 +106,7 @@ class HelpingModels:
                     continue
                 value = read(text)
                 if value is not None:
-                    return Reply(value, model.model)
+                    return LLMReply(value, model.model)
                 failures.append(
                     f"{model.model} gave a reply that will not do: {text[:_SHOWN]!r}"
                     f"{' and so on' if len(text) > _SHOWN else ''}, which has not {form}"

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 from agentrl.databases import runs, services
 from agentrl.databases.changes import Changes, inserted, updated
-from agentrl.databases.connection import RunDatabase, patiently
+from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import Run, Split, TaskStatus
 from agentrl.databases.rows import count_waiting
 from agentrl.databases.tasks import open_groups
-from agentrl.rollout.admission import admitted_groups, horizon, room
+from agentrl.rollout.admission import admission_limit, admitted_groups, room
 
 
 @dataclass(frozen=True)
-class Outlook:
+class WorkView:
     """One look.
 
     `services`: URLs with the newest weights. `evaluation`: evaluation slots are free. `training`:
@@ -51,28 +51,30 @@ class Observer:
             inserted(self.database.tasks),
         )
 
-    async def look(self) -> Outlook:
+    async def look(self) -> WorkView:
         """By the run's document, the services, and the tasks there are."""
-        return await patiently(self._look, "the look for work")
+        return await retry_through_outages(self._look, "the look for work")
 
-    async def horizon(self, run: Run) -> int | None:
-        """Up to which place training groups may be begun, or None if none may."""
-        return await patiently(lambda: self._horizon(run), "the staleness bound")
+    async def admission_limit(self, run: Run) -> int | None:
+        """Up to which group order training groups may be begun, or None if none may."""
+        return await retry_through_outages(
+            lambda: self._admission_limit(run), "the staleness bound"
+        )
 
-    async def _look(self) -> Outlook:
+    async def _look(self) -> WorkView:
         if self.evaluation is not None:
             if await self._evaluated(self.evaluation):
-                return Outlook(finished=True)
-            return Outlook(await self._services(), await self._evaluation_waits())
+                return WorkView(finished=True)
+            return WorkView(await self._services(), await self._evaluation_waits())
         run = await runs.load_run(self.database)
         if run is None:
-            return Outlook()
+            return WorkView()
         if run.status == runs.FINISHED:
-            return Outlook(finished=True)
+            return WorkView(finished=True)
         if run.status == runs.HOPELESS:
-            return Outlook(hopeless=run.failure)
+            return WorkView(hopeless=run.failure)
         training = run.status == runs.TRAINING and self.sampling
-        return Outlook(
+        return WorkView(
             await self._services(), await self._evaluation_waits(), run if training else None
         )
 
@@ -90,7 +92,7 @@ class Observer:
         }  # fmt: skip
         return await self.database.tasks.find_one(unfinished, {"_id": 1}) is None
 
-    async def _horizon(self, run: Run) -> int | None:
+    async def _admission_limit(self, run: Run) -> int | None:
         # In the order of every group's way: see `admission.py`.
         empty = room(
             max_staleness=self.max_staleness, version=0, batch=run.rows_per_step,
@@ -103,11 +105,11 @@ class Observer:
             max_staleness=self.max_staleness, version=0, batch=run.rows_per_step,
             accepted=accepted, running=running,
         )  # fmt: skip
-        return horizon(not_begun, free, self.group_size)
+        return admission_limit(not_begun, free, self.group_size)
 
     async def _not_begun(self, count: int) -> list[int]:
         """Places of the first groups that nobody has begun; answered by the index alone."""
         created = {"status": TaskStatus.CREATED, "split": Split.TRAIN}
-        cursor = self.database.tasks.find(created, {"_id": 0, "place": 1})
-        first = cursor.sort([("status", 1), ("split", 1), ("place", 1)]).limit(count)
-        return [document["place"] async for document in first]
+        cursor = self.database.tasks.find(created, {"_id": 0, "group_order": 1})
+        first = cursor.sort([("status", 1), ("split", 1), ("group_order", 1)]).limit(count)
+        return [document["group_order"] async for document in first]

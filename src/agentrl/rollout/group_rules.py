@@ -16,7 +16,7 @@ from functools import partial
 
 from agentrl.configs import RewardConfig
 from agentrl.databases.documents import Record, StopReason, TurnStatus
-from agentrl.rollout.advantages import GREEDY_TRAJ, find_estimator, score_of
+from agentrl.rollout.advantages import GREEDY_ROLLOUT, find_estimator, score_of
 
 ZERO = 1e-6  # an advantage below this carries no gradient
 SUCCESS_SCORE = 0.5  # a Record with at least this score is right, where a scorer grades
@@ -56,8 +56,8 @@ Kept = Sequence[int]
 
 
 def sampled(records: Sequence[Record], kept: Kept) -> list[int]:
-    """`--advantage remax`: the greedy attempt is the baseline of its group, and not trained."""
-    return [i for i in kept if records[i].traj != GREEDY_TRAJ]
+    """`--advantage remax`: the greedy rollout is the baseline of its group, and not trained."""
+    return [i for i in kept if records[i].rollout != GREEDY_ROLLOUT]
 
 
 def more_turns_than(min_turns: int, records: Sequence[Record], kept: Kept) -> list[int]:
@@ -96,7 +96,7 @@ def above(least: float, advantages: Sequence[float], kept: Kept) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
+class RecordOutcome:
     """What a group makes of one of its Records. `left_out`: the rule that leaves it out of the
     training, or None if it is trained."""
 
@@ -104,7 +104,9 @@ class Reward:
     left_out: str | None
 
 
-def reward_group(task: str, records: Sequence[Record], config: RewardConfig) -> list[Reward]:
+def apply_group_rules(
+    task: str, records: Sequence[Record], config: RewardConfig
+) -> list[RecordOutcome]:
     """The advantage of each Record of a group, and whether it is trained.
 
     `task`: the Task's id. `records`: its scored Records, in any order.
@@ -123,7 +125,7 @@ def reward_group(task: str, records: Sequence[Record], config: RewardConfig) -> 
         stay = rule(kept)
         left_out.update({i: name for i in kept if i not in stay})
         kept = stay
-    return [Reward(advantage, left_out.get(i)) for i, advantage in enumerate(advantages)]
+    return [RecordOutcome(advantage, left_out.get(i)) for i, advantage in enumerate(advantages)]
 
 
 def _rules(

@@ -18,8 +18,8 @@ import torch
 
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.changes import Changes, updated
-from agentrl.databases.connection import RunDatabase, patiently
-from agentrl.databases.documents import DataSet, RowStatus, TaskStatus, TrainerStart, place_of
+from agentrl.databases.connection import RunDatabase, retry_through_outages
+from agentrl.databases.documents import DataSet, RowStatus, TaskStatus, TrainerStart, group_order
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.hopeless import HopelessWatch
 from agentrl.databases.rows import RowLedger, count_rows
@@ -28,7 +28,7 @@ from agentrl.databases.services import SILENT_S, register_urls
 from agentrl.databases.task_file import TaskLine, read_tasks
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
-from agentrl.training.entry import Entry, enter, settle
+from agentrl.training.entry import RunEntry, enter, settle
 from agentrl.training.gpu_sharing import GpuSharing
 from agentrl.training.publication import Publication, Publisher, next_version
 from agentrl.training.startup import checkpoint_to_resume
@@ -48,7 +48,7 @@ class HeldRun:
     checkpoint: Path | None  # to go on from
 
 
-class RunDuties:
+class RunCoordinator:
     """Rank 0's side of a run in the database and at the services."""
 
     def __init__(
@@ -74,7 +74,7 @@ class RunDuties:
             train,
             self._held_out,
             num_generations=group,
-            eval_attempts=config.data.eval_attempts,
+            eval_rollouts=config.data.eval_rollouts,
             epochs=None if endless else self._epochs if train else 0,
             low_water=-(-ahead // group),
             seed=config.run.seed,
@@ -99,7 +99,7 @@ class RunDuties:
         self._total_steps = 0
         self._ledger: RowLedger | None = None
         self._starts: list[TrainerStart] = []
-        self._entry: Entry | None = None
+        self._entry: RunEntry | None = None
         self._known_data: list[DataSet] = []
 
     @property
@@ -119,7 +119,9 @@ class RunDuties:
         Raises `TrainerAlive` if another trainer has it, `ConfigError` if there is no checkpoint as
         asked for.
         """
-        run = await patiently(lambda: self._lease.acquire(self._rows_per_step), "the run's lease")
+        run = await retry_through_outages(
+            lambda: self._lease.acquire(self._rows_per_step), "the run's lease"
+        )
         self._starts = run.starts
         self._known_data = run.data
         optimizer = self._config.optimizer
@@ -145,17 +147,21 @@ class RunDuties:
 
         Raises `ConfigError`.
         """
-        entry = await patiently(lambda: enter(self._database, self._config), "the run's document")
-        await patiently(lambda: settle(self._database, self._config, entry), "the run's flags")
+        entry = await retry_through_outages(
+            lambda: enter(self._database, self._config), "the run's document"
+        )
+        await retry_through_outages(
+            lambda: settle(self._database, self._config, entry), "the run's flags"
+        )
         self._entry = entry
 
     async def hold(self) -> None:
         """Raises `TrainerReplaced` if another trainer has taken the run."""
-        await patiently(self._lease.heartbeat, "the run's lease")
+        await retry_through_outages(self._lease.heartbeat, "the run's lease")
 
     async def start(self, step: int) -> int:
         """Put the ledger at `step` and begin feeding; returns the version to publish first."""
-        return await patiently(lambda: self._start(step), "the start of the run")
+        return await retry_through_outages(lambda: self._start(step), "the start of the run")
 
     async def _start(self, step: int) -> int:
         await self._lease.begin(step)
@@ -178,7 +184,7 @@ class RunDuties:
         if left:
             logger.info("%d tasks of other data, which nobody had begun, are left out", left)
         first_epoch = self._known_data[-1].epoch
-        self.ledger.begin_at(place_of(first_epoch, 0))
+        self.ledger.begin_at(group_order(first_epoch, 0))
         await self._feeder.start(number, first_epoch)
 
     def run_beside(self, background: BackgroundLoop) -> None:
@@ -187,7 +193,7 @@ class RunDuties:
         sampling = self._config.sampling
         patience = sampling.startup_timeout if sampling.enable_sampling else math.inf
         background.watch(
-            patiently(
+            retry_through_outages(
                 lambda: self._publisher.keep_current(patience), "the look for inference services"
             )
         )
@@ -207,7 +213,7 @@ class RunDuties:
     async def commit(self, step: int, ids: Sequence[str]) -> None:
         """The step trained these rows. Raises `TrainerReplaced` if they are no longer ours."""
         await self.hold()
-        committed = await patiently(
+        committed = await retry_through_outages(
             lambda: self.ledger.commit(step, ids), f"the commit of step {step}"
         )
         if committed != len(ids):
@@ -218,7 +224,7 @@ class RunDuties:
 
     async def counts(self) -> dict[RowStatus, int]:
         """How many rows are in each state."""
-        return await patiently(lambda: count_rows(self._database), "the count of rows")
+        return await retry_through_outages(lambda: count_rows(self._database), "the count of rows")
 
     async def release_gpus(self) -> int:
         """Have the services give their GPU memory back until `publish`; returns how many have."""
@@ -232,10 +238,12 @@ class RunDuties:
         """
         what = f"the publication of version {publication.weights.version}"
         # Also what a trainer released that crashed, perhaps with another --inf_share_gpus.
-        await patiently(self._sharing.resume, what)
-        stall_seconds = await patiently(lambda: self._publisher.publish(publication), what)
+        await retry_through_outages(self._sharing.resume, what)
+        stall_seconds = await retry_through_outages(
+            lambda: self._publisher.publish(publication), what
+        )
         if evaluate and self._held_out:
-            await patiently(lambda: self._feeder.add_evaluation(publication.step), what)
+            await retry_through_outages(lambda: self._feeder.add_evaluation(publication.step), what)
         return stall_seconds
 
     async def await_evaluation(self, step: int, stop: threading.Event) -> None:
@@ -249,7 +257,7 @@ class RunDuties:
         began = time.monotonic()
         group_done = updated(self._database.tasks, "status", TaskStatus.COMPLETED)
         async with Changes(self._database, group_done) as changes:
-            while not stop.is_set() and not await patiently(
+            while not stop.is_set() and not await retry_through_outages(
                 lambda: self._feeder.evaluation_done(step), f"the evaluation of step {step}"
             ):
                 if step == 0 and await self._watch.look(training=False) is not None:
@@ -260,14 +268,14 @@ class RunDuties:
     async def evaluate(self, step: int, stop: threading.Event) -> None:
         """Evaluate the weights that the services hold, as those of `step`, and wait for the end."""
         if self._held_out:
-            await patiently(
+            await retry_through_outages(
                 lambda: self._feeder.add_evaluation(step), f"the evaluation of step {step}"
             )
             await self.await_evaluation(step, stop)
 
     async def report(self, step: int, version: int, status: str) -> None:
         """Say how far the run is; `status` as in `databases.runs`."""
-        await patiently(
+        await retry_through_outages(
             lambda: self._lease.progress(
                 step=step, max_steps=self._total_steps, version=version, status=status
             ),
@@ -276,11 +284,11 @@ class RunDuties:
 
     async def give_up(self, failure: str) -> None:
         """Say that the run is hopeless, and why."""
-        await patiently(lambda: self._lease.give_up(failure), "the end of the run")
+        await retry_through_outages(lambda: self._lease.give_up(failure), "the end of the run")
 
     async def give_back_rows(self) -> None:
         """Return the rows that were leased ahead and are not trained."""
-        await patiently(self.ledger.release, "the return of rows")
+        await retry_through_outages(self.ledger.release, "the return of rows")
 
     async def close_publisher(self) -> None:
         """Wait until the last publication is on disk too."""

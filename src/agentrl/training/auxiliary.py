@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentrl.configs import Config, ModelConfig
-from agentrl.training.critic import Critic, Verdict
+from agentrl.training.critic import Critic, CriticEstimates
 from agentrl.training.critic_loss import NO_CRITIC, CriticStatistics
 from agentrl.training.model_folder import check_model_folder
-from agentrl.training.passes import Advice
-from agentrl.training.program import Program
+from agentrl.training.passes import AuxiliaryOutputs
 from agentrl.training.reference import Reference
+from agentrl.training.schedule import Schedule
 from agentrl.training.sequences import TrainingSequence
 
 
@@ -35,30 +35,32 @@ def critic_start(config: Config) -> ModelConfig | None:
     return replace(config.model, model_name_or_path=folder)
 
 
-class ModelsBeside:
+class AuxiliaryModels:
     """The reference and the critic of a run, each of which there may be or not."""
 
     def __init__(self, reference: Reference | None, critic: Critic | None) -> None:
         self._reference = reference
         self._critic = critic
-        self._verdict: Verdict | None = None
+        self._estimates: CriticEstimates | None = None
 
-    def advise(self, program: Program, rows: Sequence[Sequence[TrainingSequence]]) -> Advice:
-        """What they say of a step's tokens. `rows`: those of `program`. Collective."""
-        reference_logprobs = self._reference.logprobs(program) if self._reference else None
+    def outputs(
+        self, schedule: Schedule, rows: Sequence[Sequence[TrainingSequence]]
+    ) -> AuxiliaryOutputs:
+        """What they say of a step's tokens. `rows`: those of `schedule`. Collective."""
+        reference_logprobs = self._reference.logprobs(schedule) if self._reference else None
         if self._critic is None:
-            return Advice(reference_logprobs)
+            return AuxiliaryOutputs(reference_logprobs)
         outcomes = [row[0].reward if row else 0.0 for row in rows]
-        self._verdict = self._critic.estimate(program, outcomes)
-        return Advice(
+        self._estimates = self._critic.estimate(schedule, outcomes)
+        return AuxiliaryOutputs(
             reference_logprobs,
-            advantages=self._verdict.advantages,
+            advantages=self._estimates.advantages,
             policy_waits=self._critic.warms_up,
         )
 
-    def learn(self, program: Program) -> CriticStatistics:
-        """Train the critic, if there is one, on what it said of `program`. Collective."""
+    def learn(self, schedule: Schedule) -> CriticStatistics:
+        """Train the critic, if there is one, on what it said of `schedule`. Collective."""
         if self._critic is None:
             return NO_CRITIC
-        assert self._verdict is not None, "it was asked first"
-        return self._critic.learn(program, self._verdict)
+        assert self._estimates is not None, "it was asked first"
+        return self._critic.learn(schedule, self._estimates)

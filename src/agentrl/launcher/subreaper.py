@@ -1,13 +1,13 @@
-"""A guard between the launcher and one part, so that nothing of the part outlives either.
+"""A subreaper between the launcher and one part, so that nothing of the part outlives either.
 
-    python -I -S guard.py GRACE_SECONDS COMMAND [ARGUMENT ...]
+    python -I -S subreaper.py GRACE_SECONDS COMMAND [ARGUMENT ...]
 
-The guard starts the command and ends with its status. When it gets SIGTERM, or when its standard
-input closes (which also happens when the launcher is killed with SIGKILL), it sends the command's
-process group SIGTERM, waits up to GRACE_SECONDS, and then kills what is left of the command's whole
-family. As the family's subreaper it also finds processes that left the group or lost their parent,
-such as the workers of `accelerate launch`. It imports only the standard library and starts in
-milliseconds.
+The subreaper starts the command and ends with its status. When it gets SIGTERM, or when its
+standard input closes (which also happens when the launcher is killed with SIGKILL), it sends the
+command's process group SIGTERM, waits up to GRACE_SECONDS, and then kills what is left of the
+command's whole family. As the family's subreaper it also finds processes that left the group or
+lost their parent, such as the workers of `accelerate launch`. It imports only the standard library
+and starts in milliseconds.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-class Guard:
+class Subreaper:
     """One command, from its start to the end of the last process of its family."""
 
     def __init__(self, command: list[str], grace_s: float) -> None:
@@ -66,11 +66,11 @@ class Guard:
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
-        def die_with_guard() -> None:
+        def die_with_subreaper() -> None:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_guard
+            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_subreaper
         )
 
     def run(self) -> int:
@@ -133,14 +133,14 @@ class Guard:
 
 
 def main() -> None:
-    """Guard the command of `sys.argv`."""
+    """Subreaper the command of `sys.argv`."""
     grace_s, *command = sys.argv[1:]
     try:
-        guard = Guard(command, float(grace_s))
+        subreaper = Subreaper(command, float(grace_s))
     except OSError as error:
         print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr)
         sys.exit(127)
-    status = guard.run()
+    status = subreaper.run()
     sys.stderr.flush()
     os._exit(status)
 
