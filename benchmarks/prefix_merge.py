@@ -37,6 +37,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import TreeLayout
 from agentrl.training.flops import FlopsModel
 from agentrl.training.forest import merge
@@ -120,15 +121,10 @@ def make_workload(
 
 def make_sequence(ids: np.ndarray, trained: np.ndarray, row_tokens: int) -> TrainingSequence:
     """A sequence whose advantages follow from its tokens."""
-    return TrainingSequence(
-        input_ids=ids.astype(np.int32),
-        loss_mask=trained,
-        advantages=np.where(ids % 2, 1.0, -0.5).astype(np.float32),
-        logprobs=np.full(len(ids), -9.0, dtype=np.float32),
-        staleness=np.zeros(len(ids), dtype=np.int32),
-        temperature=1.0,
-        row_tokens=row_tokens,
+    tokens = TokenTree.line(
+        ids, mask=trained, advantages=np.where(ids % 2, 1.0, -0.5), logprobs=-9.0
     )
+    return TrainingSequence(tokens, temperature=1.0, row_tokens=row_tokens)
 
 
 def workloads(scale: float) -> list[Workload]:
@@ -163,7 +159,7 @@ def work_of(rows: Rows, costs: FlopsModel, *, tree: bool) -> Work:
     predictions = sum(len(one.trained) for row in rows for one in row)
     if tree:
         forest = merge(lines)
-        layouts = [TreeLayout(forest.parents, forest.lengths)]
+        layouts = [TreeLayout(forest.tree.parents, forest.tree.lengths)]
     else:
         layouts = [TreeLayout([-1], [len(line)]) for line in lines]
     tokens = sum(layout.n_tokens for layout in layouts)

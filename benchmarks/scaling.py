@@ -10,8 +10,8 @@ with one bulk write in flight for each process and collection.
 
     python benchmarks/scaling.py [--quick] [--save]
 
-The designs stand in order, each with one more change than the one before; `docs/scaling.md` says
-what they are and what was found. The last line is a JSON object.
+The designs stand in order, each with one more change than the one before. What they are and what
+was found: `docs/internals/scaling.md`. The last line is a JSON object.
 """
 
 import json

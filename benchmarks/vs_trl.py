@@ -29,9 +29,9 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from trl_step import Batch, TrlStep, trained_only
 
 from agentrl.configs import LossConfig, OptimizerConfig
-from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask
-from agentrl.databases.documents import DBRecordData, Node
+from agentrl.databases.documents import DBRecordData
 from agentrl.databases.policies import Lineage
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.sequences import row_sequences
@@ -127,17 +127,17 @@ def _row(batch: Batch, index: int) -> DBRecordData:
         task="task",
         seq=index,
         reward=0.0,
-        n_tokens=length,
         n_train_tokens=trained,
         cost=float(length),
         policy_versions=[0],
         temperature=1.0,
-        nodes=[Node(start=0, end=length, parent=-1)],
-        input_ids=pack_ints(prompt + completion),
-        loss_mask=pack_mask([0] * len(prompt) + [1] * trained),
-        advantages=pack_floats([float(batch.advantages[index])] * length),
-        logprobs=pack_floats(before + batch.logprobs[index].tolist()),
-        versions=pack_ints([0] * length),
+        tree=TokenTree.line(
+            prompt + completion,
+            mask=[0] * len(prompt) + [1] * trained,
+            advantages=float(batch.advantages[index]),
+            logprobs=before + batch.logprobs[index].tolist(),
+            versions=0,
+        ),
         prefix_hash="prefix",
     )
 

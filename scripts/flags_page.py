@@ -1,10 +1,10 @@
-"""Writes the table of flags into docs/flags.md: `python scripts/flags_page.py`."""
+"""Writes the table of flags into docs/reference/flags.md: `python scripts/flags_page.py`."""
 
 from pathlib import Path
 
 from agentrl.configs.flags import FLAGS, TITLES, Flag, shown
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "flags.md"
 MARKER = "<!-- From here on written by scripts/flags_page.py -->\n"
 
 

@@ -30,6 +30,7 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from agentrl.configs import ConfigError, LossConfig, OptimizerConfig, ParallelConfig
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import TreeLayout
 from agentrl.training.flops import FlopsModel
 from agentrl.training.forest import merge
@@ -99,15 +100,13 @@ def make_rows(vocabulary: int, unit: int) -> list[Row]:
 
     def sequence(prefix: np.ndarray, length: int, row_tokens: int) -> TrainingSequence:
         tokens = np.concatenate([prefix, ids(length)])
-        return TrainingSequence(
-            input_ids=tokens,
-            loss_mask=np.arange(len(tokens)) >= len(prefix),
-            advantages=np.full(len(tokens), random.normal(), dtype=np.float32),
-            logprobs=np.full(len(tokens), -np.log(vocabulary), dtype=np.float32),
-            staleness=np.zeros(len(tokens), dtype=np.int32),
-            temperature=1.0,
-            row_tokens=row_tokens,
+        line = TokenTree.line(
+            tokens,
+            mask=np.arange(len(tokens)) >= len(prefix),
+            advantages=random.normal(),
+            logprobs=-np.log(vocabulary),
         )
+        return TrainingSequence(line, temperature=1.0, row_tokens=row_tokens)
 
     rows: list[Row] = []
     for _ in range(4):
@@ -124,9 +123,9 @@ def work_of(rows: list[Row], costs: FlopsModel) -> tuple[int, float]:
     """Tokens as rows have them, and operations with each shared token computed once."""
     sequences = [sequence for row in rows for sequence in row]
     forest = merge([sequence.inputs for sequence in sequences])
-    layout = TreeLayout(forest.parents, forest.lengths)
-    predictions = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
-    tokens = sum(len(sequence.input_ids) for sequence in sequences)
+    layout = TreeLayout(forest.tree.parents, forest.tree.lengths)
+    predictions = sum(len(sequence.trained) for sequence in sequences)
+    tokens = sum(len(sequence) for sequence in sequences)
     return tokens, costs.total(layout.n_tokens, layout.pairs, predictions)
 
 

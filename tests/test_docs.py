@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config, Qwen3Config
 from transformers.models.qwen3_moe import Qwen3MoeConfig
 
@@ -75,7 +76,7 @@ def table(page: Path, first_heading: str) -> list[list[str]]:
 
 
 def test_the_table_of_variables_is_that_of_the_code() -> None:
-    rows = table(DOCS / "deployment.md", "variable")
+    rows = table(DOCS / "guides" / "deployment.md", "variable")
     named = [name for row in rows for name in re.findall(r"`([A-Z_]+)`", row[0])]
     assert sorted(named) == sorted(field.name.upper() for field in fields(Deployment))
     defaults = {row[0].strip("`"): row[1] for row in rows}
@@ -87,7 +88,7 @@ def test_the_table_of_variables_is_that_of_the_code() -> None:
 def test_the_table_of_the_demos_flags_is_that_of_the_preset() -> None:
     demo = parse_config(preset_flags(GRPO, 1, demo=True))
     own = parse_config(preset_flags(GRPO, 1, demo=False))
-    for name, of_demo, of_own in table(DOCS / "deployment.md", "flag"):
+    for name, of_demo, of_own in table(DOCS / "guides" / "deployment.md", "flag"):
         for config, said in ((demo, of_demo), (own, of_own)):
             value = _value(config, name.strip("`-"))
             first = said.partition(":")[0]
@@ -120,7 +121,7 @@ def _empty(name: str, lora: str) -> torch.nn.Module:
 def _hardware() -> list[object]:
     """The rows of the first table, one with an adapter for all of them in the fast suite: making
     an adapter for a large model takes seconds."""
-    rows = table(DOCS / "hardware.md", "model | GPUs × GiB")
+    rows = table(DOCS / "start" / "hardware.md", "model | GPUs × GiB")
     slow = [row for row in rows if "lora" in row[2]][1:]
     return [
         pytest.param(row, id=" ".join(row[:3]), marks=[pytest.mark.slow] if row in slow else [])
@@ -144,7 +145,9 @@ def test_the_table_of_hardware_is_what_the_memory_model_says(row: list[str]) -> 
     assert longest >= 16384
 
 
-@pytest.mark.parametrize("row", table(DOCS / "hardware.md", "model | weights, GiB"), ids=str)
+@pytest.mark.parametrize(
+    "row", table(DOCS / "start" / "hardware.md", "model | weights, GiB"), ids=str
+)
 def test_the_table_of_services_is_counted_from_the_model(row: list[str]) -> None:
     shape = shape_of(_empty(row[0], ""))  # type: ignore[arg-type]
     cache_of_1000 = 1000 * 2 * 2 * shape.layers * shape.key  # keys and values, two bytes each
@@ -156,7 +159,7 @@ def test_the_arguments_and_variables_of_the_sandbox_are_all_described() -> None:
     shown = subprocess.run(
         [sys.executable, str(server), "--help"], text=True, capture_output=True, check=True
     ).stdout
-    text = (DOCS / "sandbox.md").read_text(encoding="utf-8")
+    text = (DOCS / "guides" / "sandbox.md").read_text(encoding="utf-8")
     for flag in set(re.findall(r"--([a-z_]+)", shown)) - {"help"}:
         assert re.search(rf"^\| `(--)?{flag}\b", text, re.MULTILINE), f"--{flag} is not described"
     compose = (ROOT / "deploy" / "sandbox" / "compose.yml").read_text(encoding="utf-8")
@@ -190,6 +193,45 @@ def test_every_page_is_reached_from_the_readme() -> None:
             assert f"({page.relative_to(ROOT)}" in readme, f"the README does not name {page}"
 
 
+def test_the_site_has_the_groups_and_pages_of_the_readme() -> None:
+    """`nav` of mkdocs.yml against the README's sections below `## Documentation`. A page of the
+    site stands in the group of the README that has its link; all pages of docs/ are in `nav`."""
+    _, _, documentation = (ROOT / "README.md").read_text("utf-8").partition("## Documentation")
+    sections = re.split(r"^### (\w+)$", documentation, flags=re.MULTILINE)[1:]
+    linked = {
+        title: set(re.findall(r"\(docs/([\w./-]+\.md)", text))
+        for title, text in zip(sections[::2], sections[1::2], strict=True)
+    }
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    groups = {title: set(_leaves(pages)) for entry in nav for title, pages in entry.items()}
+    assert groups.pop("Home") == {"index.md"}
+    assert list(groups) == list(linked) == ["Start", "Guides", "Reference", "Internals"]
+    for title, pages in groups.items():
+        for page in pages:
+            assert page in linked[title] or page.startswith("design/2"), f"{title}: {page}"
+    everywhere = {page for pages in groups.values() for page in pages} | {"index.md"}
+    assert everywhere == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+
+
+def _leaves(nav: object) -> Iterator[str]:
+    match nav:
+        case str():
+            yield nav
+        case dict():
+            yield from (leaf for value in nav.values() for leaf in _leaves(value))
+        case list():
+            yield from (leaf for value in nav for leaf in _leaves(value))
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    folders = [ROOT / name for name in ("src", "assets", "benchmarks", "deploy", "scripts")]
+    files = [*ROOT.glob("*.*"), *(file for folder in folders for file in folder.rglob("*.*"))]
+    for file in files:
+        if file.suffix in (".py", ".sh", ".yml", ".md", ".toml", ".txt"):
+            for page in re.findall(r"\bdocs/[\w./-]+\.md\b", file.read_text(encoding="utf-8")):
+                assert (ROOT / page).is_file(), f"{file.relative_to(ROOT)} names {page}"
+
+
 def _texts(file: Path) -> Iterator[str]:
     """All strings of a source file, what is filled in as `…`."""
     source = file.read_text(encoding="utf-8")
@@ -214,7 +256,7 @@ def _all_texts() -> list[str]:
 
 def _quotations() -> list[str]:
     """What the page of troubleshooting quotes: sentences in code spans of a first cell."""
-    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    text = (DOCS / "start" / "troubleshooting.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (.*?) \| .*?\| .*\|$", text, re.MULTILINE)
     spans = [span for cell in cells for span in re.findall(r"`` (.+?) ``|`([^`]+)`", cell)]
     return [quoted for pair in spans for quoted in pair if len(quoted.split()) > 2]

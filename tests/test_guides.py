@@ -1,7 +1,7 @@
 """The guides in docs/ do what they say: their files are written and their commands run.
 
-A fence ```LANGUAGE file=NAME is a file of the guide; every ```bash fence is a command, run in order
-in one shell, in an empty folder.
+A fence ```LANGUAGE title="NAME" is a file of the guide; every ```bash fence is a command. The
+commands run in order in one shell, in an empty folder.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from agentrl.rollout.answers import KNOWN_SCHEMAS
 from agentrl.rollout.scorers import known_scorers
 
 ROOT = Path(__file__).resolve().parents[1]
-FENCE = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 GUIDE_PORTS = ("8765", "8766", "8767")  # of the guides' servers; the tests take free ones
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)")
@@ -65,7 +65,7 @@ def run_guide(guide: Path, folder: Path) -> str:
 
 @pytest.mark.timeout(320)
 def test_the_guide_to_own_tasks_leads_to_a_trained_run(tmp_path: Path) -> None:
-    printed = run_guide(ROOT / "docs" / "your-own-tasks.md", tmp_path)
+    printed = run_guide(ROOT / "docs" / "start" / "your-own-tasks.md", tmp_path)
     assert re.search(r"1 tools: shelf \(of http://127\.0\.0\.1:\d+/mcp\)", printed)
     assert "multi-turn training is exact" in printed
     assert "library: 2 steps" in printed
@@ -75,17 +75,17 @@ def test_the_guide_to_own_tasks_leads_to_a_trained_run(tmp_path: Path) -> None:
 @pytest.mark.slow  # a whole run
 @pytest.mark.timeout(320)
 def test_the_guides_to_agents_and_scorers_lead_to_a_run_with_both(tmp_path: Path) -> None:
-    printed = run_guide(ROOT / "docs" / "write-an-agent.md", tmp_path)
+    printed = run_guide(ROOT / "docs" / "guides" / "write-an-agent.md", tmp_path)
     assert "letters: 1 steps" in printed
     assert re.search(r"How many [pe] are in|What is 17", printed)  # `agentrl show`
-    printed = run_guide(ROOT / "docs" / "write-a-scorer.md", tmp_path)
+    printed = run_guide(ROOT / "docs" / "guides" / "write-a-scorer.md", tmp_path)
     assert "2 groups" in printed
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(320)
 def test_each_part_started_by_hand_as_the_page_on_deployment_says_is_a_run(tmp_path: Path) -> None:
-    printed = run_guide(ROOT / "docs" / "deployment.md", tmp_path)
+    printed = run_guide(ROOT / "docs" / "guides" / "deployment.md", tmp_path)
     assert "finished after step 2 of 2" in printed
     assert "How many" in printed  # `agentrl show`
     assert (tmp_path / "model" / "config.json").is_file()
@@ -94,14 +94,14 @@ def test_each_part_started_by_hand_as_the_page_on_deployment_says_is_a_run(tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(320)
 def test_the_recipe_of_gsm8k_holds_together_without_a_gpu(tmp_path: Path) -> None:
-    printed = run_guide(ROOT / "docs" / "recipes" / "gsm8k.md", tmp_path)
+    printed = run_guide(ROOT / "docs" / "start" / "gsm8k.md", tmp_path)
     assert "1 tools: calculate" in printed
     assert "gsm8k-path: 1 steps" in printed
     assert "Use the tool calculate" in printed  # `agentrl show`
 
 
 def test_the_recipe_of_gsm8k_converts_both_forms_of_the_data_set(tmp_path: Path) -> None:
-    guide = (ROOT / "docs" / "recipes" / "gsm8k.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "start" / "gsm8k.md").read_text(encoding="utf-8")
     for _, file, body in FENCE.findall(guide):
         if file:
             (tmp_path / file).write_text(body, encoding="utf-8")
@@ -117,7 +117,7 @@ def test_the_recipe_of_gsm8k_converts_both_forms_of_the_data_set(tmp_path: Path)
 
 
 def test_the_guide_to_tools_leads_to_a_server_that_attempts_share(tmp_path: Path) -> None:
-    printed = run_guide(ROOT / "docs" / "write-a-tool.md", tmp_path)
+    printed = run_guide(ROOT / "docs" / "guides" / "write-a-tool.md", tmp_path)
     assert "2 tools: year, note" in printed
     assert "a 'one'\nb 'two'\na 'one\\nthree'" in printed
     assert re.search(r"^True .*There is no book 'Dracula'", printed, re.MULTILINE)
@@ -126,7 +126,7 @@ def test_the_guide_to_tools_leads_to_a_server_that_attempts_share(tmp_path: Path
 def test_the_guide_to_an_own_loss_and_advantage_gives_ones_that_can_be_trained(
     tmp_path: Path,
 ) -> None:
-    guide = ROOT / "docs" / "losses.md"
+    guide = ROOT / "docs" / "reference" / "losses.md"
     printed = run_guide(guide, tmp_path)
     (promised,) = re.findall(r"^    (gradient by logprob: .*)$", guide.read_text(), re.MULTILINE)
     assert promised in printed
@@ -143,7 +143,7 @@ def test_the_guide_to_an_own_loss_and_advantage_gives_ones_that_can_be_trained(
 
 
 def test_the_table_of_losses_is_that_of_the_code() -> None:
-    text = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "losses.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
     table = {cells[0].strip("| `"): cells for cells in rows if len(cells) == 6}
     assert table.keys() - {"--loss_calculator", "path/to/file.py:function"} == LOSSES.keys()

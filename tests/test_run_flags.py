@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agentrl.configs.run_flags import FLAG_NAMES, FlagClass, class_of
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "checkpoints.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "checkpoints.md"
 ROWS = {
     "of the data": FlagClass.DATA,
     "of the sampling": FlagClass.SAMPLING,

@@ -8,7 +8,7 @@
 # DB_URL          MongoDB of the run (deploy/mongo/administer.py add-run prints it)
 # MODEL           model folder, under one path on all nodes
 # FLAGS           flags of the run, the same for all roles, separated by spaces
-# MCP_URL, TRAIN_FILE, INFERENCE_URLS, NUM_MACHINES, ... as in docs/deployment.md
+# MCP_URL, TRAIN_FILE, INFERENCE_URLS, NUM_MACHINES, ... as in docs/guides/deployment.md
 #
 # serve only: SERVICE_PORT (default 30000), NODE_ADDRESS (name or address under which other nodes
 # reach this one; default its host name). Flags given here are `agentrl serve`'s.

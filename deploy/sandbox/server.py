@@ -4,7 +4,7 @@
 
 Every MCP session has a sandbox of its own: a folder whose files stay between calls, made with the
 first call and gone with the session. `create_session` makes it before that, with files in it and
-limits below the server's. What holds programs in, and what is not promised: docs/sandbox.md.
+limits below the server's. What holds programs in, and what is not promised: docs/guides/sandbox.md.
 """
 
 import argparse

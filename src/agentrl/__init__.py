@@ -1,3 +1,3 @@
 """AgentRL: reinforcement learning for language models that act through tools."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

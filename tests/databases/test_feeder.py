@@ -1,7 +1,7 @@
 """From task lines to the ledger, again and again."""
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Split
+from agentrl.databases.documents import Split, TaskStatus
 from agentrl.databases.feeder import TaskFeeder, make_tasks
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
@@ -87,3 +87,24 @@ async def test_an_evaluation_is_done_when_all_its_groups_are(database: RunDataba
     assert not await feed.evaluation_done(7)
     assert await finish_all(database, Split.EVAL) == 3
     assert await feed.evaluation_done(7)
+
+
+async def test_groups_of_other_data_that_were_begun_are_finished_and_those_that_were_not_left_out(
+    database: RunDatabase,
+) -> None:
+    await feeder(database).start()
+    ledger = TaskLedger(database, "s", lease_seconds=30, max_failures=1)
+    (begun,) = await ledger.claim(Split.TRAIN)
+    feed = TaskFeeder(
+        database, TRAIN[:1], HELD_OUT, num_generations=2, eval_rollouts=5, epochs=3, low_water=3,
+        seed=1,
+    )  # fmt: skip
+    first_epoch = await feed.next_epoch()
+    assert await feed.leave(1) == len(TRAIN) - 1
+    await feed.start(1, first_epoch)
+    assert await ledger.complete(begun, 1.0) is None, "one rollout of the group is left"
+    assert not await feed.exhausted()
+    assert await finish_all(database, Split.TRAIN) == 1 + 3
+    assert await feed.exhausted()
+    unbegun = await database.tasks.find({"status": TaskStatus.LEFT_OUT}).to_list()
+    assert {task["data"] for task in unbegun} == {0} and len(unbegun) == len(TRAIN) - 1

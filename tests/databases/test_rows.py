@@ -8,22 +8,23 @@ from hypothesis import strategies as st
 from pymongo.asynchronous.collection import AsyncCollection
 
 from agentrl.databases import policies
-from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask, unpack_ints
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DBRecordData, Node, RowStatus, TrainedStep
+from agentrl.databases.documents import DBRecordData, RowStatus, TrainedStep
 from agentrl.databases.policies import Lineage
 from agentrl.databases.rows import RowHeader, RowLedger, count_rows, fetch_rows
+from agentrl.databases.token_tree import TokenTree
 
 BEFORE = Lineage({version: version - 10 for version in range(10)})  # steps before the first
 
 
 def row(seq: int, *versions: int) -> DBRecordData:
     return DBRecordData(
-        id=f"r{seq}", task="t", seq=seq, reward=1.0, n_tokens=2, n_train_tokens=1, cost=2.0,
+        id=f"r{seq}", task="t", seq=seq, reward=1.0, n_train_tokens=1, cost=2.0,
         policy_versions=list(versions) or [0], temperature=1.0,
-        nodes=[Node(start=0, end=2, parent=-1)], input_ids=pack_ints([seq, 7]),
-        loss_mask=pack_mask([0, 1]), advantages=pack_floats([0, 1]), logprobs=pack_floats([0, -1]),
-        versions=pack_ints([-1, 0]), prefix_hash="p",
+        tree=TokenTree.line(
+            [seq, 7], mask=[0, 1], advantages=[0, 1], logprobs=[0, -1], versions=[-1, 0]
+        ),
+        prefix_hash="p",
     )  # fmt: skip
 
 
@@ -61,7 +62,7 @@ async def test_a_step_leases_the_oldest_rows_and_commits_them_once(database: Run
     assert await lease(ledger, 1, 2) == ["r0", "r1"]
     assert await lease(ledger, 1, 3) == ["r0", "r1", "r2"], "topped up to what it should have"
     payloads = await fetch_rows(database, ["r2", "r0"])
-    assert [unpack_ints(payload.input_ids).tolist() for payload in payloads] == [[2, 7], [0, 7]]
+    assert [payload.tree["ids"].tolist() for payload in payloads] == [[2, 7], [0, 7]]
     for _ in range(2):  # the answer may have been lost
         assert await ledger.commit(1, ["r0", "r1", "r2"]) == 3
     counts = await count_rows(database)

@@ -23,12 +23,12 @@ from hypothesis.stateful import (
 from machines import run_machine
 from mortal import MortalDatabase
 
-from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DBRecordData, Node, RowStatus
+from agentrl.databases.documents import DBRecordData, RowStatus
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.policies import Lineage
 from agentrl.databases.rows import RowLedger
+from agentrl.databases.token_tree import TokenTree
 
 T = TypeVar("T")
 
@@ -40,11 +40,12 @@ KILLED_AFTER = st.sampled_from([None, None, 0, 1, 2, 3])  # writes
 
 def make_row(seq: int) -> DBRecordData:
     return DBRecordData(
-        id=f"r{seq}", task="t", seq=seq, reward=1.0, n_tokens=2, n_train_tokens=1, cost=2.0,
-        policy_versions=[0], temperature=1.0, nodes=[Node(start=0, end=2, parent=-1)],
-        input_ids=pack_ints([seq, 7]), loss_mask=pack_mask([0, 1]),
-        advantages=pack_floats([0, 1]), logprobs=pack_floats([0, -1]),
-        versions=pack_ints([-1, 0]), prefix_hash="p",
+        id=f"r{seq}", task="t", seq=seq, reward=1.0, n_train_tokens=1, cost=2.0,
+        policy_versions=[0], temperature=1.0,
+        tree=TokenTree.line(
+            [seq, 7], mask=[0, 1], advantages=[0, 1], logprobs=[0, -1], versions=[-1, 0]
+        ),
+        prefix_hash="p",
     )  # fmt: skip
 
 

@@ -60,12 +60,12 @@ def examine(family: Family, seed: str, hostile: bool, counts: Counter[str]) -> s
     held = hold(family, talk)
     counts["conversations"] += 1
     counts["tokens"] += len(held.ids)
-    for continuation in held.continuations:
+    for next_prompt in held.next_prompts:
         counts["continuations"] += 1
-        counts["restyled"] += continuation.restyled
-        if continuation.drift is not None:
+        counts["restyled"] += next_prompt.restyled
+        if next_prompt.drift is not None:
             counts["drifts"] += 1
-            counts[f"drift_{continuation.drift.name.lower()}"] += 1
+            counts[f"drift_{next_prompt.drift.name.lower()}"] += 1
     return fault_of(family, talk, held)
 
 

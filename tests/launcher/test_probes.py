@@ -104,7 +104,7 @@ def test_a_judge_that_answers_in_another_form_is_refused_with_its_words(
     with serving(saying(judge='{"verdict": "CORRECT"}')) as url:
         said = refused("agentcpm", models("scorer_agent", url, "judge"))
     for words in ("`scorer_agent` in agents.yml", f"judge at {url}", "JUDGEMENT: right",
-                  '{"verdict": "CORRECT"}', "docs/rewards.md"):  # fmt: skip
+                  '{"verdict": "CORRECT"}', "docs/reference/rewards.md"):  # fmt: skip
         assert words in said
 
 

@@ -1,11 +1,11 @@
 """What the rollout's tests share: the demo's model folder and MCP servers in own processes."""
 
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from agentrl.rollout.chat import ChatRenderer
 DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo" / "model"
 sys.path.insert(0, str(Path(__file__).parent))  # `scripted_run`, which processes import too
 
+from forked import start_program  # noqa: E402
 from scripted_service import ScriptedService, Talk, serving, talk_with  # noqa: E402
 
 HOSTILE_SERVER = Path(__file__).with_name("hostile_mcp_server.py")
@@ -29,7 +30,7 @@ class HostileServer:
     flags: tuple[str, ...] = ()
     program: tuple[str, ...] = (str(HOSTILE_SERVER),)
     port: int = 0
-    _process: subprocess.Popen[bytes] | None = field(default=None)
+    _process: BaseProcess | None = field(default=None)
 
     @property
     def url(self) -> str:
@@ -40,11 +41,10 @@ class HostileServer:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 self.port = probe.getsockname()[1]
-        command = [sys.executable, *self.program, str(self.port), *self.flags]
-        self._process = subprocess.Popen(command)
+        self._process = start_program(*self.program, str(self.port), *self.flags)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            assert self._process.poll() is None, "the MCP server ended at once"
+            assert self._process.is_alive(), "the MCP server ended at once"
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
@@ -54,12 +54,13 @@ class HostileServer:
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.join()
             self._process = None
 
     def wait_for_its_end(self) -> None:
         assert self._process is not None
-        self._process.wait(timeout=10)
+        self._process.join(timeout=10)
+        assert self._process.exitcode is not None, "the MCP server lives on"
 
 
 @pytest.fixture(scope="session")

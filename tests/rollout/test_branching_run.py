@@ -163,7 +163,7 @@ async def test_branches_are_trained_as_they_were_sampled(
     # The rows are trees, in which nothing that was shared is computed or trained twice.
     asked = [request["input_ids"] for request in service.requests]
     for row in rows:
-        assert len(row.nodes) > 3
+        assert len(row.tree.nodes) > 3
         assert row.n_tokens < sum(map(len, asked)) / 2
 
     # The trainer's model, which is the one that sampled, finds the sampler's logprobs again.

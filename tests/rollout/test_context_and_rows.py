@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from agentrl.databases.arrays import (
     pack_floats,
     pack_ints,
-    unpack_floats,
-    unpack_ints,
-    unpack_mask,
 )
 from agentrl.databases.documents import (
     DBRecordData,
@@ -88,13 +85,13 @@ def test_a_turn_that_failed_is_not_reinforced_wherever_its_tokens_stand_in_the_t
     context.begin_segment([1, 2, 10, 11, 3, 20, 21, 9])
     last = generate(context, output_of(30))
     row = row_of([first, failed, last])
-    ids = unpack_ints(row.input_ids).tolist()
-    of_token = dict(zip(ids, unpack_floats(row.advantages).tolist(), strict=True))
+    ids = row.tree["ids"].tolist()
+    of_token = dict(zip(ids, row.tree["advantages"].tolist(), strict=True))
     assert [of_token[token] for token in (10, 11, 30)] == [0.5] * 3
     assert [of_token[token] for token in (1, 2, 3, 9, 20, 21, 22)] == [0.0] * 7
     worse = build_row(make_record(), [first, failed, last], -0.5, 1.0, 7)
-    generated = unpack_mask(worse.loss_mask) == 1
-    assert set(unpack_floats(worse.advantages)[generated].tolist()) == {-0.5}
+    generated = worse.tree["mask"] == 1
+    assert set(worse.tree["advantages"][generated].tolist()) == {-0.5}
 
 
 def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() -> None:
@@ -104,12 +101,12 @@ def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() 
     context.observe([4, 5])
     second = generate(context, output_of(12, 99, version=4))
     row = row_of([second, first])  # in any order
-    assert unpack_ints(row.input_ids).tolist() == [1, 2, 3, 10, 11, 99, 4, 5, 12, 99]
-    assert unpack_mask(row.loss_mask).tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
-    assert unpack_floats(row.logprobs).tolist() == [0, 0, 0, -10, -11, -99, 0, 0, -12, -99]
-    assert unpack_ints(row.versions).tolist() == [-1, -1, -1, 3, 3, 3, -1, -1, 4, 4]
-    assert unpack_floats(row.advantages).tolist() == [0, 0, 0, 0.5, 0.5, 0.5, 0, 0, 0.5, 0.5]
-    assert [node.model_dump() for node in row.nodes] == [{"start": 0, "end": 10, "parent": -1}]
+    assert row.tree["ids"].tolist() == [1, 2, 3, 10, 11, 99, 4, 5, 12, 99]
+    assert row.tree["mask"].tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
+    assert row.tree["logprobs"].tolist() == [0, 0, 0, -10, -11, -99, 0, 0, -12, -99]
+    assert row.tree["versions"].tolist() == [-1, -1, -1, 3, 3, 3, -1, -1, 4, 4]
+    assert row.tree["advantages"].tolist() == [0, 0, 0, 0.5, 0.5, 0.5, 0, 0, 0.5, 0.5]
+    assert [node._asdict() for node in row.tree.nodes] == [{"start": 0, "end": 10, "parent": -1}]
     assert (row.n_tokens, row.n_train_tokens, row.prompt_len) == (10, 5, 3)
     assert row.cost == sum(range(1, 11)), "each token sees itself and all before it"
     assert (row.policy_versions, row.seq, row.reward) == ([3, 4], 7, 1.0)
@@ -158,11 +155,11 @@ def test_segments_that_share_a_prefix_share_its_node_and_its_generated_tokens_tr
     turns.append(generate(context, output_of(30, 99)))
     row = row_of(turns)
     assert (turns[2].parent, turns[2].shared_len) == ("r-0", 4)
-    assert [(node.start, node.end, node.parent) for node in row.nodes] == [
+    assert [(node.start, node.end, node.parent) for node in row.tree.nodes] == [
         (0, 4, -1), (4, 8, 0), (8, 11, 0),
     ]  # fmt: skip
-    assert unpack_ints(row.input_ids).tolist() == [1, 2, 3, 10, 99, 4, 20, 99, 7, 30, 99]
-    assert unpack_mask(row.loss_mask).tolist() == [0, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
+    assert row.tree["ids"].tolist() == [1, 2, 3, 10, 99, 4, 20, 99, 7, 30, 99]
+    assert row.tree["mask"].tolist() == [0, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
 
 
 def test_two_samples_of_the_same_prompt_are_never_merged_where_both_were_generated() -> None:
@@ -172,7 +169,7 @@ def test_two_samples_of_the_same_prompt_are_never_merged_where_both_were_generat
     context.begin_segment([1, 2])
     turns.append(generate(context, output_of(10, 98)))
     row = row_of(turns)
-    assert [(node.start, node.end, node.parent) for node in row.nodes] == [
+    assert [(node.start, node.end, node.parent) for node in row.tree.nodes] == [
         (0, 2, -1), (2, 4, 0), (4, 6, 0),
     ]  # fmt: skip
     assert row.n_train_tokens == 4
@@ -248,8 +245,9 @@ def conversations(draw: st.DrawFn) -> tuple[TokenContext, list[DispatchedSamplin
             if may_observe and draw(st.booleans()):
                 context.observe(draw(st.lists(TOKENS, min_size=1, max_size=3)))
             else:
-                earlier = draw(st.sampled_from(context.segments)).ids if context.segments else []
-                kept = earlier[: draw(st.integers(0, len(earlier)))]
+                segments = range(len(context.segments))
+                earlier = context.line(draw(st.sampled_from(segments)))["ids"] if segments else []
+                kept = list(earlier[: draw(st.integers(0, len(earlier)))])
                 drift = draw(st.sampled_from([None, "why"])) if index else None
                 prompt = kept + draw(st.lists(TOKENS, min_size=1, max_size=3))
                 context.begin_segment(prompt, drift)
@@ -264,14 +262,15 @@ def test_a_row_holds_exactly_the_deltas_and_outputs_of_its_turns(
 ) -> None:
     context, turns = conversation
     row = row_of(turns)
-    ids, mask = unpack_ints(row.input_ids), unpack_mask(row.loss_mask)
-    versions, logprobs = unpack_ints(row.versions), unpack_floats(row.logprobs)
+    ids, mask = row.tree["ids"], row.tree["mask"]
+    versions, logprobs = row.tree["versions"], row.tree["logprobs"]
 
     # The nodes are a tree in depth-first order that covers the arrays.
-    assert [node.start for node in row.nodes] == [0, *(node.end for node in row.nodes)][:-1]
-    assert row.nodes[-1].end == row.n_tokens == len(ids) == context.n_tokens
+    nodes = row.tree.nodes
+    assert [node.start for node in nodes] == [0, *(node.end for node in nodes)][:-1]
+    assert nodes[-1].end == row.n_tokens == len(ids) == context.n_tokens
     open_path: list[int] = []
-    for index, node in enumerate(row.nodes):
+    for index, node in enumerate(nodes):
         assert node.end > node.start
         while open_path and open_path[-1] != node.parent:
             open_path.pop()
@@ -280,26 +279,25 @@ def test_a_row_holds_exactly_the_deltas_and_outputs_of_its_turns(
 
     # Following the tree from its roots gives each segment, token by token.
     def places(index: int) -> list[int]:
-        node = row.nodes[index]
+        node = nodes[index]
         above = [] if node.parent < 0 else places(node.parent)
         return above + list(range(node.start, node.end))
 
-    paths = [places(index) for index in range(len(row.nodes))]
+    paths = [places(index) for index in range(len(nodes))]
     trained: set[int] = set()
-    for segment in context.segments:
+    for number, segment in enumerate(context.segments):
         shared = segment.branch.shared_len if segment.branch else 0
+        line = context.line(number)
 
         def is_segment(
-            path: list[int], segment=segment, shared=shared, trained=frozenset(trained)
+            path: list[int], line=line, shared=shared, trained=frozenset(trained)
         ) -> bool:
             own = path[shared:]
             return (
-                ids[path].tolist() == segment.ids
-                and mask[own].tolist() == list(segment.generated[shared:])
-                and versions[own].tolist() == segment.versions[shared:]
-                and np.array_equal(
-                    logprobs[own], np.asarray(segment.logprobs[shared:], dtype=np.float32)
-                )
+                ids[path].tolist() == line["ids"].tolist()
+                and mask[own].tolist() == line["mask"][shared:].tolist()
+                and versions[own].tolist() == line["versions"][shared:].tolist()
+                and np.array_equal(logprobs[own], line["logprobs"][shared:])
                 and not trained & {place for place in own if mask[place]}
             )
 
@@ -310,7 +308,7 @@ def test_a_row_holds_exactly_the_deltas_and_outputs_of_its_turns(
     # Every generated token is trained once, nothing else is.
     assert trained == set(np.flatnonzero(mask).tolist())
     assert row.n_train_tokens == sum(len(turn.output_ids) // 4 for turn in turns)
-    assert unpack_floats(row.advantages).tolist() == (mask * 0.5).tolist()
+    assert row.tree["advantages"].tolist() == (mask * 0.5).tolist()
     generated = [span.version for turn in turns for span in turn.versions if span.end > span.start]
     assert row.policy_versions == sorted(set(generated))
 
@@ -321,7 +319,9 @@ def test_replaying_the_stored_turns_gives_the_context_they_came_from(
 ) -> None:
     context, turns = conversation
     again = replay(turns)
-    assert [segment.ids for segment in again.segments] == [s.ids for s in context.segments]
+    assert again.segments == context.segments
+    for number in range(len(context.segments)):
+        assert again.line(number)["ids"].tolist() == context.line(number)["ids"].tolist()
     assert again.counts == context.counts
     assert again.versions == context.versions
     assert (again.n_continuations, again.n_tokens) == (context.n_continuations, context.n_tokens)

@@ -47,14 +47,14 @@ async def check_tokens(
     turns = await stored_turns(database, record)
     context = replay(turns)
     ends = [
-        (turn, segment, end)
-        for segment in context.segments
+        (turn, context.line(number)["ids"].tolist(), end)
+        for number, segment in enumerate(context.segments)
         for turn, end in segment.turn_ends
     ]  # fmt: skip
     assert [turn for turn, _, _ in ends] == list(range(len(service.requests)))
-    for (_, segment, end), document, request in zip(ends, turns, service.requests, strict=True):
+    for (_, ids, end), document, request in zip(ends, turns, service.requests, strict=True):
         start = end - len(document.output_ids) // 4
-        assert segment.ids[:start] == request["input_ids"]
+        assert ids[:start] == request["input_ids"]
         assert document.prompt_len == start
     row = build_row(record.model_copy(update={"score": 1.0}), turns, 1.0, 1.0, 0)
     assert row.n_train_tokens == sum(len(turn.output_ids) // 4 for turn in turns)

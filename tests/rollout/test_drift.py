@@ -59,7 +59,7 @@ async def test_where_the_template_drops_a_thought_the_record_goes_on_in_a_segmen
     assert (row.n_segments, row.n_continuations, row.n_drifts) == (2, 1, 1)
     context = replay([first, second])
     sampled = [
-        segment.ids[: len(prompt)]
-        for segment, prompt in zip(context.segments, prompts, strict=True)
+        context.line(segment)["ids"][: len(prompt)].tolist()
+        for segment, prompt in zip(range(len(context.segments)), prompts, strict=True)
     ]
     assert sampled == prompts

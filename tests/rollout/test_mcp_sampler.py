@@ -27,7 +27,7 @@ from scripted_service import (
 )
 
 from agentrl.configs import ConfigError, parse_config
-from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
+from agentrl.databases.arrays import unpack_floats, unpack_ints
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, StopReason
 from agentrl.databases.records import RecordLedger
@@ -85,7 +85,7 @@ async def test_the_row_is_what_was_asked_and_generated_with_the_services_logprob
     async with talk(ask + END, ask + END, f"<answer>1</answer>{END}") as (sampler, _):
         record = await sampler.evaluate_record(await sampler.run())
     row = build_row(record, await stored_turns(database, record), 0.5, 1.0, 0)
-    ids, mask = unpack_ints(row.input_ids), unpack_mask(row.loss_mask)
+    ids, mask = row.tree["ids"], row.tree["mask"]
     last = service.requests[-1]["input_ids"]
     assert ids[: len(last)].tolist() == last
     for request in service.requests:
@@ -94,7 +94,7 @@ async def test_the_row_is_what_was_asked_and_generated_with_the_services_logprob
         assert ids[:length].tolist() == request["input_ids"]
         assert mask[length - 1 : length + 1].tolist() == [0, 1]
     trained = ids[mask == 1]
-    assert unpack_floats(row.logprobs)[mask == 1] == pytest.approx(-trained / 1000)
+    assert row.tree["logprobs"][mask == 1] == pytest.approx(-trained / 1000)
     assert record.score == 0.0
 
 
@@ -152,7 +152,7 @@ async def test_a_tool_result_cannot_end_a_turn(
     ask = tool_call("echo", f'{{"text": "{evil}"}}')
     async with talk(ask + END, f"<answer>1</answer>{END}") as (sampler, _):
         # The script's own line holds the special tokens: spell the call out as a model would.
-        first = demo_renderer.codec.guard_tool_text(ask)
+        first = demo_renderer.codec.escape_tool_text(ask)
         service.script[0] = first + END
         record = await sampler.run()
     prompt = service.requests[1]["input_ids"]
@@ -286,8 +286,8 @@ async def test_a_users_own_sampler_that_rewrites_its_context_gives_a_token_tree(
         (0, None, 0), (1, turns[0].id, shared),
     ]  # fmt: skip
     row = build_row(record, turns, 1.0, 1.0, 0)
-    assert [(node.start, node.parent) for node in row.nodes][:2] == [(0, -1), (shared, 0)]
-    assert [node.parent for node in row.nodes] == [-1, 0, 0]
+    assert [(node.start, node.parent) for node in row.tree.nodes][:2] == [(0, -1), (shared, 0)]
+    assert [node.parent for node in row.tree.nodes] == [-1, 0, 0]
     assert row.n_tokens == len(prompts[0]) + len(prompts[1]) - shared + row.n_train_tokens
     assert row.reward == 1.0
 
@@ -393,7 +393,7 @@ async def test_with_a_real_model_rows_hold_the_tokens_and_logprobs_that_were_sam
         turns = await stored_turns(database, record)
         row = build_row(record.model_copy(update={"score": 0.0}), turns, 1.0, 1.0, 0)
         hashes.add(row.prefix_hash)
-        ids, mask = unpack_ints(row.input_ids), unpack_mask(row.loss_mask)
+        ids, mask = row.tree["ids"], row.tree["mask"]
         assert ids[: len(prompt)].tolist() == prompt
         assert mask[: len(prompt)].sum() == 0
         for turn in turns:
@@ -404,7 +404,7 @@ async def test_with_a_real_model_rows_hold_the_tokens_and_logprobs_that_were_sam
             assert (unpack_floats(turn.output_logprobs) <= 0).all()
         sampled = [token for turn in turns for token in unpack_ints(turn.output_ids).tolist()]
         assert ids[mask == 1].tolist() == sampled
-        [segment] = sampler.context.segments
-        assert ids.tolist() == segment.ids[: len(ids)]
+        assert len(sampler.context.segments) == 1
+        assert ids.tolist() == sampler.context.line(0)["ids"][: len(ids)].tolist()
         assert row.policy_versions == [0]
     assert len(hashes) == 1

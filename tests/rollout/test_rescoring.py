@@ -8,7 +8,6 @@ import pytest
 from stored_turn import make_turn
 
 from agentrl.configs import RewardConfig
-from agentrl.databases.arrays import unpack_floats
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
     DBRecordData,
@@ -105,7 +104,7 @@ async def rows_of(database: RunDatabase) -> dict[str, DBRecordData]:
 
 def advantages(rows: dict[str, DBRecordData]) -> list[float]:
     """Of the generated tokens of each row, in the order of ids."""
-    return [float(unpack_floats(rows[name].advantages)[-1]) for name in sorted(rows)]
+    return [float(rows[name].tree["advantages"][-1]) for name in sorted(rows)]
 
 
 def scores_by_rollout(name: str, scores: Sequence[float | None]) -> str:

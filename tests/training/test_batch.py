@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tiny import make_row, sequences_of
 
-from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
-from agentrl.databases.documents import DBRecordData, Node
+from agentrl.databases.documents import DBRecordData
 from agentrl.training.batch import MicroBatch, collate_forest, collate_padded
 from agentrl.training.sequences import count_totals
 
@@ -22,16 +21,16 @@ TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
 def test_a_row_of_one_node_is_one_sequence() -> None:
     row = make_row("a", 0, [(0, 20, -1)], temperature=0.7, version=3)
     (sequence,) = sequences_of(row)
-    assert sequence.input_ids.tolist() == unpack_ints(row.input_ids).tolist()
-    assert sequence.loss_mask.tolist() == unpack_mask(row.loss_mask).astype(bool).tolist()
+    assert sequence.tokens["ids"].tolist() == row.tree["ids"].tolist()
+    assert sequence.tokens["mask"].tolist() == row.tree["mask"].tolist()
     assert sequence.row_tokens == row.n_train_tokens
     assert sequence.temperature == 0.7
 
 
 def test_a_tree_is_its_root_to_leaf_paths() -> None:
     row = make_row("a", 0, TREE)
-    ids = unpack_ints(row.input_ids)
-    paths = [sequence.input_ids.tolist() for sequence in sequences_of(row)]
+    ids = row.tree["ids"]
+    paths = [sequence.tokens["ids"].tolist() for sequence in sequences_of(row)]
     assert paths == [
         ids[:17].tolist(),
         np.concatenate([ids[:12], ids[17:24]]).tolist(),
@@ -42,10 +41,10 @@ def test_a_tree_is_its_root_to_leaf_paths() -> None:
 def test_a_shared_nodes_tokens_are_trained_exactly_once() -> None:
     row = make_row("a", 0, TREE)
     sequences = sequences_of(row)
-    assert sum(int(sequence.loss_mask.sum()) for sequence in sequences) == row.n_train_tokens
+    assert sum(int(sequence.tokens["mask"].sum()) for sequence in sequences) == row.n_train_tokens
     assert all(sequence.row_tokens == row.n_train_tokens for sequence in sequences)
-    assert not sequences[1].loss_mask[:12].any()
-    assert not sequences[2].loss_mask[:6].any()
+    assert not sequences[1].tokens["mask"][:12].any()
+    assert not sequences[2].tokens["mask"][:6].any()
 
 
 def test_a_path_that_trains_nothing_is_left_out() -> None:
@@ -55,9 +54,10 @@ def test_a_path_that_trains_nothing_is_left_out() -> None:
 
 def test_the_first_token_of_a_sequence_is_never_trained() -> None:
     row = make_row("a", 0, [(0, 4, -1)])
-    row = row.model_copy(update={"loss_mask": bytes([1, 1, 0, 1]), "n_train_tokens": 3})
+    tree = row.tree.with_columns(mask=[1, 1, 0, 1])
+    row = row.model_copy(update={"tree": tree, "n_train_tokens": 3})
     (sequence,) = sequences_of(row)
-    assert sequence.loss_mask.tolist() == [False, True, False, True]
+    assert sequence.tokens["mask"].tolist() == [False, True, False, True]
     assert sequence.row_tokens == 2
 
 
@@ -65,14 +65,14 @@ def test_the_first_token_of_a_sequence_is_never_trained() -> None:
     ("change", "said"),
     [
         ({"logprobs": b"\0" * 4}, "1 tokens where n_tokens says 20"),
-        ({"nodes": [Node(start=0, end=19, parent=-1)]}, "end at token 19"),
-        ({"nodes": [Node(start=0, end=20, parent=0)]}, "node 0"),
+        ({"nodes": [{"start": 0, "end": 19, "parent": -1}]}, "end at token 19"),
+        ({"nodes": [{"start": 0, "end": 20, "parent": 0}]}, "node 0"),
     ],
 )
 def test_a_damaged_row_is_named(change: dict[str, object], said: str) -> None:
-    row = make_row("the-row", 0, [(0, 20, -1)]).model_copy(update=change)
+    stored = {**make_row("the-row", 0, [(0, 20, -1)]).to_mongo(), **change}
     with pytest.raises(ValueError, match=f"the-row.*{said}"):
-        sequences_of(row)
+        DBRecordData.from_mongo(stored)
 
 
 def two_rows() -> list[DBRecordData]:
@@ -87,20 +87,20 @@ def test_the_tensors_hold_each_trained_token_beside_its_predecessor(
     sequences = [sequence for row in rows for sequence in sequences_of(row, 4)]
     batch = collate(sequences, [0, 1, 1, 1], pad_to_multiple_of=8)
     assert len(batch.prediction) == sum(row.n_train_tokens for row in rows)
-    before = np.concatenate([s.input_ids[s.trained - 1] for s in sequences])
-    trained = np.concatenate([s.input_ids[s.trained] for s in sequences])
+    before = np.concatenate([s.tokens["ids"][s.trained - 1] for s in sequences])
+    trained = np.concatenate([s.tokens["ids"][s.trained] for s in sequences])
     depths = np.concatenate([s.trained - 1 for s in sequences])
     source = batch.positions[batch.prediction]
     assert batch.input_ids.flatten()[source].tolist() == before.tolist()
     assert batch.position_ids.flatten()[source].tolist() == depths.tolist()
     assert batch.targets[batch.prediction].tolist() == trained.tolist()
     n_first = rows[0].n_train_tokens
-    assert batch.staleness.tolist() == [3] * n_first + [2] * rows[1].n_train_tokens
+    assert batch.columns["staleness"].tolist() == [3] * n_first + [2] * rows[1].n_train_tokens
     assert batch.sequence.tolist() == [0] * n_first + [1] * rows[1].n_train_tokens
     assert batch.sequence_tokens[0] == n_first
-    trained = np.flatnonzero(unpack_mask(rows[0].loss_mask))
-    expected = unpack_floats(rows[0].logprobs)[trained]
-    assert batch.behaviour_logprobs[:n_first].tolist() == expected.tolist()
+    trained = np.flatnonzero(rows[0].tree["mask"])
+    expected = rows[0].tree["logprobs"][trained]
+    assert batch.columns["logprobs"][:n_first].tolist() == expected.tolist()
     assert batch.mask.all()
 
 

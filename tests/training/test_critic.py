@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, OptimizerConfig
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.critic_loss import CriticStatistics
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import make_mesh
@@ -58,11 +59,9 @@ def demonstration(
     length = len(prompt) + len(answer)
     return [
         TrainingSequence(
-            input_ids=np.array([*prompt, *answer], dtype=np.int32),
-            loss_mask=np.arange(length) >= len(prompt),
-            advantages=np.zeros(length, dtype=np.float32),
-            logprobs=np.full(length, logprob, dtype=np.float32),
-            staleness=np.zeros(length, dtype=np.int32),
+            TokenTree.line(
+                [*prompt, *answer], mask=np.arange(length) >= len(prompt), logprobs=logprob
+            ),
             temperature=1.0,
             row_tokens=len(answer),
             reward=reward,

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from agentrl.configs import LossConfig
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.batch import collate_padded
 from agentrl.training.losses import LOSS_FUNCTIONS
 from agentrl.training.objective import Objective
@@ -31,8 +32,8 @@ Rows = list[list[TrainingSequence]]
 def groups(draw: st.DrawFn) -> Rows:
     """Rows of two prompts: some begin alike for any length, in mid-turn too, some are trees.
 
-    Lengths are up to 140 tokens, so that trunks of prompts are worth computing once; any token may
-    be trained, those of prompts and those that several rows share included.
+    Lengths are up to 140 tokens, so that prompts that are shared are worth computing once. Any
+    token may be trained, those of prompts and those that several rows share included.
     """
     seed = draw(st.integers(0, 2**16))
     generator = np.random.default_rng(seed)
@@ -62,16 +63,18 @@ def _row(
         trained[0], trained[-1] = False, True
         sequences.append(
             TrainingSequence(
-                input_ids=tokens.astype(np.int32),
-                loss_mask=trained,
-                advantages=generator.normal(size=len(tokens)).astype(np.float32),
-                logprobs=-generator.uniform(2, 6, len(tokens)).astype(np.float32),
-                staleness=generator.integers(0, 3, len(tokens)).astype(np.int32),
+                TokenTree.line(
+                    tokens,
+                    mask=trained,
+                    advantages=generator.normal(size=len(tokens)),
+                    logprobs=-generator.uniform(2, 6, len(tokens)),
+                    staleness=generator.integers(0, 3, len(tokens)),
+                ),
                 temperature=temperature,
                 row_tokens=0,
             )
         )
-    total = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
+    total = sum(len(sequence.trained) for sequence in sequences)
     return [replace(sequence, row_tokens=total) for sequence in sequences]
 
 
@@ -155,8 +158,8 @@ def siblings(count: int, prompt: int, length: int, *, trains_prompt: bool = Fals
             [np.concatenate([start, generator.integers(2, VOCABULARY, length)])], 1.0, generator
         )
         if not trains_prompt:
-            row.loss_mask[:prompt] = False
-            row = replace(row, row_tokens=int(row.loss_mask.sum()))
+            mask = row.tokens["mask"] & (np.arange(len(row)) >= prompt)
+            row = replace(row, tokens=row.tokens.with_columns(mask=mask), row_tokens=mask.sum())
         rows.append([row])
     return rows
 
@@ -170,7 +173,7 @@ def test_a_group_over_the_budget_computes_its_prompt_once(
     trained = make_trained(checkpointing=checkpointing)
     schedule = assert_equal(rows, LossConfig(log_entropy=True), trained, 160)
     (section,) = schedule.sections
-    assert section.trunk is not None and section.trunk.tokens == 120
+    assert section.prefix is not None and section.prefix.tokens == 120
     lines = [batch.input_ids.shape[1] for batch in section.batches]
     assert len(lines) == 3 and max(lines) <= 40
 

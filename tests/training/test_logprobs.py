@@ -30,9 +30,7 @@ def batch_of(
         prediction=torch.arange(len(targets)),
         sequence=zeros.long(),
         place=zeros.long(),
-        behaviour_logprobs=zeros,
-        advantages=zeros,
-        staleness=zeros.long(),
+        columns={"logprobs": zeros, "advantages": zeros, "staleness": zeros.long()},
         sequence_tokens=zeros + 1,
         mask=zeros == 0,
     )

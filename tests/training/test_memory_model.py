@@ -14,7 +14,7 @@ from agentrl.cli import main as agentrl
 from agentrl.training.memory_model import MemorySetup, ModelShape, estimate, longest_line
 from agentrl.training.memory_report import shape_of
 
-DOCS = HERE.parents[1] / "docs" / "memory.md"
+DOCS = HERE.parents[1] / "docs" / "reference" / "memory.md"
 SHAPE = ModelShape(
     hidden=10, layers=3, query=8, key=4, intermediate=20, vocabulary=100,
     layer_parameters=1000, root_parameters=500, layer_trained=1000, root_trained=500,

@@ -122,6 +122,21 @@ def test_another_task_file_is_refused_or_taken_and_then_nothing_old_is_trained(
     assert main([*flags, "2"]) == 0, "once taken, it is the run's"
 
 
+def test_a_resume_whose_weights_cannot_be_published_says_so_instead_of_waiting_for_rows(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.add(linear_rows(4))
+    flags = run.flags("--train_file", str(run.tasks), "--max_steps")
+    assert main([*flags, "1"]) == 0
+    # No row comes without weights at the services: whoever waits for one waits for ever.
+    weights = run.output / "weights"
+    shutil.rmtree(weights)
+    weights.write_text("no folder")
+    capsys.readouterr()
+    assert main([*flags, "2"]) == 2
+    assert f"weights cannot be written to {weights}" in capsys.readouterr().err
+
+
 def _of_later_tasks(row: DBRecordData) -> DBRecordData:
     """The row as one of a group behind all that were fed when it was made."""
     return row.model_copy(update={"seq": group_order(1000, row.seq)})

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from agentrl.configs import LossConfig, OptimizerConfig
 from agentrl.databases.documents import DBRecordData
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.batch import collate_forest
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.objective import Objective
@@ -76,7 +77,7 @@ def test_a_tree_trains_like_its_paths_as_separate_rows() -> None:
 
     # by hand: every trained token once, after the tokens on its way from the root
     model = tiny_model()
-    ids = torch.tensor(memoryview(tree.input_ids).cast("i").tolist())
+    ids = torch.tensor(tree.tree["ids"])
     terms = []
     for path, trained in (
         ([*range(0, 27)], [*range(0, 27)]),
@@ -85,7 +86,7 @@ def test_a_tree_trains_like_its_paths_as_separate_rows() -> None:
     ):
         log_p = torch.log_softmax(model(input_ids=ids[path][None]).logits[0], -1)
         for place, token in enumerate(path):
-            if token in trained and tree.loss_mask[token]:
+            if token in trained and tree.tree["mask"][token]:
                 terms.append(-log_p[place - 1, ids[token]])
     assert len(terms) == tree.n_train_tokens
     mean = torch.stack(terms).mean()
@@ -102,7 +103,7 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone() -> None:
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
     row = make_row("a", 0, [(0, 9, -1)])
-    bad = row.model_copy(update={"advantages": b"\x00\x00\xc0\x7f" * 9})  # NaN
+    bad = row.model_copy(update={"tree": row.tree.with_columns(advantages=np.nan)})
     with pytest.raises(FloatingPointError, match="gradient norm is nan"):
         train_step(
             model,
@@ -161,15 +162,8 @@ def test_the_gradient_norm_of_each_layer_is_told_on_demand() -> None:
 def test_bf16_computes_in_bfloat16_and_leaves_weights_and_temperatures_in_float32() -> None:
     model = tiny_model()
     parallelise(model, make_mesh(Accelerator(cpu=True)), bf16=True)
-    sequence = TrainingSequence(
-        input_ids=np.arange(2, 12, dtype=np.int32),
-        loss_mask=np.arange(10) > 0,
-        advantages=np.zeros(10, dtype=np.float32),
-        logprobs=np.zeros(10, dtype=np.float32),
-        staleness=np.zeros(10, dtype=np.int32),
-        temperature=0.7,
-        row_tokens=9,
-    )
+    line = TokenTree.line(np.arange(2, 12), mask=np.arange(10) > 0)
+    sequence = TrainingSequence(line, temperature=0.7, row_tokens=9)
     logprobs, _ = token_logprobs(model, collate_forest([sequence], [0]), 4)
     ids, targets = torch.arange(2, 12)[None], torch.arange(3, 12)
     reference = tiny_model()

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from agentrl.configs import ConfigError
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import has_tree_attention, use_tree_attention, why_no_trees
 from agentrl.training.batch import MicroBatch, collate_forest, collate_padded
 from agentrl.training.logprobs import attach_logprobs, token_logprobs
@@ -76,11 +77,11 @@ def sequences() -> list[TrainingSequence]:
     prompt = generator.integers(2, 64, 40)
     return [
         TrainingSequence(
-            input_ids=np.concatenate([prompt, generator.integers(2, 64, 12)]).astype(np.int32),
-            loss_mask=np.arange(52) >= 38,
-            advantages=np.ones(52, dtype=np.float32),
-            logprobs=np.zeros(52, dtype=np.float32),
-            staleness=np.zeros(52, dtype=np.int32),
+            TokenTree.line(
+                np.concatenate([prompt, generator.integers(2, 64, 12)]),
+                mask=np.arange(52) >= 38,
+                advantages=1.0,
+            ),
             temperature=1.0,
             row_tokens=14,
         )
@@ -97,7 +98,7 @@ def plain_logprobs(model: PreTrainedModel) -> torch.Tensor:
     """By the model's own forward, one sequence at a time."""
     found = []
     for one in sequences():
-        ids = torch.from_numpy(one.input_ids).long()
+        ids = torch.from_numpy(one.tokens["ids"]).long()
         log_p = torch.log_softmax(model(input_ids=ids[None], use_cache=False).logits[0], -1)
         found += [log_p[t - 1, ids[t]] for t in one.trained]
     return torch.stack(found)

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.databases.arrays import pack_floats, pack_ints, pack_mask
-from agentrl.databases.documents import DBRecordData, Node
+from agentrl.databases.documents import DBRecordData
 from agentrl.databases.policies import Lineage
+from agentrl.databases.token_tree import Node, TokenTree
 from agentrl.training.sequences import TrainingSequence, row_sequences
 
 VOCABULARY = 64
@@ -86,17 +86,20 @@ def make_row(
         task=f"task-{seq}",
         seq=seq,
         reward=reward,
-        n_tokens=n_tokens,
         n_train_tokens=int(mask.sum()),
         cost=float(n_tokens),
         policy_versions=[version],
         temperature=temperature,
-        nodes=[Node(start=start, end=end, parent=parent) for start, end, parent in nodes],
-        input_ids=pack_ints(ids),
-        loss_mask=pack_mask(mask),
-        advantages=pack_floats([generator.choice((-1.0, 0.5, 1.0))] * n_tokens),
-        logprobs=pack_floats([-generator.uniform(2.0, 6.0) for _ in range(n_tokens)]),
-        versions=pack_ints([version] * n_tokens),
+        tree=TokenTree(
+            tuple(Node(*node) for node in nodes),
+            {
+                "ids": ids,
+                "mask": mask,
+                "advantages": generator.choice((-1.0, 0.5, 1.0)),
+                "logprobs": [-generator.uniform(2.0, 6.0) for _ in range(n_tokens)],
+                "versions": version,
+            },
+        ),
         prefix_hash="prefix",
         created_at=datetime.now(UTC),
     )

@@ -14,7 +14,7 @@ from agentrl.configs.flags import FLAGS, TITLES, Flag, Value
 _COLUMNS = 80
 _HELP_COLUMN = 30
 _MESSAGE = re.compile(r"^argument (?:--\w+/)*(--\w+|\w+): ")  # argparse's begins with all spellings
-_CONFIG_HELP = "YAML file of flags (docs/flags.md); what is given on the command line wins"
+_CONFIG_HELP = "YAML file of flags (docs/reference/flags.md); the command line takes precedence"
 RUN_FLAGS_EPILOG = (
     "A flag that is true or false is true where it stands alone. In brackets stands what holds if "
     "a flag is not given, and who says so."

@@ -1,7 +1,7 @@
 """Whose each flag is: the run's, which its database keeps for what joins it, or a process's.
 
 One table, by the groups of flags and what differs within them. It decides what becomes of another
-value on a resume, and of one that a joining sampler gives; `docs/checkpoints.md` has it in words.
+value on a resume, and of one that a joining sampler gives; docs/guides/checkpoints.md explains it.
 Not in here: what a task file or a model holds (`digests.py`), and where flags are kept.
 """
 

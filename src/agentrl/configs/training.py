@@ -261,7 +261,9 @@ class ParallelConfig:
     dp_replicate_size: int = flag(
         1, "copies of the sharded model (HSDP), one per node say", least=1
     )
-    pp_size: int = flag(1, "pipeline parallelism: only 1, see docs/parallelism.md", least=1)
+    pp_size: int = flag(
+        1, "pipeline parallelism: only 1, see docs/reference/parallelism.md", least=1
+    )
     use_cpu: bool = flag(False, "train on the CPU though there is a GPU")
     micro_batch_tokens: int | None = flag(
         None,
@@ -304,6 +306,7 @@ class ReservedConfig:
     """Flags whose feature this version does not have: only the default is taken."""
 
     lora_publish: str = flag(
-        "merged", "how services get an adapter: only merged in this version, see docs/memory.md"
+        "merged",
+        "how services get an adapter: only merged in this version, see docs/reference/memory.md",
     )
     dynamic_batching: bool = flag(True, "fill micro-batches by tokens: only true in this version")

@@ -203,7 +203,9 @@ def _in_words(reason: Barren, groups: Sequence[GroupEnd]) -> str:
             return "no rollout has a score: their scorers said None of all of them"
         case Barren.LEFT_OUT:
             rules = sorted({rule for group in groups for rule in group.left_out})
-            return f"all rollouts were left out, by {', '.join(rules)} (see docs/rewards.md)"
+            return (
+                f"all rollouts were left out, by {', '.join(rules)} (see docs/reference/rewards.md)"
+            )
 
 
 def _ended_by(limit: int) -> str:

@@ -5,15 +5,16 @@
 A document is what one collection holds. Writers: the feeder makes Tasks, samplers make Records and
 DispatchedSamplingTasks, whoever finishes a group makes its DBRecordData, the trainer marks them.
 All statuses change through the tables of `transitions.py`. Token arrays are little-endian `bytes`
-(see `arrays.py`).
+(see `arrays.py`), and a row's are a `TokenTree`.
 """
 
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 
+from agentrl.databases.token_tree import TokenTree, packed_fields
 from agentrl.policy_version import VersionSpan
 
 
@@ -327,18 +328,6 @@ class DispatchedSamplingTask(Document):
     created_at: datetime
 
 
-class Node(SubDocument):
-    """A stretch of tokens that belong together: row tokens `start` to `end` (half open).
-
-    `parent` is the index of the node it continues, -1 for a root. Nodes stand in depth-first
-    order, so that a node's descendants follow it without a gap.
-    """
-
-    start: int
-    end: int
-    parent: int
-
-
 class TrainedStep(SubDocument):
     """One optimizer step that a row was part of."""
 
@@ -348,27 +337,20 @@ class TrainedStep(SubDocument):
 
 
 class DBRecordData(Document):
-    """A Record as the trainer wants it: a token tree with what the loss needs of every token.
+    """A Record as the trainer wants it: its token tree, and what is said of it as a whole.
 
-    All arrays have one entry per token of the tree (`n_tokens`); `advantages`, `logprobs` and
-    `versions` mean something only where `loss_mask` is 1, that is on generated tokens.
+    The document has the tree's nodes and columns as fields of its own (`TokenTree.pack`).
     """
 
     task: str
     status: RowStatus = RowStatus.READY
     seq: int  # order of leasing, oldest first: the Task's place
     reward: float
-    n_tokens: int
     n_train_tokens: int
     cost: float  # pairs of a token and one it sees: what attention costs, beside `n_tokens`
     policy_versions: list[int]  # of its generated tokens, sorted, each once
     temperature: float  # of the sampling: the trainer's logprobs are taken at the same
-    nodes: list[Node]
-    input_ids: bytes  # int32
-    loss_mask: bytes  # uint8
-    advantages: bytes  # float32
-    logprobs: bytes  # float32, the sampler's
-    versions: bytes  # int32
+    tree: InstanceOf[TokenTree] = Field(exclude=True)
     n_segments: int = 1  # of the Record, as are the next two
     n_continuations: int = 0
     n_drifts: int = 0
@@ -380,6 +362,29 @@ class DBRecordData(Document):
     fence: int | None = None  # that trainer's number, see `Run`; or of the one that evicted it
     step: int | None = None  # for which step it is leased, or was too old
     created_at: datetime | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the tree."""
+        return len(self.tree)
+
+    def to_mongo(self) -> dict[str, Any]:
+        """The document as MongoDB stores it."""
+        return {**super().to_mongo(), **self.tree.pack()}
+
+    @classmethod
+    def from_mongo(cls, document: dict[str, Any]) -> Self:
+        """A document as read from its collection. Raises `ValueError` for a damaged one."""
+        try:
+            tree = TokenTree.unpack(document)
+        except ValueError as error:
+            raise ValueError(
+                f"row {document['_id']}: {error}; the document is damaged, remove it from "
+                "record_data"
+            ) from None
+        of_tree = packed_fields()
+        rest = {name: value for name, value in document.items() if name not in of_tree}
+        return cls.model_validate({**rest, "tree": tree})
 
 
 class InferenceService(Document):

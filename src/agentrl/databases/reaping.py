@@ -1,7 +1,7 @@
 """Taking slots away from samplers that went silent.
 
 Anyone may do it at any time, several at once too: a slot is taken away by an update that names the
-lease it ends. How far the attempt came, its Record says:
+lease it ends. How far the attempt came, its Record says, and `_end_of` says what follows from it:
 
 * there is none: a claim whose answer was lost, or whose sampler died before it could begin. That
   says nothing against the task, and the slot is pending again at no cost.
@@ -9,24 +9,14 @@ lease it ends. How far the attempt came, its Record says:
 * else the attempt has failed, and the slot is tried again, or given up after `max_failures`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import RecordStatus, Slot, SlotStatus, Task, TaskStatus
-from agentrl.databases.expressions import (
-    EXPIRED,
-    Expression,
-    all_of,
-    any_slot,
-    literal,
-    slots_where,
-)
+from agentrl.databases.expressions import EXPIRED, all_of, any_slot, literal, slots_where
 from agentrl.databases.transitions import change_records, group_settled, slots_changed
-
-_UNHELD = {"owner": None, "lease_expires": None}
 
 
 @dataclass(frozen=True)
@@ -36,6 +26,15 @@ class Reaped:
     returned: int = 0  # slots that went back to pending
     failed: int = 0  # slots given up after `max_failures`
     completed: int = 0  # slots whose Record had its score
+
+
+@dataclass(frozen=True)
+class _End:
+    """What becomes of a slot whose lease has run out. `fields`: values, beside the status."""
+
+    slot: Slot  # as it was read
+    status: SlotStatus
+    fields: Mapping[str, Any]
 
 
 async def reap_expired(database: RunDatabase, owner: str, max_failures: int) -> Reaped:
@@ -48,21 +47,16 @@ async def reap_expired(database: RunDatabase, owner: str, max_failures: int) -> 
         ]
     )
     async for task in overdue:
-        expired = {slot["record"]: slot["lease_expires"] for slot in task["slots"]}
-        begun: set[str] = set()
-        scored: dict[str, float | None] = {}
-        async for record in database.records.find(
-            {"_id": {"$in": list(expired)}}, {"status": 1, "score": 1}
-        ):
-            begun.add(record["_id"])
-            if record["status"] == RecordStatus.SCORED:
-                scored[record["_id"]] = record["score"]
-        stages = _ends_of(expired, begun, scored, max_failures)
-        lost = await _take_away(database, owner, task["_id"], expired, stages)
-        ends = {str(slot.record): _outcome(slot, begun, scored, max_failures) for slot in lost}
-        ended = [record for record, end in ends.items() if end != SlotStatus.COMPLETED]
-        await close_lost_records(database, {"_id": {"$in": ended}})
-        outcomes += ends.values()
+        slots = [Slot.model_validate(slot) for slot in task["slots"]]
+        found = database.records.find(
+            {"_id": {"$in": [slot.record for slot in slots]}}, {"status": 1, "score": 1}
+        )
+        records = {record["_id"]: record async for record in found}
+        ends = [_end_of(slot, records.get(slot.record), max_failures) for slot in slots]
+        ended = await _end_leases(database, owner, task["_id"], ends)
+        lost = [end.slot.record for end in ended if end.status != SlotStatus.COMPLETED]
+        await close_lost_records(database, {"_id": {"$in": lost}})
+        outcomes += [end.status for end in ended]
     return Reaped(
         returned=outcomes.count(SlotStatus.PENDING),
         failed=outcomes.count(SlotStatus.FAILED),
@@ -80,72 +74,48 @@ async def close_lost_records(database: RunDatabase, selection: dict[str, Any]) -
     )
 
 
-def _ends_of(
-    expired: Mapping[str, datetime],
-    begun: Collection[str],
-    scored: Mapping[str, float | None],
-    max_failures: int,
-) -> list[Expression]:
-    """The `slots` of a Task after its expired leases ended, step after step.
+def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> _End:
+    """The rules. `record`: status and score of the Record that the lease was for, if there is one.
 
-    `expired`: ends of leases by Record. `begun`: those of the Records that are stored. `scored`:
-    the scores of those that were scored.
+    What is read of the slot holds as long as its `record` does: every lease has one of its own.
     """
-    is_lost = all_of(EXPIRED, {"$in": ["$$slot.record", literal(sorted(expired))]})
-    has_begun = {"$in": ["$$slot.record", literal(sorted(begun))]}
-    failures = {"$add": ["$$slot.failures", {"$cond": [has_begun, 1, 0]}]}
+    unheld = {"owner": None, "lease_expires": None}
+    if record is not None and record["status"] == RecordStatus.SCORED:
+        scored = {**unheld, "score": record["score"], "error": None}
+        return _End(slot, SlotStatus.COMPLETED, scored)
+    failures = slot.failures + (record is not None)
     silent = {
+        **unheld,
         "failures": failures,
-        "error": {"$concat": ["lease expired: sampler ", "$$slot.owner", " went silent"]},
-        **_UNHELD,
+        "error": f"lease expired: sampler {slot.owner} went silent",
     }
-    is_spent = {"$gte": [failures, max_failures]}
-    again = {**silent, "attempt": {"$add": ["$$slot.attempt", 1]}}
-    return [
-        *(
-            slots_changed(
-                all_of(is_lost, {"$eq": ["$$slot.record", literal(record)]}),
-                SlotStatus.COMPLETED,
-                {"score": literal(score), "error": None, **_UNHELD},
-            )
-            for record, score in scored.items()
-        ),
-        slots_changed(all_of(is_lost, has_begun, is_spent), SlotStatus.FAILED, silent),
-        slots_changed(is_lost, SlotStatus.PENDING, again),
-    ]
+    if record is not None and failures >= max_failures:
+        return _End(slot, SlotStatus.FAILED, silent)
+    return _End(slot, SlotStatus.PENDING, {**silent, "attempt": slot.attempt + 1})
 
 
-def _outcome(
-    slot: Slot, begun: Collection[str], scored: Collection[str], max_failures: int
-) -> SlotStatus:
-    """What became of an expired slot: the same rules for one that was read."""
-    assert slot.record is not None
-    if slot.record not in begun:
-        return SlotStatus.PENDING
-    if slot.record in scored:
-        return SlotStatus.COMPLETED
-    return SlotStatus.FAILED if slot.failures + 1 >= max_failures else SlotStatus.PENDING
-
-
-async def _take_away(
-    database: RunDatabase,
-    owner: str,
-    task: str,
-    expired: Mapping[str, datetime],
-    ends: list[Expression],
-) -> list[Slot]:
-    """End the leases; returns the slots that were taken away, as they were."""
+async def _end_leases(
+    database: RunDatabase, owner: str, task: str, ends: Sequence[_End]
+) -> list[_End]:
+    """End leases of a Task; returns those that were ended."""
     # If this ends the group's last slot, the next `claim_finalisation` is to find the group.
     ended_at_once = {"owner": literal(owner), "lease_expires": "$$NOW"}
+    stages = [
+        slots_changed(
+            all_of(EXPIRED, {"$eq": ["$$slot.record", literal(end.slot.record)]}),
+            end.status,
+            {name: literal(value) for name, value in end.fields.items()},
+        )
+        for end in ends
+    ]
     before = await database.tasks.find_one_and_update(
         {"_id": task, "status": TaskStatus.RUNNING},
-        [*({"$set": {"slots": slots}} for slots in ends), *group_settled(ended_at_once)],
+        [*({"$set": {"slots": slots}} for slots in stages), *group_settled(ended_at_once)],
     )
-    return [
-        slot
+    held = {
+        (slot.record, slot.lease_expires)
         for slot in (Task.from_mongo(before).slots if before else [])
         if slot.status == SlotStatus.LEASED
-        and slot.record is not None
-        # One that its owner extended meanwhile was left to it.
-        and expired.get(slot.record) == slot.lease_expires
-    ]
+    }
+    # One that its owner extended meanwhile was left to it.
+    return [end for end in ends if (end.slot.record, end.slot.lease_expires) in held]

@@ -101,7 +101,8 @@ class Rescoring:
             found = await rows.find_one(own, {"status": 1})
             gone = found is None or found["status"] == RowStatus.WITHDRAWN
             return RowOutcome.NONE if gone else RowOutcome.STAYED
-        values = rescored.row.model_dump(include={"advantages", "reward"})
+        row = rescored.row.to_mongo()
+        values = {name: row[name] for name in ("advantages", "reward")}
         rewritten = await rows.update_one(
             {**own, **_UNTOUCHED, "status": RowStatus.READY}, {"$set": values}
         )
@@ -110,7 +111,7 @@ class Rescoring:
         back = {name: literal(value) for name, value in values.items()}
         if await change_rows(rows, own, RowStatus.READY, back, expected=[RowStatus.WITHDRAWN]):
             return RowOutcome.ADDED
-        added = await rows.update_one(own, {"$setOnInsert": rescored.row.to_mongo()}, upsert=True)
+        added = await rows.update_one(own, {"$setOnInsert": row}, upsert=True)
         return RowOutcome.ADDED if added.upserted_id is not None else RowOutcome.STAYED
 
     async def store_record(self, task: Task, rescored: Rescored, outcome: RowOutcome) -> None:

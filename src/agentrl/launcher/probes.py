@@ -93,7 +93,7 @@ async def _try_models(
                 except (JudgeError, NoModelAnswered, RulerError) as error:
                     failures.append(
                         f"`{key}` in {file}: {model.model} at {model.base_url} cannot be used: "
-                        f"{error} (what it must reply: docs/rewards.md)"
+                        f"{error} (what it must reply: docs/reference/rewards.md)"
                     )
     if failures and len(failures) == len(models):
         raise ConfigError(failures[0])
@@ -108,7 +108,7 @@ async def _try_reward_service(service: RewardService, line: TaskLine, say: Say) 
             await service.score(task, record, messages)
         except RewardServiceError as error:
             raise ConfigError(
-                f"`http_scorer`: {error} (what it must answer: docs/rewards.md)"
+                f"`http_scorer`: {error} (what it must answer: docs/reference/rewards.md)"
             ) from None
 
 

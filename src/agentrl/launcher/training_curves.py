@@ -1,7 +1,7 @@
 """`training.png`: what the trainer measured over a run's steps, one small panel for each figure.
 
 Whether the agent gets better is `curve.png`'s; here is whether the training is sound. What the
-figures mean is in docs/losses.md.
+figures mean is in docs/reference/losses.md.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The tokens of a record: what was asked and what was generated, in the order of the turns.
+"""The turns of a record as tokens: what was asked and what was generated, in their order.
 
-    TokenContext   initial prompt, generated ids verbatim, deltas, in segments; of each token:
-                   whether the model made it, with which logprob, by which policy version
+    TokenContext   initial prompt, generated ids verbatim, deltas, in segments; its tokens are a
+                   token tree that grows, one branch for each segment
     PromptChange       what changed between a generated turn and the next prompt
 
 A record is made of segments. A segment begins with a rendered prompt and grows by appending only:
@@ -10,12 +10,16 @@ results and the next header. Where appending does not hold, the conversation is 
 new segment begins; it may share a prefix with one before it. Nothing is ever tokenised in here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from agentrl.databases.documents import TokenCounts, VersionRange
+from agentrl.databases.growing_tree import GrowingTree, Ids
+from agentrl.databases.token_tree import TokenTree
 from agentrl.policy_version import VersionSpan
 
 
@@ -33,37 +37,13 @@ class Branch:
     shared_len: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of turns that extend each other: four lists with one entry per token.
-
-    `generated` is 1 for the model's own tokens; `logprobs` and `versions` are 0 and -1 elsewhere.
-    """
+    """A stretch of turns that extend each other; `TokenContext.line` has its tokens."""
 
     branch: Branch | None
-    ids: list[int] = field(default_factory=list)
-    generated: bytearray = field(default_factory=bytearray)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    prompt_len: int  # tokens that it begins with
     turn_ends: list[tuple[int, int]] = field(default_factory=list)  # (turn, tokens at its end)
-
-    def _append_given(self, ids: Sequence[int]) -> None:
-        self.ids.extend(ids)
-        self.generated.extend(bytes(len(ids)))
-        self.logprobs.extend([0.0] * len(ids))
-        self.versions.extend([-1] * len(ids))
-
-    def _cut(self, length: int) -> None:
-        del self.ids[length:], self.generated[length:]
-        del self.logprobs[length:], self.versions[length:]
-
-    def _append_generated(
-        self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
-    ) -> None:
-        self.ids.extend(ids)
-        self.generated.extend(b"\1" * len(ids))
-        self.logprobs.extend(logprobs)
-        self.versions.extend(versions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,29 +99,42 @@ class TokenContext:
         self.n_continuations = 0
         self.n_drifts = 0
         self.versions: VersionRange | None = None  # oldest and newest of the generated tokens
-        self._n_tokens = 0
+        self._tokens = GrowingTree()  # a branch for each segment
         self._delta: list[int] = []
         self._pending: PromptChange | None = None  # the one that `_delta` comes from
 
     @property
     def ids(self) -> list[int]:
         """The current segment's tokens: the prompt of the next turn."""
-        return self.segments[-1].ids
+        ids: list[int] = self._tokens.ids(-1).tolist()
+        return ids
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the next turn's prompt."""
+        return self._tokens.length(-1)
 
     @property
     def n_tokens(self) -> int:
         """Tokens of all segments; a shared prefix counts once."""
-        return self._n_tokens
+        return len(self._tokens)
 
     @property
     def counts(self) -> TokenCounts:
         """Tokens by origin. `prompt` is the first prompt; the rest is generated or observed."""
         if not self.segments:
             return TokenCounts()
-        first = self.segments[0].generated
-        prompt = first.find(1) if 1 in first else len(first)
-        observed = self._n_tokens - prompt - self.n_generated
+        prompt = self.segments[0].prompt_len
+        observed = self.n_tokens - prompt - self.n_generated
         return TokenCounts(prompt=prompt, generated=self.n_generated, observed=observed)
+
+    def tree(self) -> TokenTree:
+        """The tokens of all segments, as far as they are."""
+        return self._tokens.tree()
+
+    def line(self, segment: int) -> TokenTree:
+        """The tokens of a segment, with those that it shares."""
+        return self._tokens.line(segment)
 
     def begin_segment(
         self, prompt_ids: Sequence[int], drift: str | None = None, n_rewritten: int = 0
@@ -151,13 +144,14 @@ class TokenContext:
         `drift`, `n_rewritten`: see `PromptChange`. Returns what changed since the last turn, or
         None before the first turn.
         """
-        if not prompt_ids:
+        if not len(prompt_ids):
             raise ValueError("a segment cannot begin with an empty prompt")
         prompt_change = None
         self._withdraw_delta()
+        prompt = np.asarray(prompt_ids, dtype=np.int32)
         if self.n_turns:
-            last = self.segments[-1].ids
-            kept = _common_prefix(last, prompt_ids)
+            last = self._tokens.ids(-1)
+            kept = _common_prefix(last, prompt)
             prompt_change = PromptChange(
                 turn=self.n_turns - 1,
                 kept=kept,
@@ -171,12 +165,15 @@ class TokenContext:
             self.n_continuations += 1
             self.n_drifts += drift is not None
         self._pending = prompt_change
-        branch = self._find_branch(prompt_ids)
-        segment = Segment(branch)
-        segment._append_given(prompt_ids)
-        self.segments.append(segment)
+        branch = self._find_branch(prompt)
+        if branch is None:
+            self._tokens.begin()
+            self._tokens.append(prompt)
+        else:
+            self._tokens.begin(branch.segment, branch.shared_len)
+            self._tokens.append(prompt[branch.shared_len :])
+        self.segments.append(Segment(branch, len(prompt)))
         self._delta = list(prompt_ids)
-        self._n_tokens += len(prompt_ids) - (branch.shared_len if branch else 0)
         return prompt_change
 
     def observe(
@@ -186,12 +183,11 @@ class TokenContext:
 
         The first `n_separator` ids close the turn. `restyled`: see `PromptChange`.
         """
-        segment = self.segments[-1]
-        if not segment.turn_ends or self._delta:
+        if not self.segments[-1].turn_ends or self._delta:
             raise ValueError("a delta follows a generated turn")
         prompt_change = PromptChange(
             turn=self.n_turns - 1,
-            kept=len(segment.ids),
+            kept=self.prompt_len,
             dropped=0,
             separator=tuple(delta_ids[:n_separator]),
             appended=tuple(delta_ids[n_separator:]),
@@ -200,9 +196,8 @@ class TokenContext:
         )
         self.n_continuations += 1
         self._pending = prompt_change
-        segment._append_given(delta_ids)
+        self._tokens.append(delta_ids)
         self._delta = list(delta_ids)
-        self._n_tokens += len(delta_ids)
         return prompt_change
 
     def go_on(
@@ -222,7 +217,7 @@ class TokenContext:
         """
         if not self.segments or not self.segments[-1].turn_ends or self._delta:
             return self.begin_segment(prompt_ids, drift, n_rewritten)
-        held = len(self.ids)
+        held = self.prompt_len
         if list(prompt_ids[:held]) != self.ids:
             return self.begin_segment(prompt_ids, drift, n_rewritten)
         if len(prompt_ids) == held:
@@ -231,17 +226,23 @@ class TokenContext:
 
     def n_new(self, prompt_ids: Sequence[int]) -> int:
         """How many tokens a prompt would add to those of the record."""
-        branch = self._find_branch(prompt_ids)
+        branch = self._find_branch(np.asarray(prompt_ids, dtype=np.int32))
         return len(prompt_ids) - (branch.shared_len if branch else 0)
 
     def add_turn(
-        self, output_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[VersionSpan]
+        self,
+        output_ids: Ids,
+        logprobs: Sequence[float] | NDArray[np.floating[Any]],
+        versions: Sequence[VersionSpan],
+        columns: Mapping[str, ArrayLike] | None = None,
     ) -> TurnTokens:
         """Append a turn as the model generated it, and say what the turn added.
 
-        Raises ValueError where ids, logprobs and version spans do not fit together.
+        `columns`: further columns of the output's tokens, by name (`token_tree.COLUMNS`), an entry
+        for each token or one for all. Raises ValueError where ids, logprobs and version spans do
+        not fit together.
         """
-        if not output_ids:
+        if not len(output_ids):
             raise ValueError(f"turn {self.n_turns} has no generated token")
         if len(logprobs) != len(output_ids):
             raise ValueError(
@@ -255,18 +256,19 @@ class TokenContext:
             branch=segment.branch if first else None,
             prompt_change=self._pending,
             prompt_delta=self._delta,
-            prompt_len=len(segment.ids),
+            prompt_len=self.prompt_len,
         )
-        version_of_each = _version_of_each(versions, len(output_ids), self.n_turns)
-        segment._append_generated(output_ids, logprobs, version_of_each)
+        of_each = _version_of_each(versions, len(output_ids), self.n_turns)
+        self._tokens.append(
+            output_ids, {"mask": 1, "logprobs": logprobs, "versions": of_each, **(columns or {})}
+        )
         known = [self.versions.min, self.versions.max] if self.versions else []
-        seen = {*version_of_each, *known}
+        seen = [int(of_each.min()), int(of_each.max()), *known]
         self.versions = VersionRange(min=min(seen), max=max(seen))
-        segment.turn_ends.append((self.n_turns, len(segment.ids)))
+        segment.turn_ends.append((self.n_turns, self.prompt_len))
         self._delta, self._pending = [], None
         self.n_turns += 1
         self.n_generated += len(output_ids)
-        self._n_tokens += len(output_ids)
         return tokens
 
     def _withdraw_delta(self) -> None:
@@ -275,46 +277,45 @@ class TokenContext:
             return
         segment = self.segments[-1]
         if segment.turn_ends:
-            segment._cut(segment.turn_ends[-1][1])
-            self._n_tokens -= len(self._delta)
+            self._tokens.cut(segment.turn_ends[-1][1])
         else:
+            self._tokens.drop()
             self.segments.pop()
-            self._n_tokens -= len(segment.ids) - (
-                segment.branch.shared_len if segment.branch else 0
-            )
         if self._pending is not None:
             self.n_continuations -= 1
             self.n_drifts -= self._pending.drift is not None
         self._delta, self._pending = [], None
 
-    def _find_branch(self, prompt_ids: Sequence[int]) -> Branch | None:
-        """The longest prefix of `prompt_ids` among the turns of earlier segments."""
+    def _find_branch(self, prompt: NDArray[np.int32]) -> Branch | None:
+        """The longest prefix of `prompt` among the turns of earlier segments."""
         best: Branch | None = None
         for index, segment in enumerate(self.segments):
             if not segment.turn_ends:
                 continue
             covered = segment.turn_ends[-1][1]  # a delta after the last turn is in no document
-            shared = _common_prefix(segment.ids[:covered], prompt_ids)
+            shared = _common_prefix(self._tokens.ids(index, covered), prompt)
             if shared > (best.shared_len if best else 0):
                 turn = next(turn for turn, end in segment.turn_ends if end >= shared)
                 best = Branch(index, turn, shared)
         return best
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+def _common_prefix(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
     length = min(len(first), len(second))
-    differs = np.flatnonzero(np.asarray(first[:length]) != np.asarray(second[:length]))
+    differs = np.flatnonzero(first[:length] != second[:length])
     return int(differs[0]) if len(differs) else length
 
 
-def _version_of_each(spans: Sequence[VersionSpan], length: int, turn: int) -> list[int]:
+def _version_of_each(spans: Sequence[VersionSpan], length: int, turn: int) -> NDArray[np.int32]:
     """The policy version of each output token. Spans must cover the output without a gap."""
-    versions: list[int] = []
+    versions = np.empty(length, dtype=np.int32)
+    covered = 0
     for span in spans:
-        if span.start != len(versions) or span.end < span.start:
+        if span.start != covered or span.end < span.start:
             break
-        versions.extend([span.version] * (span.end - span.start))
-    if len(versions) != length:
+        versions[span.start : span.end] = span.version
+        covered = span.end
+    if covered != length:
         shown = ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in spans)
         raise ValueError(
             f"the version spans of turn {turn} do not cover its {length} tokens: {shown or 'none'}"

@@ -31,13 +31,14 @@ from agentrl.inference.protocol import GenerateRequest, Generation, SamplingPara
 from agentrl.rollout.advantages import GREEDY_ROLLOUT
 from agentrl.rollout.chat import (
     ChatRenderer,
-    Continuation,
     Conversation,
     Entry,
     Message,
+    NextPrompt,
     ToolSchema,
 )
 from agentrl.rollout.context import PromptChange, TokenContext, TurnTokens
+from agentrl.rollout.limits import Limits
 from agentrl.rollout.repetition import loops
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.tool_calls.calls import tool_names
@@ -91,6 +92,7 @@ class AsyncSampler(ABC):
         self.claim = claim
         self.record = record
         self.resources = resources
+        self.limits = Limits.of(resources.config.sampling)
         self.context = TokenContext()
         self._conversation: Conversation | None = None
         self._n_asked = 0
@@ -171,8 +173,8 @@ class AsyncSampler(ABC):
         It goes on in a new segment where the chat template does not extend what was sampled.
         """
         assert self._conversation is not None, "the conversation has not begun"
-        continuation = self._conversation.extend(turn.generation.output_ids, added)
-        return self._go_on(continuation)
+        next_prompt = self._conversation.extend(turn.generation.output_ids, added)
+        return self._go_on(next_prompt)
 
     def rewrite_conversation(self, entries: Sequence[Entry]) -> PromptChange:
         """Go on in a new segment from other entries: some of `self.entries`, and new ones.
@@ -184,14 +186,14 @@ class AsyncSampler(ABC):
         assert self._conversation is not None, "the conversation has not begun"
         return self._go_on(self._conversation.rewrite(entries))
 
-    def _go_on(self, continuation: Continuation) -> PromptChange:
-        if continuation.extends:
+    def _go_on(self, next_prompt: NextPrompt) -> PromptChange:
+        if next_prompt.extends:
             prompt_change = self.context.observe(
-                continuation.ids, continuation.n_separator, continuation.restyled
+                next_prompt.ids, next_prompt.n_separator, next_prompt.restyled
             )
         else:
             begun = self.context.begin_segment(
-                continuation.ids, continuation.drift, continuation.n_rewritten
+                next_prompt.ids, next_prompt.drift, next_prompt.n_rewritten
             )
             assert begun is not None, "a turn came before"
             prompt_change = begun
@@ -206,18 +208,12 @@ class AsyncSampler(ABC):
 
     def limit_reached(self) -> StopReason | None:
         """Why no further turn may be generated, or None."""
-        limits = self.resources.config.sampling
-        if self.context.n_turns >= limits.max_turns:
-            return StopReason.MAX_TURNS
-        if self.context.n_tokens >= limits.max_tokens:
-            return StopReason.MAX_TOKENS
-        if len(self.context.ids) > (limits.max_prompt_tokens or limits.max_tokens):
-            return StopReason.MAX_PROMPT_TOKENS
-        return None
+        context = self.context
+        return self.limits.reached(context.n_turns, context.n_tokens, context.prompt_len)
 
     async def generate(self) -> Turn:
         """Generate a turn from the tokens so far and append it to them. Raises as `ask` does."""
-        left = self.resources.config.sampling.max_tokens - self.context.n_tokens
+        left = self.limits.tokens_left(self.context.n_tokens)
         return self.add_turn(*await self.ask(self.context.ids, left))
 
     async def ask(
@@ -230,12 +226,10 @@ class AsyncSampler(ABC):
         and the limit that cut it off, if one did. Raises InferenceError where no service answers,
         and RuntimeError for an answer that is not a turn.
         """
-        of_turn = self.resources.config.sampling.max_new_tokens
-        if max_new_tokens is not None:
-            of_turn = min(of_turn, max_new_tokens)
+        limit = self.limits.of_turn(left, max_new_tokens)
         params = SamplingParams(
             **cast(dict[str, Any], self._sampling_params()),
-            max_new_tokens=min(of_turn, left),
+            max_new_tokens=limit.max_new_tokens,
             stop_token_ids=self.resources.renderer.stop_token_ids,
         )
         request = GenerateRequest(f"{self.record.id}-{self._n_asked}", tuple(prompt_ids), params)
@@ -251,9 +245,8 @@ class AsyncSampler(ABC):
                 f"{generation.service} went on generating after the end of turn "
                 f"{self.context.n_turns} of {self.record.id}"
             )
-        if generation.finish_reason != "length":
-            return generation, None
-        return generation, (StopReason.MAX_NEW_TOKENS if of_turn <= left else StopReason.MAX_TOKENS)
+        cut_off = generation.finish_reason == "length"
+        return generation, limit.stop_reason if cut_off else None
 
     def _sampling_params(self) -> dict[str, float]:
         """The run's; greedy for the attempt that is its group's baseline (`--advantage remax`)."""
@@ -269,21 +262,21 @@ class AsyncSampler(ABC):
         prompt_ids: Sequence[int],
         generation: Generation,
         stop_reason: StopReason | None,
-        continuation: Continuation | None,
+        next_prompt: NextPrompt | None,
     ) -> Turn:
         """Make a turn of the answer to a prompt that may be anything, not only the tokens so far.
 
-        `continuation`: how a conversation came to the prompt, if one did.
+        `next_prompt`: how a conversation came to the prompt, if one did.
         """
-        if continuation is None:
+        if next_prompt is None:
             self.context.go_on(prompt_ids)
         else:
             self.context.go_on(
                 prompt_ids,
-                n_separator=continuation.n_separator,
-                restyled=continuation.restyled,
-                drift=continuation.drift,
-                n_rewritten=continuation.n_rewritten,
+                n_separator=next_prompt.n_separator,
+                restyled=next_prompt.restyled,
+                drift=next_prompt.drift,
+                n_rewritten=next_prompt.n_rewritten,
             )
         self._count_continuations()
         return self.add_turn(generation, stop_reason)

@@ -2,7 +2,8 @@
 
 Evaluations come first, then attempts of groups already begun, then new groups as far as the
 staleness bound admits them. What becomes of a slot is decided in `attempt.py`, what may be begun in
-`work_view.py` and `admission.py`, how many at once in `concurrency.py`.
+`work_view.py` and `admission.py`, when to look and to claim again in `claim_state.py`, how many at
+once in `concurrency.py`.
 """
 
 import asyncio
@@ -19,11 +20,11 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Run, Split, Task
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import new_record
-from agentrl.databases.runs import RunHopeless
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
 from agentrl.inference.protocol import ServiceLoad
 from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.attempt import Attempt
+from agentrl.rollout.claim_state import ClaimState, Work
 from agentrl.rollout.concurrency import Concurrency
 from agentrl.rollout.finalise import Finaliser
 from agentrl.rollout.work_view import Observer, WorkView
@@ -50,15 +51,9 @@ class SamplingScheduler:
     _finalising: set[asyncio.Task[None]] = field(default_factory=set)  # groups left by others
     _wake: asyncio.Event = field(default_factory=asyncio.Event)  # something to claim, or to end
     _hurry: asyncio.Event = field(default_factory=asyncio.Event)  # told to stop once more
-    _misled: asyncio.Event = field(default_factory=asyncio.Event)  # by a flag: see `_config_error`
-    _config_error: ConfigError | None = None
+    _mistakes: asyncio.Queue[ConfigError] = field(default_factory=asyncio.Queue)  # in the flags
     _stopping: bool = False
-    _looked: bool = False  # nothing is known to have changed since the last look ...
-    _dry: bool = False  # ... and there was nothing to claim
-    _claimed: bool = False  # something, since the last wait for changes
-    _admission_limit: int | None = None  # this group, and all before it, may be begun
-    _fence: int = -1  # of the trainer at the last look
-    _hoped: bool = False  # at some look the run was not given up
+    _state: ClaimState = field(default_factory=ClaimState)
 
     def __post_init__(self) -> None:
         sampling = self.config.sampling
@@ -125,7 +120,7 @@ class SamplingScheduler:
         work_view = WorkView()
         while not self._stopping and not any(task.done() for task in background):
             self._wake.clear()
-            if not self._looked:
+            if self._state.work is Work.UNKNOWN:
                 work_view = await self._look()
             if work_view.finished:
                 return
@@ -134,20 +129,14 @@ class SamplingScheduler:
 
     async def _look(self) -> WorkView:
         """What may be begun now; tells the pool which services it may use."""
-        self._looked = True
+        self._state.looking()
         work_view = await self._observer.look()
-        if work_view.hopeless is None:
-            self._hoped = True
-        elif self._hoped:  # and not before: a trainer that takes it up again may be on its way
-            raise RunHopeless(work_view.hopeless)
+        taken_over = self._state.seen(work_view)
         self._pool.update(work_view.services)
         if set(work_view.services) != set(self._concurrency.services):
             self._observe_loads(dict.fromkeys(work_view.services))
-        self._dry = False
-        if work_view.training is not None and work_view.training.fence != self._fence:
-            # A trainer that resumes makes trained rows ready again, which the bound has to count.
-            self._fence, self._admission_limit = work_view.training.fence, None
-            self._compare_flags(work_view.training)
+        if taken_over is not None:
+            self._compare_flags(taken_over)
         return work_view
 
     def _compare_flags(self, run: Run) -> None:
@@ -162,9 +151,9 @@ class SamplingScheduler:
     async def _claim(self, work_view: WorkView) -> bool:
         """Claim slots of one group and begin them; whether there were any, and room for them."""
         room = self._concurrency.limit - len(self._attempts)
-        if self._dry or not work_view.services or room <= 0:
+        if self._state.work is Work.NONE or not work_view.services or room <= 0:
             return False
-        self._dry = True  # unless something is found, or an attempt ends meanwhile
+        self._state.trying()
         claims: list[Claim] = []
         asked = time.monotonic()
         if work_view.evaluation:
@@ -172,29 +161,21 @@ class SamplingScheduler:
         if not claims and work_view.training is not None:
             claims, asked = await self._claim_training(work_view.training, room)
         if claims:
-            self._claimed, self._dry = True, False
+            self._state.found()
             self._begin(claims, asked)
         return bool(claims)
 
     async def _claim_training(self, run: Run, room: int) -> tuple[list[Claim], float]:
         """Slots of the first training group that may be worked on, and when they were asked for."""
-        asked = time.monotonic()
-        claims = await self._ledger.claim(
-            Split.TRAIN, count=room, admission_limit=self._admission_limit
-        )
-        if claims:
-            return claims, asked
+        asked, claims = time.monotonic(), await self._claim_admitted(room)
         # Only now: until its last group is begun, an admission limit is as good as a new one.
-        known, self._admission_limit = (
-            self._admission_limit,
-            await self._observer.admission_limit(run),
-        )
-        if self._admission_limit is None or self._admission_limit == known:
-            return [], asked
-        asked = time.monotonic()
-        return await self._ledger.claim(
-            Split.TRAIN, count=room, admission_limit=self._admission_limit
-        ), asked
+        if not claims and self._state.admitted(await self._observer.admission_limit(run)):
+            asked, claims = time.monotonic(), await self._claim_admitted(room)
+        return claims, asked
+
+    async def _claim_admitted(self, room: int) -> list[Claim]:
+        limit = self._state.admission_limit
+        return await self._ledger.claim(Split.TRAIN, count=room, admission_limit=limit)
 
     def _begin(self, claims: list[Claim], asked: float) -> None:
         """Store the Records of a claim, and start to work on them."""
@@ -222,7 +203,7 @@ class SamplingScheduler:
         attempt, _ = self._attempts.pop(record)
         self._records.leases.end(record)
         if attempt.opens:
-            self._dry = False
+            self._state.opened()
         self._wake.set()
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ConfigError):
@@ -256,21 +237,17 @@ class SamplingScheduler:
 
     def _mislead(self, error: ConfigError) -> None:
         """What a flag names cannot be used, for this group nor for the next: end the sampler."""
-        self._config_error = error
-        self._misled.set()
+        self._mistakes.put_nowait(error)
 
     async def _until_misled(self) -> None:
         """Raises the `ConfigError` once there is one."""
-        await self._misled.wait()
-        assert self._config_error is not None, "`_mislead` sets both"
-        raise self._config_error
+        raise await self._mistakes.get()
 
     async def _watch(self, changes: Changes) -> None:
         """Look again when something changed."""
         while True:
-            found, self._claimed = self._claimed, False
-            await changes.wait(LOOK_S, found=found)
-            self._looked = False
+            await changes.wait(LOOK_S, found=self._state.take_found())
+            self._state.changed()
             self._wake.set()
 
     async def _adapt(self) -> None:
@@ -309,7 +286,7 @@ class SamplingScheduler:
                 finalising = asyncio.create_task(self._finalise(task), name=f"group {task.id}")
                 self._finalising.add(finalising)
                 finalising.add_done_callback(self._finalising.discard)
-            self._looked = False
+            self._state.changed()
             self._wake.set()
 
     async def _finalise(self, task: Task) -> None:
@@ -323,5 +300,5 @@ class SamplingScheduler:
             self._mislead(error)
         except Exception:
             log.exception("%s cannot be finalised", task.id)
-        self._looked = False
+        self._state.changed()
         self._wake.set()

@@ -23,15 +23,18 @@ class BackgroundLoop:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="background-io", daemon=True)
-        self._watched: list[Future[None]] = []
+        self._watched: list[Future[Any]] = []
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine; its result or error is in the future."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def watch(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Start a coroutine that runs beside training."""
-        self._watched.append(self.submit(coroutine))
+    def watch(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine that runs beside training: every wait here raises its error, so that
+        training does not wait for what will not come after it."""
+        future = self.submit(coroutine)
+        self._watched.append(future)
+        return future
 
     def check(self) -> None:
         """Raise the error of a watched coroutine that has ended with one."""

@@ -1,10 +1,10 @@
-"""A part of a step's sequences as the tensors of one forward pass.
+"""Some of a step's sequences as the tensors of one forward pass.
 
 Two shapes: a forest in one line, for models with tree attention, where no token stands twice and
 none is padding but to a multiple; and padded lines, one per sequence, for the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,10 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import TreeLayout
 from agentrl.training.forest import Forest, merge
 from agentrl.training.losses import LossInputs
-from agentrl.training.packing import Part
+from agentrl.training.packing import PackedPass
 from agentrl.training.sequences import TrainingSequence
 
 
@@ -30,35 +31,31 @@ class MicroBatch:
     input_ids: Tensor  # [B, T] int64, padded with 0
     position_ids: Tensor  # [B, T] int64, how many tokens stand before it in its sequence
     tree: TreeLayout | None  # of the one line; None: causal lines padded on the right
-    positions: Tensor  # [M] int64, into [trunk_tokens + B * T]: whose hidden state predicts it
+    positions: Tensor  # [M] int64, into [prefix_tokens + B * T]: whose hidden state predicts it
     targets: Tensor  # [M] int64, the token
     temperatures: Tensor  # [M] float32
     prediction: Tensor  # [N] int64, into [M]
     sequence: Tensor  # [N] int64, which of this rank's rows the token is of
     place: Tensor  # [N] int64, which trained token of its row it is, from 0
-    behaviour_logprobs: Tensor  # [N] float32
-    advantages: Tensor  # [N] float32
-    staleness: Tensor  # [N] int64, see `TrainingSequence`
+    columns: Mapping[str, Tensor]  # [N] each, by name, see `COLUMNS`; integers as int64
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
-    trunk_tokens: int = 0  # that stand before the line and were computed by a `TrunkBatch`
+    prefix_tokens: int = 0  # that stand before the line and were computed by a `SharedPrefixBatch`
 
     def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
         """What the loss sees, given the predictions' logprobs and entropy [M]."""
-        return LossInputs(
+        return LossInputs.of_columns(
+            self.columns,
             logprobs=logprobs[self.prediction],
-            behaviour_logprobs=self.behaviour_logprobs,
-            advantages=self.advantages,
-            mask=self.mask,
-            staleness=self.staleness,
-            sequence_tokens=self.sequence_tokens,
-            sequence=self.sequence,
             entropy=None if entropy is None else entropy[self.prediction],
+            mask=self.mask,
+            sequence=self.sequence,
+            sequence_tokens=self.sequence_tokens,
         )
 
 
 @dataclass(frozen=True)
-class TrunkBatch:
+class SharedPrefixBatch:
     """The tensors of a forward pass whose keys, values and hidden states other passes build on."""
 
     input_ids: Tensor  # [1, T] int64, padded with 0
@@ -75,63 +72,57 @@ def collate_forest(
 ) -> MicroBatch:
     """Merge `sequences` (at least one; `rows`: the row of each) into one line."""
     forest = merge([sequence.inputs for sequence in sequences])
-    whole = Part(tuple(range(len(forest.parents))), tuple(range(len(sequences))))
-    return collate_part(forest, whole, (), sequences, rows, pad_to_multiple_of, device)
+    whole = PackedPass(tuple(range(len(forest.tree.nodes))), tuple(range(len(sequences))))
+    return collate_pass(forest, whole, (), sequences, rows, pad_to_multiple_of, device)
 
 
-def collate_part(
+def collate_pass(
     forest: Forest,
-    part: Part,
-    trunk: Sequence[int],
+    packed: PackedPass,
+    prefix: Sequence[int],
     sequences: Sequence[TrainingSequence],
     rows: Sequence[int],
     pad_to_multiple_of: int = 1,
     device: torch.device | str = "cpu",
 ) -> MicroBatch:
-    """The nodes and sequences of `part` as one line, behind the nodes of `trunk`.
+    """The nodes and sequences of `packed` as one line, behind the nodes of `prefix`.
 
     `forest` is that of `sequences`, `rows` the row of each.
     """
-    tokens = _tokens(forest, (*trunk, *part.nodes))
-    trunk_tokens = sum(forest.lengths[node] for node in trunk)
-    line, padding = _padded(forest.input_ids[tokens[trunk_tokens:]], pad_to_multiple_of)
-    layout = _layout(forest, part.nodes, trunk_tokens, padding)
-    place = np.full(len(forest.input_ids), -1, dtype=np.int64)
+    tokens = forest.tree.places((*prefix, *packed.nodes))
+    prefix_tokens = sum(forest.tree.nodes[node].length for node in prefix)
+    line, padding = _padded(forest.tree["ids"][tokens[prefix_tokens:]], pad_to_multiple_of)
+    layout = _layout(forest, packed.nodes, prefix_tokens, padding)
+    place = np.full(len(forest.tree), -1, dtype=np.int64)
     place[tokens] = np.arange(len(tokens))
     batch = _micro_batch(
         line[None],
         layout.positions[None],
         layout,
-        [place[forest.places[sequence]] for sequence in part.sequences],
-        [sequences[sequence] for sequence in part.sequences],
-        [rows[sequence] for sequence in part.sequences],
+        [place[forest.places[sequence]] for sequence in packed.sequences],
+        [sequences[sequence] for sequence in packed.sequences],
+        [rows[sequence] for sequence in packed.sequences],
         device,
     )
-    return replace(batch, trunk_tokens=trunk_tokens)
+    return replace(batch, prefix_tokens=prefix_tokens)
 
 
-def collate_trunk(
+def collate_prefix(
     forest: Forest,
-    trunk: Sequence[int],
+    prefix: Sequence[int],
     pad_to_multiple_of: int = 1,
     device: torch.device | str = "cpu",
-) -> TrunkBatch:
-    """The nodes of `trunk`, from a root downwards, as one line."""
-    tokens = _tokens(forest, trunk)
-    line, padding = _padded(forest.input_ids[tokens], pad_to_multiple_of)
-    layout = _layout(forest, (), len(tokens), padding, trunk_asks=True)
-    return TrunkBatch(
+) -> SharedPrefixBatch:
+    """The nodes of `prefix`, from a root downwards, as one line."""
+    tokens = forest.tree.places(prefix)
+    line, padding = _padded(forest.tree["ids"][tokens], pad_to_multiple_of)
+    layout = _layout(forest, (), len(tokens), padding, prefix_asks=True)
+    return SharedPrefixBatch(
         input_ids=torch.from_numpy(line[None]).to(device),
         position_ids=torch.from_numpy(layout.positions[None]).to(device),
         tree=layout,
         tokens=len(tokens),
     )
-
-
-def _tokens(forest: Forest, nodes: Sequence[int]) -> NDArray[np.int64]:
-    """Where the tokens of `nodes` stand in the forest's line, node by node."""
-    starts = np.cumsum([0, *forest.lengths])
-    return np.concatenate([np.arange(starts[node], starts[node + 1]) for node in nodes])
 
 
 def _padded(tokens: NDArray[np.int32], multiple: int) -> tuple[NDArray[np.int64], int]:
@@ -142,28 +133,28 @@ def _padded(tokens: NDArray[np.int32], multiple: int) -> tuple[NDArray[np.int64]
 def _layout(
     forest: Forest,
     nodes: Sequence[int],
-    trunk_tokens: int,
+    prefix_tokens: int,
     padding: int,
     *,
-    trunk_asks: bool = False,
+    prefix_asks: bool = False,
 ) -> TreeLayout:
-    """The trunk as one node, `nodes` under it, the padding as a tree of its own, which none sees.
+    """The shared prefix as one node, `nodes` under it, and the padding, which no token sees.
 
-    All but the trunk are the queries, or, if `trunk_asks`, all.
+    All but the prefix are the queries, or, if `prefix_asks`, all.
     """
-    parents, lengths = ([-1], [trunk_tokens]) if trunk_tokens else ([], [])
+    parents, lengths = ([-1], [prefix_tokens]) if prefix_tokens else ([], [])
     number = {-1: -1}
     for node in nodes:
         number[node] = len(parents)
-        # a parent that is not among the nodes is the trunk
-        parents.append(number.get(forest.parents[node], 0))
-        lengths.append(forest.lengths[node])
+        # a parent that is not among the nodes is the prefix
+        parents.append(number.get(forest.tree.nodes[node].parent, 0))
+        lengths.append(forest.tree.nodes[node].length)
     if padding:
         parents.append(-1)
         lengths.append(padding)
     layout = TreeLayout(parents, lengths)
-    if trunk_tokens and not trunk_asks:
-        return layout.restrict(trunk_tokens, layout.n_tokens)
+    if prefix_tokens and not prefix_asks:
+        return layout.restrict(prefix_tokens, layout.n_tokens)
     return layout
 
 
@@ -195,26 +186,20 @@ def placeholder(
     its masked token adds exactly 0 to loss and gradients.
     """
     collate = collate_forest if tree else collate_padded
-    batch = collate([_NOTHING], [0], pad_to_multiple_of, device)
+    batch = collate([_nothing()], [0], pad_to_multiple_of, device)
     return replace(batch, mask=torch.zeros_like(batch.mask))
 
 
-def placeholder_trunk(
+def placeholder_prefix(
     pad_to_multiple_of: int = 1, device: torch.device | str = "cpu"
-) -> TrunkBatch:
-    """A trunk that nothing stands behind, for a rank that has none where another has one."""
-    return collate_trunk(merge([_NOTHING.inputs]), [0], pad_to_multiple_of, device)
+) -> SharedPrefixBatch:
+    """A shared prefix that nothing follows, for a rank that has none where another has one."""
+    return collate_prefix(merge([_nothing().inputs]), [0], pad_to_multiple_of, device)
 
 
-_NOTHING = TrainingSequence(
-    input_ids=np.zeros(2, dtype=np.int32),
-    loss_mask=np.array([False, True]),
-    advantages=np.zeros(2, dtype=np.float32),
-    logprobs=np.zeros(2, dtype=np.float32),
-    staleness=np.zeros(2, dtype=np.int32),
-    temperature=1.0,
-    row_tokens=1,
-)
+def _nothing() -> TrainingSequence:
+    """Two tokens, of which the second is trained."""
+    return TrainingSequence(TokenTree.line([0, 0], mask=[0, 1]), temperature=1.0, row_tokens=1)
 
 
 def _micro_batch(
@@ -228,12 +213,7 @@ def _micro_batch(
 ) -> MicroBatch:
     """`places`: where each sequence's inputs stand in the flattened `input_ids`."""
     trained = [sequence.trained for sequence in sequences]
-    counts = [len(tokens) for tokens in trained]
-
-    def gathered(arrays: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
-        return np.concatenate(
-            [array[tokens] for array, tokens in zip(arrays, trained, strict=True)]
-        )
+    counts = [len(own) for own in trained]
 
     def repeated(values: Sequence[float]) -> NDArray[np.float64]:
         return np.repeat(np.asarray(values, dtype=np.float64), counts)
@@ -241,11 +221,12 @@ def _micro_batch(
     def tensor(array: NDArray[np.generic], dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
 
-    sources = np.concatenate(
-        [place[tokens - 1] for place, tokens in zip(places, trained, strict=True)]
-    )
+    sources = np.concatenate([place[own - 1] for place, own in zip(places, trained, strict=True)])
     row_places = [s.trained_before + np.arange(n) for s, n in zip(sequences, counts, strict=True)]
-    targets = gathered([sequence.input_ids for sequence in sequences])
+    tokens = TokenTree.concat(
+        [sequence.tokens.take(own) for sequence, own in zip(sequences, trained, strict=True)]
+    )
+    targets = tokens["ids"]
     temperatures = repeated([sequence.temperature for sequence in sequences])
     entries, prediction = _distinct(sources, targets, temperatures)
     return MicroBatch(
@@ -258,9 +239,10 @@ def _micro_batch(
         prediction=tensor(prediction, torch.int64),
         sequence=tensor(np.repeat(np.asarray(rows), counts), torch.int64),
         place=tensor(np.concatenate(row_places), torch.int64),
-        behaviour_logprobs=tensor(gathered([s.logprobs for s in sequences]), torch.float32),
-        advantages=tensor(gathered([s.advantages for s in sequences]), torch.float32),
-        staleness=tensor(gathered([s.staleness for s in sequences]), torch.int64),
+        columns={
+            name: tensor(values, torch.float32 if values.dtype.kind == "f" else torch.int64)
+            for name, values in tokens.columns.items()
+        },
         sequence_tokens=tensor(repeated([float(s.row_tokens) for s in sequences]), torch.float32),
         mask=torch.ones(sum(counts), dtype=torch.bool, device=device),
     )

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import PreTrainedModel
 
 from agentrl.configs import CriticConfig, OptimizerConfig
-from agentrl.training.attention import Trunk
+from agentrl.training.attention import SharedPrefix
 from agentrl.training.batch import MicroBatch
 from agentrl.training.critic_loss import (
     CriticStatistics,
@@ -166,6 +166,6 @@ class Critic:
         """Take over what `state_dict` of a critic of the same model gave; see `Learner`."""
         load_optimizer(self.model, self._optimizer, self._scheduler, state)
 
-    def _values(self, batch: MicroBatch, trunk: Trunk | None) -> Tensor:
+    def _values(self, batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor:
         """Of the states that the batch's predictions are made in [M]."""
-        return state_values(self.model, batch, trunk)
+        return state_values(self.model, batch, prefix)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.databases.token_tree import Node, Places, TokenTree
+
 Tokens = NDArray[np.int32]
 
 # A shorter piece is computed again by each sequence instead of being a node of its own, because
@@ -19,27 +21,26 @@ MIN_SHARED = 8
 
 @dataclass(frozen=True)
 class Forest:
-    """S sequences as a forest of T tokens in one line, nodes in depth-first order.
+    """S sequences as a forest of T tokens in one line.
 
-    Invariants: `input_ids[places[s]]` is sequence s; along it, every node is the child of the one
-    before; no token is in two nodes.
+    Invariants: `tree["ids"][places[s]]` is sequence s; along it, every node is the child of the one
+    before; no token is in two nodes. Of the tree's columns only the ids are given: what else is
+    known of a token is the sequences', of which several may have it.
     """
 
-    parents: tuple[int, ...]  # of each node, -1 for a root
-    lengths: tuple[int, ...]
-    input_ids: Tokens  # [T]
-    places: tuple[NDArray[np.int64], ...]  # of each sequence: where its tokens stand in the line
+    tree: TokenTree
+    places: tuple[Places, ...]  # of each sequence: where its tokens stand in the tree
     last_nodes: tuple[int, ...]  # of each sequence: where it ends
 
 
 @dataclass(eq=False, slots=True)
-class _Node:
+class _Piece:
     tokens: Tokens
-    parent: "_Node | None"
-    children: list["_Node"] = field(default_factory=list)
+    parent: "_Piece | None"
+    children: list["_Piece"] = field(default_factory=list)
     ending: list[int] = field(default_factory=list)  # sequences whose last token is in here
 
-    def child_like(self, tokens: Tokens) -> tuple["_Node | None", int]:
+    def child_like(self, tokens: Tokens) -> tuple["_Piece | None", int]:
         """The child that begins most like `tokens`, and how many tokens they share."""
         best, most = None, 0
         for child in self.children:
@@ -51,7 +52,7 @@ class _Node:
 
     def split(self, at: int, ends: Sequence[int]) -> None:
         """Cut after `at` tokens; `ends`: where each sequence ends within its last node."""
-        rest = _Node(self.tokens[at:], self, self.children)
+        rest = _Piece(self.tokens[at:], self, self.children)
         for child in rest.children:
             child.parent = rest
         rest.ending = [sequence for sequence in self.ending if ends[sequence] > at]
@@ -64,14 +65,14 @@ def merge(sequences: Sequence[Tokens], min_shared: int = MIN_SHARED) -> Forest:
 
     A piece of fewer than `min_shared` tokens is not split off for sharing.
     """
-    top = _Node(np.empty(0, dtype=np.int32), None)
+    top = _Piece(np.empty(0, dtype=np.int32), None)
     ends = [0] * len(sequences)
     for index, tokens in enumerate(sequences):
         _insert(top, index, tokens, ends, min_shared)
     return _lay_out(top, sequences)
 
 
-def _insert(top: _Node, index: int, tokens: Tokens, ends: list[int], min_shared: int) -> None:
+def _insert(top: _Piece, index: int, tokens: Tokens, ends: list[int], min_shared: int) -> None:
     node, left = top, tokens
     while True:
         child, shared = node.child_like(left)
@@ -87,14 +88,14 @@ def _insert(top: _Node, index: int, tokens: Tokens, ends: list[int], min_shared:
         if child is not None and shared >= min_shared:
             _split(child, shared, ends)
             node, left = child, left[shared:]
-        child, shared = _Node(left, node), len(left)
+        child, shared = _Piece(left, node), len(left)
         node.children.append(child)
         break
     child.ending.append(index)
     ends[index] = shared
 
 
-def _split(node: _Node, at: int, ends: list[int]) -> None:
+def _split(node: _Piece, at: int, ends: list[int]) -> None:
     node.split(at, ends)
     for sequence in node.children[0].ending:
         ends[sequence] -= at
@@ -107,30 +108,25 @@ def _shared(one: Tokens, other: Tokens) -> int:
     return int(different.argmax()) if different.any() else length
 
 
-def _lay_out(top: _Node, sequences: Sequence[Tokens]) -> Forest:
-    parents: list[int] = []
+def _lay_out(top: _Piece, sequences: Sequence[Tokens]) -> Forest:
+    nodes: list[Node] = []
     pieces: list[Tokens] = []
-    ways: list[NDArray[np.int64]] = []  # of each node: places from its root to its end
-    places: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)] * len(sequences)
+    ways: list[Places] = []  # of each node: places from its root to its end
+    places: list[Places] = [np.empty(0, dtype=np.int64)] * len(sequences)
     last_nodes = [0] * len(sequences)
     position = 0
     stack = [(child, -1) for child in reversed(top.children)]
     while stack:
-        node, parent = stack.pop()
-        number = len(parents)
-        parents.append(parent)
-        pieces.append(node.tokens)
-        own = np.arange(position, position + len(node.tokens))
+        piece, parent = stack.pop()
+        number, end = len(nodes), position + len(piece.tokens)
+        nodes.append(Node(position, end, parent))
+        pieces.append(piece.tokens)
+        own = np.arange(position, end)
         ways.append(own if parent == -1 else np.concatenate([ways[parent], own]))
-        position += len(node.tokens)
-        for sequence in node.ending:
+        position = end
+        for sequence in piece.ending:
             places[sequence] = ways[number][: len(sequences[sequence])]
             last_nodes[sequence] = number
-        stack.extend((child, number) for child in reversed(node.children))
-    return Forest(
-        parents=tuple(parents),
-        lengths=tuple(len(piece) for piece in pieces),
-        input_ids=np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32),
-        places=tuple(places),
-        last_nodes=tuple(last_nodes),
-    )
+        stack.extend((child, number) for child in reversed(piece.children))
+    ids = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
+    return Forest(TokenTree(tuple(nodes), {"ids": ids}), tuple(places), tuple(last_nodes))

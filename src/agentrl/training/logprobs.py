@@ -16,13 +16,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentrl.configs import ConfigError
-from agentrl.training.attention import SharedLine, TreeContext, Trunk
-from agentrl.training.batch import MicroBatch, TrunkBatch
+from agentrl.training.attention import SharedLine, SharedPrefix, TreeContext
+from agentrl.training.batch import MicroBatch, SharedPrefixBatch
 from agentrl.training.softmax import picked_logprobs
 
 # what models of transformers do to logits in their own forward, by the names of their settings
 _AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-_LOGPROBS, _TRUNK = "token_logprobs", "compute_trunk"
+_LOGPROBS, _PREFIX = "token_logprobs", "compute_prefix"
 
 
 class _WithLogprobs(Protocol):
@@ -32,14 +32,14 @@ class _WithLogprobs(Protocol):
         chunk_size: int,
         with_entropy: bool,
         entropy_gradient: bool,
-        trunk: Trunk | None,
+        prefix: SharedPrefix | None,
     ) -> tuple[Tensor, Tensor | None]: ...
 
-    def compute_trunk(self, batch: TrunkBatch, trunk: Trunk) -> Tensor: ...
+    def compute_prefix(self, batch: SharedPrefixBatch, prefix: SharedPrefix) -> Tensor: ...
 
 
 def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> None:
-    """Make `token_logprobs` and `compute_trunk` forward methods of `model`; after `fully_shard`.
+    """Make `token_logprobs` and `compute_prefix` forward methods of `model`; after `fully_shard`.
 
     FSDP gathers parameters around registered methods of its root only: the base model and the head
     called from elsewhere would see shards. `line`: how processes share lines, if they do. Raises
@@ -52,7 +52,7 @@ def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> N
                 f"{type(model).__name__} changes the logits after its head ({name} in its "
                 "config.json), which the trainer does not; train another model"
             )
-    for name, function in ((_LOGPROBS, _logprobs), (_TRUNK, _trunk)):
+    for name, function in ((_LOGPROBS, _logprobs), (_PREFIX, _prefix)):
         setattr(model, name, types.MethodType(partial(function, line), model))
         if isinstance(model, FSDPModule):
             register_fsdp_forward_method(model, name)
@@ -63,34 +63,34 @@ def token_logprobs(
     batch: MicroBatch,
     chunk_size: int,
     with_entropy: bool = False,
-    trunk: Trunk | None = None,
+    prefix: SharedPrefix | None = None,
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(logits / temperature) of the batch's predictions, and that one's entropy.
 
-    `trunk`: what the batch stands behind, if it does. Returns logprobs [M] float32, and entropy
+    `prefix`: what the batch stands behind, if it does. Returns logprobs [M] float32, and entropy
     [M] float32 if asked for, with a gradient if that is asked for too: it costs another chunk of
     probabilities in the backward pass. `model` must have been through `attach_logprobs`, and
     through `use_tree_attention` if the batch is a forest.
     """
     return cast(_WithLogprobs, model).token_logprobs(
-        batch, chunk_size, with_entropy, entropy_gradient, trunk
+        batch, chunk_size, with_entropy, entropy_gradient, prefix
     )
 
 
-def compute_trunk(model: PreTrainedModel, batch: TrunkBatch) -> Trunk:
-    """The forward pass over a trunk; its backward pass is `Trunk.backward`."""
-    trunk = Trunk(batch.tokens, batch.input_ids.shape[1])
+def compute_prefix(model: PreTrainedModel, batch: SharedPrefixBatch) -> SharedPrefix:
+    """The forward pass over a shared prefix; its backward pass is `SharedPrefix.backward`."""
+    prefix = SharedPrefix(batch.tokens, batch.input_ids.shape[1])
     # kept out here: FSDP hooks what leaves its method, to gather parameters for the backward pass
-    trunk.keep_hidden(cast(_WithLogprobs, model).compute_trunk(batch, trunk))
-    return trunk
+    prefix.keep_hidden(cast(_WithLogprobs, model).compute_prefix(batch, prefix))
+    return prefix
 
 
-def _trunk(
-    line: SharedLine | None, model: PreTrainedModel, batch: TrunkBatch, trunk: Trunk
+def _prefix(
+    line: SharedLine | None, model: PreTrainedModel, batch: SharedPrefixBatch, prefix: SharedPrefix
 ) -> Tensor:
-    return _tree_hidden(model, line, batch, TreeContext(batch.tree, trunk, is_trunk=True))
+    return _tree_hidden(model, line, batch, TreeContext(batch.tree, prefix, is_prefix=True))
 
 
 def _logprobs(
@@ -100,9 +100,9 @@ def _logprobs(
     chunk_size: int,
     with_entropy: bool,
     entropy_gradient: bool,
-    trunk: Trunk | None,
+    prefix: SharedPrefix | None,
 ) -> tuple[Tensor, Tensor | None]:
-    hidden, mine = predicting_states(model, line, batch, trunk)
+    hidden, mine = predicting_states(model, line, batch, prefix)
     head = model.get_output_embeddings()
     assert isinstance(head, nn.Module)
     targets, temperatures = batch.targets, batch.temperatures
@@ -121,49 +121,49 @@ def _logprobs(
 
 
 def predicting_states(
-    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, trunk: Trunk | None
+    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, prefix: SharedPrefix | None
 ) -> tuple[Tensor, Tensor | None]:
     """The hidden states that the batch's predictions are made from; in a forward method only.
 
     Of all predictions, [M, H]; if lines are shared, of those that this process makes [m, H], and
     which those are [m].
     """
-    hidden = _hidden(model, line, batch, trunk)
+    hidden = _hidden(model, line, batch, prefix)
     if line is None:
-        return hidden.index_select(0, _places(batch, trunk)), None
-    mine, places = _shared_places(batch, line, trunk)
+        return hidden.index_select(0, _places(batch, prefix)), None
+    mine, places = _shared_places(batch, line, prefix)
     return hidden.index_select(0, places), mine
 
 
-def _places(batch: MicroBatch, trunk: Trunk | None) -> Tensor:
+def _places(batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor:
     """Where in what `_hidden` returns each prediction is made from, [M]."""
-    if trunk is None:
+    if prefix is None:
         return batch.positions
-    own = batch.positions - batch.trunk_tokens
-    return torch.where(own < 0, batch.positions, own + trunk.n_hidden)
+    own = batch.positions - batch.prefix_tokens
+    return torch.where(own < 0, batch.positions, own + prefix.n_hidden)
 
 
 def _shared_places(
-    batch: MicroBatch, line: SharedLine, trunk: Trunk | None
+    batch: MicroBatch, line: SharedLine, prefix: SharedPrefix | None
 ) -> tuple[Tensor, Tensor]:
     """Which predictions are this process's [m], and where in `_hidden` each is made from [m]."""
     positions, length = batch.positions, batch.input_ids.shape[1]
-    if trunk is None:
+    if prefix is None:
         return line.mine(positions, length)
-    before = torch.nonzero(positions < batch.trunk_tokens).squeeze(-1)
-    behind = torch.nonzero(positions >= batch.trunk_tokens).squeeze(-1)
-    mine_before, places_before = line.mine(positions[before], trunk.length)
-    mine_behind, places_behind = line.mine(positions[behind] - batch.trunk_tokens, length)
+    before = torch.nonzero(positions < batch.prefix_tokens).squeeze(-1)
+    behind = torch.nonzero(positions >= batch.prefix_tokens).squeeze(-1)
+    mine_before, places_before = line.mine(positions[before], prefix.length)
+    mine_behind, places_behind = line.mine(positions[behind] - batch.prefix_tokens, length)
     return (
         torch.cat([before[mine_before], behind[mine_behind]]),
-        torch.cat([places_before, places_behind + trunk.n_hidden]),
+        torch.cat([places_before, places_behind + prefix.n_hidden]),
     )
 
 
 def _hidden(
-    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, trunk: Trunk | None
+    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, prefix: SharedPrefix | None
 ) -> Tensor:
-    """The hidden states of a trunk's line and of a batch [B * T], each with its padding, [.., H].
+    """The hidden states [.., H] of a shared prefix's line and of a batch [B * T], with padding.
 
     Of shared lines only this process's tokens.
     """
@@ -172,14 +172,14 @@ def _hidden(
             input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
         )
         return cast(Tensor, output.last_hidden_state).flatten(0, 1)
-    hidden = _tree_hidden(model, line, batch, TreeContext(batch.tree, trunk)).flatten(0, 1)
-    return hidden if trunk is None else trunk.before_hidden(hidden)
+    hidden = _tree_hidden(model, line, batch, TreeContext(batch.tree, prefix)).flatten(0, 1)
+    return hidden if prefix is None else prefix.before_hidden(hidden)
 
 
 def _tree_hidden(
     model: PreTrainedModel,
     line: SharedLine | None,
-    batch: MicroBatch | TrunkBatch,
+    batch: MicroBatch | SharedPrefixBatch,
     tree: TreeContext,
 ) -> Tensor:
     """The hidden states [1, T, H] of a line whose attention knows the tree.

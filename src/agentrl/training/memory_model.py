@@ -1,7 +1,8 @@
-"""How much memory a step takes, by model, tokens and degrees: what docs/memory.md explains. Pure.
+"""How much memory a step takes, by model, tokens and degrees.
 
-Counted are the tensors that live at the highest point of a step. Not counted: the process itself
-(a CUDA context, libraries), what an allocator wastes, and NCCL's buffers.
+Pure; docs/reference/memory.md has its table. Counted are the tensors that live at the highest
+point of a step. Not counted: the process itself (a CUDA context, libraries), what an allocator
+wastes, and NCCL's buffers.
 """
 
 from dataclasses import dataclass, replace

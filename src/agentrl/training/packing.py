@@ -1,20 +1,21 @@
 """One rank's sequences to forward and backward passes of bounded size. Pure and deterministic.
 
 A tree that fits the budget is computed whole, several of them beside each other. Of a tree that
-does not fit, the subtrees that do are packed; the nodes above them, their *trunk*, are computed
+does not fit, the subtrees that do are packed; the nodes above them, which they share, are computed
 once, and every pass over some of the subtrees attends to its keys and values (see
-`attention.context`). A trunk that is too short for that is computed again in each pass.
+`attention.context`). A shared prefix that is too short for that is computed again in each pass.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# Tokens that a trunk must save: it costs a forward and a backward pass of its own.
+# Tokens that must be saved where a shared prefix is computed once: it costs a forward and a
+# backward pass of its own.
 MIN_SAVED = 64
 
 
 @dataclass(frozen=True)
-class Part:
+class PackedPass:
     """One forward and backward pass: nodes in depth-first order, and sequences that end there."""
 
     nodes: tuple[int, ...]
@@ -22,19 +23,19 @@ class Part:
 
 
 @dataclass(frozen=True)
-class TrunkParts:
-    """Parts whose roots are all children of the last node of one trunk."""
+class PrefixPasses:
+    """Passes whose roots are all children of the last node of one prefix."""
 
-    trunk: tuple[int, ...]  # nodes, from a root downwards
-    parts: tuple[Part, ...]
+    prefix: tuple[int, ...]  # nodes, from a root downwards
+    passes: tuple[PackedPass, ...]
 
 
 @dataclass(frozen=True)
 class Packing:
-    """All passes of a rank. Those with most parts, and the largest parts, come first."""
+    """All passes of a rank. Prefixes with most passes, and the largest passes, come first."""
 
-    trunks: tuple[TrunkParts, ...]
-    plain: tuple[Part, ...]
+    prefixed: tuple[PrefixPasses, ...]
+    plain: tuple[PackedPass, ...]
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ def pack_forest(
 
     `last_nodes`: of each sequence, the node that it ends in. Invariants:
 
-    * every sequence is in exactly one part, which holds all nodes on its way from the root, but
-      for those of the part's trunk;
-    * a part has at most `budget` tokens, or what its trunk leaves of it, but a quarter of it at
+    * every sequence is in exactly one pass, which holds all nodes on its way from the root, but
+      for those of the shared prefix that the pass stands behind;
+    * a pass has at most `budget` tokens, or what its prefix leaves of it, but a quarter of it at
       least; or else it is the way to one leaf, which is never divided;
     * a node is computed more than once only above subtrees that did not fit: where that would have
-      saved fewer than `MIN_SAVED` tokens, and again in a trunk that goes on further down.
+      saved fewer than `MIN_SAVED` tokens, and again in a prefix that goes on further down.
     """
     ends, sizes = _subtrees(parents, lengths)
     ending: dict[int, list[int]] = {}
@@ -92,24 +93,24 @@ def pack_forest(
 
 
 def _pack(items: Iterable[_Subtree], lengths: Sequence[int], budget: int) -> Packing:
-    by_trunk: dict[tuple[int, ...], list[_Subtree]] = {}
+    by_prefix: dict[tuple[int, ...], list[_Subtree]] = {}
     for item in items:
-        by_trunk.setdefault(item.above, []).append(item)
-    trunks: list[TrunkParts] = []
+        by_prefix.setdefault(item.above, []).append(item)
+    prefixed: list[PrefixPasses] = []
     rest: list[_Subtree] = []
-    for trunk, below in by_trunk.items():
-        trunk_tokens = sum(lengths[node] for node in trunk)
-        room = max(budget - trunk_tokens, budget // 4)
+    for prefix, below in by_prefix.items():
+        prefix_tokens = sum(lengths[node] for node in prefix)
+        room = max(budget - prefix_tokens, budget // 4)
         bins = _first_fit([(item, item.size) for item in below], room)
-        if trunk_tokens * (len(bins) - 1) >= MIN_SAVED:
-            parts = tuple(_part(group, with_above=False) for group in bins)
-            trunks.append(TrunkParts(trunk, parts))
+        if prefix_tokens * (len(bins) - 1) >= MIN_SAVED:
+            passes = tuple(_pass_over(group, with_above=False) for group in bins)
+            prefixed.append(PrefixPasses(prefix, passes))
         else:
             rest += below
     weighted = [(item, item.size + sum(lengths[node] for node in item.above)) for item in rest]
-    plain = tuple(_part(group, with_above=True) for group in _first_fit(weighted, budget))
-    trunks.sort(key=lambda group: (-len(group.parts), group.trunk))
-    return Packing(tuple(trunks), plain)
+    plain = tuple(_pass_over(group, with_above=True) for group in _first_fit(weighted, budget))
+    prefixed.sort(key=lambda group: (-len(group.passes), group.prefix))
+    return Packing(tuple(prefixed), plain)
 
 
 def _first_fit(items: Sequence[tuple[_Subtree, int]], budget: int) -> list[list[_Subtree]]:
@@ -128,12 +129,12 @@ def _first_fit(items: Sequence[tuple[_Subtree, int]], budget: int) -> list[list[
     return [bins[index] for index in order]
 
 
-def _part(group: Sequence[_Subtree], *, with_above: bool) -> Part:
+def _pass_over(group: Sequence[_Subtree], *, with_above: bool) -> PackedPass:
     nodes = {node for item in group for node in item.nodes}
     if with_above:
         nodes |= {node for item in group for node in item.above}
     sequences = sorted(sequence for item in group for sequence in item.sequences)
-    return Part(tuple(sorted(nodes)), tuple(sequences))
+    return PackedPass(tuple(sorted(nodes)), tuple(sequences))
 
 
 def _subtrees(parents: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import Trunk
+from agentrl.training.attention import SharedPrefix
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.losses import BatchTotals, LossInputs, Scope
@@ -151,10 +151,10 @@ class PolicyPasses:
             return len(self._schedule.batches) > 1 or self._mesh.dp_size > 1
         return scope is Scope.SEQUENCE and self._schedule.divides_rows
 
-    def _forward(self, batch: MicroBatch, trunk: Trunk | None) -> Output:
+    def _forward(self, batch: MicroBatch, prefix: SharedPrefix | None) -> Output:
         objective = self._objective
         return token_logprobs(
-            self._model, batch, self._chunk_size, objective.with_entropy, trunk,
+            self._model, batch, self._chunk_size, objective.with_entropy, prefix,
             entropy_gradient=objective.entropy_gradient,
         )  # fmt: skip
 

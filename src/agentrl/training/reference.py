@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import Trunk
+from agentrl.training.attention import SharedPrefix
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.lora import adapter_off
@@ -39,5 +39,7 @@ class Reference:
             run_schedule(self._model, schedule, self._forward, collect)
         return logprobs
 
-    def _forward(self, batch: MicroBatch, trunk: Trunk | None) -> tuple[Tensor, Tensor | None]:
-        return token_logprobs(self._model, batch, self._chunk_size, trunk=trunk)
+    def _forward(
+        self, batch: MicroBatch, prefix: SharedPrefix | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return token_logprobs(self._model, batch, self._chunk_size, prefix=prefix)

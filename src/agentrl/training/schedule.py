@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import Trunk, has_tree_attention
+from agentrl.training.attention import SharedPrefix, has_tree_attention
 from agentrl.training.batch import (
     MicroBatch,
-    TrunkBatch,
+    SharedPrefixBatch,
     collate_padded,
-    collate_part,
-    collate_trunk,
+    collate_pass,
+    collate_prefix,
     placeholder,
-    placeholder_trunk,
+    placeholder_prefix,
 )
 from agentrl.training.forest import merge
-from agentrl.training.logprobs import compute_trunk
+from agentrl.training.logprobs import compute_prefix
 from agentrl.training.losses import BatchTotals
 from agentrl.training.packing import pack_forest
 from agentrl.training.parallel import Mesh
@@ -34,18 +34,18 @@ from agentrl.training.planner import pack_sequences
 from agentrl.training.sequences import TrainingSequence, count_totals
 
 Output = TypeVar("Output")
-# What a pass over a micro-batch, behind a trunk or not, computes: a policy's logprobs, a critic's
-# values.
-Forward = Callable[[MicroBatch, Trunk | None], Output]
+# What a pass over a micro-batch, behind a shared prefix or not, computes: a policy's logprobs, a
+# critic's values.
+Forward = Callable[[MicroBatch, SharedPrefix | None], Output]
 # Who gets it, with the micro-batch and its number. Returns the scalar to differentiate, or None.
 Consume = Callable[[int, MicroBatch, Output], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Section:
-    """Micro-batches, and the trunk that some of them stand behind, computed before them."""
+    """Micro-batches, and the shared prefix that some of them stand behind, computed before them."""
 
-    trunk: TrunkBatch | None
+    prefix: SharedPrefixBatch | None
     batches: tuple[MicroBatch, ...]
 
 
@@ -82,18 +82,20 @@ def make_schedule(
     row_of = [number for number, row in enumerate(rows) for _ in row]
     pad, device = pad_to_multiple_of, mesh.device
     tree = has_tree_attention(model)
-    trunks: list[Section] = []
+    prefixed: list[Section] = []
     if tree:
         forest = merge([sequence.inputs for sequence in sequences])
-        packing = pack_forest(forest.parents, forest.lengths, forest.last_nodes, micro_batch_tokens)
-        for group in packing.trunks:
+        packing = pack_forest(
+            forest.tree.parents, forest.tree.lengths, forest.last_nodes, micro_batch_tokens
+        )
+        for group in packing.prefixed:
             batches = tuple(
-                collate_part(forest, part, group.trunk, sequences, row_of, pad, device)
-                for part in group.parts
+                collate_pass(forest, one, group.prefix, sequences, row_of, pad, device)
+                for one in group.passes
             )
-            trunks.append(Section(collate_trunk(forest, group.trunk, pad, device), batches))
+            prefixed.append(Section(collate_prefix(forest, group.prefix, pad, device), batches))
         plain = [
-            collate_part(forest, part, (), sequences, row_of, pad, device) for part in packing.plain
+            collate_pass(forest, one, (), sequences, row_of, pad, device) for one in packing.plain
         ]
     else:
         lengths = [len(sequence.inputs) for sequence in sequences]
@@ -101,7 +103,7 @@ def make_schedule(
             collate_padded([sequences[i] for i in part], [row_of[i] for i in part], pad, device)
             for part in pack_sequences(lengths, micro_batch_tokens, pad)
         ]
-    sections = _align(trunks, plain, placeholder(pad, device, tree=tree), pad, mesh)
+    sections = _align(prefixed, plain, placeholder(pad, device, tree=tree), pad, mesh)
     return Schedule(
         sections=sections,
         n_rows=len(rows),
@@ -120,15 +122,15 @@ def run_schedule(
     """
     number = 0
     for section in schedule.sections:
-        trunk = None if section.trunk is None else compute_trunk(model, section.trunk)
+        prefix = None if section.prefix is None else compute_prefix(model, section.prefix)
         for batch in section.batches:
-            behind = trunk if batch.trunk_tokens else None
+            behind = prefix if batch.prefix_tokens else None
             loss = consume(number, batch, forward(batch, behind))
             if loss is not None:
                 loss.backward()
             number += 1
-        if trunk is not None and torch.is_grad_enabled():
-            trunk.backward()
+        if prefix is not None and torch.is_grad_enabled():
+            prefix.backward()
     if not torch.is_grad_enabled():
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -136,27 +138,31 @@ def run_schedule(
 
 
 def _align(
-    trunks: Sequence[Section], plain: Sequence[MicroBatch], empty: MicroBatch, pad: int, mesh: Mesh
+    prefixed: Sequence[Section],
+    plain: Sequence[MicroBatch],
+    empty: MicroBatch,
+    pad: int,
+    mesh: Mesh,
 ) -> tuple[Section, ...]:
-    """Fill up with `empty` and empty trunks to what the ranks with most have. Collective.
+    """Fill up with `empty` and empty prefixes to what the ranks with most have. Collective.
 
     A section has as many micro-batches as any rank's has; where this rank's has fewer, plain ones
     take the places, and empty ones when those are used up.
     """
-    n_trunks = _all_reduce_max([len(trunks)], mesh)[0]
-    mine = [len(section.batches) for section in trunks]
-    shape = _all_reduce_max([*mine, *[1] * (n_trunks - len(mine))], mesh) if n_trunks else []
+    n_prefixed = _all_reduce_max([len(prefixed)], mesh)[0]
+    mine = [len(section.batches) for section in prefixed]
+    shape = _all_reduce_max([*mine, *[1] * (n_prefixed - len(mine))], mesh) if n_prefixed else []
     left = deque(plain)
     sections = []
     for index, size in enumerate(shape):
-        own = trunks[index] if index < len(trunks) else None
+        own = prefixed[index] if index < len(prefixed) else None
         batches = [] if own is None else list(own.batches)
         while len(batches) < size:
             batches.append(left.popleft() if left else empty)
-        trunk = placeholder_trunk(pad, mesh.device) if own is None else own.trunk
-        sections.append(Section(trunk, tuple(batches)))
+        prefix = placeholder_prefix(pad, mesh.device) if own is None else own.prefix
+        sections.append(Section(prefix, tuple(batches)))
     # a step has one pass at least
-    n_left = _all_reduce_max([max(len(left), 1 - n_trunks)], mesh)[0]
+    n_left = _all_reduce_max([max(len(left), 1 - n_prefixed)], mesh)[0]
     if n_left:
         sections.append(Section(None, (*left, *[empty] * (n_left - len(left)))))
     return tuple(sections)

@@ -11,120 +11,80 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
 from agentrl.databases.documents import DBRecordData
 from agentrl.databases.policies import Lineage
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.losses import BatchTotals
 
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """One causal sequence of L tokens. All arrays are [L].
+    """One causal sequence of L tokens, and what is known of the row whose path it is.
 
-    A token is predicted from the one before it, so `loss_mask[0]` is always False.
+    `tokens` is that path as one line, with the columns of the row; its `mask` is 1 on what this
+    sequence trains. A token is predicted from the one before it, so the first is never trained.
     """
 
-    input_ids: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_]
-    advantages: NDArray[np.float32]
-    logprobs: NDArray[np.float32]  # the sampler's
-    staleness: NDArray[np.int32]  # steps that the trained weights are newer than the sampler's
+    tokens: TokenTree
     temperature: float
     row_tokens: int  # trained tokens of the whole row, over all its paths
     trained_before: int = 0  # of them, those of the row's earlier paths
     reward: float = 0.0  # of the row
 
     def __len__(self) -> int:
-        return len(self.input_ids)
+        return len(self.tokens)
 
     @property
     def trained(self) -> NDArray[np.intp]:
         """Where the trained tokens stand, in order."""
-        return np.flatnonzero(self.loss_mask)
+        return np.flatnonzero(self.tokens["mask"])
 
     @property
     def inputs(self) -> NDArray[np.int32]:
         """The tokens that something trained is predicted from: those before the last trained."""
-        return self.input_ids[: self.trained[-1]]
+        return self.tokens["ids"][: self.trained[-1]]
 
 
 def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[TrainingSequence]:
     """The row's root-to-leaf paths that train something, in depth-first order of their leaves.
 
     `step`: optimizer steps in the weights that will be trained, from which staleness counts.
-    Raises `ValueError` naming the row if its arrays and its tree do not fit together.
     """
-    input_ids, versions = unpack_ints(row.input_ids), unpack_ints(row.versions)
-    advantages, logprobs = unpack_floats(row.advantages), unpack_floats(row.logprobs)
-    untrained = unpack_mask(row.loss_mask) == 0
-    for array in (input_ids, versions, advantages, logprobs, untrained):
-        if len(array) != row.n_tokens:
-            raise ValueError(
-                f"row {row.id}: an array has {len(array)} tokens where n_tokens says "
-                f"{row.n_tokens}; the document is damaged, remove it from record_data"
-            )
-    paths = _paths(row)
+    versions = row.tree["versions"]
     staleness = np.zeros_like(versions)
     for version in row.policy_versions:
         staleness[versions == version] = lineage.age(version, step)
-    mask = ~untrained  # shrinks as tokens are given to a path: each is trained once
-    parts: list[tuple[NDArray[np.intp], NDArray[np.bool_]]] = []
-    for path in paths:
-        tokens = np.concatenate([np.arange(row.nodes[n].start, row.nodes[n].end) for n in path])
-        path_mask = mask[tokens]
-        path_mask[0] = False
-        mask[tokens] = False
-        if path_mask.any():
-            parts.append((tokens, path_mask))
-    counts = [int(path_mask.sum()) for _, path_mask in parts]
+    tree = row.tree.with_columns(staleness=staleness)
+    untrained = tree["mask"].copy()  # shrinks as tokens are given to a path: each is trained once
+    lines: list[TokenTree] = []
+    for path in tree.paths():
+        places = tree.places(path)
+        mask = untrained[places]
+        mask[0] = 0
+        untrained[places] = 0
+        if mask.any():
+            lines.append(tree.take(places).with_columns(mask=mask))
+    counts = [int(line["mask"].sum()) for line in lines]
     return [
         TrainingSequence(
-            input_ids=input_ids[tokens],
-            loss_mask=path_mask,
-            advantages=advantages[tokens],
-            logprobs=logprobs[tokens],
-            staleness=staleness[tokens],
+            tokens=line,
             temperature=row.temperature,
             row_tokens=sum(counts),
             trained_before=sum(counts[:index]),
             reward=row.reward,
         )
-        for index, (tokens, path_mask) in enumerate(parts)
+        for index, line in enumerate(lines)
     ]
-
-
-def _paths(row: DBRecordData) -> list[list[int]]:
-    """Root-to-leaf paths as node indices; nodes stand in depth-first order."""
-    inner = {node.parent for node in row.nodes}
-    position = 0
-    for index, node in enumerate(row.nodes):
-        if node.start != position or node.end <= node.start or not -1 <= node.parent < index:
-            raise ValueError(
-                f"row {row.id}: node {index} ({node.start}, {node.end}, parent {node.parent}) is "
-                "no part of a tree in depth-first order; the document is damaged, remove it from "
-                "record_data"
-            )
-        position = node.end
-    if position != row.n_tokens:
-        raise ValueError(
-            f"row {row.id}: its nodes end at token {position}, n_tokens says {row.n_tokens}; the "
-            "document is damaged, remove it from record_data"
-        )
-    paths = []
-    for leaf in range(len(row.nodes)):
-        if leaf in inner:
-            continue
-        path = [leaf]
-        while (parent := row.nodes[path[-1]].parent) >= 0:
-            path.append(parent)
-        paths.append(path[::-1])
-    return paths
 
 
 def count_totals(rows: Sequence[Sequence[TrainingSequence]]) -> BatchTotals:
     """What one rank adds to the totals of a step. `rows`: each row's sequences."""
     trained = [row[0].row_tokens for row in rows if row]
-    advantages = [s.advantages[s.loss_mask].astype(np.float64) for row in rows for s in row]
+    advantages = [
+        sequence.tokens["advantages"][sequence.trained].astype(np.float64)
+        for row in rows
+        for sequence in row
+    ]
     return BatchTotals(
         tokens=sum(trained),
         sequences=len(trained),

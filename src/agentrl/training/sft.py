@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from transformers import PreTrainedModel
 
 from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.databases.token_tree import TokenTree
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import make_mesh
 from agentrl.training.planner import assign_rows
@@ -89,18 +90,14 @@ def train_supervised(
 
 def _sequence(index: int, row: SupervisedRow) -> TrainingSequence:
     length = len(row.input_ids)
-    mask = np.asarray(row.loss_mask, dtype=np.bool_).copy()
+    mask = np.array(row.loss_mask, dtype=np.bool_)
     if len(mask) != length:
         raise ValueError(f"row {index}: {length} tokens and a loss mask of {len(mask)}")
     mask[:1] = False  # nothing predicts the first token
     if not mask.any():
         raise ValueError(f"row {index}: no token after the first has loss_mask 1")
     return TrainingSequence(
-        input_ids=np.asarray(row.input_ids, dtype=np.int32),
-        loss_mask=mask,
-        advantages=np.ones(length, dtype=np.float32),
-        logprobs=np.zeros(length, dtype=np.float32),
-        staleness=np.zeros(length, dtype=np.int32),
+        TokenTree.line(row.input_ids, mask=mask, advantages=1.0),
         temperature=1.0,
         row_tokens=int(mask.sum()),
     )

@@ -346,7 +346,8 @@ class Trainer:
                 torch.cuda.empty_cache()
             dist.barrier()
         if self._coordinator:
-            self._publishing = self._background.submit(
+            # Watched: without weights at the services no row comes, and a wait for rows is endless.
+            self._publishing = self._background.watch(
                 self._coordinator.publish(publication, evaluate)
             )
 

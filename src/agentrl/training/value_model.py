@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import SharedLine, Trunk
+from agentrl.training.attention import SharedLine, SharedPrefix
 from agentrl.training.batch import MicroBatch
 from agentrl.training.logprobs import predicting_states
 
@@ -23,7 +23,7 @@ HEADS = ("score", "classifier")  # as transformers' token classifiers name their
 
 
 class _WithValues(Protocol):
-    def state_values(self, batch: MicroBatch, trunk: Trunk | None) -> Tensor: ...
+    def state_values(self, batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor: ...
 
 
 def has_value_head(model: PreTrainedModel) -> bool:
@@ -41,18 +41,21 @@ def attach_values(model: PreTrainedModel, line: SharedLine | None = None) -> Non
         register_fsdp_forward_method(model, _METHOD)
 
 
-def state_values(model: PreTrainedModel, batch: MicroBatch, trunk: Trunk | None = None) -> Tensor:
+def state_values(
+    model: PreTrainedModel, batch: MicroBatch, prefix: SharedPrefix | None = None
+) -> Tensor:
     """The value [M] float32 of the state that each of the batch's predictions is made in.
 
-    `trunk`: what the batch stands behind, if it does. `model` must have been through `parallelise`.
+    `prefix`: what the batch stands behind, if it does. `model` must have been through
+    `parallelise`.
     """
-    return cast(_WithValues, model).state_values(batch, trunk)
+    return cast(_WithValues, model).state_values(batch, prefix)
 
 
 def _values(
-    line: SharedLine | None, model: PreTrainedModel, batch: MicroBatch, trunk: Trunk | None
+    line: SharedLine | None, model: PreTrainedModel, batch: MicroBatch, prefix: SharedPrefix | None
 ) -> Tensor:
-    hidden, mine = predicting_states(model, line, batch, trunk)
+    hidden, mine = predicting_states(model, line, batch, prefix)
     head = _head(model)
     assert head is not None, "attached to models with a head only"
     # a copy: FSDP warns of a view, for fear of changes in place

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from stage import END, Stage, tool_call
 
-from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
+from agentrl.databases.arrays import unpack_ints
 from agentrl.databases.documents import Record, StopReason, TurnStatus
 from agentrl.rollout.agents import register_agent
-from agentrl.rollout.agents.limits import LimitReached
+from agentrl.rollout.limits import LimitReached
 from agentrl.rollout.rows import build_row, replay
 
 ECHO = tool_call("echo", '{"text": "B7"}')
@@ -32,17 +32,17 @@ async def tool_user(task: Any, llm: Any, tools: Any) -> str:
 async def assert_trained_as_sampled(stage: Stage, record: Record) -> None:
     """Every answer of the service is in the row, once, with its logprobs; nothing else is."""
     row = build_row(record, await stage.turns(record), 1.0, 1.0, 0)
-    ids, mask = unpack_ints(row.input_ids), unpack_mask(row.loss_mask)
+    ids, mask = row.tree["ids"], row.tree["mask"]
     assert sorted(ids[mask == 1].tolist()) == sorted(chain(*stage.service.outputs))
-    assert unpack_floats(row.logprobs)[mask == 1] == pytest.approx(-ids[mask == 1] / 1000)
+    assert row.tree["logprobs"][mask == 1] == pytest.approx(-ids[mask == 1] / 1000)
 
 
 def paths_of(record: Record, turns: list[Any]) -> list[list[int]]:
     """The prompts of a record's turns, read back from what is stored."""
     row = build_row(record, turns, 1.0, 1.0, 0)
-    ids = unpack_ints(row.input_ids).tolist()
+    ids = row.tree["ids"].tolist()
     paths: list[list[int]] = []
-    for node in row.nodes:
+    for node in row.tree.nodes:
         before = paths[node.parent] if node.parent >= 0 else []
         paths.append(before + ids[node.start : node.end])
     return paths
@@ -367,9 +367,9 @@ async def test_wherever_an_agent_wanders_what_is_stored_is_what_was_asked_and_an
         stage.service.outputs.clear()
         record = await stage.attempt("wandering", query=f"{seed}")
         turns = await stage.turns(record)
-        segments = replay(turns).segments
+        context = replay(turns)
         asked = [
-            [*segments[turn.segment].ids[: turn.prompt_len], *unpack_ints(turn.output_ids)]
+            [*context.line(turn.segment)["ids"][: turn.prompt_len], *unpack_ints(turn.output_ids)]
             for turn in turns
         ]
         prompts, outputs = stage.service.prompts, stage.service.outputs

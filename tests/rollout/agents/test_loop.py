@@ -8,7 +8,6 @@ from uuid import uuid4
 import pytest
 from stage import END, Stage
 
-from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
 from agentrl.databases.documents import Record, StopReason
 from agentrl.rollout.agents import register_agent
 from agentrl.rollout.rows import build_row
@@ -72,11 +71,11 @@ class TwoTurns:
 
 async def row_of(stage: Stage, record: Record) -> tuple[list[int], list[int], list[float]]:
     row = build_row(record, await stage.turns(record), 1.0, 1.0, 0)
-    assert len(row.nodes) == 1
+    assert len(row.tree.nodes) == 1
     return (
-        unpack_ints(row.input_ids).tolist(),
-        unpack_mask(row.loss_mask).tolist(),
-        unpack_floats(row.logprobs).tolist(),
+        row.tree["ids"].tolist(),
+        row.tree["mask"].tolist(),
+        row.tree["logprobs"].tolist(),
     )
 
 

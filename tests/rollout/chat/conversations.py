@@ -7,17 +7,18 @@ program (`tests/fuzz/chat_families.py`) and the properties (`test_families.py`) 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from families import Family, Said, renderer_of, tokenizer_of
 from writers import dumps
 
-from agentrl.rollout.chat import Continuation, Conversation, Message
+from agentrl.rollout.chat import Conversation, Message, NextPrompt
 from agentrl.rollout.tool_calls import ParsedCall
 
 WORDS = ("one", "two three", "12", "x", "日本", "🙂", "e\u0301", "ß", "{}", "()", "'", "a\\b", '"')
 SPACES = (" ", "\n", "\n\n", "  \n ", "\t", "\r\n", "\u00a0")
-GUARDS = ("\ufdd0", "\ufdd1")
+ESCAPE_MARKS = ("\ufdd0", "\ufdd1")
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -64,12 +65,12 @@ class Held:
     ids: list[int]
     messages: list[Message]
     conversation: Conversation
-    continuations: list[Continuation] = field(default_factory=list)
+    next_prompts: list[NextPrompt] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
 
     @property
     def drifts(self) -> int:
-        return sum(continuation.drift is not None for continuation in self.continuations)
+        return sum(next_prompt.drift is not None for next_prompt in self.next_prompts)
 
 
 def make_text(source: random.Random, *, blank: bool = True, hostile: Sequence[str] = ()) -> str:
@@ -123,12 +124,12 @@ def hold(family: Family, talk: Talk) -> Held:
         stop = family.stop(said, exchange.added[0]["role"])
         text = family.write(said, opened)
         output = [*renderer.encode_inside(text), tokenizer.convert_tokens_to_ids(stop)]
-        continuation = conversation.extend(output, exchange.added)
-        held.continuations.append(continuation)
-        if continuation.extends:
-            held.ids = [*held.ids, *output, *continuation.ids]
+        next_prompt = conversation.extend(output, exchange.added)
+        held.next_prompts.append(next_prompt)
+        if next_prompt.extends:
+            held.ids = [*held.ids, *output, *next_prompt.ids]
         else:
-            held.ids = list(continuation.ids)
+            held.ids = list(next_prompt.ids)
         held.prompts.append(held.ids)
         ids = [f"functions.{call.name}:{index}" if family.name == "kimi-k2"
                else f"call{index:05}" for index, call in enumerate(said.calls)]  # fmt: skip
@@ -147,18 +148,23 @@ def whole(family: Family, messages: Sequence[Message]) -> list[int]:
     tokenizer = tokenizer_of(family.name)
     renderer = renderer_of(family.name)
     text = tokenizer.apply_chat_template(
-        renderer.dialect.adapt_messages(messages, TOOLS),
-        tools=TOOLS if renderer.dialect.writes_tools else None,
+        renderer.capabilities.adapt_messages(messages, TOOLS),
+        tools=TOOLS if renderer.capabilities.writes_tools else None,
         add_generation_prompt=True,
         tokenize=False,
         **family.options,
     )
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(_encoded(family.name, text))
+
+
+@lru_cache(maxsize=2)  # the text is the same for a conversation's own and its structured messages
+def _encoded(family: str, text: str) -> tuple[int, ...]:
+    return tuple(tokenizer_of(family)(text, add_special_tokens=False)["input_ids"])
 
 
 def hostile_text(family: Family) -> tuple[str, ...]:
-    """What text from outside must never become: control tokens, whole and in parts, and guards."""
-    return (*family.special, *GUARDS, "<|im", "_end|>")
+    """What text from outside must never become: control tokens, whole and in parts, and marks."""
+    return (*family.special, *ESCAPE_MARKS, "<|im", "_end|>")
 
 
 def fault_of(family: Family, talk: Talk, held: Held) -> str | None:
@@ -168,14 +174,14 @@ def fault_of(family: Family, talk: Talk, held: Held) -> str | None:
     stand in it as it is, and its control tokens must be those of a twin of harmless words.
     """
     outside = [*talk.begin, *(message for each in talk.exchanges for message in each.added)]
-    marked = (*family.special, *GUARDS)
+    marked = (*family.special, *ESCAPE_MARKS)
     if any(mark in message["content"] for message in outside for mark in marked):
         twin = hold(family, _harmless_twin(talk))
         if _control_tokens(family, held.ids) != _control_tokens(family, twin.ids):
             return "text from outside became control tokens"
         text = tokenizer_of(family.name).decode(held.ids)
         for message in talk.exchanges[-1].added:
-            content = _unguarded(message).strip()
+            content = _unescaped(message).strip()
             if content not in text and dumps(content)[1:-1] not in text:
                 return f"{content!r} does not stand in it"
         return None
@@ -183,15 +189,15 @@ def fault_of(family: Family, talk: Talk, held: Held) -> str | None:
         return "its tokens are not those of the template on its own messages"
     if family.structured and held.ids != whole(family, held.messages):
         return "its tokens are not those of the template on the structured messages"
-    if any(continuation.restyled for continuation in held.continuations):
+    if any(next_prompt.restyled for next_prompt in held.next_prompts):
         return "a turn as the model writes it is not as the template writes it"
     if held.drifts and family.exact == "all":
         return "it drifts"
     return None
 
 
-def _unguarded(message: Message) -> str:
-    return str(message["content"]).translate(dict.fromkeys(map(ord, GUARDS)))
+def _unescaped(message: Message) -> str:
+    return str(message["content"]).translate(dict.fromkeys(map(ord, ESCAPE_MARKS)))
 
 
 def _harmless_twin(talk: Talk) -> Talk:
@@ -200,7 +206,7 @@ def _harmless_twin(talk: Talk) -> Talk:
 
     def twin(messages: Sequence[Message]) -> tuple[Message, ...]:
         return tuple(
-            {**message, "content": words.setdefault(_unguarded(message), f"x{len(words)}")}
+            {**message, "content": words.setdefault(_unescaped(message), f"x{len(words)}")}
             for message in messages
         )
 

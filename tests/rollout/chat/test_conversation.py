@@ -136,9 +136,9 @@ def talk(
     ids, drifts = list(conversation.prompt_ids), 0
     for text, results in turns:
         output = renderer.encode(text + renderer.turn_end)
-        continuation = conversation.extend(output, as_tools(results))
-        ids = [*ids, *output, *continuation.ids] if continuation.extends else list(continuation.ids)
-        drifts += continuation.drift is not None
+        next_prompt = conversation.extend(output, as_tools(results))
+        ids = [*ids, *output, *next_prompt.ids] if next_prompt.extends else list(next_prompt.ids)
+        drifts += next_prompt.drift is not None
         messages.append({"role": "assistant", "content": text})
         messages += [{"role": "tool", "content": result} for result in results]
     return ids, messages, drifts
@@ -201,7 +201,7 @@ def test_added_tokens_in_tool_results_are_spelled_out_as_text(
     special = set(tokenizer.added_tokens_decoder)
     assert [i for i in ids if i in special] == [i for i in harmless if i in special]
     # transformers' own way of doing it, with every added token declared a control token; the
-    # renderer's guards are dropped from a text
+    # renderer's escape marks are dropped from a text
     tokenizer.chat_control_tokens = added
     for message in messages:
         message["content"] = message["content"].replace("\ufdd0", "").replace("\ufdd1", "")
@@ -228,14 +228,14 @@ def test_a_continuation_says_what_closes_the_turn_and_what_is_appended(
 ) -> None:
     conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
     output = renderer.encode("a" + renderer.turn_end)
-    continuation = conversation.extend(output, as_tools(["1", "2"]))
-    assert continuation.extends and not continuation.restyled
+    next_prompt = conversation.extend(output, as_tools(["1", "2"]))
+    assert next_prompt.extends and not next_prompt.restyled
     delta = (
         "\n<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n"
         "</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
-    assert list(continuation.ids) == renderer.encode(delta)
-    assert list(continuation.ids[: continuation.n_separator]) == renderer.encode("\n")
+    assert list(next_prompt.ids) == renderer.encode(delta)
+    assert list(next_prompt.ids[: next_prompt.n_separator]) == renderer.encode("\n")
 
 
 def test_a_turn_that_the_template_rewrites_begins_a_new_segment(
@@ -257,10 +257,10 @@ def test_a_turn_that_ended_in_another_stop_token_begins_a_new_segment(
     renderer = ChatRenderer(trained_tokenizer, stop_token_ids=[other_end])
     messages = [{"role": "user", "content": "?"}]
     conversation = Conversation(renderer, messages, TOOLS)
-    continuation = conversation.extend([*renderer.encode("a"), other_end], as_tools(["1"]))
+    next_prompt = conversation.extend([*renderer.encode("a"), other_end], as_tools(["1"]))
     messages += [{"role": "assistant", "content": "a"}, {"role": "tool", "content": "1"}]
-    assert continuation.drift is Drift.OTHER_END
-    assert list(continuation.ids) == whole(trained_tokenizer, messages)
+    assert next_prompt.drift is Drift.OTHER_END
+    assert list(next_prompt.ids) == whole(trained_tokenizer, messages)
 
 
 @pytest.mark.parametrize(
@@ -318,9 +318,9 @@ def test_a_call_written_in_other_characters_stays_as_it_was_generated() -> None:
     )
     output = renderer.encode_inside(text + "<|call|>")
     conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
-    continuation = conversation.extend(output, as_tools(["7"]))
-    assert continuation.extends and continuation.restyled
-    assert renderer.codec.decode(continuation.ids) == (
+    next_prompt = conversation.extend(output, as_tools(["7"]))
+    assert next_prompt.extends and next_prompt.restyled
+    assert renderer.codec.decode(next_prompt.ids) == (
         '<|start|>functions.weight to=assistant<|channel|>commentary<|message|>"7"<|end|>'
         "<|start|>assistant"
     )
@@ -331,9 +331,9 @@ def test_a_malformed_call_is_answered_in_families_that_want_calls_in_fields() ->
     text = " to=functions.weight<|channel|>commentary json<|message|>{oh"
     conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
     output = renderer.encode_inside(text + "<|call|>")
-    continuation = conversation.extend(output, as_tools(["Error: it is no JSON."]))
-    assert continuation.extends
-    assert "Error: it is no JSON." in renderer.codec.decode(continuation.ids)
+    next_prompt = conversation.extend(output, as_tools(["Error: it is no JSON."]))
+    assert next_prompt.extends
+    assert "Error: it is no JSON." in renderer.codec.decode(next_prompt.ids)
 
 
 def test_the_results_of_a_call_bear_the_id_that_the_model_gave_it() -> None:
@@ -343,10 +343,8 @@ def test_the_results_of_a_call_bear_the_id_that_the_model_gave_it() -> None:
         '<|tool_call_argument_begin|>{"text": "a"}<|tool_call_end|><|tool_calls_section_end|>'
     )
     conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
-    continuation = conversation.extend(renderer.encode_inside(text + "<|im_end|>"), as_tools(["7"]))
-    assert "## Return of functions.weight:41\n7<|im_end|>" in renderer.codec.decode(
-        continuation.ids
-    )
+    next_prompt = conversation.extend(renderer.encode_inside(text + "<|im_end|>"), as_tools(["7"]))
+    assert "## Return of functions.weight:41\n7<|im_end|>" in renderer.codec.decode(next_prompt.ids)
 
 
 def test_a_turn_that_was_cut_off_goes_on_with_the_end_that_the_template_adds(
@@ -355,11 +353,11 @@ def test_a_turn_that_was_cut_off_goes_on_with_the_end_that_the_template_adds(
     trained_tokenizer.chat_template = PLAIN
     renderer = ChatRenderer(trained_tokenizer)
     conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
-    continuation = conversation.extend(
+    next_prompt = conversation.extend(
         renderer.encode("half a tu"), [{"role": "user", "content": "Go on."}]
     )
-    assert continuation.extends
-    separator = continuation.ids[: continuation.n_separator]
+    assert next_prompt.extends
+    separator = next_prompt.ids[: next_prompt.n_separator]
     assert renderer.codec.decode(separator) == "<|im_end|>\n"
 
 
@@ -377,9 +375,9 @@ def test_rewriting_keeps_the_ids_of_the_turns_that_stay_and_shares_the_longest_p
     ids = list(conversation.prompt_ids)
     starts = []
     for number, turn in enumerate(turns):
-        continuation = conversation.extend(turn, as_tools([f"result {number}"]))
+        next_prompt = conversation.extend(turn, as_tools([f"result {number}"]))
         starts.append(len(ids))
-        ids += [*turn, *continuation.ids]
+        ids += [*turn, *next_prompt.ids]
     question, first, _, second, result, third, last = conversation.entries
     assert [list(entry.output_ids) for entry in (first, second, third)] == turns
 
@@ -406,9 +404,9 @@ def test_rewriting_may_keep_a_turn_that_nothing_followed_and_go_on_with_a_user()
     turn = odd(renderer, "one two")
     summary = Entry({"role": "assistant", "content": "one two"}, tuple(turn))
     ask = Entry({"role": "user", "content": "Go on."})
-    continuation = conversation.rewrite([*conversation.entries, summary, ask])
+    next_prompt = conversation.rewrite([*conversation.entries, summary, ask])
     start = len(conversation.prompt_ids)
-    assert list(continuation.ids[: start + len(turn)]) == [*conversation.prompt_ids, *turn]
+    assert list(next_prompt.ids[: start + len(turn)]) == [*conversation.prompt_ids, *turn]
 
 
 def test_at_a_drift_the_turns_that_the_template_leaves_alone_keep_their_ids() -> None:
@@ -418,9 +416,9 @@ def test_at_a_drift_the_turns_that_the_template_leaves_alone_keep_their_ids() ->
     kept = odd(renderer, "one two")
     assert conversation.extend(kept, [{"role": "user", "content": "And?"}]).extends
     dropped = odd(renderer, "<think>\nthree\n</think>\n\none")
-    continuation = conversation.extend(dropped, [{"role": "user", "content": "So?"}])
-    assert continuation.drift is not None and continuation.n_rewritten == 1
-    ids = list(continuation.ids)
+    next_prompt = conversation.extend(dropped, [{"role": "user", "content": "So?"}])
+    assert next_prompt.drift is not None and next_prompt.n_rewritten == 1
+    ids = list(next_prompt.ids)
     assert any(ids[i : i + len(kept)] == kept for i in range(len(ids)))
     assert "three" not in renderer.codec.decode(ids)
 
@@ -431,7 +429,7 @@ def test_a_conversation_that_the_template_does_not_take_is_refused_with_its_reas
         Conversation(renderer, [{"role": "user", "content": "a"}] * 2, None)
 
 
-def test_a_template_that_would_lose_the_guards_is_refused(
+def test_a_template_that_would_lose_the_escape_marks_is_refused(
     trained_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     trained_tokenizer.chat_template = PLAIN.replace(

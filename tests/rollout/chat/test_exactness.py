@@ -1,16 +1,23 @@
 """What `agentrl doctor` says about a model's conversations."""
 
+from functools import cache
+
 import pytest
 from families import BY_NAME, FAMILIES, Family, renderer_of, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.chat.exactness import Situation, check_exactness
+from agentrl.rollout.chat.exactness import Exactness, Situation, check_exactness
+
+
+@cache
+def exactness_of(family: str) -> Exactness:
+    return check_exactness(renderer_of(family), conversations=30)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_a_family_drifts_where_it_is_known_to(family: Family) -> None:
-    found = check_exactness(renderer_of(family.name), conversations=30)
+    found = exactness_of(family.name)
     assert found.inexact is None and found.refused == 0
     drifts = {situation for situation, n in found.drifts.items() if n}
     assert (
@@ -26,12 +33,12 @@ def test_a_family_drifts_where_it_is_known_to(family: Family) -> None:
 
 
 def test_the_sentence_says_where_a_new_segment_begins_why_and_what_it_costs() -> None:
-    sentence = check_exactness(renderer_of("qwen3"), conversations=30).sentence()
+    sentence = exactness_of("qwen3").sentence()
     assert sentence.startswith("multi-turn training is exact: in 30 random conversations with ")
     assert "where a user speaks again (" in sentence
     assert "the chat template rewrites the turn" in sentence
     assert "times as many tokens are computed" in sentence
-    always = check_exactness(renderer_of("qwen2.5"), conversations=30).sentence()
+    always = exactness_of("qwen2.5").sentence()
     assert always.endswith("; it always extends what was sampled")
 
 

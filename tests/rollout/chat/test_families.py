@@ -46,7 +46,7 @@ def test_results_of_tools_extend_what_was_sampled_wherever_the_family_says_so(
     held = hold(family, without_users(make_talk(source, family)))
     if family.exact != "none":
         assert held.drifts == 0
-        assert all(continuation.extends for continuation in held.continuations)
+        assert all(next_prompt.extends for next_prompt in held.next_prompts)
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f.exact != "all"], ids=str)

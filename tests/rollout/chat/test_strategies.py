@@ -62,10 +62,10 @@ def test_discarding_results_leaves_all_turns_as_they_were_generated(family: Fami
     assert len(discarded) == sum(
         entry.message["role"] == "tool" for entry in entries[: last_turn(entries)]
     )
-    continuation = held.conversation.rewrite(rewritten)
-    assert continuation.n_rewritten == 0
-    assert common(continuation.ids, held.ids) >= end_of_turn(held, 0)
-    assert len(continuation.ids) < len(held.ids)
+    next_prompt = held.conversation.rewrite(rewritten)
+    assert next_prompt.n_rewritten == 0
+    assert common(next_prompt.ids, held.ids) >= end_of_turn(held, 0)
+    assert len(next_prompt.ids) < len(held.ids)
 
 
 @exact_families
@@ -75,9 +75,9 @@ def test_what_is_said_to_the_model_leaves_all_before_it_as_it_was(
 ) -> None:
     assert callable(rewrite)
     held = hold_three_turns(family)
-    continuation = held.conversation.rewrite(rewrite(held.conversation.entries))
-    assert continuation.n_rewritten == 0
-    assert common(continuation.ids, held.ids) > end_of_turn(held, 1)
+    next_prompt = held.conversation.rewrite(rewrite(held.conversation.entries))
+    assert next_prompt.n_rewritten == 0
+    assert common(next_prompt.ids, held.ids) > end_of_turn(held, 1)
     note = SUMMARY_REQUEST if rewrite is ask_for_summary else TAKEN_OUT
     [*_, told] = held.conversation.entries
     assert told.message["content"].endswith(note) and RESULT in told.message["content"]
@@ -90,9 +90,9 @@ def test_a_conversation_begun_again_keeps_its_last_turn_as_it_was_generated(
     held = hold_three_turns(family)
     entries = held.conversation.entries
     restarted = restart([entries[0].message], "I found much.", entries)
-    continuation = held.conversation.rewrite(restarted)
+    next_prompt = held.conversation.rewrite(restarted)
     # DeepSeek's template writes a header after a question, but none after the results of tools.
-    assert continuation.n_rewritten == (family.name == "deepseekv3")
+    assert next_prompt.n_rewritten == (family.name == "deepseekv3")
     [question, turn, *results] = held.conversation.entries
     assert question.message["content"].startswith("How many?")
     assert question.message["content"].endswith("I found much.")

@@ -274,8 +274,9 @@ async def test_an_installed_package_brings_scorers_by_its_entry_point(
 
 
 async def test_the_scorers_of_the_documentation_work(tmp_path: Path, records: RecordLedger) -> None:
-    guide = Path(__file__).parents[3] / "docs" / "rewards.md"
-    (code,) = re.findall(r"^```python file=scorers.py\n(.*?)^```$", guide.read_text(), re.M | re.S)
+    guide = Path(__file__).parents[3] / "docs" / "reference" / "rewards.md"
+    fence = r'^```python title="scorers.py"\n(.*?)^```$'
+    (code,) = re.findall(fence, guide.read_text(), re.M | re.S)
     file = tmp_path / "scorers.py"
     file.write_text(code)
     async with Scorers.of_run(parse_config(["--scorer_module", str(file)]), records) as scorers:

@@ -143,7 +143,9 @@ def test_the_config_file_of_the_documentation_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEB_TOKEN", "t")
-    page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "tools.md").read_text(
+        encoding="utf-8"
+    )
     [example] = [block for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)
                  if "mcpServers" in block]  # fmt: skip
     path = tmp_path / "tools.json"

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.databases.documents import Rewrite, StopReason, ToolCall
-from agentrl.rollout.agents.limits import room_left
-from agentrl.rollout.chat import Continuation, Conversation, Entry, Message, ToolSchema
+from agentrl.rollout.chat import Conversation, Entry, Message, NextPrompt, ToolSchema
 from agentrl.rollout.mcp.resources import ToolSampler
 from agentrl.rollout.sampler import Turn, turn_id
 from agentrl.rollout.tool_calls import Call, ParsedTurn
@@ -77,7 +76,7 @@ class _Prompt:
     conversation: Conversation
     ids: list[int]
     added: list[Message]
-    continuation: Continuation | None = None
+    next_prompt: NextPrompt | None = None
 
 
 class ChatModel:
@@ -118,8 +117,7 @@ class ChatModel:
             prompt = self._go_on(thread, messages[len(thread.messages) :])
             await self._store([thread.reply])
         context = sampler.context
-        left = room_left(
-            sampler.resources.config.sampling,
+        left = sampler.limits.room(
             context.n_turns + self._n_running,
             context.n_tokens + context.n_new(prompt.ids),
             len(prompt.ids),
@@ -132,7 +130,7 @@ class ChatModel:
         if self._finished:
             raise RuntimeError("the agent has answered before this reply came, which is lost")
         rewrite = Rewrite.AGENT if thread is None and context.n_turns else None
-        generated = sampler.add_answer(prompt.ids, answer, cut_by, prompt.continuation)
+        generated = sampler.add_answer(prompt.ids, answer, cut_by, prompt.next_prompt)
         parsed = ParsedTurn(generated.text)
         if schemas and generated.stop_reason is None:
             parsed = sampler.resources.renderer.parse_calls(generated.text, schemas)
@@ -178,12 +176,11 @@ class ChatModel:
 
     def _go_on(self, thread: _Thread, added: Sequence[Message]) -> _Prompt:
         self._threads.remove(thread)  # a second call from the same reply begins anew
-        continuation = thread.conversation.extend(
-            thread.reply.generated.generation.output_ids, added
-        )
-        before = thread.ids if continuation.extends else []
-        ids = [*before, *continuation.ids]
-        return _Prompt(thread.conversation, ids, list(added), continuation)
+        said = thread.reply.generated.generation
+        next_prompt = thread.conversation.extend(said.output_ids, added)
+        before = thread.ids if next_prompt.extends else []
+        ids = [*before, *next_prompt.ids]
+        return _Prompt(thread.conversation, ids, list(added), next_prompt)
 
     def _begin(self, messages: list[Message], tools: tuple[ToolSchema, ...]) -> _Prompt:
         entries = [Entry(message, self._generated(message)) for message in messages]
@@ -193,8 +190,8 @@ class ChatModel:
         unsaid = self._unsaid(entries)
         if given == len(entries):
             return _Prompt(conversation, list(conversation.prompt_ids), unsaid)
-        continuation = conversation.rewrite(entries)
-        return _Prompt(conversation, list(continuation.ids), unsaid, continuation)
+        next_prompt = conversation.rewrite(entries)
+        return _Prompt(conversation, list(next_prompt.ids), unsaid, next_prompt)
 
     def _unsaid(self, entries: Sequence[Entry]) -> list[Message]:
         """The messages that stand in no conversation of the record yet."""

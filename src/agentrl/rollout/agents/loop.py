@@ -26,7 +26,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from agentrl.databases.documents import Record, StopReason
 from agentrl.databases.tasks import Claim
 from agentrl.inference.protocol import Generation
-from agentrl.rollout.agents.limits import LimitReached, room_left
 from agentrl.rollout.agents.loop_given import (
     ServerManager,
     TokenOutput,
@@ -36,6 +35,7 @@ from agentrl.rollout.agents.loop_given import (
 )
 from agentrl.rollout.agents.loop_tokens import GeneratedSpan, generated_spans
 from agentrl.rollout.answers import extract_answer
+from agentrl.rollout.limits import LimitReached
 from agentrl.rollout.sampler import AsyncSampler, SamplerResources, Turn
 
 
@@ -121,7 +121,7 @@ class LoopSampler(AsyncSampler):
     async def _ask(self, prompt_ids: Sequence[int], max_new_tokens: int | None) -> TokenOutput:
         # What counts is the sequence that the loop returns: a prompt of it and the answer.
         size = len(prompt_ids)
-        left = room_left(self.resources.config.sampling, self._n_asked, size, size)
+        left = self.limits.room(self._n_asked, size, size)
         answer, stop_reason = await self.ask(prompt_ids, left, max_new_tokens)
         self._calls.append(_Call(tuple(prompt_ids), answer, stop_reason))
         return TokenOutput(

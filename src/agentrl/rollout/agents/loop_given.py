@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.configs import Config
 from agentrl.databases.documents import Task
 from agentrl.rollout.chat import Message
+from agentrl.rollout.limits import Limits
 
 _CONSTRUCTOR = (
     "server_manager", "tokenizer", "processor", "config", "trainer_config", "dataset_cls",
@@ -129,16 +130,16 @@ def run_fields(loop: type[Any], task: Task, messages: Sequence[Message]) -> dict
 
 def _settings(config: Config) -> Settings:
     """The run's limits, where verl's configuration has them."""
-    sampling = config.sampling
+    limits = Limits.of(config.sampling)
     return Settings(
         actor_rollout_ref=Settings(
             model=Settings(path=config.model.model_name_or_path),
             rollout=Settings(
-                prompt_length=sampling.max_prompt_tokens or sampling.max_tokens,
-                response_length=sampling.max_tokens,
-                max_model_len=sampling.max_tokens,
+                prompt_length=limits.max_prompt_tokens,
+                response_length=limits.max_tokens,
+                max_model_len=limits.max_tokens,
                 multi_turn=Settings(
-                    max_assistant_turns=sampling.max_turns, max_user_turns=sampling.max_turns
+                    max_assistant_turns=limits.max_turns, max_user_turns=limits.max_turns
                 ),
             ),
         ),

@@ -2,11 +2,15 @@
 
     rendered prompt | generated ids, verbatim | delta | generated ids | delta | ...
 
-    guard.py         encoding in which text from outside never becomes a control token
-    turns.py         a generated turn as a message, in the ways a template may take it
-    dialect.py       what a template can express, found out by probing it
-    renderer.py      a tokenizer with its template
-    conversation.py  growing turn by turn: what extends, what drifts, and rewriting
+    escaping.py       special-token escaping: text from outside never becomes a control token
+    capabilities.py   what a template can express, found out by probing it
+    renderer.py       a tokenizer with its template
+    turns.py          a generated turn: its ids, and what its text says
+    forms.py          the forms in which a template can be given a turn, each with its reason
+    form_choice.py    which form is taken: what extends, what drifts
+    sampled_ids.py    a whole prompt in which generated turns keep their ids
+    conversation.py   growing turn by turn, and rewriting; has a worked example
+    exactness.py      is multi-turn training with a model exact? random conversations for `doctor`
 
 A delta is what the template writes after a generated turn: the separator, tool results, the next
 assistant header. It is read off the template itself, applied to the whole conversation after every
@@ -15,17 +19,18 @@ sampled, the conversation goes on in a new segment, rendered as the template wan
 turns that it leaves alone keep the ids that the model generated.
 """
 
-from agentrl.rollout.chat.conversation import Continuation, Conversation, Drift, Entry
+from agentrl.rollout.chat.conversation import Conversation, Entry, NextPrompt
+from agentrl.rollout.chat.form_choice import Drift
 from agentrl.rollout.chat.renderer import ChatRenderer, TemplateRefusal, ToolSchema
 from agentrl.rollout.chat.turns import Message
 
 __all__ = [
     "ChatRenderer",
-    "Continuation",
     "Conversation",
     "Drift",
     "Entry",
     "Message",
+    "NextPrompt",
     "TemplateRefusal",
     "ToolSchema",
 ]

@@ -1,40 +1,44 @@
 """A conversation that grows turn by turn: its next prompt, and how it follows from the last.
 
-After each turn the template is applied to the whole conversation. If the text begins with the last
-prompt's and goes on with the turn as it was generated, the rest is the delta, and the conversation
-is extended. If it writes the turn otherwise but says the same (other spaces in a call's JSON), the
-turn stays as it was generated. Anything else is a drift: the next prompt begins a new segment.
+After each turn the template is applied to the whole conversation. With `↵` for a line end:
+
+    last prompt   <|im_start|>user↵How heavy is it?<|im_end|>↵<|im_start|>assistant↵
+    turn          <tool_call>...</tool_call><|im_end|>                the ids that were sampled
+    added         {"role": "tool", "content": "7 kg"}
+    rendered      the last prompt, the turn, and then the delta:
+                  ↵<|im_start|>tool↵7 kg<|im_end|>↵<|im_start|>assistant↵
+
+The delta's ids are appended to those so far. The first of them, the line end, closes the turn:
+
+    NextPrompt(ids=(198, 151644, ...), extends=True, n_separator=1)
+
+That is the first of three ways on. `form_choice.py` finds out which one it is:
+
+    as generated   the rendered text is the last prompt, the turn as it was generated, and a delta
+    restyled       it has the turn in other characters, which say the same (other spaces in a call's
+                   JSON): the delta is appended, and the turn stays as it was generated
+    drift          anything else: the rendered text as a whole is the next prompt, and begins a new
+                   segment. Turns that stand in it keep their ids (`sampled_ids.py`)
 """
 
-import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from itertools import product
+from dataclasses import dataclass, replace
 
-from agentrl.rollout.chat.renderer import ChatRenderer, TemplateRefusal, ToolSchema
+from agentrl.rollout.chat.form_choice import Drift, Fit, TurnInPlace, choose_form
+from agentrl.rollout.chat.renderer import ChatRenderer, ToolSchema
+from agentrl.rollout.chat.sampled_ids import encode_keeping
 from agentrl.rollout.chat.turns import (
-    TEXT_FORMS,
     Message,
-    TurnForm,
+    SampledTurn,
     TurnReading,
-    as_message,
+    opened_thought,
     written_ids,
 )
 
 _HEADER_LENGTH = 200  # characters; the header of a turn is shorter
 
 log = logging.getLogger(__name__)
-
-
-class Drift(StrEnum):
-    """Why a conversation cannot be extended by appending."""
-
-    EARLIER_REWRITTEN = "the chat template rewrites what stood before the turn"
-    TURN_REWRITTEN = "the chat template rewrites the turn"
-    OTHER_END = "the turn ends otherwise than the chat template ends it"
-    ADDED_UNWRITTEN = "the chat template does not write what was added"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation:
+class NextPrompt:
     """How a conversation goes on after a turn.
 
     ids: what is appended to the tokens so far if it `extends` them, else the whole next prompt
@@ -64,58 +68,17 @@ class Continuation:
     n_rewritten: int = 0
 
 
-@dataclass(slots=True)
-class _Turn:
-    """A generated turn in a conversation.
-
-    before: the end of the prompt that it was generated from; written: the template's text for it;
-    message: the form in which the template is given it; call_ids: one for each of its calls.
-    """
-
-    output_ids: tuple[int, ...]
-    stop: int | None
-    reading: TurnReading
-    before: str
-    written: str
-    call_ids: Sequence[str]
-    message: Message
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Item:
-    """An entry, with its guarded message, or the turn that was generated."""
+    """An entry as the template is given it.
+
+    message: of a generated turn its form, of another entry its escaped message
+    turn: the generated turn, if it is one
+    """
 
     entry: Entry
-    guarded: Message
-    turn: _Turn | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """What the template makes of a turn that it is given as this message.
-
-    text: the whole conversation; written: the turn in it; delta: what follows the turn. is_exact:
-    the template writes the turn as it was generated.
-    """
-
     message: Message
-    as_text: bool
-    text: str
-    written: str = ""
-    delta: str = ""
-    drift: Drift | None = None
-    is_exact: bool = False
-
-    @property
-    def rank(self) -> tuple[bool, bool, bool, bool]:
-        """The lesser, the better. As text a turn loses the least where it drifts anyway."""
-        drifts = self.drift is not None
-        return (
-            drifts,
-            self.drift is Drift.ADDED_UNWRITTEN,
-            not self.is_exact,
-            self.as_text != drifts,
-        )
+    turn: SampledTurn | None = None
 
 
 class Conversation:
@@ -133,8 +96,8 @@ class Conversation:
         self._renderer = renderer
         self._tools = prompt.tools
         self._items = [
-            _Item(Entry(message), guarded)
-            for message, guarded in zip(messages, prompt.messages, strict=True)
+            _Item(Entry(message), escaped)
+            for message, escaped in zip(messages, prompt.messages, strict=True)
         ]
         self._rendered = prompt.text
 
@@ -145,12 +108,12 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as the template is given it, without guards on text from outside."""
-        return _as_messages(self._items, guarded=False)
+        """The conversation as the template is given it, with text from outside not escaped."""
+        return _as_messages(self._items, escaped=False)
 
     @property
     def prompt_text(self) -> str:
-        """The template's text for the next prompt, guarded."""
+        """The template's text for the next prompt, escaped."""
         return self._rendered
 
     def whole_ids(self) -> list[int]:
@@ -162,69 +125,84 @@ class Conversation:
         messages = [*_as_messages(self._items), message]
         return self._renderer.render_text(messages, self._tools, add_generation_prompt=False)
 
-    def extend(self, output_ids: Sequence[int], added: Sequence[Message]) -> Continuation:
+    def extend(self, output_ids: Sequence[int], added: Sequence[Message]) -> NextPrompt:
         """Add a generated turn and the messages that follow it: results of tools, or a user's.
 
-        Raises `TemplateRefusal` if the template takes the turn in no form.
+        Raises `TemplateRefusal` if the template takes the turn in no form; nothing has changed
+        then.
         """
         turn = self._read(tuple(output_ids))
-        items = [*self._items, _item_of(turn), *map(self._given, added)]
-        best: _Attempt | None = None
-        refusal: TemplateRefusal | None = None
-        for form in TurnForm:
-            message = as_message(turn.reading, form, turn.call_ids)
-            if message is None:
-                continue
-            turn.message = message
-            try:
-                attempt = self._attempt(items, turn, len(added), form in TEXT_FORMS)
-            except TemplateRefusal as error:
-                refusal = refusal or error
-                continue
-            if best is None or attempt.rank < best.rank:
-                best = attempt
-            if best.is_exact and best.drift is None:
-                break
-        if best is None:
-            assert refusal is not None, "a turn can be put as text at least"
-            raise refusal
-        turn.message = best.message
-        if best.drift is not None:
-            log.debug("%s; the conversation goes on in a new segment", best.drift)
-            ids, n_rewritten = self._begin(items, best.text)
-            return Continuation(ids, extends=False, drift=best.drift, n_rewritten=n_rewritten)
-        turn.written = best.written
-        self._items, self._rendered = items, best.text
-        ids = tuple(self._renderer.codec.encode(best.delta, after=turn.stop, start=False))
-        return Continuation(
-            ids, True, self._separator_length(ids), restyled=best.written != turn.reading.text
+        following = [self._given(message) for message in added]
+
+        def items(turn: SampledTurn, form: Message) -> list[_Item]:
+            return [*self._items, replace(_item_of(turn), message=form), *following]
+
+        chosen = choose_form(
+            TurnInPlace(
+                turn,
+                prompt=self._rendered,
+                added=[item.message for item in following],
+                read=lambda text: self._read_text(text, turn.reading.prompted),
+            ),
+            render=lambda form: self._render(items(turn, form)),
+        )
+        if chosen.drift is not None:
+            log.debug("%s; the conversation goes on in a new segment", chosen.drift)
+            return self._begin_segment(items(turn, chosen.message), chosen.text, chosen.drift)
+        turn = replace(turn, written=chosen.written)
+        self._items, self._rendered = items(turn, chosen.message), chosen.text
+        ids = tuple(self._renderer.codec.encode(chosen.delta, after=turn.stop_id, start=False))
+        return NextPrompt(
+            ids,
+            extends=True,
+            n_separator=self._separator_length(ids),
+            restyled=chosen.fit is not Fit.AS_GENERATED,
         )
 
-    def rewrite(self, entries: Sequence[Entry]) -> Continuation:
+    def rewrite(self, entries: Sequence[Entry]) -> NextPrompt:
         """Go on from other entries: some of `entries` as they are, and new ones.
 
         Generated turns keep their ids, unless the template rewrites them. An entry with ids that
         is none of the conversation's is the turn that was generated last. Raises `TemplateRefusal`
-        if the template does not take the messages.
+        if the template does not take the messages; nothing has changed then.
         """
         known = {id(item.entry): item for item in self._items}
         items = [known.get(id(entry)) or self._new(entry) for entry in entries]
-        ids, n_rewritten = self._begin(items, self._render(items))
-        return Continuation(ids, extends=False, n_rewritten=n_rewritten)
+        return self._begin_segment(items, self._render(items))
 
-    def _read(self, output_ids: tuple[int, ...]) -> _Turn:
+    def _begin_segment(
+        self, items: list[_Item], text: str, drift: Drift | None = None
+    ) -> NextPrompt:
+        """Go on from these items and the template's text for them, as a whole prompt."""
+        turns = [item.turn for item in items if item.turn is not None]
+        ids, n_rewritten = encode_keeping(turns, text, self._renderer.codec)
+        self._items, self._rendered = items, text
+        return NextPrompt(ids, extends=False, drift=drift, n_rewritten=n_rewritten)
+
+    def _read(self, output_ids: tuple[int, ...]) -> SampledTurn:
+        """A turn that was generated from the prompt as it is now."""
         renderer = self._renderer
-        text, stop = renderer.split_turn(output_ids)
-        before = self._rendered[-_HEADER_LENGTH:]
-        mark = renderer.dialect.thought_marks.open
-        prompted = before[before.rindex(mark) :] if before.rstrip().endswith(mark) else ""
-        reading = renderer.read_turn(text, prompted, self._tools)
+        text, stop_id = renderer.split_turn(output_ids)
+        prompt_end = self._rendered[-_HEADER_LENGTH:]
+        reading = self._read_text(
+            text, opened_thought(prompt_end, renderer.capabilities.thought_marks)
+        )
         n_calls = sum(len(item.turn.call_ids) for item in self._items if item.turn is not None)
         call_ids = written_ids(reading) or [
             renderer.call_id(name, n_calls + index) for index, name in enumerate(reading.call_names)
         ]
-        message = {"role": "assistant", "content": text}
-        return _Turn(output_ids, stop, reading, before, text, call_ids, message)
+        return SampledTurn(
+            output_ids=output_ids,
+            stop_id=stop_id,
+            stop_text="" if stop_id is None else renderer.codec.token(stop_id),
+            reading=reading,
+            headers=renderer.codec.headers(prompt_end),
+            call_ids=tuple(call_ids),
+            written=text,
+        )
+
+    def _read_text(self, text: str, prompted: str) -> TurnReading:
+        return self._renderer.read_turn(text, prompted, self._tools)
 
     def _new(self, entry: Entry) -> _Item:
         if entry.output_ids:
@@ -232,44 +210,10 @@ class Conversation:
         return self._given(entry.message)
 
     def _given(self, message: Message) -> _Item:
-        return _Item(Entry(message), self._renderer.guard_message(message))
+        return _Item(Entry(message), self._renderer.escape_message(message))
 
     def _render(self, items: Sequence[_Item]) -> str:
         return self._renderer.render_text(_as_messages(items), self._tools)
-
-    def _attempt(
-        self, items: Sequence[_Item], turn: _Turn, n_added: int, as_text: bool
-    ) -> _Attempt:
-        """What the template makes of the turn as its message now is."""
-        text = self._render(items)
-        body = turn.reading.text
-        found = self._written(text, turn)
-        if isinstance(found, Drift):
-            keeps = self._find(turn, text, 0) is not None
-            return _Attempt(turn.message, as_text, text, drift=found, is_exact=keeps)
-        written, delta = found
-        drift = None
-        if written != body and not self._reads_the_same(written, turn.reading):
-            drift = Drift.TURN_REWRITTEN
-        elif not all(_shows(delta, item.guarded) for item in items[len(items) - n_added :]):
-            drift = Drift.ADDED_UNWRITTEN
-        exact = written == body
-        return _Attempt(turn.message, as_text, text, written, delta, drift, exact)
-
-    def _reads_the_same(self, written: str, reading: TurnReading) -> bool:
-        again = self._renderer.read_turn(written, reading.prompted, self._tools)
-        return again.says_the_same(reading)
-
-    def _written(self, text: str, turn: _Turn) -> tuple[str, str] | Drift:
-        """How the template writes the turn after the prompt, and what it writes after the turn."""
-        if not text.startswith(self._rendered):
-            return Drift.EARLIER_REWRITTEN
-        rest = text[len(self._rendered) :]
-        if turn.stop is None:
-            body = turn.reading.text
-            return (body, rest[len(body) :]) if rest.startswith(body) else Drift.TURN_REWRITTEN
-        written, ended, delta = rest.partition(self._renderer.codec.token(turn.stop))
-        return (written, delta) if ended else Drift.OTHER_END
 
     def _separator_length(self, ids: Sequence[int]) -> int:
         """How many of the ids after a turn stand before the first token that opens something."""
@@ -277,54 +221,13 @@ class Conversation:
         opens = (i for i, token in enumerate(ids) if token in added and token not in stops)
         return next(opens, len(ids))
 
-    def _begin(self, items: list[_Item], text: str) -> tuple[tuple[int, ...], int]:
-        """A whole prompt, with the ids of generated turns where the template writes their text.
 
-        Returns its ids, and of how many generated turns it does not hold the ids.
-        """
-        codec = self._renderer.codec
-        ids: list[int] = []
-        n_rewritten = 0
-        position, after = 0, None
-        for turn in (item.turn for item in items if item.turn is not None):
-            found = self._find(turn, text, position)
-            if found is None:
-                n_rewritten += 1
-                continue
-            start, end, kept = found
-            ids += codec.encode(text[position:start], after=after, start=not ids)
-            ids += kept
-            position, after = end, kept[-1] if kept[-1] == turn.stop else None
-        ids += codec.encode(text[position:], after=after, start=not ids)
-        self._items, self._rendered = items, text
-        return tuple(ids), n_rewritten
-
-    def _find(
-        self, turn: _Turn, text: str, position: int
-    ) -> tuple[int, int, tuple[int, ...]] | None:
-        """Where the template writes the turn, from `position` on, and its ids there.
-
-        A stop token that the template does not write is left out.
-        """
-        ways = [("", turn.output_ids)]
-        if turn.stop is not None:
-            stop = self._renderer.codec.token(turn.stop)
-            ways = [(stop, turn.output_ids), ("", turn.output_ids[:-1])]
-        headers = self._renderer.codec.headers(turn.before)
-        for (end, ids), header in product(ways, headers):
-            found = text.find(header + turn.written + end, position)
-            if found >= 0 and ids:
-                start = found + len(header)
-                return start, start + len(turn.written + end), ids
-        return None
-
-
-def _item_of(turn: _Turn) -> _Item:
-    message = {"role": "assistant", "content": turn.reading.text}
+def _item_of(turn: SampledTurn) -> _Item:
+    message = {"role": "assistant", "content": turn.text}
     return _Item(Entry(message, turn.output_ids), message, turn)
 
 
-def _as_messages(items: Sequence[_Item], guarded: bool = True) -> list[Message]:
+def _as_messages(items: Sequence[_Item], escaped: bool = True) -> list[Message]:
     """The template's messages. Results get the ids of the calls before them, in order."""
     messages: list[Message] = []
     waiting: list[tuple[str, str]] = []
@@ -332,20 +235,11 @@ def _as_messages(items: Sequence[_Item], guarded: bool = True) -> list[Message]:
         turn = item.turn
         if turn is not None:
             waiting = list(zip(turn.call_ids, turn.reading.call_names, strict=True))
-            messages.append(turn.message)
+            messages.append(item.message)
             continue
-        message = item.guarded if guarded else item.entry.message
+        message = item.message if escaped else item.entry.message
         if message["role"] == "tool" and waiting:
             call_id, name = waiting.pop(0)
             message = {"tool_call_id": call_id, "name": name, **message}
         messages.append(message)
     return messages
-
-
-def _shows(text: str, message: Message) -> bool:
-    """Whether a text holds the message's content, as it is or in a JSON string."""
-    content = message["content"]
-    if not isinstance(content, str):
-        return True
-    content = content.strip()
-    return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text

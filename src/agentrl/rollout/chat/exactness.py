@@ -14,9 +14,11 @@ from enum import StrEnum
 from random import Random
 
 from agentrl.policy_version import VersionSpan
-from agentrl.rollout.chat.conversation import Conversation, Drift
+from agentrl.rollout.chat.conversation import Conversation
+from agentrl.rollout.chat.form_choice import Drift
+from agentrl.rollout.chat.forms import in_fields
 from agentrl.rollout.chat.renderer import ChatRenderer, TemplateRefusal, ToolSchema
-from agentrl.rollout.chat.turns import Message, TurnForm, TurnReading, as_message
+from agentrl.rollout.chat.turns import Message, TurnReading
 from agentrl.rollout.context import TokenContext
 from agentrl.rollout.tool_calls import ParsedCall
 
@@ -163,30 +165,30 @@ class _Talk:
         for _ in range(source.randint(1, 3)):
             said = self._say()
             added = self._add(len(said.calls))
-            end = renderer.dialect.turn_ends[0 if said.calls else -1][1]
+            end = renderer.capabilities.turn_ends[0 if said.calls else -1][1]
             text = written_turn(renderer, conversation, said)
             output = [*renderer.encode_inside(text), end]
             span = VersionSpan(version=0, start=0, end=len(output))
             self.context.add_turn(output, [0.0] * len(output), [span])
-            continuation = conversation.extend(output, added)
-            self.n_restyled += continuation.restyled
-            if continuation.extends:
-                self.context.observe(continuation.ids, continuation.n_separator)
-                self.needed += len(output) + len(continuation.ids)
+            next_prompt = conversation.extend(output, added)
+            self.n_restyled += next_prompt.restyled
+            if next_prompt.extends:
+                self.context.observe(next_prompt.ids, next_prompt.n_separator)
+                self.needed += len(output) + len(next_prompt.ids)
             else:
-                assert continuation.drift is not None
-                self.reasons.append(continuation.drift)
-                self.context.begin_segment(continuation.ids, continuation.drift)
+                assert next_prompt.drift is not None
+                self.reasons.append(next_prompt.drift)
+                self.context.begin_segment(next_prompt.ids, next_prompt.drift)
                 self.needed += len(output) + len(renderer.encode_inside(_joined(added)))
             if any(self._becomes_control(message["content"]) for message in added):
                 self.fault = "text from tools becomes control tokens"
-            n_added = len(continuation.ids) if continuation.extends else 0
+            n_added = len(next_prompt.ids) if next_prompt.extends else 0
             if not self.n_restyled and not self._is_whole(conversation, n_added):
                 self.fault = f"after {text!r} the prompt's tokens are not the template's"
 
     def _becomes_control(self, text: str) -> bool:
         codec = self._renderer.codec
-        return not codec.special_ids.isdisjoint(codec.encode(codec.guard_tool_text(text)))
+        return not codec.special_ids.isdisjoint(codec.encode(codec.escape_tool_text(text)))
 
     def _is_whole(self, conversation: Conversation, n_added: int) -> bool:
         """Whether the prompt is the template's for the whole conversation.
@@ -202,10 +204,11 @@ class _Talk:
         )
 
     def _say(self) -> TurnReading:
-        source, dialect = self._source, self._renderer.dialect
+        source, capabilities = self._source, self._renderer.capabilities
         speaks = self._situation is Situation.USER
         calls = () if speaks else (ParsedCall("look_up", {"text": self._plain(), "count": 7}),)
-        thought = self._plain() if dialect.writes_thoughts and source.random() < 0.7 else ""
+        thinks = capabilities.writes_thoughts and source.random() < 0.7
+        thought = self._plain() if thinks else ""
         return TurnReading("", "", "", thought, self._plain() if speaks else "", calls)
 
     def _add(self, n_calls: int) -> list[Message]:
@@ -229,7 +232,7 @@ def written_turn(renderer: ChatRenderer, conversation: Conversation, said: TurnR
         return text
     # The template writes no such turn after this prompt, as a model nevertheless does: put it
     # together of what the template writes in a conversation of its own.
-    marks = renderer.dialect.thought_marks
+    marks = renderer.capabilities.thought_marks
     opened = conversation.prompt_text.rstrip().endswith(marks.open)
     thought = f"{said.thought}\n{marks.close}\n\n" if opened else ""
     alone = Conversation(renderer, [{"role": "user", "content": "?"}], None)
@@ -253,18 +256,16 @@ def _after_prompt(
 def _closed(renderer: ChatRenderer, conversation: Conversation, said: TurnReading) -> str | None:
     """The conversation with this turn, which nothing follows; None if the template refuses it."""
     ids = [renderer.call_id(name, index) for index, name in enumerate(said.call_names)]
-    for form in (TurnForm.FIELDS, TurnForm.FIELDS_JSON):
-        message = as_message(said, form, ids)
-        assert message is not None, "a turn can always be put in fields"
+    for json_arguments in (False, True):
         try:
-            return conversation.render_closed(message)
+            return conversation.render_closed(in_fields(said, ids, json_arguments=json_arguments))
         except TemplateRefusal:
             continue
     return None
 
 
 def _without_end(renderer: ChatRenderer, text: str) -> str:
-    for end, _ in renderer.dialect.turn_ends:
+    for end, _ in renderer.capabilities.turn_ends:
         text = text.partition(end)[0]
     return text
 

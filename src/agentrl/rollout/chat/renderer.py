@@ -1,7 +1,7 @@
 """A tokenizer with its chat template, for many conversations at once.
 
-What the template can express is found out by probing it when it is loaded (`dialect.py`); how a
-conversation grows turn by turn is in `conversation.py`.
+What the template can express is found out by probing it when it is loaded (`capabilities.py`). How
+a conversation grows turn by turn is in `conversation.py`.
 """
 
 import logging
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 import orjson
 from jinja2 import TemplateError
 
-from agentrl.rollout.chat.dialect import Dialect, probe_dialect
-from agentrl.rollout.chat.guard import GuardedCodec
+from agentrl.rollout.chat.capabilities import TemplateCapabilities, probe_capabilities
+from agentrl.rollout.chat.escaping import EscapingCodec
 from agentrl.rollout.chat.turns import Message, TurnReading, read_turn
 from agentrl.rollout.tool_calls import choose_parser, parsers_of_template
 
@@ -35,7 +35,7 @@ class TemplateRefusal(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A rendered prompt: its guarded text, its tokens, and messages and tools as guarded."""
+    """A rendered prompt: its escaped text, its tokens, and messages and tools as escaped."""
 
     text: str
     ids: tuple[int, ...]
@@ -65,16 +65,16 @@ class ChatRenderer:
             raise ValueError("the tokenizer has no chat template")
         self._tokenizer = tokenizer
         self._options = dict(template_options or {})
-        self.codec = GuardedCodec(tokenizer.backend_tokenizer.to_str())
+        self.codec = EscapingCodec(tokenizer.backend_tokenizer.to_str())
         self._prompts = lru_cache(maxsize=_CACHED_PROMPTS)(self._render_prompt)
         self.parsers = parsers_of_template(self._apply)
         self.parse_calls = choose_parser(parser, self.parsers)
-        self.dialect: Dialect = probe_dialect(self._apply, self.codec)
-        self.turn_end, self.turn_end_id = self.dialect.turn_ends[0]
+        self.capabilities: TemplateCapabilities = probe_capabilities(self._apply, self.codec)
+        self.turn_end, self.turn_end_id = self.capabilities.turn_ends[0]
         self.stop_token_ids = tuple(
             sorted(
                 {
-                    *(token_id for _, token_id in self.dialect.turn_ends),
+                    *(token_id for _, token_id in self.capabilities.turn_ends),
                     *stop_token_ids,
                     *_ids(tokenizer.eos_token_id),
                 }
@@ -131,14 +131,14 @@ class ChatRenderer:
         tools: Sequence[ToolSchema] | None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The template applied to guarded messages, up to the next assistant header.
+        """The template applied to escaped messages, up to the next assistant header.
 
         Raises `TemplateRefusal` if it does not take them.
         """
         try:
             return self._apply(
-                self.dialect.adapt_messages(messages, tools),
-                self.dialect.adapt_tools(tools),
+                self.capabilities.adapt_messages(messages, tools),
+                self.capabilities.adapt_tools(tools),
                 add_generation_prompt,
             )
         except (TemplateError, TypeError, KeyError) as error:
@@ -148,7 +148,7 @@ class ChatRenderer:
         self, text: str, prompted: str = "", tools: Sequence[ToolSchema] | None = None
     ) -> TurnReading:
         """What a turn's text says. `prompted`: what the prompt wrote of the turn already."""
-        marks = self.dialect.thought_marks
+        marks = self.capabilities.thought_marks
         return read_turn(text, prompted, marks, self.parse_calls, tools or ())
 
     def split_turn(self, output_ids: Sequence[int]) -> tuple[str, int | None]:
@@ -158,24 +158,24 @@ class ChatRenderer:
 
     def call_id(self, name: str, index: int) -> str:
         """The id of the conversation's call number `index`, where the model wrote none."""
-        return f"functions.{name}:{index}" if self.dialect.named_by_id else f"call{index:05}"
+        return f"functions.{name}:{index}" if self.capabilities.named_by_id else f"call{index:05}"
 
-    def guard_message(self, message: Message) -> Message:
-        """The message with what must not become a control token guarded."""
+    def escape_message(self, message: Message) -> Message:
+        """The message with what must not become a control token escaped."""
         role = message["role"]
         if role == "assistant":
             return message
         special_only = role != "tool"
-        content = self.codec.guard_values(message["content"], special_only=special_only)
+        content = self.codec.escape_values(message["content"], special_only=special_only)
         return {**message, "content": content}
 
-    def encode_inside(self, guarded: str) -> list[int]:
-        """The tokens of guarded text that stands within a sequence."""
-        return self.codec.encode(guarded, start=False)
+    def encode_inside(self, escaped: str) -> list[int]:
+        """The tokens of escaped text that stands within a sequence."""
+        return self.codec.encode(escaped, start=False)
 
-    def encode(self, guarded: str) -> list[int]:
-        """The tokens of guarded text at the begin of a sequence."""
-        return self.codec.encode(guarded)
+    def encode(self, escaped: str) -> list[int]:
+        """The tokens of escaped text at the begin of a sequence."""
+        return self.codec.encode(escaped)
 
     def _apply(
         self,
@@ -194,10 +194,10 @@ class ChatRenderer:
         return text
 
     def _render_prompt(self, messages_json: bytes, tools_json: bytes) -> RenderedPrompt:
-        guarded = tuple(map(self.guard_message, orjson.loads(messages_json)))
-        tools = self.codec.guard_values(orjson.loads(tools_json)) or None
-        text = self.render_text(guarded, tools)
-        return RenderedPrompt(text, tuple(self.encode(text)), guarded, tools)
+        escaped = tuple(map(self.escape_message, orjson.loads(messages_json)))
+        tools = self.codec.escape_values(orjson.loads(tools_json)) or None
+        text = self.render_text(escaped, tools)
+        return RenderedPrompt(text, tuple(self.encode(text)), escaped, tools)
 
 
 def _ids(token_ids: int | Sequence[int] | None) -> tuple[int, ...]:

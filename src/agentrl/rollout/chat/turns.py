@@ -1,15 +1,11 @@
-"""A generated turn as a message: what it says, and the ways in which a chat template may take it.
+"""A generated turn: its ids, and what its text says.
 
-A template that is given a turn as plain content writes it verbatim, if it can; some refuse that, or
-write tool results only after calls that they were given as such. So a turn can be put in several
-forms. Which of them the template writes as it was generated is found out by `conversation.py`.
+In which forms a chat template can be given a turn is in `forms.py`.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser
@@ -44,7 +40,7 @@ class TurnReading:
     @property
     def call_names(self) -> tuple[str, ...]:
         """The names of its calls; one that cannot be made has a name that says so."""
-        return tuple(_writable(call).name for call in self.calls)
+        return tuple(writable(call).name for call in self.calls)
 
     def says_the_same(self, other: "TurnReading") -> bool:
         """Whether both have the same thought, content and calls, space around them aside.
@@ -52,8 +48,8 @@ class TurnReading:
         A call that cannot be made is the same as what a template is given in its place.
         """
         return (self.thought, self.content) == (other.thought, other.content) and list(
-            map(_writable, self.calls)
-        ) == list(map(_writable, other.calls))
+            map(writable, self.calls)
+        ) == list(map(writable, other.calls))
 
 
 def read_turn(
@@ -99,57 +95,40 @@ def written_ids(turn: TurnReading) -> list[str] | None:
     return None
 
 
-class TurnForm(Enum):
-    """A way of giving a turn to the template: all as content, or in fields."""
-
-    TEXT = "content as generated"
-    REOPENED = "content as generated, after what the prompt wrote of it"
-    FIELDS = "thought, content and calls in fields"
-    FIELDS_JSON = "thought, content and calls in fields, arguments as JSON text"
-    INLINE = "calls in fields, thought in the content"
-    INLINE_JSON = "calls in fields, thought in the content, arguments as JSON text"
-
-
-TEXT_FORMS = (TurnForm.TEXT, TurnForm.REOPENED)
-_JSON_FORMS = (TurnForm.FIELDS_JSON, TurnForm.INLINE_JSON)
-
-
-def as_message(turn: TurnReading, form: TurnForm, call_ids: Sequence[str]) -> Message | None:
-    """The turn in this form, or None if it cannot be put so. `call_ids`: one for each call."""
-    if form is TurnForm.TEXT:
-        return {"role": "assistant", "content": turn.text}
-    if form is TurnForm.REOPENED:
-        return (
-            {"role": "assistant", "content": turn.prompted + turn.text} if turn.prompted else None
-        )
-    message: Message = {"role": "assistant", "content": turn.content}
-    if form in (TurnForm.INLINE, TurnForm.INLINE_JSON):
-        if not turn.lead:
-            return None
-        rest = turn.text[len(turn.lead) :]
-        before = rest[: len(rest) - len(rest.lstrip())]
-        message["content"] = turn.prompted + turn.lead + before + turn.content
-    elif turn.thought:
-        message |= dict.fromkeys(THOUGHT_FIELDS, turn.thought)
-    if turn.calls:
-        message["tool_calls"] = [
-            {
-                "id": call_id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": _json(call.arguments) if form in _JSON_FORMS else call.arguments,
-                },
-            }
-            for call, call_id in zip(map(_writable, turn.calls), call_ids, strict=True)
-        ]
-    return message
-
-
-def _writable(call: ParsedCall | MalformedCall) -> ParsedCall:
+def writable(call: ParsedCall | MalformedCall) -> ParsedCall:
     """The call; in place of one that cannot be read, which no template could write, a stand-in."""
     return call if isinstance(call, ParsedCall) else ParsedCall("unreadable", {})
 
 
-def _json(arguments: Mapping[str, Any]) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """A generated turn as a conversation holds it.
+
+    output_ids: as they were sampled, with the stop token if there is one
+    stop_id, stop_text: that token; None and "" where the turn was cut off
+    reading: what it says
+    headers: the end of the prompt that it was generated from, in the ways in which a later prompt
+        may write it before the turn (`EscapingCodec.headers`)
+    call_ids: one for each of its calls
+    written: the template's text for it, without the stop token; not `text` where it is restyled
+    """
+
+    output_ids: tuple[int, ...]
+    stop_id: int | None
+    stop_text: str
+    reading: TurnReading
+    headers: tuple[str, ...]
+    call_ids: tuple[str, ...]
+    written: str
+
+    @property
+    def text(self) -> str:
+        """The turn's text as it was generated, without the stop token."""
+        return self.reading.text
+
+
+def opened_thought(prompt_end: str, marks: ThoughtMarks) -> str:
+    """What a prompt that ends so wrote of the turn: the begin of a thought, or nothing."""
+    if not prompt_end.rstrip().endswith(marks.open):
+        return ""
+    return prompt_end[prompt_end.rindex(marks.open) :]

@@ -77,7 +77,7 @@ class MCPSampler(ToolSampler):
             self._go_on_from(take_out_last_turn(self.entries), Rewrite.REPETITION, [note])
         else:
             self._last_calls = {call.key for call in made}
-        if config.new_context != "disabled" and len(self.context.ids) > self._longest_prompt:
+        if config.new_context != "disabled" and self.context.prompt_len > self._longest_prompt:
             return await self._make_room()
         return None
 
@@ -175,7 +175,7 @@ class MCPSampler(ToolSampler):
     def _longest_prompt(self) -> int:
         """Tokens of a prompt beyond which the conversation is rewritten."""
         config, renderer = self.resources.config, self.resources.renderer
-        longest = config.sampling.max_prompt_tokens or config.sampling.max_tokens
+        longest = self.limits.max_prompt_tokens
         if config.context.new_context != "discard_all":
             return longest
         # The prompt that asks for a summary must not be too long itself.

@@ -4,11 +4,11 @@ layout      where nodes stand and which calls that makes; pure
 tree        `tree_attention`, the entry
 nodewise    the autograd function and the interface of kernels
 cpu, cuda   the kernels of devices
-context     what a forward pass carries to its layers; keys and values of a trunk
+context     what a forward pass carries to its layers; keys and values of a shared prefix
 models      registration with transformers, and which models can have it
 """
 
-from agentrl.training.attention.context import TreeContext, Trunk
+from agentrl.training.attention.context import SharedPrefix, TreeContext
 from agentrl.training.attention.layout import TreeLayout
 from agentrl.training.attention.models import (
     IMPLEMENTATION,
@@ -29,9 +29,9 @@ __all__ = [
     "SHARED_IMPLEMENTATION",
     "AllGather",
     "SharedLine",
+    "SharedPrefix",
     "TreeContext",
     "TreeLayout",
-    "Trunk",
     "Ulysses",
     "has_tree_attention",
     "tree_attention",

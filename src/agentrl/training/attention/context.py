@@ -1,8 +1,8 @@
 """What the attention layers of one forward pass must know of the forest in it.
 
-A forest may stand behind a trunk that was computed before: the keys and values of tokens that all
-its roots follow. A pass over the trunk keeps them (`Trunk.keep`), passes over parts of the
-branches attend to them as leaves, and their gradients, summed over the parts, are the trunk's.
+A forest may stand behind a shared prefix that was computed before: the keys and values of tokens
+that all its roots follow. A pass over the prefix keeps them (`SharedPrefix.keep`). The passes over
+what follows it attend to them as leaves, and the sum of their gradients is the prefix's.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from torch import Tensor
 from agentrl.training.attention.layout import TreeLayout
 
 
-class Trunk:
+class SharedPrefix:
     """Keys and values of each layer, [1, H_kv, P, D], and the hidden states, of P tokens."""
 
     def __init__(self, tokens: int, length: int) -> None:
@@ -24,13 +24,13 @@ class Trunk:
         self._hidden: _Kept | None = None
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Of the pass over the trunk itself. Recomputation in a backward pass changes nothing."""
+        """Of the pass over the prefix itself. Recomputation in a backward pass changes nothing."""
         if layer not in self._layers:
             part = slice(0, self._tokens)
             self._layers[layer] = _Kept(key[:, :, part]), _Kept(value[:, :, part])
 
     def keep_hidden(self, hidden: Tensor) -> None:
-        """The last hidden states [1, T, H] of the pass over the trunk, or this process's of them.
+        """The last hidden states [1, T, H] of the pass over the prefix, or this process's of them.
 
         They may be those of padding too, which nobody asks for.
         """
@@ -39,29 +39,29 @@ class Trunk:
     @property
     def n_hidden(self) -> int:
         """How many hidden states `before_hidden` puts before others."""
-        assert self._hidden is not None, "the pass over the trunk has not ended"
+        assert self._hidden is not None, "the pass over the prefix has not ended"
         return len(self._hidden.leaf)
 
     def before(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The trunk's keys and values, then the forest's own."""
-        trunk_key, trunk_value = self._layers[layer]
+        """The prefix's keys and values, then the forest's own."""
+        prefix_key, prefix_value = self._layers[layer]
         return (
-            torch.cat([trunk_key.leaf.to(key.dtype), key], dim=2),
-            torch.cat([trunk_value.leaf.to(value.dtype), value], dim=2),
+            torch.cat([prefix_key.leaf.to(key.dtype), key], dim=2),
+            torch.cat([prefix_value.leaf.to(value.dtype), value], dim=2),
         )
 
     def before_hidden(self, hidden: Tensor) -> Tensor:
-        """The trunk's hidden states, then those of the forest [T, H]."""
-        assert self._hidden is not None, "the pass over the trunk has not ended"
+        """The prefix's hidden states, then those of the forest [T, H]."""
+        assert self._hidden is not None, "the pass over the prefix has not ended"
         return torch.cat([self._hidden.leaf.to(hidden.dtype), hidden])
 
     def backward(self) -> None:
-        """Back through the pass over the trunk, with what all passes after it asked of it.
+        """Back through the pass over the prefix, with what all passes after it asked of it.
 
         Everything takes part, with zeros if nothing was asked, so that the sharded model sees the
         same gradients come on every rank.
         """
-        assert self._hidden is not None, "the pass over the trunk has not ended"
+        assert self._hidden is not None, "the pass over the prefix has not ended"
         kept = [self._hidden, *(tensor for pair in self._layers.values() for tensor in pair)]
         torch.autograd.backward(
             [tensor.made for tensor in kept], [tensor.gradient() for tensor in kept]
@@ -69,7 +69,7 @@ class Trunk:
 
 
 class _Kept:
-    """A tensor of the pass over the trunk, and the leaf that stands for it in other passes."""
+    """A tensor of the pass over the prefix, and the leaf that stands for it in other passes."""
 
     def __init__(self, made: Tensor) -> None:
         self.made = made
@@ -86,17 +86,17 @@ class _Kept:
 class TreeContext:
     """The forest of one forward pass."""
 
-    layout: TreeLayout  # with a trunk: that of trunk and forest, with the forest as its queries
-    trunk: Trunk | None = None
-    is_trunk: bool = False  # this pass is the one over the trunk
+    layout: TreeLayout  # with a prefix: that of prefix and forest, with the forest as its queries
+    prefix: SharedPrefix | None = None
+    is_prefix: bool = False  # this pass is the one over the prefix
     layers: set[int] = field(default_factory=set)  # that have asked for `whole`
 
     def whole(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values that the layout counts, given those of the tokens of this pass."""
         self.layers.add(layer)
-        if self.trunk is None:
+        if self.prefix is None:
             return key, value
-        if self.is_trunk:
-            self.trunk.keep(layer, key, value)
+        if self.is_prefix:
+            self.prefix.keep(layer, key, value)
             return key, value
-        return self.trunk.before(layer, key, value)
+        return self.prefix.before(layer, key, value)

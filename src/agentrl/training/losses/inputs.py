@@ -1,9 +1,10 @@
 """What a loss is given and what it gives back: the types of this package."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Self
 
 from torch import Tensor
 
@@ -39,6 +40,29 @@ class LossInputs:
     entropy: Tensor | None = None  # float32, of the policy at the token
     reference_logprobs: Tensor | None = None  # float32, of the reference policy
     proximal_logprobs: Tensor | None = None  # float32, see `ratio.py`; None: the sampler's
+
+    @classmethod
+    def of_columns(
+        cls,
+        columns: Mapping[str, Tensor],
+        *,
+        logprobs: Tensor,
+        entropy: Tensor | None,
+        mask: Tensor,
+        sequence: Tensor,
+        sequence_tokens: Tensor,
+    ) -> Self:
+        """The inputs of tokens with these per-token columns (`databases.token_tree`), each [N]."""
+        return cls(
+            logprobs=logprobs,
+            behaviour_logprobs=columns["logprobs"],
+            advantages=columns["advantages"],
+            mask=mask,
+            staleness=columns["staleness"],
+            sequence_tokens=sequence_tokens,
+            sequence=sequence,
+            entropy=entropy,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Which models can be divided by which degrees; what cannot is refused with the reason. Pure.
 
-`docs/parallelism.md` has the table of what combines with what.
+`docs/reference/parallelism.md` has the table of what combines with what.
 """
 
 from transformers import PreTrainedConfig, PreTrainedModel

@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.configs import ConfigError
 
 CREATE_TOOL, CLOSE_TOOL = "create_session", "close_session"
-"""Tools that a server has for us, not for the model (docs/tools.md)."""
+"""Tools that a server has for us, not for the model (docs/reference/tools.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,236 @@
+"""What a chat template can express, found out by rendering probes, whatever family it is of.
+
+    does it write tools?  a tool's results?  a system message?  a thought, between which marks?
+    with which tokens do its turns end?
+
+A template without tools gets them in the Hermes way, which the default parser reads: schemas in the
+system message, calls in `<tool_call>`, results in a user's message in `<tool_response>`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+
+from agentrl.rollout.chat.escaping import EscapingCodec
+from agentrl.rollout.chat.turns import THOUGHT_FIELDS, Message, ThoughtMarks
+
+Tools = Sequence[Mapping[str, Any]]
+# Messages, tools, and whether the header of the next turn is wanted; raises what templates raise.
+Apply = Callable[..., str]
+
+_SYSTEM = "probe-system"
+_QUESTION = "probe-question"
+_TURN = "probe-turn"
+_THOUGHT = "probe-thought"
+_RESULT = "probe-result"
+_NAME = "probe_tool"
+_CALL_ID = "call00001"  # nine letters and digits: Mistral's templates insist
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "A text."}},
+            "required": ["text"],
+        },
+    },
+}
+_REFUSALS = (TemplateError, TypeError, KeyError, ValueError)
+
+_TOOLS_HEAD = (
+    "# Tools\n\nYou may call one or more functions. Their signatures stand within <tools></tools>:"
+    "\n<tools>\n"
+)
+_TOOLS_FOOT = (
+    "\n</tools>\n\nFor each call, write a JSON object with the function's name and arguments "
+    "within <tool_call></tool_call>:\n"
+    '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateCapabilities:
+    """What a template can express.
+
+    named_by_id: calls are written with their ids only, which then hold the names.
+    turn_ends: tokens that end a turn, as text and id; the one before tool results comes first.
+    """
+
+    takes_system: bool
+    writes_tools: bool
+    writes_results: bool
+    writes_thoughts: bool
+    thought_marks: ThoughtMarks
+    named_by_id: bool
+    turn_ends: tuple[tuple[str, int], ...]
+
+    def adapt_tools(self, tools: Tools | None) -> Tools | None:
+        """The tools for the template."""
+        return tools if self.writes_tools else None
+
+    def adapt_messages(self, messages: Sequence[Message], tools: Tools | None) -> list[Message]:
+        """The messages as the template can take them."""
+        adapted = list(messages)
+        if tools and not self.writes_tools:
+            schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+            text = _TOOLS_HEAD + schemas + _TOOLS_FOOT
+            if adapted and adapted[0]["role"] == "system":
+                first = f"{adapted[0]['content']}\n\n{text}"
+                adapted[0] = {**adapted[0], "content": first}
+            else:
+                adapted.insert(0, {"role": "system", "content": text})
+        if adapted and adapted[0]["role"] == "system" and not self.takes_system:
+            adapted = _system_in_question(adapted)
+        return adapted if self.writes_results else _results_as_user(adapted)
+
+
+def _system_in_question(messages: Sequence[Message]) -> list[Message]:
+    """The system message at the begin of the first question, as Gemma's templates do it."""
+    system, *rest = messages
+    first = next((i for i, message in enumerate(rest) if message["role"] == "user"), None)
+    if first is None:
+        return [{**system, "role": "user"}, *rest]
+    content = f"{system['content']}\n\n{rest[first]['content']}"
+    return [*rest[:first], {**rest[first], "content": content}, *rest[first + 1 :]]
+
+
+def _results_as_user(messages: Sequence[Message]) -> list[Message]:
+    """Tool results and what a user says after them, as one message of the user."""
+    adapted: list[Message] = []
+    for message in messages:
+        given = message
+        if message["role"] == "tool":
+            body = f"<tool_response>\n{message['content']}\n</tool_response>"
+            given = {"role": "user", "content": body}
+        if adapted and adapted[-1]["role"] == given["role"] == "user":
+            joined = f"{adapted[-1]['content']}\n{given['content']}"
+            adapted[-1] = {"role": "user", "content": joined}
+        else:
+            adapted.append(given)
+    return adapted
+
+
+def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabilities:
+    """What a template can express.
+
+    Raises ValueError if it does not write questions and turns, or a turn has no end token.
+    """
+    user = {"role": "user", "content": _QUESTION}
+    answer = {"role": "assistant", "content": _TURN}
+    result = {"role": "tool", "content": _RESULT, "name": _NAME, "tool_call_id": _CALL_ID}
+    calls: list[Message] = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {
+                    "id": _CALL_ID,
+                    "type": "function",
+                    "function": {"name": _NAME, "arguments": arguments},
+                }
+            ],
+        }
+        for arguments in ({"text": _TURN}, json.dumps({"text": _TURN}))
+    ]
+    whole = _try(apply, [user, answer], None, False)
+    if _QUESTION not in whole or _TURN not in whole:
+        raise ValueError("the chat template does not write a question and a turn as they are")
+    called = [_try(apply, [user, call], None, False) for call in calls]
+    with_tools = _try(apply, [user], [_TOOL])
+    turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
+    marks, shows_thoughts = _thought_marks(apply, codec, user)
+    opens_thoughts = _try(apply, [user]).rstrip().endswith(marks.open)
+    if codec.special_texts:
+        _check_escapes(apply, codec, [user, *turns[:1]])
+    follow_ups = [(turn, result) for turn in turns] + [(answer, user)]
+    ends = [
+        end
+        for turn, added in follow_ups
+        for end in _turn_ends(
+            codec, _try(apply, [user, turn], None, False), _try(apply, [user, turn, added])
+        )
+        if end[0] != marks.close  # it ends a thought, so that more of the turn may follow
+    ]
+    if not ends:
+        raise ValueError(
+            "the chat template does not end an assistant turn with a special token, but with "
+            f"{whole.partition(_TURN)[2][:20]!r}"
+        )
+    return TemplateCapabilities(
+        takes_system=_SYSTEM in _try(apply, [{"role": "system", "content": _SYSTEM}, user]),
+        writes_tools=_NAME in with_tools,
+        writes_results=bool(turns),
+        writes_thoughts=shows_thoughts or opens_thoughts,
+        thought_marks=marks,
+        named_by_id=bool(turns) and any(_CALL_ID in text and _NAME not in text for text in called),
+        turn_ends=tuple(dict.fromkeys(ends)),
+    )
+
+
+def _turn_ends(codec: EscapingCodec, closed: str, followed: str) -> list[tuple[str, int]]:
+    """The token that ends the probe's turn.
+
+    `closed`: the conversation up to the turn; `followed`: with more after it. The end is the last
+    special token that both have; if they have none, each may end it in its own way: some models
+    end a turn by beginning the next one.
+    """
+    rests = [text.partition(_TURN)[2] for text in (closed, followed)]
+    shared = rests[0][: _shared_length(*rests)]
+    if ends := codec.specials(shared):
+        return [ends[-1]]
+    ways = (codec.special_at(rest, len(shared)) for rest in rests)
+    return [way for way in ways if way is not None]
+
+
+def _shared_length(first: str, second: str) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    differs = (index for index, (one, other) in pairs if one != other)
+    return next(differs, min(len(first), len(second)))
+
+
+def _thought_marks(apply: Apply, codec: EscapingCodec, user: Message) -> tuple[ThoughtMarks, bool]:
+    """What the template writes around a thought, and whether it writes one that it is given.
+
+    `<think>` and its end where it does not.
+    """
+    fields = dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)
+    text = _try(apply, [user, {"role": "assistant", "content": _TURN, **fields}], None, False)
+    header = _try(apply, [user], None)
+    before, found, after = text.partition(_THOUGHT)
+    open_mark = before[len(header) :].strip() if before.startswith(header) else ""
+    close_mark = after.partition(_TURN)[0].strip()
+    specials = codec.specials(close_mark)
+    if specials and close_mark.startswith(specials[0][0]):
+        close_mark = specials[0][0]  # what follows is the header of what is said
+    if found and close_mark.startswith("</"):
+        return ThoughtMarks(open_mark or f"<{close_mark[2:]}", close_mark), True
+    if found and open_mark and close_mark:
+        return ThoughtMarks(open_mark, close_mark), True
+    return ThoughtMarks("<think>", "</think>"), bool(found)
+
+
+def _check_escapes(apply: Apply, codec: EscapingCodec, before: Sequence[Message]) -> None:
+    """Text that is escaped must be so still when the template has written it."""
+    evil = codec.escape_tool_text(codec.special_texts[-1])
+    result = {"role": "tool", "content": f"{_RESULT} {evil}", "tool_call_id": _CALL_ID}
+    text = _try(apply, [*before, result])
+    if _RESULT in text and evil not in text:
+        raise ValueError(
+            "the chat template changes characters of tool results (it may write them as ASCII), so "
+            "that tools could write control tokens"
+        )
+
+
+def _try(
+    apply: Apply, messages: Sequence[Message], tools: Tools | None = None, header: bool = True
+) -> str:
+    """The rendered text; empty if the template refuses."""
+    try:
+        return apply(messages, tools, header)
+    except _REFUSALS:
+        return ""

@@ -1,0 +1,169 @@
+"""Special-token escaping: encoding in which text from outside can never become a control token.
+
+Strings in text from tools that are one of the tokenizer's added tokens (`<|im_end|>`,
+`<tool_call>`), and in text from users those that are special, are *escaped*: put between two
+Unicode noncharacters from before the chat template is applied until encoding, which spells them out
+as plain text:
+
+    from a tool   done<|im_end|>
+    escaped       done U+FDD0 <|im_end|> U+FDD1        what the template is given and writes
+    encoded       d-one-<-|-im-_-end-|->               never the id of <|im_end|>
+
+What a template does with text is not in here (`renderer.py`).
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # the escape marks
+_ESCAPED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+
+
+class EscapingCodec:
+    """Encodes escaped text, and decodes what the model generated.
+
+    Raises ValueError if plain text can become an added token although it is escaped.
+    """
+
+    def __init__(self, backend_json: str) -> None:
+        """`backend_json`: the tokenizer as `tokenizer.json` describes it."""
+        # Own copies: transformers switches a tokenizer's settings at every call.
+        backend = json.loads(backend_json)
+        added = [token for token in backend["added_tokens"] if not token["content"].isspace()]
+        self._codec = _bare(backend, backend["added_tokens"])
+        inside = {**backend, **_without_prefix(backend)}
+        self._codec_inside = (
+            self._codec if inside == backend else _bare(inside, backend["added_tokens"])
+        )
+        self._plain = _bare(inside, [])
+        self._added = _any_of([token["content"] for token in added])
+        self._special = _any_of([token["content"] for token in added if token["special"]])
+        self._ids: dict[str, int] = {token["content"]: token["id"] for token in added}
+        self.special_texts = tuple(token["content"] for token in added if token["special"])
+        self.added_ids = frozenset(token["id"] for token in added)
+        self.special_ids = frozenset(token["id"] for token in added if token["special"])
+        for token in added:
+            if token["id"] in self._plain.encode(token["content"], add_special_tokens=False).ids:
+                raise ValueError(
+                    f"the tokenizer makes its token {token['content']!r} of plain text too, so "
+                    "tools could write it"
+                )
+
+    def escape_tool_text(self, text: str) -> str:
+        """Text from a tool, with every string that is an added token escaped."""
+        return _escape(text, self._added)
+
+    def escape_values(self, value: Any, *, special_only: bool = False) -> Any:
+        """A JSON value with all its strings escaped, names of fields included."""
+        pattern = self._special if special_only else self._added
+        if isinstance(value, str):
+            return _escape(value, pattern)
+        if isinstance(value, Mapping):
+            return {
+                _escape(key, pattern): self.escape_values(item, special_only=special_only)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.escape_values(item, special_only=special_only) for item in value]
+        return value
+
+    def encode(self, escaped: str, after: int | None = None, *, start: bool = True) -> list[int]:
+        """The tokens of escaped text.
+
+        `after`: the token that stands before it. `start`: it is the begin of a sequence, where
+        some tokenizers add a space.
+        """
+        if after is not None:
+            token = self.token(after)
+            ids = self.encode(token + escaped)
+            if ids[0] != after:
+                raise ValueError(f"the token {token!r} is not read as itself before other text")
+            return ids[1:]
+        first = self._codec if start else self._codec_inside
+        if _OPEN not in escaped:
+            return list(first.encode(escaped, add_special_tokens=False).ids)
+        ids = []
+        for index, piece in enumerate(_ESCAPED.split(escaped)):
+            codec = self._plain if index % 2 else first if index == 0 else self._codec_inside
+            ids += codec.encode(unescaped(piece), add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text with its special tokens, without escape marks that stood in it."""
+        return unescaped(self._codec.decode(list(ids), skip_special_tokens=False))
+
+    def token(self, token_id: int) -> str:
+        """The text of a token that stands for itself. Raises ValueError for an unknown id."""
+        text = self._codec.id_to_token(token_id)
+        if text is None:
+            raise ValueError(f"the tokenizer has no token {token_id}")
+        return str(text)
+
+    def specials(self, text: str) -> list[tuple[str, int]]:
+        """The special tokens that stand in unescaped text, with their ids."""
+        return [(token, self._ids[token]) for token in self._special.findall(text)]
+
+    def special_at(self, text: str, position: int) -> tuple[str, int] | None:
+        """The special token that stands at `position` or around it, space before it aside."""
+        for found in self._special.finditer(text):
+            if found.end() > position:
+                blank = not text[position : found.start()].strip()
+                return (found[0], self._ids[found[0]]) if blank else None
+        return None
+
+    def headers(self, escaped: str) -> tuple[str, ...]:
+        """The end of a prompt, from its last special token on; whole, and without later tokens.
+
+        The header of a turn in a conversation may lack what the prompt adds to open a thought.
+        """
+        bare = _ESCAPED.sub(lambda match: " " * len(match[0]), escaped)
+        start = max((match.start() for match in self._special.finditer(bare)), default=0)
+        later = self._added.search(bare, start + 1)
+        whole = escaped[start:]
+        if later is None:
+            return (whole,)
+        last = max(match.start() for match in self._added.finditer(bare))
+        return whole, escaped[start : later.start()], escaped[last:]
+
+
+def unescaped(text: str) -> str:
+    """The text without escape marks."""
+    return text.replace(_OPEN, "").replace(_CLOSE, "")
+
+
+def _escape(text: str, pattern: re.Pattern[str]) -> str:
+    # A mark that stands in the text already is dropped: it could end one of ours.
+    return pattern.sub(rf"{_OPEN}\g<0>{_CLOSE}", unescaped(text))
+
+
+def _bare(backend: dict[str, Any], added_tokens: list[dict[str, Any]]) -> Tokenizer:
+    """A tokenizer as `backend` describes it, that adds nothing and cuts nothing off."""
+    bare = {"post_processor": None, "truncation": None, "padding": None}
+    return Tokenizer.from_str(json.dumps({**backend, **bare, "added_tokens": added_tokens}))
+
+
+def _without_prefix(backend: dict[str, Any]) -> dict[str, Any]:
+    """Normalizer and pre-tokenizer that put no space before the text."""
+    return {part: _prefixless(backend[part]) for part in ("normalizer", "pre_tokenizer")}
+
+
+def _prefixless(part: dict[str, Any] | None) -> dict[str, Any] | None:
+    if part is None or part["type"] == "Prepend":
+        return None
+    if part["type"] == "Sequence":
+        name = "normalizers" if "normalizers" in part else "pretokenizers"
+        return {**part, name: [kept for item in part[name] if (kept := _prefixless(item))]}
+    if part["type"] == "Metaspace":
+        return {**part, "prepend_scheme": "never"}
+    if part["type"] == "ByteLevel":
+        return {**part, "add_prefix_space": False}
+    return part
+
+
+def _any_of(strings: Sequence[str]) -> re.Pattern[str]:
+    longest_first = sorted(strings, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")

@@ -1,0 +1,147 @@
+"""In which form a chat template is given a generated turn: the one that it writes best.
+
+    for each form, in order   render the conversation with the turn in it
+                              cut that text at the turn: what stands in its place, what follows
+                              judge: is it what was generated, and is all there that was added?
+    then                      the first form that comes out as generated, else the best `Fit`
+
+The forms are in `forms.py`. Rendering comes in as a function: nothing here knows a template.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum, auto
+
+from agentrl.rollout.chat.forms import TurnForm, candidates
+from agentrl.rollout.chat.renderer import TemplateRefusal
+from agentrl.rollout.chat.sampled_ids import find_turn
+from agentrl.rollout.chat.turns import Message, SampledTurn, TurnReading
+
+
+class Drift(StrEnum):
+    """Why a conversation cannot be extended by appending."""
+
+    EARLIER_REWRITTEN = "the chat template rewrites what stood before the turn"
+    TURN_REWRITTEN = "the chat template rewrites the turn"
+    OTHER_END = "the turn ends otherwise than the chat template ends it"
+    ADDED_UNWRITTEN = "the chat template does not write what was added"
+
+
+class Fit(IntEnum):
+    """How well a form of a turn fits, best first. Of forms that fit alike the first is taken.
+
+    The first three extend the conversation. With the others it drifts into a new segment.
+    """
+
+    AS_GENERATED = auto()  # written to the character
+    RESTYLED_FIELDS = auto()  # in other characters, which say the same
+    RESTYLED_TEXT = auto()  # so too, but the template does not know of the calls
+    DRIFT_KEEPS_TURN = auto()  # the new segment holds the turn as it was generated
+    DRIFT = auto()  # the new segment holds what the template makes of the turn
+    ADDED_LOST_KEEPS_TURN = auto()  # the model would not see the results that it asked for
+    ADDED_LOST = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnInPlace:
+    """A generated turn between its prompt and what follows it.
+
+    prompt: the text that it was generated from
+    added: the messages that follow it, as the template is given them
+    read: what a text in the turn's place says
+    """
+
+    turn: SampledTurn
+    prompt: str
+    added: Sequence[Message]
+    read: Callable[[str], TurnReading]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What the template makes of a conversation in which a turn is given in one form.
+
+    message: the turn in that form
+    text: the whole conversation, up to the header of the next turn
+    written, delta: the template's text for the turn, without its stop token, and for what follows;
+        both are empty where the turn could not be found
+    drift: why the conversation is not extended, if it is not
+    """
+
+    message: Message
+    text: str
+    fit: Fit
+    written: str = ""
+    delta: str = ""
+    drift: Drift | None = None
+
+
+def choose_form(place: TurnInPlace, render: Callable[[Message], str]) -> Rendering:
+    """The turn in the form that fits best, and what the template makes of it.
+
+    `render`: the text of the whole conversation, with this message for the turn. Forms that it
+    refuses are passed over; raises the first `TemplateRefusal` if it refuses them all.
+    """
+    renderings: list[Rendering] = []
+    refusals: list[TemplateRefusal] = []
+    for form, message in candidates(place.turn.reading, place.turn.call_ids):
+        try:
+            text = render(message)
+        except TemplateRefusal as refusal:
+            refusals.append(refusal)
+            continue
+        rendering = judge(place, form, message, text)
+        if rendering.fit is Fit.AS_GENERATED:
+            return rendering
+        renderings.append(rendering)
+    if not renderings:
+        raise refusals[0]  # there is one: every turn can be put as content
+    return min(renderings, key=lambda rendering: rendering.fit)
+
+
+def judge(place: TurnInPlace, form: TurnForm, message: Message, text: str) -> Rendering:
+    """How the form fits whose message the template made this text of."""
+    turn = place.turn
+    cut = cut_at_turn(text, place.prompt, turn)
+    if isinstance(cut, Drift):
+        keeps = find_turn(turn, text, 0) is not None
+        fit = Fit.DRIFT_KEEPS_TURN if keeps else Fit.DRIFT
+        return Rendering(message, text, fit, drift=cut)
+    written, delta = cut
+    exact = written == turn.text
+    drift = None
+    if not exact and not place.read(written).says_the_same(turn.reading):
+        fit, drift = Fit.DRIFT, Drift.TURN_REWRITTEN
+    elif not all(shows(delta, added) for added in place.added):
+        fit = Fit.ADDED_LOST_KEEPS_TURN if exact else Fit.ADDED_LOST
+        drift = Drift.ADDED_UNWRITTEN
+    elif exact:
+        fit = Fit.AS_GENERATED
+    else:
+        fit = Fit.RESTYLED_TEXT if form.is_text else Fit.RESTYLED_FIELDS
+    return Rendering(message, text, fit, written, delta, drift)
+
+
+def cut_at_turn(text: str, prompt: str, turn: SampledTurn) -> tuple[str, str] | Drift:
+    """What the text has for the turn after its prompt, and what follows the turn's stop token.
+
+    A turn without a stop token was cut off: the text must go on with it as it was generated.
+    """
+    if not text.startswith(prompt):
+        return Drift.EARLIER_REWRITTEN
+    rest = text[len(prompt) :]
+    if turn.stop_id is None:
+        goes_on = rest.startswith(turn.text)
+        return (turn.text, rest[len(turn.text) :]) if goes_on else Drift.TURN_REWRITTEN
+    written, stop, delta = rest.partition(turn.stop_text)
+    return (written, delta) if stop else Drift.OTHER_END
+
+
+def shows(text: str, message: Message) -> bool:
+    """Whether a text holds the message's content, as it is or in a JSON string."""
+    content = message["content"]
+    if not isinstance(content, str):
+        return True
+    content = content.strip()
+    return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text

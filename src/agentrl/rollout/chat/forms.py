@@ -1,0 +1,139 @@
+"""The forms in which a chat template can be given a generated turn.
+
+A template that is given a turn as plain content writes it verbatim, if it can. Some refuse that,
+some change the content, some write the results of tools only after calls that they were given as
+such. `CANDIDATE_FORMS` lists what can be tried instead, in order and each with its reason;
+`form_choice.py` says which one is taken.
+
+For a turn `hm\\n</think>\\n\\nYes.` + a call, after a prompt that ends in `<think>\\n`:
+
+    form             content                          thought fields   tool_calls
+    content          hm\\n</think>\\n\\nYes.<call>
+    reopened         <think>\\nhm\\n</think>\\n\\nYes.<call>
+    fields           Yes.                             hm               the call
+    inline thought   <think>\\nhm\\n</think>\\n\\nYes.                     the call
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from agentrl.rollout.chat.turns import THOUGHT_FIELDS, Message, TurnReading, writable
+
+
+def as_content(turn: TurnReading, _call_ids: Sequence[str]) -> Message:
+    """All of the turn as content."""
+    return _assistant(turn.text)
+
+
+def as_reopened_content(turn: TurnReading, _call_ids: Sequence[str]) -> Message | None:
+    """As content, after what the prompt wrote of the turn; None if it wrote nothing."""
+    return _assistant(turn.prompted + turn.text) if turn.prompted else None
+
+
+def in_fields(
+    turn: TurnReading, call_ids: Sequence[str], *, json_arguments: bool = False
+) -> Message:
+    """Thought, content and calls in fields of their own."""
+    thought = dict.fromkeys(THOUGHT_FIELDS, turn.thought) if turn.thought else {}
+    return _assistant(turn.content) | thought | _calls(turn, call_ids, json_arguments)
+
+
+def with_inline_thought(
+    turn: TurnReading, call_ids: Sequence[str], *, json_arguments: bool = False
+) -> Message | None:
+    """Calls in fields, the thought as it stands in the content; None if there is no thought."""
+    if not turn.lead:
+        return None
+    rest = turn.text[len(turn.lead) :]
+    space = rest[: len(rest) - len(rest.lstrip())]
+    content = turn.prompted + turn.lead + space + turn.content
+    return _assistant(content) | _calls(turn, call_ids, json_arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnForm:
+    """A form in which a turn can be given to a template, and why it is among the candidates.
+
+    put: makes the message; None if the turn cannot be put so. `call_ids`: one for each call.
+    is_text: calls and thought are not parsed; they stand in the content.
+    """
+
+    name: str
+    reason: str
+    put: Callable[[TurnReading, Sequence[str]], Message | None]
+    is_text: bool = False
+
+
+CANDIDATE_FORMS = (
+    TurnForm(
+        "content",
+        "nothing is parsed, so nothing can be serialised otherwise than it was generated",
+        as_content,
+        is_text=True,
+    ),
+    TurnForm(
+        "reopened content",
+        "a template that opens the thought in the prompt wants the opening again in the turn",
+        as_reopened_content,
+        is_text=True,
+    ),
+    TurnForm(
+        "fields",
+        "some templates refuse a turn with calls as content (gpt-oss), take it for an answer that "
+        "no results may follow (Mistral), or write results only after calls they know (Gemma 4)",
+        in_fields,
+    ),
+    TurnForm(
+        "fields, JSON arguments",
+        "some templates write arguments as they are given: as an object, that would be Python's "
+        "notation, or fail (DeepSeek V3)",
+        partial(in_fields, json_arguments=True),
+    ),
+    TurnForm(
+        "inline thought",
+        "some templates want calls in fields, and drop or move a thought that is in one",
+        with_inline_thought,
+    ),
+    TurnForm(
+        "inline thought, JSON arguments",
+        "the last two together",
+        partial(with_inline_thought, json_arguments=True),
+    ),
+)
+
+
+def candidates(turn: TurnReading, call_ids: Sequence[str]) -> Iterator[tuple[TurnForm, Message]]:
+    """The forms that the turn can be put in, in order, each with its message.
+
+    A form is left out if its message is that of an earlier one: the template would write the same.
+    """
+    tried: list[Message] = []
+    for form in CANDIDATE_FORMS:
+        message = form.put(turn, call_ids)
+        if message is not None and message not in tried:
+            tried.append(message)
+            yield form, message
+
+
+def _assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+def _calls(turn: TurnReading, call_ids: Sequence[str], json_arguments: bool) -> Message:
+    """The field of calls; none if the turn makes none."""
+    if not turn.calls:
+        return {}
+
+    def function(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        given = json.dumps(arguments, ensure_ascii=False) if json_arguments else arguments
+        return {"name": name, "arguments": given}
+
+    return {
+        "tool_calls": [
+            {"id": call_id, "type": "function", "function": function(call.name, call.arguments)}
+            for call, call_id in zip(map(writable, turn.calls), call_ids, strict=True)
+        ]
+    }

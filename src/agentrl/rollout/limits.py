@@ -1,0 +1,95 @@
+"""The limits of a record: how many turns and tokens it may have, and why it ends at one.
+
+    --max_turns           turns of the record
+    --max_tokens          tokens of the record, prompts and results included; a shared prefix once
+    --max_prompt_tokens   tokens of one prompt; left out, as many as --max_tokens
+    --max_new_tokens      tokens of one turn
+
+`Limits` decides for every kind of agent; what is counted comes from outside. What a service's
+context length leaves is the client's business (`inference/answers.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+from agentrl.configs import SamplingConfig
+from agentrl.databases.documents import StopReason
+
+
+class LimitReached(Exception):
+    """The model may not be asked again for this record.
+
+    An agent need not catch it: the record ends with the turns that it has.
+    """
+
+    def __init__(self, stop_reason: StopReason) -> None:
+        super().__init__(f"the record has reached its limit: {stop_reason.value}")
+        self.stop_reason = stop_reason
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLimit:
+    """How many tokens one turn may have, and the limit that cuts it off there."""
+
+    max_new_tokens: int
+    stop_reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of every record of a run, in turns and tokens."""
+
+    max_turns: int
+    max_tokens: int
+    max_prompt_tokens: int
+    max_new_tokens: int
+
+    @classmethod
+    def of(cls, sampling: SamplingConfig) -> Self:
+        """What a run's flags say."""
+        return cls(
+            sampling.max_turns,
+            sampling.max_tokens,
+            sampling.max_prompt_tokens or sampling.max_tokens,
+            sampling.max_new_tokens,
+        )
+
+    def reached(self, n_turns: int, n_tokens: int, prompt_len: int) -> StopReason | None:
+        """Why no further turn may be generated, or None.
+
+        `n_turns`: turns of the record so far. `n_tokens`: its tokens with those of the next prompt,
+        which has `prompt_len`.
+        """
+        if n_turns >= self.max_turns:
+            return StopReason.MAX_TURNS
+        if n_tokens >= self.max_tokens:
+            return StopReason.MAX_TOKENS
+        if prompt_len > self.max_prompt_tokens:
+            return StopReason.MAX_PROMPT_TOKENS
+        return None
+
+    def tokens_left(self, n_tokens: int) -> int:
+        """How many tokens a record of `n_tokens` may still get."""
+        return self.max_tokens - n_tokens
+
+    def room(self, n_turns: int, n_tokens: int, prompt_len: int) -> int:
+        """The tokens left for a turn. Raises `LimitReached` where `reached` says why there is none.
+
+        For agents that decide themselves what the model is asked next.
+        """
+        reason = self.reached(n_turns, n_tokens, prompt_len)
+        if reason is not None:
+            raise LimitReached(reason)
+        return self.tokens_left(n_tokens)
+
+    def of_turn(self, left: int, max_new_tokens: int | None = None) -> TurnLimit:
+        """The limit of a turn of a record that may still get `left` tokens.
+
+        `max_new_tokens`: a limit of the agent's own, beside `--max_new_tokens`.
+        """
+        longest = self.max_new_tokens
+        if max_new_tokens is not None:
+            longest = min(longest, max_new_tokens)
+        if longest <= left:
+            return TurnLimit(longest, StopReason.MAX_NEW_TOKENS)
+        return TurnLimit(left, StopReason.MAX_TOKENS)
