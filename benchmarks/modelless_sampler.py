@@ -20,13 +20,13 @@ from agentrl.databases.documents import (
     Record,
     RecordStatus,
     Split,
-    VersionSpan,
 )
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger, new_record
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
+from agentrl.policy_version import VersionSpan
 from agentrl.rollout.finalise import Finaliser
 from agentrl.rollout.mcp.agent_models import AgentModels
 from agentrl.rollout.scorers import Scorers

@@ -1,8 +1,9 @@
-"""One set of tests for every server with SGLang's API: the local engine, and SGLang itself.
+"""Engines under contract: the local one, and SGLang itself.
 
-Without more ado they run against the local engine. With `SGLANG_COMMAND` set, as
+Without more ado the tests run against the local engine. With `SGLANG_COMMAND` set, as
 tests/run_sglang.sh does, they run against the server that it starts. Both are started the way a
-user starts them: by `agentrl serve`.
+user starts them: by `agentrl serve`. What any engine must do is in
+tests/inference/conformance.py and weight_conformance.py.
 """
 
 import os
@@ -22,13 +23,17 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.databases.mongod import free_port
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine_protocol import Engine
+from agentrl.inference.engines import engine_at
+from agentrl.inference.protocol import ModelLimits
 
-sys.path.insert(0, str(Path(__file__).parent))  # `asking`
+sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))  # the conformance suite
+pytest.register_assert_rewrite("conformance", "weight_conformance")
 
 ENGINE = "sglang" if "SGLANG_COMMAND" in os.environ else "local"
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 START_TIMEOUT_S = 300.0
+CAPACITY = 16
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ class Service:
 
 
 @pytest.fixture(scope="session", params=[ENGINE])
-def engine(request: pytest.FixtureRequest) -> str:
-    """The engine under contract, also in the names of the tests."""
+def engine_name(request: pytest.FixtureRequest) -> str:
+    """The engine under contract, as `--engine` has it, also in the names of the tests."""
     return str(request.param)
 
 
@@ -79,7 +84,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 @pytest.fixture(scope="session")
 def start_service(
-    engine: str, folders: Folders, tmp_path_factory: pytest.TempPathFactory
+    engine_name: str, folders: Folders, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Service]]:
     """Starts services; all of them end with the session."""
     started: list[Service] = []
@@ -88,9 +93,9 @@ def start_service(
         port = free_port()
         log = tmp_path_factory.mktemp("service") / "log"
         command = [
-            sys.executable, "-m", "agentrl.cli", "serve", "--engine", engine,
+            sys.executable, "-m", "agentrl.cli", "serve", "--engine", engine_name,
             "--model", str(folders.first), "--port", str(port), "--dtype", "float32",
-            "--max_running_requests", "16", *flags,
+            "--max_running_requests", str(CAPACITY), *flags,
         ]  # fmt: skip
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -127,19 +132,45 @@ def _wait_until_ready(service: Service) -> None:
 
 
 @pytest.fixture(scope="session")
-def reference(folders: Folders) -> Callable[..., list[float]]:
-    """What a plain forward pass says: `(folder, prompt, output, temperature) -> logprobs`."""
+def limits() -> ModelLimits:
+    """What the demo's model accepts."""
+    return ModelLimits(vocab_size=406, context_length=1024)
+
+
+@pytest.fixture(scope="session")
+def capacity() -> int:
+    """How many requests services run at once."""
+    return CAPACITY
+
+
+@pytest.fixture(scope="session")
+def distribution(folders: Folders) -> Callable[..., torch.Tensor]:
+    """What a plain forward pass says: `(folder, prompt, output, temperature) -> [output, vocab]`,
+    the logprobs of all tokens in place of each output token."""
     models = {
         f: Qwen3ForCausalLM.from_pretrained(f).eval() for f in (folders.first, folders.second)
     }
 
     def logprobs(
         folder: Path, prompt: Sequence[int], output: Sequence[int], temperature: float = 1.0
-    ) -> list[float]:
+    ) -> torch.Tensor:
         ids = torch.tensor([[*prompt, *output]])
         with torch.inference_mode():
             logits = models[folder](ids).logits[0, len(prompt) - 1 : -1] / temperature
-        return logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0].tolist()
+        return logits.log_softmax(-1)
+
+    return logprobs
+
+
+@pytest.fixture(scope="session")
+def reference(distribution: Callable[..., torch.Tensor]) -> Callable[..., list[float]]:
+    """The same of the output tokens alone."""
+
+    def logprobs(
+        folder: Path, prompt: Sequence[int], output: Sequence[int], temperature: float = 1.0
+    ) -> list[float]:
+        every = distribution(folder, prompt, output, temperature)
+        return every.gather(-1, torch.tensor(output)[:, None])[:, 0].tolist()
 
     return logprobs
 
@@ -151,14 +182,14 @@ def service(start_service: Callable[..., Service]) -> Service:
 
 
 @pytest.fixture
-async def client(service: Service, folders: Folders) -> AsyncIterator[SGLangClient]:
-    """A client of the shared service, which has the first weights and an empty cache.
+async def engine(service: Service, folders: Folders) -> AsyncIterator[Engine]:
+    """The shared service, which has the first weights and an empty cache.
 
-    It has learned the service's limits, as the pool's clients have.
+    Its limits are learned, as the pool learns them.
     """
-    async with SGLangClient(service.url) as client:
-        await client.fetch_limits()
-        await client.continue_()  # a test that failed may have left it paused
-        await client.update_weights_from_disk(folders.first, await client.weight_version() + 1)
-        yield client
+    async with engine_at(service.url) as engine:
+        await engine.fetch_limits()
+        await engine.continue_()  # a test that failed may have left it paused
+        await engine.update_weights_from_disk(folders.first, await engine.weight_version() + 1)
+        yield engine
         assert service.process.poll() is None, "the service died: see the test before"

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from asking import ask, until_used
+from conformance import ask, until_used
 
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engines import engine_at
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import RequestRejected
 
@@ -14,10 +14,10 @@ PROMPT = tuple(range(30, 50))
 
 
 async def test_a_record_stays_with_its_service_until_that_dies_and_goes_on_from_its_tokens(
-    client, service, start_service: Callable, folders, reference
+    engine, service, start_service: Callable, folders, reference
 ) -> None:
     other = start_service("--weight_version", "1000")
-    async with ServicePool() as pool, SGLangClient(other.url) as dying:
+    async with ServicePool() as pool, engine_at(other.url) as dying:
         pool.update([service.url])
         await pool.wait_ready(10)
         busy = asyncio.create_task(pool.generate(ask(PROMPT, 900), record_id="a"))
@@ -28,14 +28,13 @@ async def test_a_record_stays_with_its_service_until_that_dies_and_goes_on_from_
         assert (await busy).service == service.url
 
         here = await dying.weight_version()
-        there = await client.weight_version()
+        there = await engine.weight_version()
         cut_off = asyncio.create_task(pool.generate(ask(PROMPT, 900), record_id="b"))
         await until_used(dying, len(PROMPT) + 200, [cut_off])
         other.kill()
-        answer = await cut_off
+        made = await cut_off
         assert pool.up == [service.url]
-    made = answer.generation
-    assert answer.service == service.url
+    assert made.service == service.url
     assert len(made.output_ids) == 900 and made.finish_reason == "length"
     # What had arrived was not generated again, and says who made it.
     assert [span.version for span in made.versions] == [here, there]
@@ -46,15 +45,15 @@ async def test_a_record_stays_with_its_service_until_that_dies_and_goes_on_from_
 
 
 async def test_a_request_that_is_aborted_goes_on_where_it_was_without_a_gap(
-    client, service, folders, reference
+    engine, service, folders, reference
 ) -> None:
-    version = await client.weight_version()
+    version = await engine.weight_version()
     async with ServicePool() as pool:
         pool.update([service.url])
         turn = asyncio.create_task(pool.generate(ask(PROMPT, 600), record_id="r"))
-        await until_used(client, len(PROMPT) + 100, [turn])
-        await client.abort()
-        made = (await turn).generation
+        await until_used(engine, len(PROMPT) + 100, [turn])
+        await engine.abort()
+        made = await turn
     assert len(made.output_ids) == 600 and made.finish_reason == "length"
     assert [(span.version, span.end) for span in made.versions] == [(version, 600)]
 
@@ -66,4 +65,4 @@ async def test_a_token_that_would_kill_a_server_is_never_sent(service) -> None:
             await pool.generate(ask((1, 406), 4), record_id="r")
         assert refused.value.status is None
         answer = await pool.generate(ask(PROMPT, 4), record_id="r")
-    assert len(answer.generation.output_ids) == 4
+    assert len(answer.output_ids) == 4

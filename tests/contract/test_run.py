@@ -14,7 +14,7 @@ STEPS = 2
 
 @pytest.mark.slow  # a whole run
 @pytest.mark.timeout(400)
-def test_a_run_trains_while_its_service_has_no_memory(engine: str, tmp_path: Path) -> None:
+def test_a_run_trains_while_its_service_has_no_memory(engine_name: str, tmp_path: Path) -> None:
     ended = subprocess.run(
         [
             sys.executable, "-m", "agentrl.cli", "launch", "grpo", "in-turns",
@@ -27,7 +27,7 @@ def test_a_run_trains_while_its_service_has_no_memory(engine: str, tmp_path: Pat
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     served = (tmp_path / "logs" / "as" / "in-turns_serve.log").read_text()
-    assert ("SGLang serves" in served) == (engine == "sglang")
+    assert ("SGLang serves" in served) == (engine_name == "sglang")
     trained = (tmp_path / "logs" / "as" / "in-turns_train_0.log").read_text()
     assert re.findall(r"(\d+) services gave their GPU memory back", trained) == ["1"] * STEPS
     assert "WARNING" not in trained

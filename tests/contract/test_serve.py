@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 import psutil
-from asking import start
+from conformance import start
 
 from agentrl.databases.services import live_services
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engines import engine_at
 
 
 async def test_a_service_is_announced_while_it_serves_and_ends_in_order(
@@ -23,9 +23,9 @@ async def test_a_service_is_announced_while_it_serves_and_ends_in_order(
     assert (known.url, known.weight_version, known.capacity) == (service.url, 7, 16)
 
     family = psutil.Process(service.process.pid).children(recursive=True)
-    async with SGLangClient(service.url) as client:
-        assert await client.weight_version() == 7
-        (running,) = await start(client, range(40, 60), 1, 900)
+    async with engine_at(service.url) as engine:
+        assert await engine.weight_version() == 7
+        (running,) = await start(engine, range(40, 60), 1, 900)
         assert await asyncio.to_thread(service.stop) == 0
         made = await running
     assert made.finish_reason == "abort" and made.output_ids

@@ -16,13 +16,13 @@ from agentrl.databases.documents import (
     SlotStatus,
     Task,
     TaskStatus,
-    VersionSpan,
 )
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.held_leases import HeldLeases
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.databases.transitions import TERMINAL_SLOTS
+from agentrl.policy_version import VersionSpan
 from agentrl.rollout.finalise import Finaliser
 from agentrl.rollout.mcp.agent_models import AgentModels
 from agentrl.rollout.scorers import Scorers

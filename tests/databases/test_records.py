@@ -12,11 +12,11 @@ from agentrl.databases.documents import (
     Record,
     RecordStatus,
     Split,
-    VersionSpan,
 )
 from agentrl.databases.records import RecordLedger, Settlement
 from agentrl.databases.tasks import LeaseLost
 from agentrl.databases.transitions import TransitionRefused
+from agentrl.policy_version import VersionSpan
 
 SCORED, FAILED = RecordStatus.SCORED, RecordStatus.FAILED
 

@@ -7,21 +7,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.inference.answers import (
-    StreamedOutput,
-    join_spans,
+    ChunkReader,
     parse_loads,
     read_events,
     stream_error,
 )
+from agentrl.inference.generation_builder import GenerationBuilder
 from agentrl.inference.protocol import (
+    GenerateRequest,
     InferenceError,
     RequestRejected,
+    SamplingParams,
     ServiceLoad,
     ServiceUnreachable,
-    VersionSpan,
 )
+from agentrl.policy_version import VersionSpan
 
 SOURCE = "http://x"
+
+
+def reader() -> ChunkReader:
+    """A reader of the one answer to a request for up to 99 tokens."""
+    building = GenerationBuilder(GenerateRequest("r", (7, 8, 9), SamplingParams(99)))
+    building.next_request()
+    return ChunkReader(building, SOURCE)
 
 
 def chunk(ids: list[int], total: int | None = None, **meta: Any) -> dict[str, Any]:
@@ -50,30 +59,30 @@ def last(ids: list[int], spans: list[tuple[int, int, int]], **meta: Any) -> dict
 @given(st.lists(st.integers(0, 9), max_size=30), st.data())
 def test_whole_and_incremental_chunks_give_the_same_output(ids: list[int], data: Any) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=5)))
-    whole, incremental = StreamedOutput(), StreamedOutput()
+    whole, incremental = reader(), reader()
     begin = 0
     for cut in cuts:
-        whole.add(chunk(ids[:cut]), SOURCE)
-        incremental.add(chunk(ids[begin:cut], total=cut), SOURCE)
+        whole.add(chunk(ids[:cut]))
+        incremental.add(chunk(ids[begin:cut], total=cut))
         begin = cut
     spans = [(3, 0, len(ids))]
-    whole.add(last(ids, spans), SOURCE)
-    incremental.add(last(ids[begin:], spans, completion_tokens=len(ids)), SOURCE)
-    made = whole.generation(0.5)
-    assert made == incremental.generation(0.5)
+    whole.add(last(ids, spans))
+    incremental.add(last(ids[begin:], spans, completion_tokens=len(ids)))
+    made = whole.building.generation(SOURCE, 0.5)
+    assert made == incremental.building.generation(SOURCE, 0.5)
     assert made.output_ids == tuple(ids)
     assert made.output_logprobs == tuple(-float(i) for i in ids)
 
 
 def test_tokens_of_a_chunk_in_which_the_version_changed_count_as_the_older_one_s() -> None:
-    output = StreamedOutput()
-    output.add(chunk([1]), SOURCE)
-    output.add(chunk([1, 2, 3], weight_version="4"), SOURCE)
-    output.add(chunk([1, 2, 3, 4], weight_version="4"), SOURCE)
-    assert output.spans == [VersionSpan(3, 0, 3), VersionSpan(4, 3, 4)]
+    output = reader()
+    output.add(chunk([1]))
+    output.add(chunk([1, 2, 3], weight_version="4"))
+    output.add(chunk([1, 2, 3, 4], weight_version="4"))
+    assert output.building.versions == [VersionSpan(3, 0, 3), VersionSpan(4, 3, 4)]
     # The last chunk knows better.
-    output.add(last([1, 2, 3, 4, 5], [(3, 0, 2), (4, 2, 5)]), SOURCE)
-    assert output.spans == [VersionSpan(3, 0, 2), VersionSpan(4, 2, 5)]
+    output.add(last([1, 2, 3, 4, 5], [(3, 0, 2), (4, 2, 5)]))
+    assert output.building.versions == [VersionSpan(3, 0, 2), VersionSpan(4, 2, 5)]
 
 
 @pytest.mark.parametrize(
@@ -89,21 +98,21 @@ def test_tokens_of_a_chunk_in_which_the_version_changed_count_as_the_older_one_s
     ],
 )
 def test_tokens_without_their_logprob_or_version_are_not_believed(broken: dict[str, Any]) -> None:
-    output = StreamedOutput()
+    output = reader()
     with pytest.raises(InferenceError):
-        output.add(last([5, 6], [(3, 0, 2)], **broken), SOURCE)
-    assert output.ids == []
+        output.add(last([5, 6], [(3, 0, 2)], **broken))
+    assert output.building.ids == []
 
 
 def test_an_abort_keeps_its_tokens_unless_the_request_was_wrong() -> None:
     aborted = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-    output = StreamedOutput()
-    output.add(last([5, 6], [(3, 0, 2)], finish_reason=aborted), SOURCE)
-    assert output.generation(0.1).finish_reason == "abort" and output.ids == [5, 6]
+    output = reader()
+    output.add(last([5, 6], [(3, 0, 2)], finish_reason=aborted))
+    made = output.building.generation(SOURCE, 0.1)
+    assert made.finish_reason == "abort" and made.output_ids == (5, 6)
     with pytest.raises(RequestRejected, match="too long"):
-        StreamedOutput().add(
-            last([], [], finish_reason=aborted | {"message": "too long", "status_code": 400}),
-            SOURCE,
+        reader().add(
+            last([], [], finish_reason=aborted | {"message": "too long", "status_code": 400})
         )
 
 
@@ -121,13 +130,6 @@ def test_an_error_in_a_stream_says_whether_another_service_can_help() -> None:
         stream_error({"error": {"message": "busy", "code": 503}}, SOURCE), ServiceUnreachable
     )
     assert stream_error(chunk([1]), SOURCE) is None
-
-
-def test_spans_that_meet_with_one_version_are_one_span() -> None:
-    first = [VersionSpan(1, 0, 4), VersionSpan(2, 4, 6)]
-    assert join_spans(first, [VersionSpan(2, 0, 3), VersionSpan(3, 3, 4)]) == [
-        VersionSpan(1, 0, 4), VersionSpan(2, 4, 9), VersionSpan(3, 9, 10)
-    ]  # fmt: skip
 
 
 def test_loads_are_summed_over_the_data_parallel_ranks() -> None:

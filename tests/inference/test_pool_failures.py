@@ -63,9 +63,8 @@ async def test_the_tokens_of_a_killed_service_are_kept_and_not_made_twice(
     running = asyncio.create_task(pool.generate(request("cut"), record_id="r"))
     await until_made(first.url, 200)
     first.kill()
-    answer = await running
-    made = answer.generation
-    assert answer.service == second.url and made.finish_reason == "length"
+    made = await running
+    assert made.service == second.url and made.finish_reason == "length"
     assert len(made.output_ids) == TOKENS and made.prompt_tokens == len(PROMPT)
     assert [span.version for span in made.versions] == [1, 2]
     # All but a chunk's worth of the tokens that the first one had made.
@@ -79,7 +78,7 @@ async def test_a_service_that_hangs_is_left_with_the_tokens_it_gave(two, folders
     running = asyncio.create_task(pool.generate(request("hang"), record_id="r"))
     await until_made(first.url, 100)
     first.process.send_signal(signal.SIGSTOP)
-    made = (await running).generation
+    made = await running
     assert len(made.output_ids) == TOKENS
     assert [span.version for span in made.versions] == [1, 2]
     assert error({1: folders.first, 2: folders.second}, PROMPT, made) < 1e-4
@@ -91,9 +90,8 @@ async def test_a_service_that_drains_hands_its_requests_over(two, folders, error
     running = asyncio.create_task(pool.generate(request("drain"), record_id="r"))
     await until_made(first.url, 100)
     first.process.terminate()
-    answer = await running
-    made = answer.generation
-    assert answer.service == second.url and len(made.output_ids) == TOKENS
+    made = await running
+    assert made.service == second.url and len(made.output_ids) == TOKENS
     assert made.versions[0].version == 1 and made.versions[0].end >= 100
     assert error({1: folders.first, 2: folders.second}, PROMPT, made) < 1e-4
     assert first.process.wait(timeout=10) == 0
@@ -110,7 +108,7 @@ async def test_a_request_too_slow_at_one_service_goes_on_at_the_next(two) -> Non
             await asyncio.sleep(0.005)
         pool.request_timeout_s = 60.0  # for the other one
         answer = await running
-        assert answer.service == second.url and len(answer.generation.output_ids) == 50
+        assert answer.service == second.url and len(answer.output_ids) == 50
         assert set(pool.up) == {first.url, second.url}
         pool.update([first.url])
         pool.request_timeout_s = 0.2
@@ -126,7 +124,7 @@ async def test_an_abort_is_no_end(engine, folders) -> None:
         for tokens in (100, 200, 300):
             await until_made(engine.url, tokens)
             await client.abort()
-        made = (await running).generation
+        made = await running
         version = await client.weight_version()
     assert len(made.output_ids) == TOKENS and made.finish_reason == "length"
     assert [span.version for span in made.versions] == [version]
@@ -200,7 +198,7 @@ async def test_a_router_works_as_a_service(engine, folders) -> None:
         with pytest.raises(Exception, match="vocabulary is 264"):
             await pool.generate(GenerateRequest("kill", (1, 264)), record_id="r")
     assert answer.service == url
-    assert [span.version for span in answer.generation.versions] == [31]
+    assert [span.version for span in answer.versions] == [31]
 
 
 async def test_loads_are_those_of_the_services_that_are_up(engine) -> None:

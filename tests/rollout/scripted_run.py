@@ -11,15 +11,17 @@ from pathlib import Path
 from agentrl.configs import Config, parse_config
 from agentrl.databases import runs, services
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Record, Split, StopReason, Task, TaskStatus, VersionSpan
+from agentrl.databases.documents import Record, Split, StopReason, Task, TaskStatus
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.runs import RunLease
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.inference.pool import ServicePool
+from agentrl.inference.protocol import Generation
+from agentrl.policy_version import VersionSpan
 from agentrl.rollout.agents.process import Agents
-from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, SamplerResources, load_renderer
+from agentrl.rollout.sampler import AsyncSampler, SamplerResources, Turn, load_renderer
 from agentrl.rollout.scheduler import SamplingScheduler
 from agentrl.rollout.scorers import Scorers
 
@@ -42,14 +44,15 @@ class ScriptedAgent(AsyncSampler):
     async def say(self) -> None:
         """A turn of three tokens."""
         self.begin_conversation([{"role": "user", "content": self.record.query}], None)
-        ids, logprobs = (5, 6, self.resources.renderer.turn_end_id), (-1.0, -2.0, -0.5)
-        spans = [VersionSpan(version=0, start=0, end=3)]
-        tokens = self.context.add_turn(ids, logprobs, spans)
-        await asyncio.sleep(self.pause_s)
-        turn = GeneratedTurn(
-            tokens=tokens, output_ids=ids, output_logprobs=logprobs, versions=spans, text="said",
-            finish_reason="stop", stop_reason=None, service="none", cached_tokens=0, latency_s=0.0,
+        made = Generation(
+            output_ids=(5, 6, self.resources.renderer.turn_end_id),
+            output_logprobs=(-1.0, -2.0, -0.5), finish_reason="stop",
+            versions=(VersionSpan(0, 0, 3),), prompt_tokens=len(self.context.ids),
+            cached_tokens=0, latency_s=0.0, service="none",
         )  # fmt: skip
+        tokens = self.context.add_turn(made.output_ids, made.output_logprobs, made.versions)
+        await asyncio.sleep(self.pause_s)
+        turn = Turn(made, "said", None, tokens)
         await self.write_turn(turn, [])
         self.record.versions = self.context.versions
 

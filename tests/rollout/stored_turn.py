@@ -3,7 +3,8 @@
 from datetime import UTC, datetime
 
 from agentrl.databases.arrays import pack_floats, pack_ints
-from agentrl.databases.documents import DispatchedSamplingTask, VersionSpan
+from agentrl.databases.documents import DispatchedSamplingTask
+from agentrl.policy_version import VersionSpan
 
 
 def make_turn(record: str) -> DispatchedSamplingTask:

@@ -18,8 +18,8 @@ from agentrl.databases.documents import (
     Record,
     Split,
     TurnStatus,
-    VersionSpan,
 )
+from agentrl.policy_version import VersionSpan
 from agentrl.rollout.context import PromptChange, TokenContext, TurnTokens
 from agentrl.rollout.rows import build_row, replay
 

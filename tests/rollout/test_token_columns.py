@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from agentrl.databases.arrays import FLOAT32
-from agentrl.databases.documents import DBRecordData, VersionSpan
+from agentrl.databases.documents import DBRecordData
 from agentrl.databases.policies import Lineage
 from agentrl.databases.token_tree import COLUMNS, Column, TokenTree
+from agentrl.policy_version import VersionSpan
 from agentrl.rollout.context import TokenContext
 from agentrl.training.batch import collate_forest, collate_padded
 from agentrl.training.sequences import row_sequences

@@ -92,7 +92,8 @@ class Flag:
                 if info.check is not None:
                     info.check(part)
             except ValueError as error:
-                raise ConfigError(f"--{self.name} {part}: {error}") from None
+                given = part if info.kind == "JSON" or part.split() == [part] else repr(part)
+                raise ConfigError(f"--{self.name} {given}: {error}") from None
 
     @property
     def bounds(self) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from agentrl.configs.flag import FlagClass, flag
 from agentrl.configs.losses import ADVANTAGES, loss_defaults
-from agentrl.configs.text_checks import check_sampling_params, check_url
+from agentrl.configs.text_checks import check_sampling_params, check_service_url
 
 TOOL_CALL_PARSERS = (
     "qwen25", "qwen", "qwen3_coder", "mistral", "llama3", "deepseekv3", "pythonic", "kimi_k2",
@@ -154,7 +154,7 @@ class SamplingConfig:
         "registered in the database",
         unset="only those registered",
         kind="LIST",
-        check=check_url,
+        check=check_service_url,
         belongs=FlagClass.OWN,
     )
 

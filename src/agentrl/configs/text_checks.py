@@ -10,6 +10,7 @@ SAMPLING_PARAMS = (
     "repetition_penalty",
 )  # fmt: skip
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,37}")  # MongoDB: 63 bytes for a database's name
+_SERVICE_URL = re.compile(r"([a-z0-9_]+\+)?https?://")
 
 
 def check_run_name(text: str) -> None:
@@ -20,10 +21,12 @@ def check_run_name(text: str) -> None:
         )
 
 
-def check_url(text: str) -> None:
-    """The URL of an HTTP service."""
-    if not text.startswith(("http://", "https://")):
-        raise ValueError("must begin with http:// or https://")
+def check_service_url(text: str) -> None:
+    """The URL of an inference service. The name of an engine may stand before it."""
+    if not _SERVICE_URL.match(text):
+        raise ValueError(
+            "must begin with http:// or https://, or with the name of an engine and a + before that"
+        )
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 
 from agentrl.databases.token_tree import TokenTree, packed_fields
+from agentrl.policy_version import VersionSpan
 
 
 class Split(StrEnum):
@@ -293,14 +294,6 @@ class ToolResult(Document):
     files: list[ResultFile] = Field(default_factory=list)
     omitted: list[str] = Field(default_factory=list)  # what even this document has no room for
     created_at: datetime
-
-
-class VersionSpan(SubDocument):
-    """Output tokens `start` to `end` (half open) were made by policy `version`."""
-
-    version: int
-    start: int
-    end: int
 
 
 class DispatchedSamplingTask(Document):

@@ -1,4 +1,4 @@
-"""What a service sends, as values: chunks of a generation, loads, model limits, error messages.
+"""What SGLang's API sends, as values: chunks of an answer, loads, model limits, error messages.
 
 Pure, but for the reading of a model folder's config.json.
 """
@@ -11,19 +11,18 @@ from typing import Any
 
 import orjson
 
+from agentrl.inference.generation_builder import GenerationBuilder
 from agentrl.inference.protocol import (
-    FinishReason,
     GenerateRequest,
-    Generation,
     InferenceError,
     ModelLimits,
     PromptTooLong,
     RequestRejected,
     ServiceLoad,
     ServiceUnreachable,
-    VersionSpan,
     version_from_wire,
 )
+from agentrl.policy_version import VersionSpan, check_spans, join_spans
 
 # Of the context, SGLang keeps two positions for itself, and it refuses a prompt that leaves fewer
 # than five for the output. The longest prompt that `/server_info` tells is the first refused one.
@@ -33,30 +32,28 @@ BEYOND_PROMPT = _KEPT_POSITIONS + _LEAST_ROOM - 1
 
 
 @dataclass(slots=True)
-class StreamedOutput:
-    """The output of one request as far as it has arrived, chunk by chunk.
+class ChunkReader:
+    """Takes the chunks in which a service answers, one after the other, into what they build.
 
     Chunks repeat all output so far, or (a server with `--incremental-streaming-output`) hold only
     what is new: how many tokens there are in all says which. Nothing is taken from a chunk whose
-    ids and logprobs do not fit together, so that what is here can always be trained on or
-    continued.
+    ids and logprobs do not fit together, so that what is built can always be trained on or
+    continued. `source`: the service's URL, for errors. One reader for each answer.
     """
 
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    spans: list[VersionSpan] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
+    building: GenerationBuilder
+    source: str
     _version: int | None = None  # what the service had when it sent the last chunk
+    _spans: list[VersionSpan] = field(default_factory=list)
 
-    def add(self, chunk: Mapping[str, Any], source: str) -> None:
+    def add(self, chunk: Mapping[str, Any]) -> None:
         """Take one `/generate` chunk (with logprobs) or the whole answer of one.
 
         Raises InferenceError when ids, logprobs and versions do not cover each other exactly: a
         token without its logprob or version must never reach a trainer. Raises RequestRejected
         when the service aborted the request as one that it cannot serve.
         """
+        have = self.building.n_piece
         try:
             meta = chunk["meta_info"]
             ids: Sequence[int] = chunk["output_ids"]
@@ -64,49 +61,38 @@ class StreamedOutput:
             # Absent in an answer of no token at all.
             triples: Sequence[Sequence[Any]] = meta.get("output_token_logprobs") or []
             finish = meta["finish_reason"]
-            prompt_tokens, cached_tokens = meta["prompt_tokens"], meta["cached_tokens"]
+            cached_tokens = meta["cached_tokens"]
             if finish is not None and finish["type"] not in ("stop", "length", "abort"):
                 raise ValueError(f"finish reason {finish['type']!r}")
-            have = len(self.ids)
             new_ids, new = _tail(ids, have, total), _tail(triples, have, total)
             logprobs = [float(triple[0]) for triple in new]
             agree = [triple[1] for triple in new] == list(new_ids)
-            spans = self._spans(meta, have, total)
+            spans = self._read_spans(meta, have, total)
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise InferenceError(
-                f"{source}/generate gave an answer that is not SGLang's ({error!r}): {chunk!r:.300}"
+                f"{self.source}/generate gave an answer that is not SGLang's ({error!r}):"
+                f" {chunk!r:.300}"
             ) from error
         if not agree:
             raise InferenceError(
-                f"{source}/generate: logprobs and output_ids name different tokens"
+                f"{self.source}/generate: logprobs and output_ids name different tokens"
             )
-        _check_cover(spans, total, source)
-        self.ids += new_ids
-        self.logprobs += logprobs
-        self.spans = spans
-        self.prompt_tokens, self.cached_tokens = prompt_tokens, cached_tokens
+        try:
+            check_spans(spans, total)
+        except ValueError as error:
+            raise InferenceError(f"{self.source}/generate: {error}") from None
+        self._spans = spans
+        self.building.add(new_ids, logprobs, spans, cached_tokens)
         if finish is not None:
-            self.finish_reason = finish["type"]
+            self.building.piece_ending = finish["type"]
             status = finish.get("status_code")
             if status is not None and 400 <= status < 500:
                 raise RequestRejected(
-                    f"{source}/generate refused the request: {finish.get('message')}", status=status
+                    f"{self.source}/generate refused the request: {finish.get('message')}",
+                    status=status,
                 )
 
-    def generation(self, latency_s: float) -> Generation:
-        """The answer, once it is whole."""
-        assert self.finish_reason is not None
-        return Generation(
-            output_ids=tuple(self.ids),
-            output_logprobs=tuple(self.logprobs),
-            finish_reason=self.finish_reason,
-            versions=tuple(self.spans),
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            latency_s=latency_s,
-        )
-
-    def _spans(self, meta: Mapping[str, Any], have: int, total: int) -> list[VersionSpan]:
+    def _read_spans(self, meta: Mapping[str, Any], have: int, total: int) -> list[VersionSpan]:
         """The versions of all tokens so far.
 
         The last chunk says them exactly. An earlier one says only which version is there now; the
@@ -123,22 +109,9 @@ class StreamedOutput:
         then, now = self._version, version_from_wire(meta["weight_version"])
         self._version = now
         if total == have:
-            return self.spans
+            return self._spans
         made_by = now if then is None else then
-        return join_spans(self.spans, [VersionSpan(made_by, 0, total - have)])
-
-
-def join_spans(first: Sequence[VersionSpan], then: Sequence[VersionSpan]) -> list[VersionSpan]:
-    """The spans of two pieces of one output; `then` counts from the end of `first`."""
-    spans = list(first)
-    offset = spans[-1].end if spans else 0
-    for span in then:
-        moved = VersionSpan(span.version, span.start + offset, span.end + offset)
-        if spans and spans[-1].version == moved.version:
-            spans[-1] = replace(spans[-1], end=moved.end)
-        else:
-            spans.append(moved)
-    return spans
+        return join_spans(self._spans, [VersionSpan(made_by, 0, total - have)])
 
 
 def fit_request(request: GenerateRequest, limits: ModelLimits) -> GenerateRequest:
@@ -237,15 +210,3 @@ def _tail(values: Sequence[Any], have: int, total: int) -> Sequence[Any]:
     if len(values) == total - have:
         return values
     raise ValueError(f"{len(values)} values in a chunk of {have} to {total} tokens")
-
-
-def _check_cover(spans: Sequence[VersionSpan], total: int, source: str) -> None:
-    end = 0
-    for span in spans:
-        if span.start != end:
-            break
-        end = span.end
-    if end != total:
-        raise InferenceError(
-            f"{source}/generate: version spans {spans} do not cover its {total} output tokens"
-        )

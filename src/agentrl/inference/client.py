@@ -6,19 +6,17 @@ about a service that fails is the pool's business, not in here.
 """
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any
 
 import aiohttp
 import orjson
 
 from agentrl.inference.answers import (
     BEYOND_PROMPT,
-    StreamedOutput,
+    ChunkReader,
     error_message,
     fit_request,
     parse_loads,
@@ -26,10 +24,11 @@ from agentrl.inference.answers import (
     read_model_limits,
     stream_error,
 )
+from agentrl.inference.engine_protocol import Capabilities, Engine, PauseMode
+from agentrl.inference.generation_builder import GenerationBuilder
 from agentrl.inference.protocol import (
     UNKNOWN_LIMITS,
     GenerateRequest,
-    Generation,
     InferenceError,
     ModelLimits,
     RequestRejected,
@@ -41,24 +40,22 @@ from agentrl.inference.protocol import (
 )
 from agentrl.inference.transport import Transport
 
-PauseMode = Literal["abort", "retract", "in_place"]
-
 # A chunk at least every so many tokens, or every 32nd of the longest output: without incremental
 # streaming each chunk repeats the output so far.
 _LEAST_INTERVAL = 32
 _CHUNKS = 32
 _READY_S = 5.0
+_CAPABILITIES = Capabilities(
+    weight_ways=frozenset({"disk", "distributed", "tensor"}),
+    pauses=frozenset({"abort", "retract", "in_place"}),
+    memory=True,
+)
 
 
-class SGLangClient:
-    """An async client of one service at `url`, for instance `http://127.0.0.1:30000`.
+class SGLangClient(Engine):
+    """The engine behind SGLang's API: SGLang itself, its router, or the local engine.
 
-    `limits` are what the caller knows of the model; without them `fetch_limits` asks the service.
-    `session` is shared and stays open; without one the client opens and closes its own. A service
-    that says nothing about a request for `silence_s` seconds is asked whether it lives.
-
-    Every method raises `ServiceUnreachable` when no complete answer came, `RequestTimedOut` past
-    its time-out and `RequestRejected` when the service (or the client, before sending) refused.
+    See `Engine` for what all engines have; `model_info` and `server_info` are SGLang's own.
     """
 
     def __init__(
@@ -80,16 +77,10 @@ class SGLangClient:
         """Where the service answers, without a slash at the end."""
         return self._transport.url
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
+    @property
+    def capabilities(self) -> Capabilities:
+        """All that the protocol has."""
+        return _CAPABILITIES
 
     def at(self, url: str) -> "SGLangClient":
         """A client of another service, over the same session."""
@@ -100,39 +91,30 @@ class SGLangClient:
         """Close the connections that this client opened."""
         await self._transport.close()
 
-    async def generate(
-        self,
-        request: GenerateRequest,
-        *,
-        timeout_s: float = 600.0,
-        output: StreamedOutput | None = None,
-    ) -> Generation:
-        """Generate from a token prompt; `latency_s` runs from sending to the end of the answer.
+    async def extend(self, building: GenerationBuilder, *, timeout_s: float = 600.0) -> None:
+        """Generate what an answer still lacks, as a piece of it.
 
-        The output is streamed into `output`, where the tokens that arrived are left when the
-        service fails before the answer is whole.
+        It is streamed: the tokens that arrived stay in `building` when the service fails before the
+        piece is whole.
         """
-        request = fit_request(request, self.limits)
-        output = StreamedOutput() if output is None else output
-        began = time.monotonic()
-        receiving = asyncio.create_task(self._receive(request, output, timeout_s))
+        request = fit_request(building.next_request(), self.limits)
+        receiving = asyncio.create_task(self._receive(request, building, timeout_s))
         heard = -1
         try:
             while not receiving.done():
                 await asyncio.wait({receiving}, timeout=self._silence_s)
-                if not receiving.done() and len(output.ids) == heard and not await self.alive():
+                if not receiving.done() and building.n_piece == heard and not await self.alive():
                     raise ServiceUnreachable(
                         f"{self.url} said nothing for {self._silence_s:g} s and is gone"
                     )
-                heard = len(output.ids)
+                heard = building.n_piece
         finally:
             receiving.cancel()
             await asyncio.wait({receiving})
         receiving.result()
-        return output.generation(time.monotonic() - began)
 
     async def _receive(
-        self, request: GenerateRequest, output: StreamedOutput, timeout_s: float
+        self, request: GenerateRequest, building: GenerationBuilder, timeout_s: float
     ) -> None:
         params = request.sampling_params.to_json()
         longest = request.sampling_params.max_new_tokens
@@ -146,6 +128,7 @@ class SGLangClient:
                 "stream": True,
             }
         )
+        reader = ChunkReader(building, self.url)
         buffer = b""
         async with aclosing(self._transport.stream("/generate", body, timeout_s)) as pieces:
             async for piece in pieces:
@@ -157,8 +140,8 @@ class SGLangClient:
                     error = stream_error(chunk, self.url)
                     if error is not None:
                         raise error
-                    output.add(chunk, self.url)
-        if output.finish_reason is None:
+                    reader.add(chunk)
+        if building.piece_ending is None:
             raise ServiceUnreachable(f"{self.url}/generate broke off before the end of the answer")
 
     async def pause(self, mode: PauseMode, *, timeout_s: float = 60.0) -> None:
@@ -290,6 +273,24 @@ class SGLangClient:
     async def server_info(self, *, timeout_s: float = 30.0) -> dict[str, Any]:
         """The service's `/server_info`: its resolved arguments and state."""
         return await self._get("/server_info", timeout_s)
+
+    async def description(self, *, timeout_s: float = 30.0) -> str:
+        """For people: the folder of the model that it serves, and the version of its weights."""
+        info = await self.model_info(timeout_s=timeout_s)
+        return f"{info.get('model_path')}, weights {info.get('weight_version')}"
+
+    async def weight_ranks(self) -> int:
+        """How many tensor-parallel ranks hold the service's weights.
+
+        Raises InferenceError for one with data parallelism, which has no single set of them.
+        """
+        info = await self.server_info()
+        if int(info.get("dp_size") or 1) > 1:
+            raise InferenceError(
+                f"{self.url} runs {info['dp_size']} data-parallel copies, which SGLang only updates"
+                " from disk: use --weight_update disk, or one service per copy"
+            )
+        return int(info.get("tp_size") or 1)
 
     async def weight_version(self, *, timeout_s: float = 30.0) -> int:
         """The policy version that the service holds."""

@@ -8,7 +8,7 @@ keeps account of a service to record around each call.
 
 from enum import StrEnum
 
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine_protocol import Engine
 from agentrl.inference.protocol import RequestRejected
 
 
@@ -26,23 +26,25 @@ class MemoryState(StrEnum):
     RESUMING = "resuming"
 
 
-async def release_memory(client: SGLangClient) -> None:
+async def release_memory(engine: Engine) -> None:
     """Have a service that holds its memory give it back. It generates nothing until it is resumed.
 
     Raises RequestRejected when the service refused: it holds its memory and goes on generating.
     After another InferenceError nobody knows.
     """
-    await client.pause("retract")
+    if not engine.capabilities.memory:
+        raise RequestRejected(f"{engine.url} cannot give its GPU memory back")
+    await engine.pause("retract")
     try:
-        await client.release_memory_occupation()
+        await engine.release_memory_occupation()
     except RequestRejected:
-        await client.continue_()
+        await engine.continue_()
         raise
 
 
-async def resume_memory(client: SGLangClient) -> None:
+async def resume_memory(engine: Engine) -> None:
     """Have a service that gave its memory back take it again, with the weights it had.
 
     It stays paused, so that new weights can come before it generates: `continue_` ends that.
     """
-    await client.resume_memory_occupation()
+    await engine.resume_memory_occupation()

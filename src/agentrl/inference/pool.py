@@ -1,7 +1,7 @@
 """Many inference services as one: which service gets a request, and what happens when one dies.
 
 The services are given by the caller (`update`), who learns of them wherever they are registered.
-One exchange with one service is `client`'s business.
+One exchange with one service is its engine's business.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from typing import Self
 
 import aiohttp
 
-from agentrl.inference.answers import StreamedOutput
-from agentrl.inference.client import SGLangClient
-from agentrl.inference.continuation import Continuation
+from agentrl.inference.engine_protocol import Engine
+from agentrl.inference.engines import engine_at
+from agentrl.inference.generation_builder import GenerationBuilder
 from agentrl.inference.protocol import (
     UNKNOWN_LIMITS,
     GenerateRequest,
@@ -43,20 +43,12 @@ _LAST_RETRY_S = 2.0
 _LOADS_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A generation and the URL of the service that made it, or the last piece of it."""
-
-    service: str
-    generation: Generation
-
-
 @dataclass(slots=True, eq=False)
 class _Member:
     """One service. `outstanding` counts the tokens of its requests in flight, prompt and maximum
     output; `learning` asks for its model's limits, once; `probe` runs while it is down."""
 
-    client: SGLangClient
+    engine: Engine
     up: bool = True
     outstanding: int = 0
     learning: asyncio.Task[None] | None = None
@@ -121,7 +113,7 @@ class ServicePool:
                 probe.cancel()
         for url in wanted - self._members.keys():
             self._members[url] = _Member(
-                SGLangClient(
+                engine_at(
                     url,
                     self.api_key,
                     limits=self.limits,
@@ -138,11 +130,11 @@ class ServicePool:
 
     async def loads(self) -> dict[str, ServiceLoad]:
         """How busy each service is that is up and says so, by URL."""
-        clients = [m.client for m in self._members.values() if m.up]
-        loads = await asyncio.gather(*(_load(client) for client in clients))
+        engines = [m.engine for m in self._members.values() if m.up]
+        loads = await asyncio.gather(*(_load(engine) for engine in engines))
         return {
-            client.url: load
-            for client, load in zip(clients, loads, strict=True)
+            engine.url: load
+            for engine, load in zip(engines, loads, strict=True)
             if load is not None
         }
 
@@ -151,21 +143,22 @@ class ServicePool:
         began = time.monotonic()
         while True:
             members = list(self._members.values())
-            if any(await asyncio.gather(*(m.client.ready() for m in members))):
+            if any(await asyncio.gather(*(m.engine.ready() for m in members))):
                 return
             left = timeout_s - (time.monotonic() - began)
             if left <= 0:
                 raise self._nobody(time.monotonic() - began)
             await asyncio.sleep(min(0.2, left))
 
-    async def generate(self, request: GenerateRequest, *, record_id: str) -> Answer:
+    async def generate(self, request: GenerateRequest, *, record_id: str) -> Generation:
         """Generate at the record's service, or at the least busy one; at others if that fails.
 
         The answer ends by "stop" or "length". Raises ServiceUnreachable when no service could be
         reached for `patience_s` seconds or all aborted the request for so long, RequestTimedOut
         when it was too slow at each, and RequestRejected when it cannot be served.
         """
-        answer = Continuation(request)
+        building = GenerationBuilder(request)
+        tokens = len(request.input_ids) + request.sampling_params.max_new_tokens
         began = progressed = time.monotonic()
         too_slow: dict[str, RequestTimedOut] = {}
         aborted_by: _Member | None = None
@@ -175,34 +168,33 @@ class ServicePool:
             if member is None:
                 await self._wait_for_change(progressed)
                 continue
-            asked, output = answer.next_request(), StreamedOutput()
-            tokens = len(asked.input_ids) + asked.sampling_params.max_new_tokens
+            had = len(building.ids)
             member.outstanding += tokens
             aborted_by = None
             try:
                 await self._learn_limits(member)
-                await member.client.generate(asked, timeout_s=self.request_timeout_s, output=output)
+                await member.engine.extend(building, timeout_s=self.request_timeout_s)
                 aborted_by = member
             except ServiceUnreachable as error:
                 self._mark_down(member, error)
             except RequestTimedOut as error:
-                too_slow[member.client.url] = error
+                too_slow[member.engine.url] = error
             except PromptTooLong:
-                if not answer.ids:
+                if not building.ids:
                     raise
                 # Cut off so close to the end of the context that no service takes it up again.
-                answer.finish_reason = "length"
+                building.piece_ending = "length"
             finally:
                 member.outstanding -= tokens
-            if answer.add(output):
+            if len(building.ids) > had:
                 progressed, retry_s = time.monotonic(), _FIRST_RETRY_S
-            if answer.finish_reason is not None:
-                return Answer(member.client.url, answer.generation(time.monotonic() - began))
-            if output.finish_reason == "abort" and not output.ids:
+            if building.ending is not None:
+                return building.generation(member.engine.url, time.monotonic() - began)
+            if aborted_by is not None and len(building.ids) == had:
                 if time.monotonic() - progressed > self.patience_s:
                     raise ServiceUnreachable(
                         f"request {request.rid} was aborted by its services for"
-                        f" {self.patience_s:.0f} s, last by {member.client.url}"
+                        f" {self.patience_s:.0f} s, last by {member.engine.url}"
                     )
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
@@ -210,7 +202,7 @@ class ServicePool:
     async def _learn_limits(self, member: _Member) -> None:
         """Before a service's first request, so that none is sent that would kill it."""
         if member.learning is None:
-            member.learning = asyncio.create_task(_ask_limits(member.client))
+            member.learning = asyncio.create_task(_ask_limits(member.engine))
         try:
             # Several requests wait for one answer: a cancelled one must not take it from the rest.
             await asyncio.shield(member.learning)
@@ -230,7 +222,7 @@ class ServicePool:
         one that has just aborted it, if there is another.
         """
         up = [m for m in self._members.values() if m.up]
-        fit = [m for m in up if m.client.url not in too_slow]
+        fit = [m for m in up if m.engine.url not in too_slow]
         if not fit:
             if up:
                 raise next(iter(too_slow.values()))
@@ -238,7 +230,7 @@ class ServicePool:
         member = self._members.get(self._sticky.get(record_id, ""))
         if member not in fit or member is aborted_by:
             member = min(fit, key=lambda m: (m is aborted_by, m.outstanding))
-            self._sticky[record_id] = member.client.url
+            self._sticky[record_id] = member.engine.url
         self._sticky.move_to_end(record_id)
         while len(self._sticky) > _STICKY_RECORDS:
             self._sticky.popitem(last=False)
@@ -268,18 +260,18 @@ class ServicePool:
         if not member.up:
             return
         member.up = False
-        log.warning("inference service %s is down: %s", member.client.url, error)
-        if self._members.get(member.client.url) is member:
+        log.warning("inference service %s is down: %s", member.engine.url, error)
+        if self._members.get(member.engine.url) is member:
             member.probe = asyncio.create_task(self._probe(member))
 
     async def _probe(self, member: _Member) -> None:
         delay_s = _FIRST_PROBE_S
         while True:
             await asyncio.sleep(delay_s)
-            if await member.client.ready():
+            if await member.engine.ready():
                 break
             delay_s = min(2 * delay_s, _LAST_PROBE_S)
-        log.info("inference service %s is up again", member.client.url)
+        log.info("inference service %s is up again", member.engine.url)
         member.up = True
         member.probe = None
         self._announce()
@@ -290,19 +282,19 @@ class ServicePool:
         self._changed = asyncio.Event()
 
 
-async def _ask_limits(client: SGLangClient) -> None:
-    """Have the client check requests against the limits that its service tells, if it does."""
+async def _ask_limits(engine: Engine) -> None:
+    """Have the engine check requests against the limits that its service tells, if it does."""
     try:
-        await client.fetch_limits()
+        await engine.fetch_limits()
     except RequestRejected as error:  # a router, for instance, has no model of its own
-        log.warning("%s does not tell its limits, requests go unchecked: %s", client.url, error)
+        log.warning("%s does not tell its limits, requests go unchecked: %s", engine.url, error)
     except RequestTimedOut as error:
         raise ServiceUnreachable(str(error)) from error
 
 
-async def _load(client: SGLangClient) -> ServiceLoad | None:
+async def _load(engine: Engine) -> ServiceLoad | None:
     try:
-        return await client.loads(timeout_s=_LOADS_S)
+        return await engine.loads(timeout_s=_LOADS_S)
     except InferenceError as error:
-        log.debug("%s does not tell its load: %s", client.url, error)
+        log.debug("%s does not tell its load: %s", engine.url, error)
         return None

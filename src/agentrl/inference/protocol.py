@@ -4,8 +4,10 @@ No I/O in here, and no JSON but the names of sampling parameters and versions; `
 a service sends, `client` does the exchange.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from agentrl.policy_version import VersionSpan, check_spans, cut_spans
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -102,21 +104,36 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionSpan:
-    """Output tokens `start <= i < end` were sampled by policy `version`."""
-
-    version: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
 class Generation:
-    """The answer to a `GenerateRequest`.
+    """The answer to a `GenerateRequest`, as everything that follows holds it.
 
     `output_ids` keeps the stop token that ended it. `output_logprobs[i]` is the logprob of
     `output_ids[i]` under log_softmax(logits / temperature), whatever top_p, top_k and min_p cut
     away. `versions` cover the output without gaps. An aborted generation keeps what it had.
+    `service` is the URL of the service that made it, or the last piece of it. `cached_tokens` of
+    the `prompt_tokens` were not computed again. `latency_s` runs from the request to the end.
+
+    The columns are tuples of Python numbers: nobody can change them, and tokenizers, chat templates
+    and stored documents take them as they are. Raises ValueError where they do not fit together.
+
+    A record of three turns as its services answered it; at its other end it is the row that
+    `databases/token_tree.py` shows. Policy 5 came in the middle of turn 1. After turn 1 the context
+    was rewritten: turn 2 has a prompt that shares only its first 3 tokens with the others, and
+    begins a branch. Prompts and tool results get mask 0, and what is below mask 1.
+
+        turn  prompt                     tokens made   logprobs       made by
+        0     1 2 3                      10 11         -0.5 -0.25     4 4
+              the tool's result: 20 21
+        1     1 2 3 10 11 20 21          12 13         -1.0 -0.125    4 5
+        2     1 2 3 30                   14            -2.0           5
+
+    >>> made = Generation(
+    ...     output_ids=(12, 13), output_logprobs=(-1.0, -0.125), finish_reason="stop",
+    ...     versions=(VersionSpan(4, 0, 1), VersionSpan(5, 1, 2)),
+    ...     prompt_tokens=7, cached_tokens=5, latency_s=0.5, service="http://10.0.0.7:30000",
+    ... )
+    >>> made.part(1, 2).output_ids, made.part(1, 2).versions
+    ((13,), (VersionSpan(version=5, start=0, end=1),))
     """
 
     output_ids: tuple[int, ...]
@@ -126,6 +143,23 @@ class Generation:
     prompt_tokens: int
     cached_tokens: int
     latency_s: float
+    service: str
+
+    def __post_init__(self) -> None:
+        if len(self.output_ids) != len(self.output_logprobs):
+            raise ValueError(
+                f"{len(self.output_ids)} tokens with {len(self.output_logprobs)} logprobs"
+            )
+        check_spans(self.versions, len(self.output_ids))
+
+    def part(self, begin: int, end: int) -> "Generation":
+        """Its tokens `begin` to `end` (half open), as if the service had made only these."""
+        return replace(
+            self,
+            output_ids=self.output_ids[begin:end],
+            output_logprobs=self.output_logprobs[begin:end],
+            versions=tuple(cut_spans(self.versions, begin, end)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 What the bodies mean is not in here.
 """
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,6 +15,13 @@ from agentrl.inference.protocol import RequestRejected, RequestTimedOut, Service
 _JSON_HEADERS = {"Content-Type": "application/json"}
 _NOT_SERVING = frozenset({502, 503, 504})
 _CONNECT_S = 10.0
+_ENGINE_NAME = re.compile(r"([a-z0-9_]+)\+(?=https?://)")
+
+
+def engine_name(url: str) -> str | None:
+    """The name of the engine that a URL says before its scheme (`NAME+http://…`), if it does."""
+    named = _ENGINE_NAME.match(url)
+    return named[1] if named else None
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -33,7 +41,8 @@ def open_session() -> aiohttp.ClientSession:
 class Transport:
     """Exchanges with the service at `url`.
 
-    `session` is shared and stays open; without one the transport opens and closes its own.
+    `session` is shared and stays open; without one the transport opens and closes its own. `url`
+    may have the name of an engine before its scheme.
 
     Raises `ServiceUnreachable` when no complete answer came, `RequestTimedOut` past the time-out
     and `RequestRejected` when the service answers with an error.
@@ -43,6 +52,7 @@ class Transport:
         self, url: str, api_key: str | None, session: aiohttp.ClientSession | None
     ) -> None:
         self.url = url.rstrip("/")
+        self._address = _ENGINE_NAME.sub("", self.url, count=1)
         self._headers = dict(_JSON_HEADERS)
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -81,7 +91,11 @@ class Transport:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, _CONNECT_S))
         try:
             async with self.session.request(
-                method, self.url + path, data=body or None, headers=self._headers, timeout=timeout
+                method,
+                self._address + path,
+                data=body or None,
+                headers=self._headers,
+                timeout=timeout,
             ) as response:
                 if response.status >= 400:
                     said = error_message(await response.read())

@@ -22,7 +22,7 @@ from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import doctor_parser
 from agentrl.databases.connection import DatabaseUnreachable, connect
 from agentrl.databases.mongod import MongodError, find_mongod
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engines import open_engines
 from agentrl.inference.protocol import InferenceError
 from agentrl.launcher.preflight import check_model
 from agentrl.rollout.chat import ChatRenderer
@@ -181,8 +181,7 @@ async def _tools(agent: AgentConfig) -> str:
 
 async def _service(url: str) -> str:
     try:
-        async with SGLangClient(url) as client:
-            info = await client.model_info()
-    except InferenceError as error:
+        async with open_engines([url]) as [engine]:
+            return f"{url} serves {await engine.description()}"
+    except (InferenceError, ValueError) as error:
         raise NotInOrder(f"{error}") from None
-    return f"{url} serves {info.get('model_path')}, weights {info.get('weight_version')}"

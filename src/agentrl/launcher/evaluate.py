@@ -26,9 +26,8 @@ from agentrl.databases.mongod import free_port
 from agentrl.databases.services import acknowledge, live_services, register_urls
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engines import open_engines
 from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
-from agentrl.inference.transport import open_session
 from agentrl.inference.weights.disk import DiskUpdater
 from agentrl.inference.weights.updates import PublishedWeights, update_services
 from agentrl.launcher.database import OpenDatabase, run_database
@@ -245,10 +244,9 @@ class Evaluation:
         while asyncio.get_running_loop().time() < deadline:
             live = await live_services(database)
             behind = [service.url for service in live if service.weight_version != version]
-            async with open_session() as session:
-                clients = [SGLangClient(url, session=session) for url in behind]
+            async with open_engines(behind) as engines:
                 outcomes = await update_services(
-                    DiskUpdater(), clients, PublishedWeights(version, self.model)
+                    DiskUpdater(), engines, PublishedWeights(version, self.model)
                 )
             for outcome in outcomes:
                 reason = outcome.error or ""

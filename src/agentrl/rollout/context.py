@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from agentrl.databases.documents import TokenCounts, VersionRange, VersionSpan
+from agentrl.databases.documents import TokenCounts, VersionRange
 from agentrl.databases.growing_tree import GrowingTree, Ids
 from agentrl.databases.token_tree import TokenTree
+from agentrl.policy_version import VersionSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -23,12 +23,11 @@ from agentrl.databases.documents import (
     StopReason,
     ToolCall,
     TurnStatus,
-    VersionSpan,
 )
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
-from agentrl.inference.protocol import GenerateRequest, SamplingParams
+from agentrl.inference.protocol import GenerateRequest, Generation, SamplingParams
 from agentrl.rollout.advantages import GREEDY_ROLLOUT
 from agentrl.rollout.chat import (
     ChatRenderer,
@@ -63,34 +62,22 @@ class SamplerResources:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelAnswer:
-    """What the model said to a prompt, before it is a turn of the record.
+class Turn:
+    """What the model generated, as a turn of the record before anything was made of it.
 
     `text` has no stop token. `stop_reason` is set if it was cut off and the record has to end;
-    otherwise the model ended the turn itself.
+    otherwise the model ended the turn itself. `tokens`: the place of the turn in the record.
     """
 
-    output_ids: tuple[int, ...]
-    output_logprobs: tuple[float, ...]
-    versions: list[VersionSpan]
+    generation: Generation
     text: str
-    finish_reason: str
     stop_reason: StopReason | None
-    service: str
-    cached_tokens: int
-    latency_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class GeneratedTurn(ModelAnswer):
-    """A turn of the model, before anything was made of it."""
-
     tokens: TurnTokens
 
 
-def entry_of(turn: GeneratedTurn) -> Entry:
+def entry_of(turn: Turn) -> Entry:
     """The turn as an entry of a conversation."""
-    return Entry({"role": "assistant", "content": turn.text}, turn.output_ids)
+    return Entry({"role": "assistant", "content": turn.text}, turn.generation.output_ids)
 
 
 class AsyncSampler(ABC):
@@ -180,13 +167,13 @@ class AsyncSampler(ABC):
         assert self._conversation is not None, "the conversation has not begun"
         return self._conversation.entries
 
-    def continue_conversation(self, turn: GeneratedTurn, added: Sequence[Message]) -> PromptChange:
+    def continue_conversation(self, turn: Turn, added: Sequence[Message]) -> PromptChange:
         """Append a generated turn and what follows it: messages of tools or of a user.
 
         It goes on in a new segment where the chat template does not extend what was sampled.
         """
         assert self._conversation is not None, "the conversation has not begun"
-        next_prompt = self._conversation.extend(turn.output_ids, added)
+        next_prompt = self._conversation.extend(turn.generation.output_ids, added)
         return self._go_on(next_prompt)
 
     def rewrite_conversation(self, entries: Sequence[Entry]) -> PromptChange:
@@ -224,19 +211,20 @@ class AsyncSampler(ABC):
         context = self.context
         return self.limits.reached(context.n_turns, context.n_tokens, context.prompt_len)
 
-    async def generate(self) -> GeneratedTurn:
+    async def generate(self) -> Turn:
         """Generate a turn from the tokens so far and append it to them. Raises as `ask` does."""
         left = self.limits.tokens_left(self.context.n_tokens)
-        return self.add_turn(await self.ask(self.context.ids, left))
+        return self.add_turn(*await self.ask(self.context.ids, left))
 
     async def ask(
         self, prompt_ids: Sequence[int], left: int, max_new_tokens: int | None = None
-    ) -> ModelAnswer:
+    ) -> tuple[Generation, StopReason | None]:
         """Generate from a prompt. Nothing of the record changes, so that calls may run at once.
 
         `left`: tokens that the record may still get. `max_new_tokens`: a limit of the caller's,
-        beside `--max_new_tokens`. Nothing that follows the end of a turn is in the answer. Raises
-        InferenceError where no service answers, and RuntimeError for an answer that is not a turn.
+        beside `--max_new_tokens`. Returns the answer, in which nothing follows the end of the turn,
+        and the limit that cut it off, if one did. Raises InferenceError where no service answers,
+        and RuntimeError for an answer that is not a turn.
         """
         limit = self.limits.of_turn(left, max_new_tokens)
         params = SamplingParams(
@@ -246,33 +234,19 @@ class AsyncSampler(ABC):
         )
         request = GenerateRequest(f"{self.record.id}-{self._n_asked}", tuple(prompt_ids), params)
         self._n_asked += 1
-        answer = await self.resources.pool.generate(request, record_id=self.record.id)
-        generation = answer.generation
+        generation = await self.resources.pool.generate(request, record_id=self.record.id)
         if not generation.output_ids:
             raise RuntimeError(
-                f"{answer.service} ended turn {self.context.n_turns} of {self.record.id} without a "
-                f"token ({generation.finish_reason})"
+                f"{generation.service} ended turn {self.context.n_turns} of {self.record.id} "
+                f"without a token ({generation.finish_reason})"
             )
         if not set(params.stop_token_ids).isdisjoint(generation.output_ids[:-1]):
             raise RuntimeError(
-                f"{answer.service} went on generating after the end of turn "
+                f"{generation.service} went on generating after the end of turn "
                 f"{self.context.n_turns} of {self.record.id}"
             )
-        stop_reason = limit.stop_reason if generation.finish_reason == "length" else None
-        return ModelAnswer(
-            output_ids=generation.output_ids,
-            output_logprobs=generation.output_logprobs,
-            versions=[
-                VersionSpan(version=span.version, start=span.start, end=span.end)
-                for span in generation.versions
-            ],
-            text=self.resources.renderer.split_turn(generation.output_ids)[0],
-            finish_reason=generation.finish_reason,
-            stop_reason=stop_reason,
-            service=answer.service,
-            cached_tokens=generation.cached_tokens,
-            latency_s=generation.latency_s,
-        )
+        cut_off = generation.finish_reason == "length"
+        return generation, limit.stop_reason if cut_off else None
 
     def _sampling_params(self) -> dict[str, float]:
         """The run's; greedy for the attempt that is its group's baseline (`--advantage remax`)."""
@@ -284,8 +258,12 @@ class AsyncSampler(ABC):
         return config.sampling_params
 
     def add_answer(
-        self, prompt_ids: Sequence[int], answer: ModelAnswer, next_prompt: NextPrompt | None
-    ) -> GeneratedTurn:
+        self,
+        prompt_ids: Sequence[int],
+        generation: Generation,
+        stop_reason: StopReason | None,
+        next_prompt: NextPrompt | None,
+    ) -> Turn:
         """Make a turn of the answer to a prompt that may be anything, not only the tokens so far.
 
         `next_prompt`: how a conversation came to the prompt, if one did.
@@ -301,20 +279,22 @@ class AsyncSampler(ABC):
                 n_rewritten=next_prompt.n_rewritten,
             )
         self._count_continuations()
-        return self.add_turn(answer)
+        return self.add_turn(generation, stop_reason)
 
-    def add_turn(self, answer: ModelAnswer) -> GeneratedTurn:
+    def add_turn(self, generation: Generation, stop_reason: StopReason | None) -> Turn:
         """Append an answer to the tokens that it was asked with, as a turn of the record."""
-        tokens = self.context.add_turn(answer.output_ids, answer.output_logprobs, answer.versions)
+        tokens = self.context.add_turn(
+            generation.output_ids, generation.output_logprobs, generation.versions
+        )
         self.record.n_turns = self.context.n_turns
         self.record.tokens = self.context.counts
         self.record.versions = self.context.versions
-        answered = {field.name: getattr(answer, field.name) for field in fields(ModelAnswer)}
-        return GeneratedTurn(**answered, tokens=tokens)
+        text = self.resources.renderer.split_turn(generation.output_ids)[0]
+        return Turn(generation, text, stop_reason, tokens)
 
     async def write_turn(
         self,
-        turn: GeneratedTurn,
+        turn: Turn,
         messages: Sequence[Message],
         tool_calls: Sequence[ToolCall] = (),
         format_error: str | None = None,
@@ -328,38 +308,38 @@ class AsyncSampler(ABC):
         `messages`: what was added before it. `format_error`: what was wrong with its calls.
         `repeated`: it asks nothing new. `rewrite`: how the conversation was rewritten before it.
         """
-        branch, prompt_change = turn.tokens.branch, turn.tokens.prompt_change
-        ended = turn.finish_reason != "length"
+        made, tokens = turn.generation, turn.tokens
+        ended = made.finish_reason != "length"
         status = turn_status(
             cut_off=not ended,
-            looped=loops(turn.output_ids[:-1] if ended else turn.output_ids),
+            looped=loops(made.output_ids[:-1] if ended else made.output_ids),
             malformed=format_error is not None,
             repeated=repeated,
             failed=any(call.is_error for call in tool_calls),
         )
         document = DispatchedSamplingTask(
-            id=turn_id(self.record.id, turn.tokens.turn),
+            id=turn_id(self.record.id, tokens.turn),
             record_id=self.record.id,
-            turn=turn.tokens.turn,
+            turn=tokens.turn,
             status=status,
-            segment=turn.tokens.segment,
-            parent=turn_id(self.record.id, branch.turn) if branch else None,
-            shared_len=branch.shared_len if branch else 0,
+            segment=tokens.segment,
+            parent=turn_id(self.record.id, tokens.branch.turn) if tokens.branch else None,
+            shared_len=tokens.branch.shared_len if tokens.branch else 0,
             rewrite=rewrite,
-            service=turn.service,
+            service=made.service,
             messages=list(messages),
-            drift=prompt_change.drift if prompt_change else None,
-            prompt_delta_ids=pack_ints(turn.tokens.prompt_delta),
-            prompt_len=turn.tokens.prompt_len,
-            output_ids=pack_ints(turn.output_ids),
-            output_logprobs=pack_floats(turn.output_logprobs),
+            drift=tokens.prompt_change.drift if tokens.prompt_change else None,
+            prompt_delta_ids=pack_ints(tokens.prompt_delta),
+            prompt_len=tokens.prompt_len,
+            output_ids=pack_ints(made.output_ids),
+            output_logprobs=pack_floats(made.output_logprobs),
             output_text=turn.text,
             tool_calls=list(tool_calls),
             format_error=format_error,
-            finish_reason=turn.finish_reason,
-            versions=turn.versions,
-            cached_tokens=turn.cached_tokens,
-            generate_latency_s=turn.latency_s,
+            finish_reason=made.finish_reason,
+            versions=list(made.versions),
+            cached_tokens=made.cached_tokens,
+            generate_latency_s=made.latency_s,
             tools_latency_s=tools_latency_s,
             created_at=datetime.now(UTC),
         )

@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import InferenceService
 from agentrl.databases.services import live_services, record_memory
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine_protocol import Engine
+from agentrl.inference.engines import open_engines
 from agentrl.inference.memory import MemoryState, release_memory, resume_memory
 from agentrl.inference.protocol import FRESH_VERSION, InferenceError, RequestRejected
-from agentrl.inference.transport import open_session
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class GpuSharing:
         """
         async with self._services() as services:
             asked = [
-                self._release(service, client)
-                for service, client in services
+                self._release(service, engine)
+                for service, engine in services
                 if service.memory == MemoryState.HELD and service.weight_version != FRESH_VERSION
             ]
             released = sum(await asyncio.gather(*asked))
@@ -51,16 +51,16 @@ class GpuSharing:
         """
         async with self._services() as services:
             asked = [
-                self._resume(service, client)
-                for service, client in services
+                self._resume(service, engine)
+                for service, engine in services
                 if service.memory != MemoryState.HELD
             ]
             await asyncio.gather(*asked)
 
-    async def _release(self, service: InferenceService, client: SGLangClient) -> bool:
+    async def _release(self, service: InferenceService, engine: Engine) -> bool:
         await record_memory(self._database, service.url, MemoryState.RELEASING)
         try:
-            await release_memory(client)
+            await release_memory(engine)
         except RequestRejected as error:
             logger.warning("%s keeps its GPU memory: %s", service.url, error)
             await record_memory(self._database, service.url, MemoryState.HELD)
@@ -71,11 +71,11 @@ class GpuSharing:
         await record_memory(self._database, service.url, MemoryState.RELEASED)
         return True
 
-    async def _resume(self, service: InferenceService, client: SGLangClient) -> None:
+    async def _resume(self, service: InferenceService, engine: Engine) -> None:
         try:
             # Only services with published weights are asked to release: one without was started
             # since then, and would die of a resume.
-            if await client.weight_version() != FRESH_VERSION:
+            if await engine.weight_version() != FRESH_VERSION:
                 if service.memory != MemoryState.RELEASED:
                     logger.warning(
                         "%s is not used: it stopped answering while its GPU memory was released or"
@@ -83,15 +83,15 @@ class GpuSharing:
                     )  # fmt: skip
                     return
                 await record_memory(self._database, service.url, MemoryState.RESUMING)
-                await resume_memory(client)
+                await resume_memory(engine)
         except InferenceError as error:
             logger.warning("%s did not take its GPU memory again: %s", service.url, error)
             return
         await record_memory(self._database, service.url, MemoryState.HELD)
 
     @asynccontextmanager
-    async def _services(self) -> AsyncIterator[list[tuple[InferenceService, SGLangClient]]]:
-        """The live services, each with a client."""
+    async def _services(self) -> AsyncIterator[list[tuple[InferenceService, Engine]]]:
+        """The live services, each with its engine."""
         live = await live_services(self._database, self._service_timeout_s)
-        async with open_session() as session:
-            yield [(service, SGLangClient(service.url, session=session)) for service in live]
+        async with open_engines(service.url for service in live) as engines:
+            yield list(zip(live, engines, strict=True))

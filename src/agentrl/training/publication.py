@@ -25,10 +25,10 @@ from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import InferenceService
 from agentrl.databases.services import acknowledge, live_services
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine_protocol import Engine
+from agentrl.inference.engines import open_engines
 from agentrl.inference.memory import MemoryState
 from agentrl.inference.protocol import FRESH_VERSION, InferenceError, ServiceUnreachable
-from agentrl.inference.transport import open_session
 from agentrl.inference.weights.disk import DiskUpdater
 from agentrl.inference.weights.updates import (
     PublishedWeights,
@@ -199,9 +199,8 @@ class Publisher:
         if not urls:
             return []
         await self._hold()
-        async with open_session() as session:
-            clients = [SGLangClient(url, session=session) for url in urls]
-            outcomes = await update_services(updater, clients, weights, self._pause)
+        async with open_engines(urls) as engines:
+            outcomes = await update_services(updater, engines, weights, self._pause)
         for outcome in outcomes:
             if outcome.error is None:
                 await acknowledge(self._database, outcome.url, outcome.version)
@@ -218,9 +217,8 @@ class Publisher:
 
     async def _check(self, live: list[InferenceService]) -> None:
         """Correct the ledger where a service holds other weights than it says: it was restarted."""
-        async with open_session() as session:
-            clients = [SGLangClient(service.url, session=session) for service in live]
-            held = await asyncio.gather(*(_held(client) for client in clients))
+        async with open_engines(service.url for service in live) as engines:
+            held = await asyncio.gather(*map(_held, engines))
         for service, version in zip(live, held, strict=True):
             busy = self._publishing.locked() or self._is_catching_up(service.url)
             if version is not None and version < service.weight_version and not busy:
@@ -265,9 +263,9 @@ class Publisher:
             shutil.rmtree(folder)
 
 
-async def _held(client: SGLangClient) -> int | None:
+async def _held(engine: Engine) -> int | None:
     """The version that a service holds; None if it does not say."""
     try:
-        return await held_version(client, timeout_s=_CHECK_TIMEOUT_S)
+        return await held_version(engine, timeout_s=_CHECK_TIMEOUT_S)
     except InferenceError:
         return None

@@ -10,8 +10,8 @@ from agentrl.databases.documents import (
     Slot,
     Split,
     Task,
-    VersionSpan,
 )
+from agentrl.policy_version import VersionSpan
 
 
 def make_task(scorer: str, **values: Any) -> Task:

@@ -24,7 +24,7 @@ _TURNS_PER_STEP = 4
 _RATE_WINDOW_S = 1.0
 
 
-class Engine:
+class LocalEngine:
     """A served model. Loads it when made; `run` must be running for anything to be generated."""
 
     def __init__(self, config: EngineConfig) -> None:

@@ -17,7 +17,7 @@ from aiohttp import ClientConnectionResetError, web
 
 from agentrl.inference.engine.config import Announcement, EngineConfig
 from agentrl.inference.engine.control import ControlBody, answer, bad_request
-from agentrl.inference.engine.engine import Engine
+from agentrl.inference.engine.engine import LocalEngine
 from agentrl.inference.engine.http_api import (
     BodyError,
     PromptRequest,
@@ -44,7 +44,7 @@ def serve(config: EngineConfig, announcement: Announcement | None = None) -> Non
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    engine = Engine(config)
+    engine = LocalEngine(config)
     # What was loaded stays: the collector need not walk it during steps.
     gc.collect()
     gc.freeze()
@@ -52,7 +52,9 @@ def serve(config: EngineConfig, announcement: Announcement | None = None) -> Non
         runner.run(_serve(engine, config, announcement))
 
 
-async def _serve(engine: Engine, config: EngineConfig, announcement: Announcement | None) -> None:
+async def _serve(
+    engine: LocalEngine, config: EngineConfig, announcement: Announcement | None
+) -> None:
     server = _Server(engine)
     # A client that hangs up cancels its handler, and with it its generation.
     runner = web.AppRunner(server.app(), handler_cancellation=True, access_log=None)
@@ -82,7 +84,7 @@ async def _serve(engine: Engine, config: EngineConfig, announcement: Announcemen
 class _Server:
     """Handlers of all routes, over one engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LocalEngine) -> None:
         self.stopping = False
         self._engine = engine
         self._weights = WeightRoutes(engine)

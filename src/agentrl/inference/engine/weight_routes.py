@@ -9,7 +9,7 @@ from aiohttp import web
 from torch import Tensor
 
 from agentrl.inference.engine.control import ControlBody, bad_request, done
-from agentrl.inference.engine.engine import Engine
+from agentrl.inference.engine.engine import LocalEngine
 from agentrl.inference.engine.weight_session import WeightSession
 from agentrl.inference.engine.weights import CacheNotFlushed, WeightsError, read_weights
 
@@ -17,7 +17,7 @@ from agentrl.inference.engine.weights import CacheNotFlushed, WeightsError, read
 class WeightRoutes:
     """Handlers over one engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
         self._session = WeightSession(engine.runner.model, engine.runner.device)
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine_protocol import Engine, WeightWay
 from agentrl.inference.protocol import InferenceError
 from agentrl.inference.weights.buckets import in_buckets
 from agentrl.inference.weights.group import Backend, WeightGroup, host_store
@@ -34,51 +34,51 @@ class DistributedUpdater:
     `device`: where the trainer sends from, a GPU for NCCL or the CPU for gloo.
     """
 
+    way: WeightWay = "distributed"
+
     def __init__(self, device: torch.device, timeout_s: float = _TIMEOUT_S) -> None:
         self._device = device
         self._timeout_s = timeout_s
         self._groups: dict[str, tuple[str, WeightGroup]] = {}
 
-    async def load(
-        self, client: SGLangClient, weights: PublishedWeights, *, flush_cache: bool
-    ) -> None:
+    async def load(self, engine: Engine, weights: PublishedWeights, *, flush_cache: bool) -> None:
         """See `WeightUpdater`. After a failure the service is met in a new group."""
-        name, group = await self._meet(client)
-        await client.begin_weight_update()
+        name, group = await self._meet(engine)
+        await engine.begin_weight_update()
         try:
             buckets = list(in_buckets(weights.tensors))
             for bucket in buckets:
                 last = bucket is buckets[-1]
-                receiving = client.update_weights_from_distributed(
+                receiving = engine.update_weights_from_distributed(
                     {n: (str(t.dtype).removeprefix("torch."), t.shape) for n, t in bucket.items()},
                     group=name,
                     version=weights.version if last else None,
                     flush_cache=flush_cache and last,
                 )
                 await _both(receiving, _in_thread(partial(group.send, list(bucket.values()))))
-            await client.end_weight_update()
+            await engine.end_weight_update()
         except (InferenceError, RuntimeError) as error:
-            await self._forget(client)
-            raise UpdateFailed(f"{client.url}: {error}", mixed=True) from error
+            await self._forget(engine)
+            raise UpdateFailed(f"{engine.url}: {error}", mixed=True) from error
         except asyncio.CancelledError:
-            self._groups.pop(client.url, None)
+            self._groups.pop(engine.url, None)
             raise
 
     async def close(self) -> None:
         """Leave all groups."""
         self._groups.clear()
 
-    async def _meet(self, client: SGLangClient) -> tuple[str, WeightGroup]:
+    async def _meet(self, engine: Engine) -> tuple[str, WeightGroup]:
         """The group with a service; made when there is none, or the service has forgotten it."""
-        if client.url in self._groups:
-            return self._groups[client.url]
+        if engine.url in self._groups:
+            return self._groups[engine.url]
         name = f"agentrl-{uuid.uuid4().hex}"
-        address = await asyncio.to_thread(local_address, client.url)
-        world_size = 1 + await tensor_ranks(client)
+        address = await asyncio.to_thread(local_address, engine.url)
+        world_size = 1 + await engine.weight_ranks()
         backend: Backend = "nccl" if self._device.type == "cuda" else "gloo"
         try:
             store = host_store(address, self._timeout_s)
-            joining = client.init_weights_update_group(
+            joining = engine.init_weights_update_group(
                 address=address,
                 port=store.port,
                 world_size=world_size,
@@ -99,30 +99,18 @@ class DistributedUpdater:
             group = await _both(joining, _in_thread(meet))
         except RuntimeError as error:
             raise InferenceError(
-                f"{client.url} did not meet the trainer at {address} for --weight_update"
+                f"{engine.url} did not meet the trainer at {address} for --weight_update"
                 f" distributed: {error}"
             ) from error
-        self._groups[client.url] = name, group
+        self._groups[engine.url] = name, group
         return name, group
 
-    async def _forget(self, client: SGLangClient) -> None:
-        name, _ = self._groups.pop(client.url)
+    async def _forget(self, engine: Engine) -> None:
+        name, _ = self._groups.pop(engine.url)
         try:
-            await client.destroy_weights_update_group(name, timeout_s=5.0)
+            await engine.destroy_weights_update_group(name, timeout_s=5.0)
         except InferenceError:
             return  # it is not there any more: that is all that was wanted
-
-
-async def tensor_ranks(client: SGLangClient) -> int:
-    """How many ranks hold a service's weights. Raises InferenceError for one with data parallelism,
-    which has no single set of them."""
-    info = await client.server_info()
-    if int(info.get("dp_size") or 1) > 1:
-        raise InferenceError(
-            f"{client.url} runs {info['dp_size']} data-parallel copies, which SGLang only updates"
-            " from disk: use --weight_update disk, or one service per copy"
-        )
-    return int(info.get("tp_size") or 1)
 
 
 def local_address(url: str) -> str:

@@ -4,10 +4,10 @@ import asyncio
 import socket
 from urllib.parse import urlsplit
 
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine_protocol import Engine, WeightWay
 from agentrl.inference.protocol import InferenceError
 from agentrl.inference.weights.buckets import in_buckets
-from agentrl.inference.weights.distributed import local_address, tensor_ranks
+from agentrl.inference.weights.distributed import local_address
 from agentrl.inference.weights.shared_tensors import give_up, share
 from agentrl.inference.weights.updates import PublishedWeights, UpdateFailed
 
@@ -15,17 +15,17 @@ from agentrl.inference.weights.updates import PublishedWeights, UpdateFailed
 class TensorUpdater:
     """Hands services of this machine the tensors in shared memory."""
 
-    async def load(
-        self, client: SGLangClient, weights: PublishedWeights, *, flush_cache: bool
-    ) -> None:
+    way: WeightWay = "tensor"
+
+    async def load(self, engine: Engine, weights: PublishedWeights, *, flush_cache: bool) -> None:
         """See `WeightUpdater`. A service of another machine is refused: it would die of it."""
-        if not await asyncio.to_thread(_is_here, client.url):
+        if not await asyncio.to_thread(_is_here, engine.url):
             raise InferenceError(
-                f"{client.url} is not on the trainer's machine, which --weight_update tensor needs:"
+                f"{engine.url} is not on the trainer's machine, which --weight_update tensor needs:"
                 " it gets its weights from disk; use disk or distributed"
             )
-        ranks = await tensor_ranks(client)
-        await client.begin_weight_update()
+        ranks = await engine.weight_ranks()
+        await engine.begin_weight_update()
         try:
             buckets = list(in_buckets(weights.tensors))
             for bucket in buckets:
@@ -33,7 +33,7 @@ class TensorUpdater:
                 # A text is read once: each rank gets its own.
                 texts = [share(bucket.items()) for _ in range(ranks)]
                 try:
-                    await client.update_weights_from_tensor(
+                    await engine.update_weights_from_tensor(
                         texts,
                         version=weights.version if last else None,
                         flush_cache=flush_cache and last,
@@ -42,7 +42,7 @@ class TensorUpdater:
                     for _ in texts:
                         give_up(bucket.items())
                     raise
-            await client.end_weight_update()
+            await engine.end_weight_update()
         except InferenceError as error:
             raise UpdateFailed(str(error), mixed=True) from error
 

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine_protocol import Engine, WeightWay
 from agentrl.inference.protocol import InferenceError, RequestRejected
 
 UpdatePause = Literal["retract", "in_place"]
@@ -65,11 +65,11 @@ class UpdateFailed(InferenceError):
 
 
 class WeightUpdater(Protocol):
-    """A way to bring weights to a service."""
+    """A way to bring weights to a service, and its name in `--weight_update`."""
 
-    async def load(
-        self, client: SGLangClient, weights: PublishedWeights, *, flush_cache: bool
-    ) -> None:
+    way: WeightWay
+
+    async def load(self, engine: Engine, weights: PublishedWeights, *, flush_cache: bool) -> None:
         """Load all weights into a paused service, whose cache of the old ones is flushed if asked.
 
         Raises UpdateFailed when some of them may be in, another InferenceError when none is.
@@ -81,11 +81,11 @@ class WeightUpdater(Protocol):
 
 async def update_services(
     updater: WeightUpdater,
-    clients: Sequence[SGLangClient],
+    engines: Sequence[Engine],
     weights: PublishedWeights,
     pause: UpdatePause = "retract",
 ) -> list[PublishOutcome]:
-    """Bring the weights to every service at once; outcomes in the clients' order.
+    """Bring the weights to every service at once; outcomes in the engines' order.
 
     Paused in mode "retract", running requests keep their tokens but recompute their keys and values
     under the new weights: each token's logprob is exactly that of the version it carries, and
@@ -93,10 +93,10 @@ async def update_services(
     keys and values of the old weights. Paused services always continue, also when the update
     failed. Failures are in the outcomes, not raised.
     """
-    if not clients:
+    if not engines:
         return []
     began = time.monotonic()
-    tasks = [asyncio.create_task(update_service(updater, c, weights, pause)) for c in clients]
+    tasks = [asyncio.create_task(update_service(updater, c, weights, pause)) for c in engines]
     waiting = set(tasks)
     allowed_s: float | None = None
     try:
@@ -115,30 +115,30 @@ async def update_services(
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
     return [
-        _late(client, weights.version, began) if task.cancelled() else task.result()
-        for client, task in zip(clients, tasks, strict=True)
+        _late(engine, weights.version, began) if task.cancelled() else task.result()
+        for engine, task in zip(engines, tasks, strict=True)
     ]
 
 
 async def update_service(
     updater: WeightUpdater,
-    client: SGLangClient,
+    engine: Engine,
     weights: PublishedWeights,
     pause: UpdatePause,
 ) -> PublishOutcome:
     """Bring the weights to one service, or to all behind a router: it has them when they have."""
     try:
-        workers = await client.workers()
+        workers = await engine.workers()
     except InferenceError as error:
-        return PublishOutcome(client.url, weights.version, 0.0, str(error))
+        return PublishOutcome(engine.url, weights.version, 0.0, str(error))
     if not workers:
-        return await _update_one(updater, client, weights, pause)
+        return await _update_one(updater, engine, weights, pause)
     outcomes = await asyncio.gather(
-        *(_update_one(updater, client.at(url), weights, pause) for url in workers)
+        *(_update_one(updater, engine.at(url), weights, pause) for url in workers)
     )
     errors = [f"{outcome.url}: {outcome.error}" for outcome in outcomes if not outcome.ok]
     return PublishOutcome(
-        client.url,
+        engine.url,
         weights.version,
         max(outcome.stall_s for outcome in outcomes),
         "; ".join(errors) if errors else None,
@@ -148,17 +148,27 @@ async def update_service(
 
 async def _update_one(
     updater: WeightUpdater,
-    client: SGLangClient,
+    engine: Engine,
     weights: PublishedWeights,
     pause: UpdatePause,
 ) -> PublishOutcome:
+    can = engine.capabilities
+    if updater.way not in can.weight_ways or pause not in can.pauses:
+        return PublishOutcome(
+            engine.url,
+            weights.version,
+            0.0,
+            f"{engine.url} cannot be updated by --weight_update {updater.way} with"
+            f" --weight_update_pause {pause}: it has {' and '.join(sorted(can.weight_ways))}, with"
+            f" {' and '.join(sorted(can.pauses))}",
+        )
     errors: list[str] = []
     mixed = False
     began = time.monotonic()
     try:
-        await client.pause(pause)
+        await engine.pause(pause)
         try:
-            await _load(updater, client, weights, flush_cache=pause == "retract")
+            await _load(updater, engine, weights, flush_cache=pause == "retract")
         except UpdateFailed as error:
             mixed = error.mixed
             raise
@@ -172,12 +182,12 @@ async def _update_one(
         try:
             if mixed:
                 # What runs here goes on elsewhere, from tokens that one version made.
-                await client.abort(timeout_s=_CONTINUE_S)
-            await client.continue_(timeout_s=_CONTINUE_S)
+                await engine.abort(timeout_s=_CONTINUE_S)
+            await engine.continue_(timeout_s=_CONTINUE_S)
         except InferenceError as error:
             errors.append(str(error))
     return PublishOutcome(
-        client.url,
+        engine.url,
         weights.version,
         time.monotonic() - began,
         "; ".join(errors) if errors else None,
@@ -185,33 +195,33 @@ async def _update_one(
     )
 
 
-async def held_version(client: SGLangClient, *, timeout_s: float) -> int:
+async def held_version(engine: Engine, *, timeout_s: float) -> int:
     """The policy version that a service holds; the oldest one of those behind a router."""
-    workers = await client.workers(timeout_s=timeout_s)
-    services = [client.at(url) for url in workers] or [client]
+    workers = await engine.workers(timeout_s=timeout_s)
+    services = [engine.at(url) for url in workers] or [engine]
     return min(
         await asyncio.gather(*(service.weight_version(timeout_s=timeout_s) for service in services))
     )
 
 
 async def _load(
-    updater: WeightUpdater, client: SGLangClient, weights: PublishedWeights, *, flush_cache: bool
+    updater: WeightUpdater, engine: Engine, weights: PublishedWeights, *, flush_cache: bool
 ) -> None:
     try:
-        await updater.load(client, weights, flush_cache=flush_cache)
+        await updater.load(engine, weights, flush_cache=flush_cache)
     except RequestRejected:
         # SGLang also answers 400 when the weights are in but its cache could not be flushed.
-        if await client.weight_version() != weights.version:
+        if await engine.weight_version() != weights.version:
             raise
-        await client.flush_cache()
+        await engine.flush_cache()
 
 
-def _late(client: SGLangClient, version: int, began: float) -> PublishOutcome:
+def _late(engine: Engine, version: int, began: float) -> PublishOutcome:
     waited_s = time.monotonic() - began
     return PublishOutcome(
-        client.url,
+        engine.url,
         version,
         waited_s,
-        f"{client.url} did not take the weights within {waited_s:.0f} s, when others had them",
+        f"{engine.url} did not take the weights within {waited_s:.0f} s, when others had them",
         mixed=True,
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from agentrl.databases.documents import Rewrite, StopReason, ToolCall
 from agentrl.rollout.chat import Conversation, Entry, Message, NextPrompt, ToolSchema
 from agentrl.rollout.mcp.resources import ToolSampler
-from agentrl.rollout.sampler import GeneratedTurn, turn_id
+from agentrl.rollout.sampler import Turn, turn_id
 from agentrl.rollout.tool_calls import Call, ParsedTurn
 from agentrl.rollout.turn_status import format_error
 
@@ -27,7 +27,7 @@ _FOLLOWING = frozenset({"tool", "user"})  # roles of messages that may follow a 
 class OpenTurn:
     """A turn of the record that is not stored yet: its tools may still answer."""
 
-    generated: GeneratedTurn
+    generated: Turn
     added: list[Message]  # to what was said before, for people to read
     format_error: str | None
     rewrite: Rewrite | None
@@ -124,22 +124,22 @@ class ChatModel:
         )
         self._n_running += 1
         try:
-            answer = await sampler.ask(prompt.ids, left, max_new_tokens)
+            answer, cut_by = await sampler.ask(prompt.ids, left, max_new_tokens)
         finally:
             self._n_running -= 1
         if self._finished:
             raise RuntimeError("the agent has answered before this reply came, which is lost")
         rewrite = Rewrite.AGENT if thread is None and context.n_turns else None
-        generated = sampler.add_answer(prompt.ids, answer, prompt.next_prompt)
+        generated = sampler.add_answer(prompt.ids, answer, cut_by, prompt.next_prompt)
         parsed = ParsedTurn(generated.text)
         if schemas and generated.stop_reason is None:
             parsed = sampler.resources.renderer.parse_calls(generated.text, schemas)
         fault = format_error(parsed.calls, schemas)
         turn = OpenTurn(generated, prompt.added, fault, rewrite)
         message: Message = {"role": "assistant", "content": generated.text}
-        ids = [*prompt.ids, *generated.output_ids]
+        ids = [*prompt.ids, *answer.output_ids]
         self._threads.append(_Thread(prompt.conversation, schemas, [*messages, message], ids, turn))
-        self._ids_of[generated.text] = generated.output_ids
+        self._ids_of[generated.text] = answer.output_ids
         self._open.append(turn)
         self.last = turn
         return ChatReply(
@@ -176,7 +176,8 @@ class ChatModel:
 
     def _go_on(self, thread: _Thread, added: Sequence[Message]) -> _Prompt:
         self._threads.remove(thread)  # a second call from the same reply begins anew
-        next_prompt = thread.conversation.extend(thread.reply.generated.output_ids, added)
+        said = thread.reply.generated.generation
+        next_prompt = thread.conversation.extend(said.output_ids, added)
         before = thread.ids if next_prompt.extends else []
         ids = [*before, *next_prompt.ids]
         return _Prompt(thread.conversation, ids, list(added), next_prompt)

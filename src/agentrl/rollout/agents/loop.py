@@ -18,13 +18,14 @@ against them (`loop_tokens.py`). The tokens that it returns are the record.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from agentrl.databases.documents import Record, StopReason, VersionSpan
+from agentrl.databases.documents import Record, StopReason
 from agentrl.databases.tasks import Claim
+from agentrl.inference.protocol import Generation
 from agentrl.rollout.agents.loop_given import (
     ServerManager,
     TokenOutput,
@@ -35,7 +36,7 @@ from agentrl.rollout.agents.loop_given import (
 from agentrl.rollout.agents.loop_tokens import GeneratedSpan, generated_spans
 from agentrl.rollout.answers import extract_answer
 from agentrl.rollout.limits import LimitReached
-from agentrl.rollout.sampler import AsyncSampler, GeneratedTurn, ModelAnswer, SamplerResources
+from agentrl.rollout.sampler import AsyncSampler, SamplerResources, Turn
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,11 @@ class LoopResources(SamplerResources):
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of the model that the loop made."""
+    """A call of the model that the loop made, or what the loop kept of one."""
 
     prompt_ids: tuple[int, ...]
-    answer: ModelAnswer
+    answer: Generation
+    stop_reason: StopReason | None  # the limit that cut the answer off
 
     @property
     def output_ids(self) -> tuple[int, ...]:
@@ -97,13 +99,12 @@ class LoopSampler(AsyncSampler):
             returned = self._returned(output)
         except LimitReached as limit:
             self.record.stop_reason = limit.stop_reason
-            await self._store([(call.prompt_ids, call.answer) for call in self._calls])
+            await self._store(self._calls)
             return self.record
         except BaseException:
-            await self._store([(call.prompt_ids, call.answer) for call in self._calls])
+            await self._store(self._calls)
             raise
-        await self._store(returned)
-        last = returned[-1][1]
+        *_, last = await self._store(returned)
         self.record.stop_reason = last.stop_reason or StopReason.ANSWERED
         if last.stop_reason is None:
             self.record.final_answer = extract_answer(last.text, self.claim.task.answer_schema)
@@ -121,15 +122,15 @@ class LoopSampler(AsyncSampler):
         # What counts is the sequence that the loop returns: a prompt of it and the answer.
         size = len(prompt_ids)
         left = self.limits.room(self._n_asked, size, size)
-        answer = await self.ask(prompt_ids, left, max_new_tokens)
-        self._calls.append(_Call(tuple(prompt_ids), answer))
+        answer, stop_reason = await self.ask(prompt_ids, left, max_new_tokens)
+        self._calls.append(_Call(tuple(prompt_ids), answer, stop_reason))
         return TokenOutput(
             token_ids=list(answer.output_ids),
             log_probs=list(answer.output_logprobs),
             stop_reason="length" if answer.finish_reason == "length" else "completed",
         )
 
-    def _returned(self, output: object) -> list[tuple[Sequence[int], ModelAnswer]]:
+    def _returned(self, output: object) -> list[_Call]:
         """What the loop returned, as prompts and answers of the model.
 
         Raises ValueError if it is not what was sampled.
@@ -138,43 +139,24 @@ class LoopSampler(AsyncSampler):
             [int(value) for value in _read(output, name)]
             for name in ("prompt_ids", "response_ids", "response_mask")
         )
-        whole = [*prompt_ids, *response_ids]
+        whole = (*prompt_ids, *response_ids)
         spans = generated_spans(prompt_ids, response_ids, mask, self._calls)
-        return [(whole[: span.start], self._part(span)) for span in spans]
+        return [self._kept(whole[: span.start], span) for span in spans]
 
-    def _part(self, span: GeneratedSpan) -> ModelAnswer:
-        """The part of a call's answer that a span holds."""
-        answer = self._calls[span.call].answer
-        begin, end = span.offset, span.offset + span.end - span.start
-        ids = answer.output_ids[begin:end]
-        return replace(
-            answer,
-            output_ids=ids,
-            output_logprobs=answer.output_logprobs[begin:end],
-            versions=_clip(answer.versions, begin, end),
-            text=self.resources.renderer.split_turn(ids)[0],
-        )
+    def _kept(self, prompt_ids: tuple[int, ...], span: GeneratedSpan) -> _Call:
+        """The part of a call's answer that a span holds, as the answer to what stands before it."""
+        call = self._calls[span.call]
+        part = call.answer.part(span.offset, span.offset + span.end - span.start)
+        return _Call(prompt_ids, part, call.stop_reason)
 
-    async def _store(self, answers: Sequence[tuple[Sequence[int], ModelAnswer]]) -> None:
-        """Make turns of prompts and what the model answered to them."""
-        turns: list[GeneratedTurn] = []
-        for prompt_ids, answer in answers:
-            turns.append(self.add_answer(prompt_ids, answer, None))
+    async def _store(self, calls: Sequence[_Call]) -> list[Turn]:
+        """Make turns of calls of the model."""
+        turns = [
+            self.add_answer(call.prompt_ids, call.answer, call.stop_reason, None) for call in calls
+        ]
         for number, turn in enumerate(turns):
             await self.write_turn(turn, [] if number else self.opening_messages())
-
-
-def _clip(spans: Sequence[VersionSpan], begin: int, end: int) -> list[VersionSpan]:
-    """Version spans of tokens `begin` to `end`, counted from there."""
-    return [
-        VersionSpan(
-            version=span.version,
-            start=max(span.start, begin) - begin,
-            end=min(span.end, end) - begin,
-        )
-        for span in spans
-        if span.start < end and span.end > begin
-    ]
+        return turns
 
 
 def _read(output: object, name: str) -> Any:

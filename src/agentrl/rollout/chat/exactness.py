@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
-from agentrl.databases.documents import VersionSpan
+from agentrl.policy_version import VersionSpan
 from agentrl.rollout.chat.conversation import Conversation
 from agentrl.rollout.chat.form_choice import Drift
 from agentrl.rollout.chat.forms import in_fields

@@ -29,7 +29,7 @@ from agentrl.rollout.mcp.strategies import (
     take_out_last_turn,
 )
 from agentrl.rollout.repetition import repeats
-from agentrl.rollout.sampler import GeneratedTurn, SamplerResources
+from agentrl.rollout.sampler import SamplerResources, Turn
 from agentrl.rollout.tool_calls import Call, ParsedCall
 from agentrl.rollout.turn_status import format_error
 
@@ -55,7 +55,7 @@ class MCPSampler(ToolSampler):
         self.record.stop_reason = reason
         return self.record
 
-    async def _respond(self, turn: GeneratedTurn) -> StopReason | None:
+    async def _respond(self, turn: Turn) -> StopReason | None:
         """Do what a turn asks for and prepare the next one; returns why there will be none."""
         parsed = self.resources.renderer.parse_calls(turn.text, self.resources.tools.schemas)
         reason = turn.stop_reason or self.limit_reached()
@@ -81,9 +81,7 @@ class MCPSampler(ToolSampler):
             return await self._make_room()
         return None
 
-    async def _use_tools(
-        self, turn: GeneratedTurn, calls: Sequence[Call]
-    ) -> tuple[list[MadeCall], bool]:
+    async def _use_tools(self, turn: Turn, calls: Sequence[Call]) -> tuple[list[MadeCall], bool]:
         """Make a turn's calls and store it. Returns also whether it repeats earlier turns."""
         began = time.monotonic()
         try:
@@ -151,7 +149,7 @@ class MCPSampler(ToolSampler):
 
     async def _write(
         self,
-        turn: GeneratedTurn,
+        turn: Turn,
         calls: Sequence[ToolCall],
         format_error: str | None,
         tools_latency_s: float = 0.0,

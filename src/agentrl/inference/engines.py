@@ -1,0 +1,48 @@
+"""Which class speaks to the service at a URL: the one place where engines are registered.
+
+A URL may say it before its scheme, `NAME+http://host:port`. Without a name it is SGLang's API,
+which the local engine speaks too.
+
+An engine that speaks another protocol is a file with a subclass of `Engine`, and a line in
+`ENGINES`.
+"""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine_protocol import Engine
+from agentrl.inference.protocol import UNKNOWN_LIMITS, ModelLimits
+from agentrl.inference.transport import engine_name, open_session
+
+ENGINES: dict[str, type[Engine]] = {"sglang": SGLangClient}
+_DEFAULT = "sglang"
+
+
+def engine_at(
+    url: str,
+    api_key: str | None = None,
+    *,
+    limits: ModelLimits = UNKNOWN_LIMITS,
+    session: aiohttp.ClientSession | None = None,
+    silence_s: float = 10.0,
+) -> Engine:
+    """The engine for the service at a URL; the rest as `Engine` is made with.
+
+    Raises ValueError for the name of an engine that is not registered.
+    """
+    name = engine_name(url) or _DEFAULT
+    if name not in ENGINES:
+        raise ValueError(
+            f"inference service {url}: no engine is called {name!r}, only {', '.join(ENGINES)}"
+        )
+    return ENGINES[name](url, api_key, limits=limits, session=session, silence_s=silence_s)
+
+
+@asynccontextmanager
+async def open_engines(urls: Iterable[str]) -> AsyncIterator[list[Engine]]:
+    """The engines at these URLs, in their order, over connections that end with the block."""
+    async with open_session() as session:
+        yield [engine_at(url, session=session) for url in urls]

@@ -1,0 +1,59 @@
+"""Which policy version made which tokens.
+
+An inference service says it of an answer, a stored turn keeps it. `inference` and `databases` do
+not know each other, so what both hold is defined here, once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Output tokens `start <= i < end` were sampled by policy `version`.
+
+    Stored as `{version, start, end}`; a stored span with other fields is refused.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # read by the documents that hold spans
+
+    version: int
+    start: int
+    end: int
+
+
+def join_spans(first: Sequence[VersionSpan], then: Sequence[VersionSpan]) -> list[VersionSpan]:
+    """The spans of two pieces of one output; `then` counts from the end of `first`."""
+    spans = list(first)
+    offset = spans[-1].end if spans else 0
+    for span in then:
+        moved = VersionSpan(span.version, span.start + offset, span.end + offset)
+        if spans and spans[-1].version == moved.version:
+            spans[-1] = replace(spans[-1], end=moved.end)
+        else:
+            spans.append(moved)
+    return spans
+
+
+def cut_spans(spans: Sequence[VersionSpan], begin: int, end: int) -> list[VersionSpan]:
+    """The spans of tokens `begin` to `end` (half open), counted from `begin`."""
+    return [
+        VersionSpan(span.version, max(span.start, begin) - begin, min(span.end, end) - begin)
+        for span in spans
+        if span.start < end and span.end > begin
+    ]
+
+
+def check_spans(spans: Sequence[VersionSpan], length: int) -> None:
+    """Raise ValueError unless the spans cover `length` tokens, in order and without a gap."""
+    end = 0
+    for span in spans:
+        if span.start != end or span.end < end:
+            break
+        end = span.end
+    else:
+        if end == length:
+            return
+    shown = ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in spans)
+    raise ValueError(f"the version spans do not cover {length} tokens: {shown or 'none'}")

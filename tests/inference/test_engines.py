@@ -1,0 +1,139 @@
+"""Which engine serves a URL, and what it takes to add one that speaks another protocol."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from agentrl.inference.client import SGLangClient
+from agentrl.inference.engine_protocol import Capabilities, Engine
+from agentrl.inference.engines import ENGINES, engine_at
+from agentrl.inference.generation_builder import GenerationBuilder
+from agentrl.inference.memory import release_memory
+from agentrl.inference.pool import ServicePool
+from agentrl.inference.protocol import (
+    UNKNOWN_LIMITS,
+    GenerateRequest,
+    ModelLimits,
+    RequestRejected,
+    SamplingParams,
+    ServiceLoad,
+)
+from agentrl.inference.weights.disk import DiskUpdater
+from agentrl.inference.weights.updates import PublishedWeights, update_services
+from agentrl.inference.weights.ways import make_updater
+from agentrl.policy_version import VersionSpan
+
+URL = "counting+http://127.0.0.1:1"
+
+
+class CountingEngine(Engine):
+    """Counts on from the last token of the prompt; takes weights from disk only."""
+
+    capabilities = Capabilities(frozenset({"disk"}), frozenset({"retract"}), memory=False)
+    held: ClassVar[dict[str, int]] = {}  # the policy version of each service
+
+    def __init__(self, url: str, api_key: str | None = None, **given: Any) -> None:
+        self._url = url
+        self.limits: ModelLimits = given.get("limits", UNKNOWN_LIMITS)
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    async def close(self) -> None: ...
+
+    async def extend(self, building: GenerationBuilder, *, timeout_s: float = 600.0) -> None:
+        asked = building.next_request()
+        first, count = asked.input_ids[-1] + 1, asked.sampling_params.max_new_tokens
+        span = VersionSpan(self.held.get(self.url, 0), 0, count)
+        building.add(range(first, first + count), [-1.0] * count, [span], cached_tokens=0)
+        building.piece_ending = "length"
+
+    async def abort(self, rid: str | None = None, *, timeout_s: float = 60.0) -> None: ...
+
+    async def pause(self, mode: str, *, timeout_s: float = 60.0) -> None: ...
+
+    async def continue_(self, *, timeout_s: float = 60.0) -> None: ...
+
+    async def flush_cache(self, *, timeout_s: float = 60.0) -> None: ...
+
+    async def alive(self, *, timeout_s: float = 5.0) -> bool:
+        return True
+
+    ready = health = alive
+
+    async def loads(self, *, timeout_s: float = 30.0) -> ServiceLoad:
+        return ServiceLoad(0, 0, 0, 1, 0)
+
+    async def fetch_limits(self) -> ModelLimits:
+        return self.limits
+
+    async def description(self, *, timeout_s: float = 30.0) -> str:
+        return "numbers"
+
+    def at(self, url: str) -> Engine:
+        return CountingEngine(url)
+
+    async def weight_version(self, *, timeout_s: float = 30.0) -> int:
+        return self.held.get(self.url, 0)
+
+    async def update_weights_from_disk(
+        self, path: str | Path, version: int, *, flush_cache: bool = True, timeout_s: float = 600.0
+    ) -> None:
+        self.held[self.url] = version
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The engine in its file, and its line in the register."""
+    monkeypatch.setitem(ENGINES, "counting", CountingEngine)
+    monkeypatch.setattr(CountingEngine, "held", {})
+    yield
+
+
+def test_a_url_is_sglang_s_unless_it_says_otherwise(registered: None) -> None:
+    plain, named = engine_at("http://a:1/"), engine_at("sglang+https://a:1")
+    assert isinstance(plain, SGLangClient) and isinstance(named, SGLangClient)
+    assert (plain.url, named.url) == ("http://a:1", "sglang+https://a:1")
+    assert isinstance(engine_at(URL), CountingEngine)
+    with pytest.raises(ValueError, match="no engine is called 'other', only sglang, counting"):
+        engine_at("other+http://a:1")
+
+
+async def test_a_named_service_is_reached_at_its_address(engine) -> None:
+    async with engine_at("sglang+" + engine.url) as named:
+        assert await named.ready()
+        made = await named.generate(GenerateRequest("named", (1, 2, 3), SamplingParams(2)))
+    assert made.service == named.url == "sglang+" + engine.url
+
+
+async def test_an_engine_of_another_protocol_serves_and_is_updated_beside_the_others(
+    registered: None, engine, folders
+) -> None:
+    async with ServicePool() as pool:
+        pool.update([URL])
+        await pool.wait_ready(1)
+        made = await pool.generate(
+            GenerateRequest("r", (1, 2, 3), SamplingParams(4)), record_id="r"
+        )
+        assert (made.output_ids, made.service) == ((4, 5, 6, 7), URL)
+    async with engine_at(URL) as other, engine_at(engine.url) as local:
+        weights = PublishedWeights(31, folders.first)
+        for outcome in await update_services(DiskUpdater(), [other, local], weights):
+            assert outcome.ok, outcome.error
+        assert (await other.generate(GenerateRequest("s", (1,)))).versions[0].version == 31
+
+
+async def test_what_an_engine_cannot_do_is_refused_with_its_name(registered: None) -> None:
+    async with engine_at(URL) as other:
+        weights = PublishedWeights(1, Path("nowhere"))
+        updater = make_updater("tensor", torch.device("cpu"))
+        (outcome,) = await update_services(updater, [other], weights)
+        assert f"{URL} cannot be updated by --weight_update tensor" in (outcome.error or "")
+        (outcome,) = await update_services(DiskUpdater(), [other], weights, "in_place")
+        assert "it has disk, with retract" in (outcome.error or "") and not outcome.mixed
+        with pytest.raises(RequestRejected, match="cannot give its GPU memory back"):
+            await release_memory(other)
