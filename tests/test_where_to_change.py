@@ -5,6 +5,7 @@ sources: the paths come from the table, so a file that moves needs its new path 
 here. Then a program that imports the copy uses the new thing.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -204,6 +205,75 @@ async def test_the_field_is_stored(talk, database) -> None:
     return "from agentrl.databases.documents import Record; Record.model_fields['n_lines']"
 
 
+def add_column(copy: Copy) -> str:
+    line = '    "turn": Column(INT32, -1, "turn"),\n'
+    copy.insert(0, "COLUMNS: dict[str, Column] = {\n", line)
+    copy.insert(
+        1, '{"mask": 1, "logprobs": logprobs, "versions": of_each, ', '"turn": tokens.turn, '
+    )
+    copy.insert(
+        2,
+        "    entropy: Tensor | None = None  # float32, of the policy at the token\n",
+        "    turn: Tensor | None = None  # int64\n",
+    )
+    copy.insert(
+        2, '            staleness=columns["staleness"],\n', '            turn=columns["turn"],\n'
+    )
+    return """
+import torch
+from agentrl.databases.token_tree import TokenTree
+from agentrl.policy_version import VersionSpan
+from agentrl.rollout.context import TokenContext
+from agentrl.training.batch import collate_forest
+from agentrl.training.sequences import TrainingSequence
+context = TokenContext()
+for turn, prompt in enumerate([[1, 2], [3]]):
+    context.observe(prompt) if turn else context.begin_segment(prompt)
+    context.add_turn([8, 9], [-0.5, -0.5], [VersionSpan(version=0, start=0, end=2)])
+stored = TokenTree.unpack(context.tree().pack())
+batch = collate_forest([TrainingSequence(stored, temperature=1.0, row_tokens=4)], [0])
+inputs = batch.loss_inputs(torch.zeros(len(batch.targets)), None)
+assert inputs.turn.tolist() == [0, 0, 1, 1]
+"""
+
+
+def add_engine(copy: Copy) -> str:
+    """The engine of `tests/inference/test_engines.py`, in a file of its own."""
+    test = ast.parse((ROOT / "tests" / "inference" / "test_engines.py").read_text("utf-8"))
+    (engine,) = [part for part in test.body if getattr(part, "name", "") == "CountingEngine"]
+    used = {node.id for node in ast.walk(engine) if isinstance(node, ast.Name)}
+    imports = [
+        f"from {part.module} import {alias.name}"
+        for part in test.body
+        if isinstance(part, ast.ImportFrom)
+        for alias in part.names
+        if alias.name in used
+    ]
+    copy.write(0, "\n".join([*imports, ast.unparse(engine)]))
+    package = copy.package(0)
+    copy.insert(
+        1,
+        f"from {package}.client import SGLangClient\n",
+        f"from {package}.newcomer import CountingEngine\n",
+    )
+    copy.insert(1, '= {"sglang": SGLangClient', ', "newcomer": CountingEngine')
+    return f"""
+import asyncio
+from {package}.pool import ServicePool
+from {package}.protocol import GenerateRequest, SamplingParams
+
+async def main():
+    async with ServicePool() as pool:
+        pool.update(["newcomer+http://127.0.0.1:1"])
+        await pool.wait_ready(1)
+        request = GenerateRequest("r", (1, 2, 3), SamplingParams(4))
+        made = await pool.generate(request, record_id="r")
+        assert tuple(made.output_ids) == (4, 5, 6, 7)
+
+asyncio.run(main())
+"""
+
+
 def add_parser(copy: Copy) -> str:
     package = copy.package(0)
     copy.write(
@@ -237,6 +307,8 @@ CHANGES: dict[str, tuple[int, Callable[[Copy], str]]] = {
     "a loss": (2, add_loss),
     "a flag": (3, add_flag),
     "a stored field": (2, add_field),
+    "a per-token column": (3, add_column),
+    "an engine": (2, add_engine),
     "a parser of tool calls": (3, add_parser),
 }
 
