@@ -28,7 +28,7 @@ from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.rollout.mcp.agent_models import AgentModels
 from agentrl.rollout.scorers import Scorers
 
 GROUP, TURNS = 8, 4
@@ -93,7 +93,7 @@ class ModellessSampler:
             self.tasks,
             GroupScores(self.database, OWNER, LEASE_S),
             self.records,
-            Scorers(AgentConfig(), self.records),
+            Scorers(AgentModels(), self.records),
             RewardConfig(),
             temperature=1.0,
         )

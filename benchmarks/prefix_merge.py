@@ -36,16 +36,17 @@ from report import finish, parse_flags
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerConfig
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import TreeLayout
 from agentrl.training.flops import FlopsModel
 from agentrl.training.forest import merge
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import Mesh, exit_process, make_mesh, parallelise
+from agentrl.training.parallel import Mesh, exit_process, make_mesh
+from agentrl.training.prepare import prepare_model
 from agentrl.training.sequences import TrainingSequence
-from agentrl.training.step import StepOptions, train_step
+from agentrl.training.step import train_step
 
 VOCABULARY = 8192
 WAYS = ("per_turn", "per_record", "tree")
@@ -190,7 +191,7 @@ class Trainer:
     def __init__(self, mesh: Mesh, *, trees: bool) -> None:
         self._mesh = mesh
         self.model = make_model()
-        parallelise(self.model, mesh, trees=trees)
+        prepare_model(self.model, mesh, ComputeConfig(), trees=trees)
         # the weights stay: each round does the same work, and all ways have the same gradient
         config = OptimizerConfig(learning_rate=0.0)
         self._optimizer: Optimizer = make_optimizer(self.model, config)
@@ -199,10 +200,10 @@ class Trainer:
 
     def step(self, rows: Rows, budget: int) -> tuple[float, float]:
         """Seconds of a whole step, and its gradient norm."""
-        options = StepOptions(micro_batch_tokens=budget)
+        config = LearnerConfig(ComputeConfig(micro_batch_tokens=budget))
         began = clock()
         result = train_step(
-            self.model, self._optimizer, self._scheduler, rows, self._objective, options, self._mesh
+            self.model, self._optimizer, self._scheduler, rows, self._objective, config, self._mesh
         )
         return clock() - began, result.grad_norm
 

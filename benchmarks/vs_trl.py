@@ -28,14 +28,13 @@ from report import finish, parse_flags
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from trl_step import Batch, TrlStep, trained_only
 
-from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerConfig
 from agentrl.databases.documents import DBRecordData
 from agentrl.databases.policies import Lineage
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.sequences import row_sequences
-from agentrl.training.step import StepOptions
 
 LEARNING_RATE = 1e-5
 TOKENS_OF_LOGITS = 4096  # at once, as many as in TRL's tiles
@@ -92,11 +91,16 @@ class OurStep:
         self._learner = Learner(
             model,
             make_mesh(Accelerator(cpu=not torch.cuda.is_available())),
-            LossConfig(loss_calculator="GRPO", token_level_loss=True, log_entropy=True),
-            OptimizerConfig(learning_rate=LEARNING_RATE),
-            StepOptions(micro_batch_tokens, loss_seq_chunk_size=TOKENS_OF_LOGITS),
+            LearnerConfig(
+                ComputeConfig(
+                    bf16=bf16,
+                    micro_batch_tokens=micro_batch_tokens,
+                    loss_seq_chunk_size=TOKENS_OF_LOGITS,
+                ),
+                LossConfig(loss_calculator="GRPO", token_level_loss=True, log_entropy=True),
+                OptimizerConfig(learning_rate=LEARNING_RATE),
+            ),
             total_steps=1,
-            bf16=bf16,
         )
 
     def step(self) -> None:

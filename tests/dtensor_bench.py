@@ -29,7 +29,13 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
-from agentrl.configs import ConfigError, LossConfig, OptimizerConfig, ParallelConfig
+from agentrl.configs import (
+    ComputeConfig,
+    ConfigError,
+    LearnerConfig,
+    OptimizerConfig,
+    ParallelConfig,
+)
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import TreeLayout
 from agentrl.training.flops import FlopsModel
@@ -38,7 +44,6 @@ from agentrl.training.learner import Learner
 from agentrl.training.parallel import Mesh, exit_process, make_mesh
 from agentrl.training.planner import assign_rows
 from agentrl.training.sequences import TrainingSequence
-from agentrl.training.step import StepOptions
 
 ASSETS = Path(__file__).parents[1] / "assets"
 # dense bfloat16 operations a second, by what a device calls itself (NVIDIA's data sheets)
@@ -136,10 +141,9 @@ def measure(mesh: Mesh, arguments: argparse.Namespace) -> dict[str, float | None
     costs = FlopsModel.of(model)
     rows = make_rows(model.config.vocab_size, 256 if on_gpu else 24)
     tokens, operations = work_of(rows, costs)
-    options = StepOptions(micro_batch_tokens=len(rows) * (256 if on_gpu else 24))
-    learner = Learner(
-        model, mesh, LossConfig(), OptimizerConfig(learning_rate=1e-4), options, 1000, bf16=on_gpu
-    )
+    compute = ComputeConfig(bf16=on_gpu, micro_batch_tokens=len(rows) * (256 if on_gpu else 24))
+    config = LearnerConfig(compute, optimizer=OptimizerConfig(learning_rate=1e-4))
+    learner = Learner(model, mesh, config, 1000)
     lengths = [float(sum(map(len, row))) for row in rows]
     mine = [rows[index] for index in assign_rows(lengths, mesh.dp_size)[mesh.dp_rank]]
     if on_gpu:

@@ -18,7 +18,7 @@ def test_the_flags_of_an_existing_script_are_taken_as_they_are() -> None:
         ]
     )  # fmt: skip
     assert config.loss.loss_calculator == "MINIRL"
-    assert config.loss.token_level_loss and config.model.bf16
+    assert config.loss.token_level_loss and config.compute.bf16
     assert config.temperature == 0.7
     assert config.sampling_params == {
         "temperature": 0.7, "top_p": 1, "top_k": -1, "presence_penalty": 0.5,
@@ -39,7 +39,7 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--foo", "1"], "unknown flag --foo"),
         (["--loss_calc", "GRPO"], "unknown flag --loss_calc"),
         (["--epsilon", "wide"], "--epsilon wide: must be a number"),
-        (["--epsilon", "-1"], "--epsilon -1.0: must be at least 0"),
+        (["--epsilon", "-1"], "--epsilon -1: must be at least 0"),
         (["--max_turns", "many"], "--max_turns many: must be a whole number"),
         (["--epsilon"], "--epsilon: expected one argument"),
         (["--loss_calculator", "TRPO"], "known: GRPO, Dr.GRPO"),

@@ -12,7 +12,8 @@ import yaml
 
 from agentrl import cli
 from agentrl.configs import Config, ConfigError, parse_config
-from agentrl.configs.flags import FLAGS
+from agentrl.configs.flags import FLAGS, flags_named
+from agentrl.configs.losses import LOSSES
 from agentrl.configs.parsing import Layer, as_words, config_of, in_force, merged
 from agentrl.configs.verbs import DTYPES, train_parser
 from agentrl.launcher.deployment import read_deployment
@@ -38,6 +39,44 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_flag_without_a_default_says_what_happens_without_it() -> None:
     for flag in FLAGS.values():
         assert (flag.default is None) == (flag.info.unset is not None), flag.name
+
+
+def test_a_help_is_one_sentence_that_begins_with_its_subject_and_names_the_unit() -> None:
+    units = ("tokens", "turns", "steps", "epochs", "size", "count")
+    for flag in FLAGS.values():
+        help = flag.info.help
+        assert len(help.split()) > 2 and not help.endswith((".", ",", ":")), flag.name
+        assert (flag.type is bool) == help.startswith("whether "), flag.name
+        assert ". " not in help and "default" not in help.replace("defaults of its", ""), flag.name
+        if flag.name.endswith(("_seconds", "_timeout")):
+            assert "seconds" in help, flag.name
+        elif flag.type is int and flag.name.endswith(units) and flag.name.startswith("max_"):
+            assert help.startswith(("largest number of ", "number of ")), flag.name
+
+
+def test_a_misspelt_name_in_a_table_of_flags_fails_when_it_is_read() -> None:
+    with pytest.raises(KeyError, match="there is no flag --max_turn'"):
+        flags_named("max_turns", "max_turn")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_a_paper_sets_is_a_flag(loss: str) -> None:
+    assert in_force([Layer("command line", {"loss_calculator": loss})]).keys() == FLAGS.keys()
+
+
+def test_bounds_stand_at_the_flag() -> None:
+    said = {name: flag.bounds for name, flag in FLAGS.items() if flag.bounds}
+    assert said["gae_lambda"] == said["inf_mem_ratio"] == "lie between 0 and 1"
+    assert said["adam_beta1"] == "be at least 0 and below 1"
+    assert said["adam_epsilon"] == "be above 0" and said["max_turns"] == "be at least 1"
+    assert FLAGS["inf_mem_ratio"].check(0.5) is None
+    for name, value in (
+        ("inf_mem_ratio", 0),
+        ("gae_gamma", 1.5),
+        ("rollout_rs_threshold_lower", 2),
+    ):
+        with pytest.raises(ConfigError, match=f"--{name} {value}: must "):
+            config_of({name: value})
 
 
 @pytest.mark.parametrize("columns", [100, 60])
@@ -169,7 +208,7 @@ def test_a_file_s_flags_lie_under_those_of_the_environment_and_the_command_line(
     config = stack.config
     assert (config.loss.loss_calculator, config.sampling.max_turns) == ("MINIRL", 3)
     assert (config.sampling.max_tokens, config.data.train_file) == (600, "b.jsonl")
-    assert config.model.bf16 and config.optimizer.learning_rate == 1e-5
+    assert config.compute.bf16 and config.optimizer.learning_rate == 1e-5
     assert config.agent.mcp_allow_tools == "search,files.*" and config.temperature == 0.5
     assert (config.run.seed, config.data.eval_file) == (42, None)
     assert "--config" not in stack.flags and parse_config(stack.flags) == config

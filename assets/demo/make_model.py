@@ -20,8 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentrl.training.sft import SupervisedRow, train_supervised
-from agentrl.training.step import StepStatistics
+from agentrl import OptimizerConfig, StepStatistics, SupervisedRow, train_supervised
 
 WORLD_SEED = 1  # the tasks' is 0
 DEMONSTRATIONS = 16_000
@@ -85,9 +84,12 @@ def main() -> None:
         rows,
         steps=STEPS,
         rows_per_step=ROWS_PER_STEP,
-        learning_rate=LEARNING_RATE,
-        warmup_steps=WARMUP_STEPS,
-        weight_decay=WEIGHT_DECAY,
+        optimizer=OptimizerConfig(
+            learning_rate=LEARNING_RATE,
+            lr_scheduler_type="cosine",
+            warmup_steps=WARMUP_STEPS,
+            weight_decay=WEIGHT_DECAY,
+        ),
         seed=SEED,
         on_step=report,
     )

@@ -1,3 +1,120 @@
-"""AgentRL: reinforcement learning for language models that act through tools."""
+"""AgentRL: reinforcement learning for language models that act through tools.
+
+The front door: every name that a guide or a user's own file imports, as in
+
+    from agentrl import register_scorer, Score
+
+    agents     register_agent, AsyncSampler, SingleTurnSampler, MCPSampler, LimitReached,
+               extract_answer, and the documents that they work on: Task, Record, StopReason
+    scorers    register_scorer, Score, MCPScorerFactory
+    losses     LossInputs, LossConfig, TokenLoss, token_ratio, sequence_mean, sequence_sum,
+               depends_on, Scope, and to try one: Objective, BatchTotals
+    scripts    train_supervised, SupervisedRow, StepStatistics, OptimizerConfig, ComputeConfig
+    databases  unpack_ints, unpack_floats, unpack_mask, find_mongod
+
+A name is imported from its module when it is first asked for (PEP 562), so that `import agentrl`
+loads neither torch nor a database driver. Modules of the package import one another directly.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl.configs import ComputeConfig, LossConfig, OptimizerConfig
+    from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
+    from agentrl.databases.documents import Record, StopReason, Task
+    from agentrl.databases.mongod import find_mongod
+    from agentrl.rollout.agents import register_agent
+    from agentrl.rollout.answers import extract_answer
+    from agentrl.rollout.limits import LimitReached
+    from agentrl.rollout.mcp.sampler import MCPSampler
+    from agentrl.rollout.mcp.scorers import MCPScorerFactory
+    from agentrl.rollout.sampler import AsyncSampler
+    from agentrl.rollout.scorers import Score, register_scorer
+    from agentrl.rollout.single_turn import SingleTurnSampler
+    from agentrl.training.losses import (
+        BatchTotals,
+        LossInputs,
+        Scope,
+        TokenLoss,
+        depends_on,
+        sequence_mean,
+        sequence_sum,
+        token_ratio,
+    )
+    from agentrl.training.objective import Objective
+    from agentrl.training.sft import SupervisedRow, train_supervised
+    from agentrl.training.statistics import StepStatistics
 
 __version__ = "0.2.0"
+
+__all__ = [
+    "AsyncSampler",
+    "BatchTotals",
+    "ComputeConfig",
+    "LimitReached",
+    "LossConfig",
+    "LossInputs",
+    "MCPSampler",
+    "MCPScorerFactory",
+    "Objective",
+    "OptimizerConfig",
+    "Record",
+    "Scope",
+    "Score",
+    "SingleTurnSampler",
+    "StepStatistics",
+    "StopReason",
+    "SupervisedRow",
+    "Task",
+    "TokenLoss",
+    "__version__",
+    "depends_on",
+    "extract_answer",
+    "find_mongod",
+    "register_agent",
+    "register_scorer",
+    "sequence_mean",
+    "sequence_sum",
+    "token_ratio",
+    "train_supervised",
+    "unpack_floats",
+    "unpack_ints",
+    "unpack_mask",
+]
+
+_HOMES = {
+    "agentrl.configs": "ComputeConfig LossConfig OptimizerConfig",
+    "agentrl.databases.arrays": "unpack_floats unpack_ints unpack_mask",
+    "agentrl.databases.documents": "Record StopReason Task",
+    "agentrl.databases.mongod": "find_mongod",
+    "agentrl.rollout.agents": "register_agent",
+    "agentrl.rollout.limits": "LimitReached",
+    "agentrl.rollout.answers": "extract_answer",
+    "agentrl.rollout.mcp.sampler": "MCPSampler",
+    "agentrl.rollout.mcp.scorers": "MCPScorerFactory",
+    "agentrl.rollout.sampler": "AsyncSampler",
+    "agentrl.rollout.scorers": "Score register_scorer",
+    "agentrl.rollout.single_turn": "SingleTurnSampler",
+    "agentrl.training.losses": "BatchTotals LossInputs Scope TokenLoss "
+    "depends_on sequence_mean sequence_sum token_ratio",
+    "agentrl.training.objective": "Objective",
+    "agentrl.training.sft": "SupervisedRow train_supervised",
+    "agentrl.training.statistics": "StepStatistics",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # to a type checker any name would be there
+
+    def __getattr__(name: str) -> Any:
+        """A name of the front door, from its module."""
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value  # asked for once
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

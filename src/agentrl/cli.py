@@ -114,7 +114,7 @@ _USER_ERRORS = (
     ("agentrl.databases.runs", "TrainerAlive"),
     ("agentrl.databases.task_file", "TaskFileError"),
     ("agentrl.inference.protocol", "ServiceUnreachable"),
-    ("agentrl.rollout.mcp.agent_config", "AgentConfigError"),
+    ("agentrl.rollout.mcp.agent_models", "AgentModelsError"),
     ("agentrl.rollout.mcp.tools", "ToolServerUnreachable"),
     ("agentrl.training.checkpoint", "CheckpointError"),
 )

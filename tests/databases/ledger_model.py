@@ -24,7 +24,7 @@ from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.databases.transitions import TERMINAL_SLOTS
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.rollout.mcp.agent_models import AgentModels
 from agentrl.rollout.scorers import Scorers
 
 MAX_ATTEMPTS = 2
@@ -59,7 +59,7 @@ class Sampler:
             self.ledger,
             GroupScores(self.database, name, LEASE_S),
             self.records,
-            Scorers(AgentConfig(), self.records),
+            Scorers(AgentModels(), self.records),
             RewardConfig(drop_zero_advantage=False),
             temperature=1.0,
         )

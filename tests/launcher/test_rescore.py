@@ -77,7 +77,7 @@ async def test_a_group_that_cannot_be_scored_is_named_and_the_status_is_one(
 ) -> None:
     await add_group(database, "g", ("red bin",))
     (tmp_path / "mine.py").write_text(
-        "from agentrl.rollout.scorers import register_scorer\n"
+        "from agentrl import register_scorer\n"
         "def gone(record): raise LookupError('the grader is gone')\n"
         "register_scorer('gone', gone)\n"
     )

@@ -15,10 +15,9 @@ from pymongo import MongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 
 from agentrl import cli
-from agentrl.databases.connection import RunDatabase
+from agentrl.databases.connection import COLLECTIONS, RunDatabase
 from agentrl.databases.documents import Run
 from agentrl.databases.mongod import EmbeddedMongod
-from agentrl.databases.run_list import COLLECTIONS
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, write_launch
 
 
@@ -160,7 +159,7 @@ async def test_a_deleted_run_takes_its_database_along_but_not_what_others_keep_t
 
 
 async def test_every_collection_of_a_run_is_known_to_be_one(database: RunDatabase) -> None:
-    names = [name for name, value in vars(RunDatabase).items() if isinstance(value, property)]
+    names = [name for name in vars(RunDatabase) if not name.startswith("_")]
     values = [getattr(database, name) for name in names]
     assert {value.name for value in values if isinstance(value, AsyncCollection)} == COLLECTIONS
 

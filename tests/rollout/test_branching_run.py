@@ -20,7 +20,13 @@ from accelerate import Accelerator
 from scripted_service import DEMO, END, ScriptedService, serving, stored_turns, tool_call
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.configs import LossConfig, OptimizerConfig, parse_config
+from agentrl.configs import (
+    ComputeConfig,
+    LearnerConfig,
+    LossConfig,
+    OptimizerConfig,
+    parse_config,
+)
 from agentrl.databases import runs, services
 from agentrl.databases.arrays import unpack_ints
 from agentrl.databases.connection import RunDatabase
@@ -34,9 +40,10 @@ from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.mcp.sampler import MCPSampler
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import make_mesh, parallelise
+from agentrl.training.parallel import make_mesh
+from agentrl.training.prepare import prepare_model
 from agentrl.training.sequences import row_sequences
-from agentrl.training.step import StepOptions, train_step
+from agentrl.training.step import train_step
 
 VERSION = 2  # of the policy that the service has
 
@@ -169,7 +176,7 @@ async def test_branches_are_trained_as_they_were_sampled(
     # The trainer's model, which is the one that sampled, finds the sampler's logprobs again.
     model = demo_model()
     mesh = make_mesh(Accelerator(cpu=True))
-    parallelise(model, mesh)
+    prepare_model(model, mesh, ComputeConfig())
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-4))
     statistics = train_step(
         model,
@@ -177,7 +184,7 @@ async def test_branches_are_trained_as_they_were_sampled(
         make_scheduler(optimizer, OptimizerConfig(), 10),
         [row_sequences(row, Lineage({VERSION: 0}), 0) for row in rows],
         Objective(LossConfig()),
-        StepOptions(micro_batch_tokens=4000),
+        LearnerConfig(ComputeConfig(micro_batch_tokens=4000)),
         mesh,
     )
     assert statistics.n_train_tokens == sum(

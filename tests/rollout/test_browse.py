@@ -8,7 +8,7 @@ from chat_endpoint import ChatEndpoint, chat_endpoint
 from agentrl.configs import ContextConfig
 from agentrl.rollout import llm_client
 from agentrl.rollout.llm_client import LLMClient, LLMReply
-from agentrl.rollout.mcp.agent_config import AgentModel
+from agentrl.rollout.mcp.agent_models import AgentModel
 from agentrl.rollout.mcp.browse import BrowseAgent
 from agentrl.rollout.tool_calls import ParsedCall
 

@@ -27,7 +27,7 @@ from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import LeaseLost, TaskLedger
 from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.rollout.mcp.agent_models import AgentModels
 from agentrl.rollout.scorers import Score, Scorers, register_scorer
 
 SCORES = (1.0, 0.0, 0.0)
@@ -74,7 +74,7 @@ def finaliser(
         TaskLedger(database, owner, lease_seconds, max_failures=1),
         GroupScores(database, owner, lease_seconds),
         records,
-        Scorers(AgentConfig(), records),
+        Scorers(AgentModels(), records),
         RewardConfig(**reward),
         temperature=1.0,
     )

@@ -28,7 +28,7 @@ from agentrl.databases.rescoring import Rescoring, RowOutcome, SelectionError
 from agentrl.databases.rows import RowLedger
 from agentrl.databases.tasks import TaskLedger
 from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.rollout.mcp.agent_models import AgentModels
 from agentrl.rollout.rescoring import Rescorer, RescoringReport
 from agentrl.rollout.scorers import Score, Scorers, register_scorer
 
@@ -70,13 +70,13 @@ async def completed_group(
     records = RecordLedger(database, lease_seconds=60)
     await Finaliser(
         TaskLedger(database, "a", 60, max_failures=1), GroupScores(database, "a", 60), records,
-        Scorers(AgentConfig(), records), REWARD, temperature=1.0,
+        Scorers(AgentModels(), records), REWARD, temperature=1.0,
     ).finalise(task)  # fmt: skip
 
 
 @pytest.fixture
 async def scorers(database: RunDatabase) -> AsyncIterator[Scorers]:
-    async with Scorers(AgentConfig(), RecordLedger(database, lease_seconds=60)) as opened:
+    async with Scorers(AgentModels(), RecordLedger(database, lease_seconds=60)) as opened:
         yield opened
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from tiny import linear_rows, sequences_of, tiny_model
-from worker import LOSS, OPTIMIZER, OPTIONS, STEPS
+from worker import CONFIG, STEPS
 
 from agentrl.databases.documents import DBRecordData
 from agentrl.training.checkpoint import TrainerState
@@ -29,7 +29,7 @@ class Training:
 
     def __init__(self, output: Path, seed: int = 0, limit: int | None = None) -> None:
         self.learner = Learner(
-            tiny_model(seed=seed), make_mesh(Accelerator(cpu=True)), LOSS, OPTIMIZER, OPTIONS, STEPS
+            tiny_model(seed=seed), make_mesh(Accelerator(cpu=True)), CONFIG, STEPS
         )
         self.hold: Callable[[], object] = lambda: None  # the run is ours
         self.saver = CheckpointSaver(output, limit, self._hold)

@@ -16,13 +16,12 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from tiny import linear_rows, sequences_of, tiny_model
 
-from agentrl.configs import LoraConfig, LossConfig, OptimizerConfig
+from agentrl.configs import ComputeConfig, LearnerConfig, LoraConfig, LossConfig, OptimizerConfig
 from agentrl.training.learner import Learner
 from agentrl.training.lora import add_adapter
 from agentrl.training.model_folder import gather_weights
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.planner import assign_rows
-from agentrl.training.step import StepOptions
 
 LORA = LoraConfig(lora_rank=4, lora_alpha=8)
 STEPS = 2
@@ -59,12 +58,12 @@ def make_learner(*, lora: bool = False, bf16: bool = False, **ways: bool) -> Lea
     return Learner(
         model,
         make_mesh(Accelerator(cpu=True)),
-        LossConfig(log_entropy=True),
-        OptimizerConfig(learning_rate=1e-2, weight_decay=0.01),
-        StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32),
+        LearnerConfig(
+            ComputeConfig(bf16=bf16, micro_batch_tokens=96, loss_seq_chunk_size=32, **ways),
+            LossConfig(log_entropy=True),
+            OptimizerConfig(learning_rate=1e-2, weight_decay=0.01),
+        ),
         STEPS,
-        bf16=bf16,
-        **ways,
     )
 
 

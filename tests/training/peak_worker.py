@@ -17,12 +17,16 @@ from accelerate import Accelerator
 from tiny import make_row, sequences_of
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.configs import LossConfig, OptimizerConfig, ParallelConfig
+from agentrl.configs import (
+    ComputeConfig,
+    LearnerConfig,
+    LossConfig,
+    ParallelConfig,
+)
 from agentrl.training.learner import Learner
 from agentrl.training.memory_model import MemorySetup, estimate
 from agentrl.training.memory_report import shape_of
 from agentrl.training.parallel import exit_process, make_mesh
-from agentrl.training.step import StepOptions
 
 # 17 million parameters: 64 MiB in float32
 CONFIG = Qwen3Config(
@@ -63,10 +67,19 @@ def main(out: Path) -> None:
         model = Qwen3ForCausalLM(CONFIG)
         expected = estimate(shape_of(model), setup).peak
         learner = Learner(
-            model, mesh, LossConfig(log_entropy=setup.entropy), OptimizerConfig(),
-            StepOptions(setup.tokens, loss_seq_chunk_size=setup.chunk), 2,
-            bf16=setup.bf16, gradient_checkpointing=setup.checkpointing,
-        )  # fmt: skip
+            model,
+            mesh,
+            LearnerConfig(
+                ComputeConfig(
+                    bf16=setup.bf16,
+                    gradient_checkpointing=setup.checkpointing,
+                    micro_batch_tokens=setup.tokens,
+                    loss_seq_chunk_size=setup.chunk,
+                ),
+                LossConfig(log_entropy=setup.entropy),
+            ),
+            2,
+        )
         row = make_row(name, mesh.dp_rank, [(0, setup.tokens + 1, -1)])
         learner.step([sequences_of(row)])  # the optimizer has its state from here on
         gc.collect()

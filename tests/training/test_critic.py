@@ -13,7 +13,15 @@ from tiny import linear_rows, make_row, sequences_of, tiny_model, write_tiny_fol
 from torch import Tensor
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
-from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, OptimizerConfig
+from agentrl.configs import (
+    ComputeConfig,
+    ConfigError,
+    CriticConfig,
+    LearnerConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.critic_loss import CriticStatistics
 from agentrl.training.learner import Learner
@@ -21,7 +29,6 @@ from agentrl.training.parallel import make_mesh
 from agentrl.training.schedule import make_schedule
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
-from agentrl.training.step import StepOptions
 
 TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
 PPO = LossConfig(loss_calculator="PPO")
@@ -43,11 +50,13 @@ def learner(
     return Learner(
         tiny_model(),
         make_mesh(Accelerator(cpu=True)),
-        PPO,
-        OptimizerConfig(learning_rate=learning_rate),
-        StepOptions(micro_batch_tokens=budget),
+        LearnerConfig(
+            ComputeConfig(micro_batch_tokens=budget),
+            PPO,
+            OptimizerConfig(learning_rate=learning_rate),
+            critic,
+        ),
         steps,
-        critic=critic,
         value_start=ModelConfig(str(folder)),
     )
 

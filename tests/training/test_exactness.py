@@ -12,13 +12,14 @@ from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from agentrl.configs import LossConfig
+from agentrl.configs import ComputeConfig, LossConfig
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.batch import collate_padded
 from agentrl.training.losses import LOSS_FUNCTIONS
 from agentrl.training.objective import Objective
-from agentrl.training.parallel import Mesh, make_mesh, parallelise
+from agentrl.training.parallel import Mesh, make_mesh
 from agentrl.training.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
+from agentrl.training.prepare import prepare_model
 from agentrl.training.schedule import Schedule, Section, make_schedule
 from agentrl.training.sequences import TrainingSequence, count_totals
 from agentrl.training.statistics import RunningStatistics, StepStatistics
@@ -90,8 +91,8 @@ class Trained:
 def make_trained(*, checkpointing: bool = False) -> Trained:
     mesh = make_mesh(Accelerator(cpu=True))
     tree, plain = tiny_model(), tiny_model()
-    parallelise(tree, mesh, gradient_checkpointing=checkpointing)
-    parallelise(plain, mesh, trees=False)
+    prepare_model(tree, mesh, ComputeConfig(gradient_checkpointing=checkpointing))
+    prepare_model(plain, mesh, ComputeConfig(), trees=False)
     return Trained(mesh, tree, plain)
 
 

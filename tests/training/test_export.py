@@ -18,15 +18,21 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from agentrl.configs import ConfigError, LossConfig, ModelConfig, OptimizerConfig
+from agentrl.configs import (
+    ComputeConfig,
+    ConfigError,
+    LearnerConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
 from agentrl.training.checkpoint import TrainerState, checkpoint_path
 from agentrl.training.checkpoint_io import CheckpointSaver
 from agentrl.training.export import export_checkpoint, main, plan_files
 from agentrl.training.learner import Learner
 from agentrl.training.model_folder import load_model, load_tokenizer
-from agentrl.training.parallel import make_mesh, parallelise
+from agentrl.training.parallel import make_mesh
+from agentrl.training.prepare import prepare_model
 from agentrl.training.publication import gather_publication
-from agentrl.training.step import StepOptions
 
 IDS = torch.arange(2, 30)[None]
 
@@ -34,7 +40,8 @@ IDS = torch.arange(2, 30)[None]
 def learner_of(model: PreTrainedModel) -> Learner:
     optimizer = OptimizerConfig(learning_rate=1e-2)
     mesh = make_mesh(Accelerator(cpu=True))
-    return Learner(model, mesh, LossConfig(), optimizer, StepOptions(512), 1)
+    config = LearnerConfig(ComputeConfig(micro_batch_tokens=512), optimizer=optimizer)
+    return Learner(model, mesh, config, 1)
 
 
 def save(learner: Learner, output: Path, base: Path) -> Path:
@@ -140,7 +147,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_sentence(
 def test_weights_can_be_published_in_bfloat16(tmp_path: Path) -> None:
     base = write_tiny_folder(tmp_path / "base")
     model = tiny_model()
-    parallelise(model, make_mesh(Accelerator(cpu=True)))
+    prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
     publication = gather_publication(
         tmp_path, 0, 0, model, load_tokenizer(str(base)), torch.bfloat16
     )

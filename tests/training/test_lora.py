@@ -15,13 +15,14 @@ from tiny import tiny_model, write_tiny_folder
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
-from agentrl.configs import ConfigError, LoraConfig
+from agentrl.configs import ComputeConfig, ConfigError, LoraConfig
 from agentrl.training.checkpoint import TrainerState, checkpoint_path
 from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
 from agentrl.training.export import main as export
 from agentrl.training.lora import adapter_off, add_adapter, has_adapter
 from agentrl.training.model_folder import gather_weights, load_tokenizer, save_model_folder
-from agentrl.training.parallel import make_mesh, parallelise
+from agentrl.training.parallel import make_mesh
+from agentrl.training.prepare import prepare_model
 
 IDS = torch.arange(2, 30)[None]
 
@@ -58,7 +59,7 @@ def test_gradients_are_those_of_peft_alone() -> None:
     ours = tiny_model()
     config = LoraConfig(lora_rank=4, lora_alpha=8, lora_target_modules="q_proj, down_proj")
     add_adapter(ours, config, frozen_dtype=torch.float32)
-    parallelise(ours, make_mesh(Accelerator(cpu=True)))
+    prepare_model(ours, make_mesh(Accelerator(cpu=True)), ComputeConfig())
     expected = {name.removeprefix("base_model.model."): p for name, p in alone.named_parameters()}
     for name, parameter in ours.named_parameters():
         with torch.no_grad():
@@ -135,6 +136,6 @@ def test_target_modules_that_cannot_be_adapted_are_refused(targets: str) -> None
 def test_what_is_not_trained_is_held_in_the_dtype_asked_for() -> None:
     model = tiny_model()
     add_adapter(model, LORA, frozen_dtype=torch.bfloat16)
-    parallelise(model, make_mesh(Accelerator(cpu=True)), bf16=True)
+    prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig(bf16=True))
     for name, parameter in model.named_parameters():
         assert parameter.dtype == (torch.float32 if "lora_" in name else torch.bfloat16), name

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from launching import HERE, launch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
+from published_models import MODELS
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from agentrl.cli import main as agentrl
 from agentrl.training.memory_model import MemorySetup, ModelShape, estimate, longest_line
@@ -21,22 +22,7 @@ SHAPE = ModelShape(
 )  # fmt: skip
 SETUP = MemorySetup(tokens=7, chunk=5)
 LONG = MemorySetup(131072, fsdp=8, cp=8, bf16=True, checkpointing=True)
-_QWEN3 = {"vocab_size": 151936, "head_dim": 128}
-MODELS: dict[str, PreTrainedConfig] = {
-    "Qwen3-0.6B": Qwen3Config(
-        hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-        num_key_value_heads=8, tie_word_embeddings=True, **_QWEN3,
-    ),
-    "Qwen3-8B": Qwen3Config(
-        hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
-        num_key_value_heads=8, tie_word_embeddings=False, **_QWEN3,
-    ),
-    "Qwen3-30B-A3B": Qwen3MoeConfig(
-        hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_hidden_layers=48,
-        num_attention_heads=32, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8,
-        tie_word_embeddings=False, **_QWEN3,
-    ),
-}  # fmt: skip
+IN_TABLE = ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-30B-A3B")
 
 
 def model_shape(config: PreTrainedConfig) -> ModelShape:
@@ -96,7 +82,7 @@ def test_shapes_are_counted_from_the_model() -> None:
     assert dense.query_key_norm and dense.key == 1024
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IN_TABLE)
 def test_the_table_of_the_docs_is_what_the_model_says(name: str) -> None:
     found = estimate(model_shape(MODELS[name]), LONG)
     fields = (

@@ -6,11 +6,12 @@ from accelerate import Accelerator
 from tiny import linear_rows, make_row, sequences_of, tiny_model
 from torch import Tensor
 
-from agentrl.configs import LossConfig
+from agentrl.configs import ComputeConfig, LossConfig
 from agentrl.training.losses import BatchTotals, LossInputs, Scope
 from agentrl.training.objective import Objective, TokenLosses
-from agentrl.training.parallel import make_mesh, parallelise
+from agentrl.training.parallel import make_mesh
 from agentrl.training.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
+from agentrl.training.prepare import prepare_model
 from agentrl.training.schedule import make_schedule
 from agentrl.training.statistics import RunningStatistics
 
@@ -54,7 +55,7 @@ def _token_losses(token_losses: Tensor, inputs: LossInputs) -> TokenLosses:
 def gradients(objective: Objective, budget: int) -> tuple[list[Tensor], RunningStatistics]:
     mesh = make_mesh(Accelerator(cpu=True))
     model = tiny_model()
-    parallelise(model, mesh)
+    prepare_model(model, mesh, ComputeConfig())
     rows = [sequences_of(row) for row in [*linear_rows(5), make_row("tree", 9, TREE)]]
     running = RunningStatistics(mesh.device)
     schedule = make_schedule(model, rows, budget, 1, mesh)

@@ -12,13 +12,15 @@ import torch
 from accelerate import Accelerator
 from tiny import tiny_model, write_tiny_folder
 
+from agentrl.configs import ComputeConfig
 from agentrl.databases import policies, services
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.mongod import free_port
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.model_folder import load_tokenizer
-from agentrl.training.parallel import make_mesh, parallelise
+from agentrl.training.parallel import make_mesh
+from agentrl.training.prepare import prepare_model
 from agentrl.training.publication import Publication, Publisher, gather_publication
 
 CPU = torch.device("cpu")
@@ -71,7 +73,7 @@ def engines(base: Path) -> Iterator[tuple[Engine, Engine]]:
 def publication(base: Path, tmp_path: Path) -> Callable[[int], Publication]:
     """Makes publications of a model that differs from what engines start with."""
     model = tiny_model()
-    parallelise(model, make_mesh(Accelerator(cpu=True)))
+    prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
     tokenizer = load_tokenizer(str(base))
 
     def make(version: int) -> Publication:
@@ -120,7 +122,7 @@ async def test_a_publication_reaches_services_ledger_and_disk(
 
 async def test_gathered_weights_do_not_change_with_the_model(base: Path, tmp_path: Path) -> None:
     model = tiny_model()
-    parallelise(model, make_mesh(Accelerator(cpu=True)))
+    prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
     made = gather_publication(tmp_path, 0, 0, model, load_tokenizer(str(base)), torch.float32)
     before = {name: tensor.clone() for name, tensor in made.weights.tensors.items()}
     with torch.no_grad():

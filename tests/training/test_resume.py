@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from tiny import linear_rows, sequences_of, tiny_model, write_tiny_folder
 from trainer_run import Run
 
-from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.configs import ComputeConfig, LearnerConfig, OptimizerConfig
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus, Split, group_order
 from agentrl.databases.feeder import TaskFeeder
@@ -20,15 +20,16 @@ from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.success import evaluations
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import make_mesh
-from agentrl.training.step import StepOptions
 from agentrl.training.trainer import main
 
 
 def learner(optimizer: OptimizerConfig, steps: int) -> Learner:
     return Learner(
-        tiny_model(), make_mesh(Accelerator(cpu=True)), LossConfig(), optimizer,
-        StepOptions(micro_batch_tokens=4096), steps,
-    )  # fmt: skip
+        tiny_model(),
+        make_mesh(Accelerator(cpu=True)),
+        LearnerConfig(ComputeConfig(micro_batch_tokens=4096), optimizer=optimizer),
+        steps,
+    )
 
 
 def test_a_loaded_learner_has_the_moments_of_the_checkpoint_and_settings_of_its_own() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny import tiny_model
 
+from agentrl.configs import OptimizerConfig
 from agentrl.training.sft import SupervisedRow, train_supervised
 from agentrl.training.step import StepStatistics
 
@@ -24,8 +25,7 @@ def test_the_model_learns_and_is_a_plain_model_again() -> None:
         rows(),
         steps=60,
         rows_per_step=16,
-        learning_rate=1e-2,
-        warmup_steps=5,
+        optimizer=OptimizerConfig(learning_rate=1e-2, lr_scheduler_type="cosine", warmup_steps=5),
         on_step=lambda step, statistics: seen.append(statistics),
     )
     assert len(seen) == 60
@@ -45,7 +45,7 @@ def test_the_seed_gives_the_order() -> None:
             rows(),
             steps=3,
             rows_per_step=8,
-            learning_rate=1e-3,
+            optimizer=OptimizerConfig(learning_rate=1e-3, lr_scheduler_type="cosine"),
             seed=seed,
             on_step=lambda step, statistics, run=run: run.append(statistics.loss),  # type: ignore[misc]
         )
@@ -60,5 +60,5 @@ def test_a_row_that_trains_nothing_is_named() -> None:
             [SupervisedRow([2, 3], [0, 1]), SupervisedRow([2, 3], [1, 0])],
             steps=1,
             rows_per_step=1,
-            learning_rate=1e-3,
+            optimizer=OptimizerConfig(learning_rate=1e-3, lr_scheduler_type="cosine"),
         )

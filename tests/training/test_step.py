@@ -1,5 +1,7 @@
 """A step in one process: what its result may and may not depend on."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,32 +9,38 @@ from accelerate import Accelerator
 from tiny import linear_rows, make_row, sequences_of, tiny_model
 from torch import Tensor
 
-from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerConfig
 from agentrl.databases.documents import DBRecordData
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.batch import collate_forest
 from agentrl.training.logprobs import token_logprobs
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import make_optimizer, make_scheduler
-from agentrl.training.parallel import make_mesh, parallelise
+from agentrl.training.parallel import make_mesh
+from agentrl.training.prepare import prepare_model
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
-from agentrl.training.step import StepOptions, train_step
+from agentrl.training.step import train_step
 
 TREE = [(0, 10, -1), (10, 22, 0), (22, 27, 1), (27, 34, 1), (34, 40, 0)]
 
 
+def budget_of(tokens: int) -> LearnerConfig:
+    """Micro-batches of so many tokens, all else as it is by default."""
+    return LearnerConfig(ComputeConfig(micro_batch_tokens=tokens))
+
+
 def one_step(
-    rows: list[DBRecordData], loss: LossConfig, options: StepOptions, *, checkpointing: bool = False
+    rows: list[DBRecordData], loss: LossConfig, config: LearnerConfig
 ) -> tuple[StepStatistics, list[Tensor]]:
     model = tiny_model()
     mesh = make_mesh(Accelerator(cpu=True))
-    parallelise(model, mesh, gradient_checkpointing=checkpointing)
+    prepare_model(model, mesh, config.compute)
     # with a usual epsilon the first step is the gradient's sign, rounding of zeros included
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2, adam_epsilon=1e-3))
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
     sequences = [sequences_of(row) for row in rows]
-    statistics = train_step(model, optimizer, scheduler, sequences, Objective(loss), options, mesh)
+    statistics = train_step(model, optimizer, scheduler, sequences, Objective(loss), config, mesh)
     return statistics, [parameter.full_tensor() for parameter in model.parameters()]
 
 
@@ -53,13 +61,19 @@ def one_step(
 )  # fmt: skip
 def test_micro_batches_chunks_and_recomputation_do_not_change_the_step(loss: LossConfig) -> None:
     rows = [*linear_rows(7), make_row("tree", 9, TREE)]
-    whole, weights = one_step(rows, loss, StepOptions(micro_batch_tokens=10_000))
+    whole, weights = one_step(rows, loss, budget_of(10_000))
     assert whole.n_micro_batches == 1
     parts, same_weights = one_step(
         rows,
         loss,
-        StepOptions(micro_batch_tokens=40, pad_to_multiple_of=4, loss_seq_chunk_size=3),
-        checkpointing=True,
+        LearnerConfig(
+            ComputeConfig(
+                gradient_checkpointing=True,
+                micro_batch_tokens=40,
+                pad_to_multiple_of=4,
+                loss_seq_chunk_size=3,
+            )
+        ),
     )
     assert parts.n_micro_batches > 4
     assert parts.loss == pytest.approx(whole.loss, rel=1e-4, abs=1e-6)
@@ -70,9 +84,9 @@ def test_micro_batches_chunks_and_recomputation_do_not_change_the_step(loss: Los
 
 
 def test_a_tree_trains_like_its_paths_as_separate_rows() -> None:
-    loss, options = LossConfig(loss_calculator="CrossEntropy"), StepOptions(micro_batch_tokens=64)
+    loss, config = LossConfig(loss_calculator="CrossEntropy"), budget_of(64)
     tree = make_row("tree", 0, TREE)
-    statistics, _ = one_step([tree], loss, options)
+    statistics, _ = one_step([tree], loss, config)
     assert statistics.n_train_tokens == tree.n_train_tokens
 
     # by hand: every trained token once, after the tokens on its way from the root
@@ -99,7 +113,7 @@ def test_a_tree_trains_like_its_paths_as_separate_rows() -> None:
 def test_a_step_that_is_not_finite_leaves_the_weights_alone() -> None:
     model = tiny_model()
     mesh = make_mesh(Accelerator(cpu=True))
-    parallelise(model, mesh)
+    prepare_model(model, mesh, ComputeConfig())
     optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2))
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
     row = make_row("a", 0, [(0, 9, -1)])
@@ -111,7 +125,7 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone() -> None:
             scheduler,
             [sequences_of(bad)],
             Objective(LossConfig()),
-            StepOptions(512),
+            budget_of(512),
             mesh,
         )
     for ours, start in zip(model.parameters(), tiny_model().parameters(), strict=True):
@@ -122,7 +136,7 @@ def test_statistics_describe_the_trained_tokens() -> None:
     rows = [make_row(f"r{i}", i, [(0, 20, -1)], version=i) for i in range(3)]
     model = tiny_model()
     mesh = make_mesh(Accelerator(cpu=True))
-    parallelise(model, mesh)
+    prepare_model(model, mesh, ComputeConfig())
     optimizer = make_optimizer(model, OptimizerConfig())
     scheduler = make_scheduler(optimizer, OptimizerConfig(), 10)
     statistics = train_step(
@@ -131,7 +145,7 @@ def test_statistics_describe_the_trained_tokens() -> None:
         scheduler,
         [sequences_of(row, 3) for row in rows],
         Objective(LossConfig(log_entropy=True)),
-        StepOptions(512),
+        budget_of(512),
         mesh,
     )
     assert statistics.staleness_max == 3
@@ -147,8 +161,8 @@ def test_statistics_describe_the_trained_tokens() -> None:
 
 
 def test_the_gradient_norm_of_each_layer_is_told_on_demand() -> None:
-    options = StepOptions(512, log_grad_norms=True)
-    statistics, _ = one_step(linear_rows(3), LossConfig(), options)
+    config = replace(budget_of(512), optimizer=OptimizerConfig(log_grad_norms=True))
+    statistics, _ = one_step(linear_rows(3), LossConfig(), config)
     norms = statistics.grad_norms
     assert norms is not None
     assert set(norms) == {
@@ -161,7 +175,7 @@ def test_the_gradient_norm_of_each_layer_is_told_on_demand() -> None:
 
 def test_bf16_computes_in_bfloat16_and_leaves_weights_and_temperatures_in_float32() -> None:
     model = tiny_model()
-    parallelise(model, make_mesh(Accelerator(cpu=True)), bf16=True)
+    prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig(bf16=True))
     line = TokenTree.line(np.arange(2, 12), mask=np.arange(10) > 0)
     sequence = TrainingSequence(line, temperature=0.7, row_tokens=9)
     logprobs, _ = token_logprobs(model, collate_forest([sequence], [0]), 4)

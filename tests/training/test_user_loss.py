@@ -14,7 +14,7 @@ from agentrl.training.trainer import main
 
 HEAD = """
 import torch
-from agentrl.training.losses import (
+from agentrl import (
     LossConfig, LossInputs, Scope, TokenLoss, depends_on, sequence_mean, token_ratio,
 )
 

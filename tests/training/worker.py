@@ -17,18 +17,21 @@ from accelerate import Accelerator
 from tiny import linear_rows, make_row, sequences_of, tiny_model, write_tiny_folder
 from transformers import AutoTokenizer
 
-from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerConfig
 from agentrl.training.checkpoint import TrainerState
 from agentrl.training.checkpoint_io import CheckpointSaver
 from agentrl.training.learner import Learner
 from agentrl.training.model_folder import gather_weights, save_model_folder
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.planner import assign_rows
-from agentrl.training.step import StepOptions
 
-OPTIMIZER = OptimizerConfig(learning_rate=1e-2, lr_scheduler_type="linear", weight_decay=0.01)
-LOSS = LossConfig(token_level_loss=False, entropy_coef=0.01, normalize_advantages=True)
-OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32, log_grad_norms=True)
+CONFIG = LearnerConfig(
+    ComputeConfig(micro_batch_tokens=96, loss_seq_chunk_size=32),
+    LossConfig(token_level_loss=False, entropy_coef=0.01, normalize_advantages=True),
+    OptimizerConfig(
+        learning_rate=1e-2, lr_scheduler_type="linear", weight_decay=0.01, log_grad_norms=True
+    ),
+)
 STEPS = 3
 ROWS = [
     *linear_rows(10),
@@ -42,7 +45,7 @@ def main(out: Path) -> None:
     """Three steps of the same rows; the second is one row only, which leaves ranks without any."""
     accelerator = Accelerator(cpu=True)
     mesh = make_mesh(accelerator)
-    learner = Learner(tiny_model(), mesh, LOSS, OPTIMIZER, OPTIONS, STEPS)
+    learner = Learner(tiny_model(), mesh, CONFIG, STEPS)
     saver = CheckpointSaver(out, None, hold=lambda: None)
     results = []
     for step in range(1, STEPS + 1):

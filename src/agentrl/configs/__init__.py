@@ -4,12 +4,15 @@ Trainer, samplers and evaluation of one run read the same flags, so that one lin
 them on any machine. A group is handed to the code that needs it; nothing reads flags by name.
 
     sampling.py   tasks, samplers, services, agents, rewards
-    training.py   model, loss, optimizer, devices, checkpoints
+    training.py   model, loss, optimizer, computation, processes, checkpoints
     losses.py     the losses by name, and the defaults that go with each
     config.py     the run, and all groups as one `Config`
     flag.py, flags.py   what a flag is; all of them as data
+    text_checks.py      what the text of one flag must be
+    combinations.py     which flags go together
     command_line.py, run_file.py   flags as a command line and a YAML file give them
-    parsing.py    from all of these to a checked `Config`; `loss_checks.py`: the loss's
+    parsing.py    from all of these to a checked `Config`
+    run_flags.py  whose each flag is: the run's, or a process's
     model_path.py   a model's folder
     user_module.py   a user's own file that a flag names
 """
@@ -30,7 +33,9 @@ from agentrl.configs.sampling import (
 from agentrl.configs.training import (
     TREE_ATTENTION,
     CheckpointConfig,
+    ComputeConfig,
     CriticConfig,
+    LearnerConfig,
     LoraConfig,
     LossConfig,
     ModelConfig,
@@ -43,11 +48,13 @@ __all__ = [
     "TREE_ATTENTION",
     "AgentConfig",
     "CheckpointConfig",
+    "ComputeConfig",
     "Config",
     "ConfigError",
     "ContextConfig",
     "CriticConfig",
     "DataConfig",
+    "LearnerConfig",
     "LoraConfig",
     "LossConfig",
     "ModelConfig",

@@ -2,11 +2,11 @@
 
 import importlib.util
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.configs.flag import ConfigError, comma_separated, flag
+from agentrl.configs.flag import ConfigError, FlagClass, comma_separated, flag, group
 from agentrl.configs.sampling import (
     AgentConfig,
     ContextConfig,
@@ -15,9 +15,12 @@ from agentrl.configs.sampling import (
     SamplingConfig,
     ServiceConfig,
 )
+from agentrl.configs.text_checks import check_run_name
 from agentrl.configs.training import (
     CheckpointConfig,
+    ComputeConfig,
     CriticConfig,
+    LearnerConfig,
     LoraConfig,
     LossConfig,
     ModelConfig,
@@ -33,7 +36,12 @@ TRACKERS = ("none", "tensorboard", "swanlab")
 class RunConfig:
     """The run and where it lives."""
 
-    run_name: str = flag("run", "name of the run: its database, its folders, its logs", kind="NAME")
+    run_name: str = flag(
+        "run",
+        "name of the run, of its database and of its folders",
+        kind="NAME",
+        check=check_run_name,
+    )
     output_dir: str | None = flag(
         None, "folder for checkpoints, weights and reports", unset="output/RUN", kind="DIR"
     )
@@ -43,34 +51,51 @@ class RunConfig:
         unset="a launch starts one in the output folder",
         kind="URL",
     )
-    report_to: str = flag("none", "tracker beside the JSONL metrics", choices=TRACKERS)
-    change_data: bool = flag(
-        False, "go on with another task file, model or world than the run began with"
+    report_to: str = flag(
+        "none", "tracker that metrics go to in addition to the JSONL file", choices=TRACKERS
     )
-    seed: int = flag(42, "seed of data order and sampling")
-    logging_steps: int = flag(1, "write metrics every so many steps", least=1)
+    change_data: bool = flag(
+        False,
+        "whether the run may go on with another task file, model or tools than it began with",
+    )
+    seed: int = flag(42, "seed of the order of tasks and of sampling", belongs=FlagClass.SAMPLING)
+    logging_steps: int = flag(
+        1,
+        "number of optimizer steps from one line of metrics to the next",
+        least=1,
+        belongs=FlagClass.TRAINING,
+    )
 
 
 @dataclass(frozen=True)
 class Config:
-    """All groups of one run, with their titles for people."""
+    """All groups of one run, with their titles for people and what another value means."""
 
-    run: RunConfig = field(metadata={"title": "The run"})
-    model: ModelConfig = field(metadata={"title": "Model"})
-    data: DataConfig = field(metadata={"title": "Tasks"})
-    sampling: SamplingConfig = field(metadata={"title": "Sampling"})
-    services: ServiceConfig = field(metadata={"title": "Inference services"})
-    agent: AgentConfig = field(metadata={"title": "Agents and their tools"})
-    context: ContextConfig = field(metadata={"title": "Long and repetitive conversations"})
-    reward: RewardConfig = field(metadata={"title": "From scores to advantages"})
-    lora: LoraConfig = field(metadata={"title": "LoRA"})
-    loss: LossConfig = field(metadata={"title": "Loss"})
-    critic: CriticConfig = field(metadata={"title": "Critic of --loss_calculator PPO"})
-    optimizer: OptimizerConfig = field(metadata={"title": "Optimizer and length of the run"})
-    parallel: ParallelConfig = field(metadata={"title": "Processes and memory"})
-    checkpoint: CheckpointConfig = field(metadata={"title": "Checkpoints"})
+    run: RunConfig = field(metadata=group("The run", FlagClass.OWN))
+    model: ModelConfig = field(metadata=group("Model", FlagClass.TRAINING))
+    data: DataConfig = field(metadata=group("Tasks", FlagClass.TRAINING))
+    sampling: SamplingConfig = field(metadata=group("Sampling", FlagClass.SAMPLING))
+    services: ServiceConfig = field(metadata=group("Inference services", FlagClass.TRAINING))
+    agent: AgentConfig = field(metadata=group("Agents and their tools", FlagClass.SAMPLING))
+    context: ContextConfig = field(
+        metadata=group("Long and repetitive conversations", FlagClass.SAMPLING)
+    )
+    reward: RewardConfig = field(metadata=group("From scores to advantages", FlagClass.SAMPLING))
+    lora: LoraConfig = field(metadata=group("LoRA", FlagClass.FIXED))
+    loss: LossConfig = field(metadata=group("Loss", FlagClass.TRAINING))
+    critic: CriticConfig = field(
+        metadata=group("Critic of --loss_calculator PPO", FlagClass.TRAINING)
+    )
+    optimizer: OptimizerConfig = field(
+        metadata=group("Optimizer and length of the run", FlagClass.TRAINING)
+    )
+    compute: ComputeConfig = field(
+        metadata=group("Precision, micro-batches and memory", FlagClass.TRAINING)
+    )
+    parallel: ParallelConfig = field(metadata=group("Processes", FlagClass.TRAINING))
+    checkpoint: CheckpointConfig = field(metadata=group("Checkpoints", FlagClass.TRAINING))
     reserved: ReservedConfig = field(
-        metadata={"title": "Taken for scripts that give them, without a choice yet"}
+        metadata=group("Taken for scripts that give them, without a choice yet", FlagClass.FIXED)
     )
 
     @property
@@ -111,7 +136,18 @@ class Config:
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens of one forward pass."""
-        return self.parallel.micro_batch_tokens or self.sampling.max_tokens
+        return self.compute.micro_batch_tokens or self.sampling.max_tokens
+
+    @property
+    def learner(self) -> LearnerConfig:
+        """The groups that the trainer's learner reads."""
+        return LearnerConfig(
+            compute=replace(self.compute, micro_batch_tokens=self.micro_batch_tokens),
+            loss=self.loss,
+            optimizer=self.optimizer,
+            critic=self.critic,
+            model=self.model,
+        )
 
 
 def check_tracker(report_to: str) -> None:

@@ -7,7 +7,15 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from agentrl.configs.config import Config
-from agentrl.configs.flag import ConfigError, FlagInfo, is_function, nearest
+from agentrl.configs.flag import (
+    ConfigError,
+    FlagClass,
+    FlagInfo,
+    comma_separated,
+    is_function,
+    nearest,
+)
+from agentrl.configs.text_checks import json_object
 from agentrl.redaction import without_passwords
 
 Value = bool | int | float | str
@@ -27,6 +35,7 @@ class Flag:
     type: type
     default: Value | None
     info: FlagInfo
+    belongs: FlagClass
 
     def read(self, text: str) -> Value:
         """The value that a text gives. Raises `ConfigError`."""
@@ -41,15 +50,32 @@ class Flag:
         return value
 
     def check(self, value: Value | None) -> None:
-        """Raises `ConfigError` for a value out of its range."""
-        info = self.info
+        """Raises `ConfigError` for a value that the flag cannot have."""
         if value is None:
             return
-        if isinstance(value, float) and not math.isfinite(value):
+        if self.info.only is not None and value != self.default:
+            raise ConfigError(f"--{self.name} {written(value)}: {self.info.only}")
+        if isinstance(value, str):
+            self._check_text(value)
+        else:
+            self._check_number(value)
+
+    def _check_number(self, value: bool | int | float) -> None:
+        if not math.isfinite(value):
             raise ConfigError(f"--{self.name} {value}: must be a finite number")
-        if info.least is not None and not isinstance(value, str) and value < info.least:
-            raise ConfigError(f"--{self.name} {value}: must be at least {info.least:g}")
-        if isinstance(value, str) and info.choices and value not in info.choices:
+        info = self.info
+        inside = (
+            (info.least is None or value >= info.least)
+            and (info.most is None or value <= info.most)
+            and (info.above is None or value > info.above)
+            and (info.below is None or value < info.below)
+        )
+        if not inside:
+            raise ConfigError(f"--{self.name} {written(value)}: must {self.bounds}")
+
+    def _check_text(self, value: str) -> None:
+        info = self.info
+        if info.choices and value not in info.choices:
             if info.function and is_function(value):
                 return
             meant = nearest(value, info.choices)
@@ -59,6 +85,33 @@ class Flag:
                 + f"; known: {', '.join(info.choices)}"
                 + (", and path/to/file.py:function" if info.function else "")
             )
+        for part in comma_separated(value) if info.kind == "LIST" else [value]:
+            try:
+                if info.kind == "JSON":
+                    json_object(part)
+                if info.check is not None:
+                    info.check(part)
+            except ValueError as error:
+                raise ConfigError(f"--{self.name} {part}: {error}") from None
+
+    @property
+    def bounds(self) -> str:
+        """What a number must do, as the end of a sentence; empty if there are no bounds."""
+        info = self.info
+        for low, high in ((info.least, info.most), (info.above, info.below)):
+            if low is not None and high is not None:
+                return f"lie between {low:g} and {high:g}"
+        parts = [
+            f"{words} {bound:g}"
+            for words, bound in (
+                ("at least", info.least),
+                ("above", info.above),
+                ("at most", info.most),
+                ("below", info.below),
+            )
+            if bound is not None
+        ]
+        return f"be {' and '.join(parts)}" if parts else ""
 
     @property
     def metavar(self) -> str:
@@ -74,8 +127,8 @@ class Flag:
         """What it does, and which values it knows."""
         if not self.info.choices:
             return self.info.help
-        function = "; or path/to/file.py:function" if self.info.function else ""
-        return f"{self.info.help}: {', '.join(self.info.choices)}{function}"
+        function = ", or path/to/file.py:function" if self.info.function else ""
+        return f"{self.info.help}; one of {', '.join(self.info.choices)}{function}"
 
 
 _WANTED = {bool: "true or false", int: "a whole number", float: "a number"}
@@ -113,9 +166,18 @@ def _flags() -> Mapping[str, Flag]:
                 type=kinds[0] if kinds else types[item.name],
                 default=default,
                 info=item.metadata["flag"],
+                belongs=item.metadata["flag"].belongs or group.metadata["belongs"],
             )
     return found
 
 
 FLAGS = _flags()
 TITLES: Mapping[str, str] = {group.name: group.metadata["title"] for group in fields(Config)}
+
+
+def flags_named(*names: str) -> tuple[str, ...]:
+    """These flags' names, for a table of them. Raises `KeyError` for one that is no flag's."""
+    for name in names:
+        if name not in FLAGS:
+            raise KeyError(f"there is no flag --{name}")
+    return names

@@ -5,29 +5,16 @@ Layers of flags lie on one another, and the topmost that has a flag gives its va
     default < preset (or the flags a run was launched with) < file < environment < command line
 """
 
-import json
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from agentrl.configs.combinations import check_combinations
 from agentrl.configs.command_line import run_parser
 from agentrl.configs.config import Config
-from agentrl.configs.flag import ConfigError
 from agentrl.configs.flags import FLAGS, Value, shown, written
-from agentrl.configs.loss_checks import validate_loss
 from agentrl.configs.losses import LOSSES, loss_defaults
 from agentrl.configs.run_file import read_run_file
-from agentrl.configs.training import ReservedConfig
-
-SAMPLING_PARAMS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty",
-)  # fmt: skip
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,37}")  # MongoDB: 63 bytes for a database's name
-
-_SERVICE_URL = re.compile(r"([a-z0-9_]+\+)?https?://")  # an engine's name may come before
 
 
 @dataclass(frozen=True)
@@ -161,95 +148,4 @@ def _validate(config: Config) -> None:
     """Refuse values that would fail later, or quietly mean something else."""
     for flag in FLAGS.values():
         flag.check(getattr(getattr(config, flag.group), flag.name))
-    validate_loss(config.loss)
-    longest = config.sampling.max_prompt_tokens
-    if config.context.new_context != "disabled" and not (
-        longest is not None and longest < config.sampling.max_tokens
-    ):
-        raise ConfigError(
-            f"--new_context {config.context.new_context}: needs --max_prompt_tokens, below "
-            f"--max_tokens ({config.sampling.max_tokens}), which ends a record"
-        )
-    for url in config.inference_urls:
-        if not _SERVICE_URL.match(url):
-            raise ConfigError(
-                f"--inference_urls {url}: must begin with http:// or https://, or with the name of"
-                " an engine and a + before that"
-            )
-    if not RUN_NAME.fullmatch(config.run.run_name):
-        raise ConfigError(
-            f"--run_name {config.run.run_name!r}: must be 1 to 38 letters, digits, - or _, "
-            "because it names a database and folders"
-        )
-    if config.parallel.pp_size > 1:
-        raise ConfigError(
-            f"--pp_size {config.parallel.pp_size}: there is no pipeline parallelism, because a "
-            "step's trees have no common shape to send between stages; use --dp_replicate_size, "
-            "--tp_size, --cp_size or --ep_size"
-        )
-    if config.lora.lora_rank and (config.parallel.tp_size > 1 or config.parallel.ep_size > 1):
-        raise ConfigError(
-            f"--lora_rank {config.lora.lora_rank}: an adapter cannot be split over --tp_size or "
-            "--ep_size, because the model's plan for them does not know it; shard over data or use "
-            "--cp_size"
-        )
-    for reserved in fields(ReservedConfig):
-        value = getattr(config.reserved, reserved.name)
-        if value != reserved.default:
-            raise ConfigError(
-                f"--{reserved.name} {value}: this version has only {reserved.default}; "
-                "leave the flag out"
-            )
-    _validate_sampling_params(config.sampling.preferred_sampling_params)
-    _json_object("chat_template_kwargs", config.model.chat_template_kwargs)
-    ratio = config.services.inf_mem_ratio
-    if ratio is not None and not 0 < ratio < 1:
-        raise ConfigError(f"--inf_mem_ratio {ratio:g}: must lie between 0 and 1")
-    if config.services.inf_share_gpus and not config.sampling.sync_sampling:
-        raise ConfigError(
-            "--inf_share_gpus: needs --sync_sampling, because services whose memory is given back "
-            "cannot sample while the trainer computes"
-        )
-    for name in ("gae_gamma", "gae_lambda"):
-        factor = getattr(config.critic, name)
-        if not 0 <= factor <= 1:
-            raise ConfigError(f"--{name} {factor:g}: must lie between 0 and 1")
-    for name in ("adam_beta1", "adam_beta2"):
-        beta = getattr(config.optimizer, name)
-        if not 0 <= beta < 1:
-            raise ConfigError(f"--{name} {beta:g}: must be at least 0 and below 1")
-    if config.optimizer.adam_epsilon <= 0:
-        raise ConfigError(f"--adam_epsilon {config.optimizer.adam_epsilon:g}: must be above 0")
-    compares = config.reward.estimator != "score" and config.loss.loss_calculator != "CrossEntropy"
-    if config.sampling.num_generations < 2 and compares:
-        raise ConfigError(
-            f"--num_generations {config.sampling.num_generations}: an advantage compares rollouts "
-            "at one task, so there must be at least 2"
-        )
-
-
-def _json_object(name: str, text: str) -> dict[str, Any]:
-    """The JSON object that is a flag's value."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"--{name} {text}: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"--{name} {text}: not a JSON object")
-    return value
-
-
-def _validate_sampling_params(text: str) -> None:
-    flag = f"--preferred_sampling_params {text}"
-    params = _json_object("preferred_sampling_params", text)
-    for name, value in params.items():
-        if name not in SAMPLING_PARAMS:
-            raise ConfigError(f"{flag}: {name} is not known; known: {', '.join(SAMPLING_PARAMS)}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{flag}: {name} is not a number")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{flag}: {name} is not a finite number")
-    if params.get("temperature", 1.0) <= 0:
-        raise ConfigError(
-            f"{flag}: temperature must be above 0, because rollouts of one task must differ"
-        )
+    check_combinations(config)

@@ -1,6 +1,6 @@
 """Whose each flag is: the run's, which its database keeps for what joins it, or a process's.
 
-One table, by the groups of flags and what differs within them. It decides what becomes of another
+A flag's class stands where the flag is declared (`FlagClass`). It decides what becomes of another
 value on a resume, and of one that a joining sampler gives; docs/guides/checkpoints.md explains it.
 Not in here: what a task file or a model holds (`digests.py`), and where flags are kept.
 """
@@ -8,93 +8,38 @@ Not in here: what a task file or a model holds (`digests.py`), and where flags a
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from agentrl.configs.command_line import run_parser
 from agentrl.configs.config import Config
 from agentrl.configs.digests import file_digest, tokenizer_digest
-from agentrl.configs.flag import ConfigError, is_function
+from agentrl.configs.flag import ConfigError, FlagClass, is_function
+from agentrl.configs.flags import FLAGS, flags_named
 from agentrl.configs.parsing import config_of, layers_given, merged
 
 Flags = dict[str, Any]  # values by the flags' names, without dashes
 
 
-class FlagClass(StrEnum):
-    """What another value of a flag means for a run that has begun."""
-
-    DATA = "data"  # another run: refused, or taken with --change_data
-    FIXED = "fixed"  # another run: refused
-    SAMPLING = "sampling"  # a resume takes it, and all samplers of the run must have it
-    TRAINING = "training"  # a resume takes it; samplers do not read it
-    OWN = "own"  # of one process on one machine
-
-
-_OF_GROUP = {
-    "run": FlagClass.OWN,
-    "model": FlagClass.TRAINING,
-    "data": FlagClass.TRAINING,
-    "sampling": FlagClass.SAMPLING,
-    "services": FlagClass.TRAINING,
-    "agent": FlagClass.SAMPLING,
-    "context": FlagClass.SAMPLING,
-    "reward": FlagClass.SAMPLING,
-    "lora": FlagClass.FIXED,
-    "loss": FlagClass.TRAINING,
-    "critic": FlagClass.TRAINING,
-    "optimizer": FlagClass.TRAINING,
-    "parallel": FlagClass.TRAINING,
-    "checkpoint": FlagClass.TRAINING,
-    "reserved": FlagClass.FIXED,
-}
-_DIFFERENT = {
-    FlagClass.DATA: (
-        "train_file", "eval_file", "model_name_or_path",
-        "agent_name", "system_prompt", "mcp_server_name", "mcp_allow_tools", "mcp_block_tools",
-    ),
-    FlagClass.SAMPLING: ("seed", "chat_template_kwargs"),
-    FlagClass.TRAINING: ("logging_steps", "max_failures_without_success"),
-    FlagClass.OWN: (
-        "enable_sampling", "inference_urls", "max_concurrent_samples_per_process",
-        "target_concurrency", "lease_seconds", "drain_seconds", "record_timeout",
-        "request_timeout", "startup_timeout", "tool_timeout", "mcp_manager_url", "mcp_auth_token",
-        "mcp_sessions", "agent_config_path", "resume_from_checkpoint",
-    ),
-}  # fmt: skip
-_CLASS_OF = {name: kind for kind, names in _DIFFERENT.items() for name in names}
-
-# Never in a database: secrets, and where the database itself is. URLs may hold passwords too.
-_SECRET = frozenset({"mcp_auth_token", "db_connection_string"})
-_URLS = frozenset({"mcp_manager_url", "inference_urls"})
-_MAY_HOLD_SECRETS = re.compile(r"//[^/\s]*@|\?")  # in a URL: a user, a query
 # What one launch was asked to do, and says nothing of the run.
-_OF_THIS_START = frozenset({"change_data", "resume_from_checkpoint"})
+_OF_THIS_START = {*flags_named("change_data", "resume_from_checkpoint")}
+# Never in a database, beside secrets: where it is itself.
+_NOT_STORED = {*flags_named("db_connection_string"), *_OF_THIS_START}
 # Files and folders, which have another path on another machine. Stored whole, for another folder.
-_PATHS = frozenset(
-    {
-        "train_file", "eval_file", "model_name_or_path", "reference_model_name_or_path",
-        "critic_model_name_or_path", "agent_module", "scorer_module", "agent_config_path",
-        "output_dir",
-    }
-)  # fmt: skip
-_READ_BY_SAMPLERS = frozenset({"model_name_or_path", "agent_module", "scorer_module"})
-_WITH_FUNCTION = frozenset({"advantage", "loss_calculator"})
-_JSON = frozenset({"preferred_sampling_params", "chat_template_kwargs"})
+_PATHS = {
+    name for name, flag in FLAGS.items() if flag.info.kind in ("FILE", "DIR")
+} - _OF_THIS_START
+_URLS = flags_named("mcp_manager_url", "inference_urls")
+_MAY_HOLD_SECRETS = re.compile(r"//[^/\s]*@|\?")  # in a URL: a user, a query
+_READ_BY_SAMPLERS = flags_named("model_name_or_path", "agent_module", "scorer_module")
+_NEEDED_BY_SAMPLERS = (*_READ_BY_SAMPLERS, *flags_named("agent_config_path"))
+_TASK_FILES = flags_named("train_file", "eval_file")
 
 
 def class_of(name: str) -> FlagClass:
     """The class of a flag. Raises `KeyError` if there is no such flag."""
-    return _CLASS_OF.get(name) or _OF_GROUP[_GROUP_OF[name]]
-
-
-_GROUP_OF = {
-    name: group.name
-    for group in fields(Config)
-    for name in group.type.__dataclass_fields__  # type: ignore[union-attr]
-}
-FLAG_NAMES = tuple(_GROUP_OF)
+    return FLAGS[name].belongs
 
 
 def stored_flags(config: Config) -> Flags:
@@ -103,7 +48,7 @@ def stored_flags(config: Config) -> Flags:
     return {
         name: _stored(name, value)
         for name, value in flat.items()
-        if name not in _SECRET and name not in _OF_THIS_START
+        if not FLAGS[name].info.secret and name not in _NOT_STORED
     }
 
 
@@ -112,11 +57,11 @@ def _stored(name: str, value: Any) -> Any:
         return None
     if name in _PATHS:
         return str(Path(value).absolute())
-    if name in _WITH_FUNCTION and is_function(value):
+    if FLAGS[name].info.function and is_function(value):
         return str(Path(value).absolute())
     if name == "mcp_manager_url" and "://" not in value:
         return str(Path(value).absolute())
-    if name in _JSON:
+    if FLAGS[name].info.kind == "JSON":
         return _in_one_spelling(value)
     if name in _URLS and _MAY_HOLD_SECRETS.search(value):
         return None
@@ -133,7 +78,7 @@ def _in_one_spelling(text: str) -> str:
 def flat_flags(by_group: Mapping[str, Mapping[str, Any]]) -> Flags:
     """The flags that a checkpoint holds by group, as `stored_flags` has them."""
     flat = {name: value for group in by_group.values() for name, value in group.items()}
-    return {name: _stored(name, value) for name, value in flat.items() if name in _GROUP_OF}
+    return {name: _stored(name, value) for name, value in flat.items() if name in FLAGS}
 
 
 def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -200,7 +145,7 @@ def joined_config(
         own = _stored(name, value)
         agrees = stored.get(name, own) == own or (
             class_of(name) not in (FlagClass.DATA, FlagClass.SAMPLING)
-            or name in ("train_file", "eval_file")  # its tasks come from the database
+            or name in _TASK_FILES  # its tasks come from the database
             or (name in digests and _digest_of(name, own) in (digests[name], None))
         )
         if not agrees:
@@ -209,8 +154,8 @@ def joined_config(
                 " trajectories of one run must be made alike; leave the flag out, or resume the "
                 "run with the new value first"
             )
-    known = {name: value for name, value in stored.items() if name in _GROUP_OF}
-    for name in _READ_BY_SAMPLERS | {"agent_config_path"}:
+    known = {name: value for name, value in stored.items() if name in FLAGS}
+    for name in _NEEDED_BY_SAMPLERS:
         path = known.get(name)
         if name not in given and path is not None and not Path(path).exists():
             raise ConfigError(

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from agentrl.configs.flag import flag
+from agentrl.configs.flag import FlagClass, flag
 from agentrl.configs.losses import ADVANTAGES, loss_defaults
+from agentrl.configs.text_checks import check_sampling_params, check_service_url
 
 TOOL_CALL_PARSERS = (
     "qwen25", "qwen", "qwen3_coder", "mistral", "llama3", "deepseekv3", "pythonic", "kimi_k2",
@@ -20,91 +21,141 @@ class DataConfig:
 
     train_file: str | None = flag(
         None,
-        "training tasks: JSONL, JSON or Parquet",
-        unset="none: needed to sample",
+        "file of the training tasks: JSONL, JSON or Parquet",
+        unset="none; sampling needs it",
         kind="FILE",
+        belongs=FlagClass.DATA,
     )
     eval_file: str | None = flag(
         None,
-        "held-out tasks: JSONL, JSON or Parquet",
+        "file of the held-out tasks: JSONL, JSON or Parquet",
         unset="none, and nothing is evaluated",
         kind="FILE",
+        belongs=FlagClass.DATA,
     )
-    num_train_epochs: float = flag(3.0, "passes over the training tasks, if --max_steps is not set")
+    num_train_epochs: float = flag(
+        3.0, "number of passes over the training tasks; --max_steps takes precedence"
+    )
     eval_steps: int | None = flag(
         None,
-        "evaluate on the held-out tasks before the first step, every so many steps and at the end "
-        "(0: not at all)",
+        "optimizer steps from one evaluation on the held-out tasks to the next; there is one "
+        "before the first step and one at the end too (0: no evaluation at all)",
         unset="before the first step and at the end",
         least=0,
     )
-    eval_rollouts: int = flag(4, "rollouts of each held-out task", least=1)
+    eval_rollouts: int = flag(4, "number of rollouts of each held-out task", least=1)
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
     """How trajectories are sampled."""
 
-    enable_sampling: bool = flag(True, "sample; false: train on the rows that the database holds")
+    enable_sampling: bool = flag(
+        True,
+        "whether trajectories are sampled; if not, the trainer uses the rows that are in the "
+        "database",
+        belongs=FlagClass.OWN,
+    )
     sync_sampling: bool = flag(
-        False, "no overlap: sample for a step, train it, sample for the next"
+        False,
+        "whether sampling and training take turns: a step's trajectories are sampled by its own "
+        "policy version, and nothing is sampled during the step",
     )
     max_staleness: int = flag(
-        2, "how many steps samplers may run ahead, and a trained token may be old", least=0
+        2,
+        "largest number of optimizer steps by which the trained weights may be newer than those "
+        "that sampled a token",
+        least=0,
     )
-    num_generations: int = flag(8, "rollouts of each task, the group of its advantages", least=1)
+    num_generations: int = flag(
+        8, "number of rollouts of each training task, which are one group", least=1
+    )
     max_concurrent_samples_per_process: int = flag(
-        64, "trajectories one sampler runs at once, at the most", least=1
+        64,
+        "largest number of trajectories that one sampler process runs at once",
+        least=1,
+        belongs=FlagClass.OWN,
     )
     target_concurrency: int = flag(
         0,
-        "trajectories of a sampler for each inference service to aim at: more while it is clear, "
-        "fewer while it is busy (0: as many as the process may run)",
+        "number of trajectories that a sampler aims at for each inference service; it runs more "
+        "while the service has room and fewer while it is overloaded "
+        "(0: --max_concurrent_samples_per_process)",
         least=0,
+        belongs=FlagClass.OWN,
     )
-    max_turns: int = flag(200, "turns of a trajectory", least=1)
+    max_turns: int = flag(200, "largest number of turns of a trajectory", least=1)
     max_tokens: int = flag(
-        65536, "tokens of a trajectory, all turns and tool results together", least=2
+        65536,
+        "largest number of tokens of a trajectory, with its prompt and tool results",
+        least=2,
     )
-    max_new_tokens: int = flag(8192, "tokens of one turn", least=1)
+    max_new_tokens: int = flag(8192, "largest number of sampled tokens of one turn", least=1)
     max_prompt_tokens: int | None = flag(
-        None, "tokens of the longest prompt of a turn", unset="--max_tokens", least=1
+        None, "largest number of tokens of the prompt of one turn", unset="--max_tokens", least=1
     )
     preferred_sampling_params: str = flag(
         "{}",
-        'sampling parameters: {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}',
+        "sampling parameters by their names in SGLang, as in "
+        '{"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}',
         kind="JSON",
+        check=check_sampling_params,
     )
-    presence_penalty: float = flag(0.0, "presence penalty of the sampling")
-    frequency_penalty: float = flag(0.0, "frequency penalty of the sampling")
-    resample_error_records: bool = flag(True, "try a slot again whose record ended in an error")
-    max_failures: int = flag(3, "failed attempts at a rollout before it is given up", least=1)
+    presence_penalty: float = flag(
+        0.0, "amount by which the logit of a token that the turn has already is lowered"
+    )
+    frequency_penalty: float = flag(
+        0.0, "amount by which a token's logit is lowered for each time that the turn has it already"
+    )
+    resample_error_records: bool = flag(
+        True, "whether a rollout whose attempt ended in an error is attempted again"
+    )
+    max_failures: int = flag(
+        3, "number of failed attempts after which a rollout is given up as failed", least=1
+    )
     max_failures_without_success: int = flag(
         128,
-        "end the run once so many attempts in a row failed, or so many groups in a row gave "
-        "nothing to train, for longer than a short outage lasts (0: never)",
+        "number of attempts that fail in a row, or of groups in a row that give no row to train, "
+        "after which the run ends; a short outage is waited for (0: the run never ends so)",
         least=0,
+        belongs=FlagClass.TRAINING,
     )
     lease_seconds: float = flag(
-        60.0, "a sampler or trainer silent for so long is taken for dead", least=1
+        60.0,
+        "seconds without a sign of life after which a sampler or trainer is considered dead",
+        least=1,
+        belongs=FlagClass.OWN,
     )
     drain_seconds: float = flag(
         30.0,
-        "after SIGTERM, seconds that a sampler takes to finish trajectories in progress",
+        "seconds after SIGTERM in which a sampler may finish its trajectories in progress",
         least=0,
+        belongs=FlagClass.OWN,
     )
-    record_timeout: float = flag(1800.0, "seconds that one trajectory may take", least=0.1)
+    record_timeout: float = flag(
+        1800.0, "time limit of one trajectory, in seconds", least=0.1, belongs=FlagClass.OWN
+    )
     request_timeout: float = flag(
-        600.0, "seconds that one request to an inference service may take", least=0.1
+        600.0,
+        "time limit of one request to an inference service, in seconds",
+        least=0.1,
+        belongs=FlagClass.OWN,
     )
     startup_timeout: float = flag(
-        300.0, "seconds to wait for MongoDB, tools and inference at start", least=0.1
+        300.0,
+        "time limit of waiting for MongoDB, tool servers and inference services at the start, in "
+        "seconds",
+        least=0.1,
+        belongs=FlagClass.OWN,
     )
     inference_urls: str | None = flag(
         None,
-        "URLs of inference services, comma separated, beside those registered in the database",
+        "URLs of inference services, separated by commas, which are used in addition to those "
+        "registered in the database",
         unset="only those registered",
         kind="LIST",
+        check=check_service_url,
+        belongs=FlagClass.OWN,
     )
 
 
@@ -113,23 +164,32 @@ class ServiceConfig:
     """SGLang services that a launch starts (SGLANG_COMMAND); how any service gets new weights."""
 
     weight_update: str = flag(
-        "disk", "how new weights come to the inference services", choices=WEIGHT_UPDATES
+        "disk", "way by which new weights reach the inference services", choices=WEIGHT_UPDATES
     )
     weight_update_pause: str = flag(
         "retract",
-        "what becomes of the keys and values of running requests at an update, which are "
-        "recomputed under the new weights (retract) or kept (in_place)",
+        "treatment of the keys and values of running requests at a weight update: retract "
+        "recomputes them with the new weights and in_place keeps them",
         choices=WEIGHT_UPDATE_PAUSES,
     )
-    inf_tp_size: int = flag(1, "GPUs of a service that share each layer", least=1)
-    inf_ep_size: int = flag(1, "GPUs of a service that share the experts", least=1)
+    inf_tp_size: int = flag(
+        1, "number of GPUs of an SGLang service over which tensor parallelism splits layers",
+        least=1,
+    )  # fmt: skip
+    inf_ep_size: int = flag(
+        1, "number of GPUs of an SGLang service over which experts are distributed", least=1
+    )
     inf_mem_ratio: float | None = flag(
         None,
-        "share of a GPU's memory for a service's weights and cache, between 0 and 1",
+        "share of a GPU's memory for an SGLang service's weights and cache, between 0 and 1",
         unset="SGLang's choice",
+        above=0,
+        below=1,
     )
     inf_share_gpus: bool = flag(
-        False, "services give their memory back while the trainer computes (with --sync_sampling)"
+        False,
+        "whether inference services release their GPU memory while the trainer computes; needs "
+        "--sync_sampling",
     )
 
 
@@ -138,7 +198,10 @@ class AgentConfig:
     """Agents, their tools and the models that help."""
 
     agent_name: str = flag(
-        "mcp", "agent of the tasks that name none: mcp, single_turn, math, ...", kind="NAME"
+        "mcp",
+        "name of the agent for tasks that name none, as mcp, single_turn, math or one of your own",
+        kind="NAME",
+        belongs=FlagClass.DATA,
     )
     agent_module: str | None = flag(
         None, "Python file that registers agents", unset="none", kind="FILE"
@@ -146,47 +209,74 @@ class AgentConfig:
     mcp_manager_url: str | None = flag(
         None,
         "tool servers: the URL of an MCP server, or of an aggregator if it ends in /mcpapi; "
-        "several with commas between (NAME=URL names one); or a config file with `mcpServers`",
+        "several URLs separated by commas, each with a name if it is written as NAME=URL; or a "
+        "config file with `mcpServers`",
         unset="no tools",
         kind="LIST",
+        belongs=FlagClass.OWN,
     )
     mcp_server_name: str | None = flag(
         None,
-        "names of the servers to use of several, comma separated; the name of a server given alone",
+        "names of the tool servers to use, separated by commas; for a single URL, the name of its "
+        "server",
         unset="all",
         kind="LIST",
+        belongs=FlagClass.DATA,
     )
     mcp_auth_token: str | None = flag(
-        None, "bearer token for tool servers given by URL", unset="none", secret=True
+        None,
+        "bearer token for tool servers that are given by URL",
+        unset="none",
+        secret=True,
+        belongs=FlagClass.OWN,
     )
     mcp_allow_tools: str | None = flag(
         None,
-        "patterns of the tools to offer, comma separated, as tool or server.tool",
+        "patterns of the tools that are offered to the model, separated by commas, each written "
+        "as tool or server.tool",
         unset="all",
         kind="LIST",
+        belongs=FlagClass.DATA,
     )
     mcp_block_tools: str | None = flag(
-        None, "patterns of tools not to offer, comma separated", unset="none", kind="LIST"
+        None,
+        "patterns of the tools that are not offered to the model, separated by commas, each "
+        "written as tool or server.tool",
+        unset="none",
+        kind="LIST",
+        belongs=FlagClass.DATA,
     )
     mcp_sessions: int = flag(
-        1, "sessions with each tool server that all trajectories share", least=1
+        1,
+        "number of sessions with each tool server, which all trajectories of a process share",
+        least=1,
+        belongs=FlagClass.OWN,
     )
     tool_call_parser: str | None = flag(
         None,
-        "how the model writes tool calls",
+        "form in which the model writes tool calls",
         choices=TOOL_CALL_PARSERS,
         unset="as its chat template does, or qwen25 if that writes none",
     )
-    tool_timeout: float = flag(60.0, "seconds that one tool call may take", least=0.1)
+    tool_timeout: float = flag(
+        60.0, "time limit of one tool call, in seconds", least=0.1, belongs=FlagClass.OWN
+    )
     max_tool_result_chars: int = flag(
         100_000,
-        "characters of a tool's result that the model reads; the database keeps the whole",
+        "largest number of characters of a tool result that the model reads; the database keeps "
+        "the whole result",
         least=1,
     )
     agent_config_path: str | None = flag(
-        None, "YAML file with the models of browse and scorer agents", unset="none", kind="FILE"
+        None,
+        "YAML file that lists the auxiliary models of browse and scorer agents",
+        unset="none",
+        kind="FILE",
+        belongs=FlagClass.OWN,
     )
-    system_prompt: str | None = flag(None, "system message of every conversation", unset="none")
+    system_prompt: str | None = flag(
+        None, "system message of every conversation", unset="none", belongs=FlagClass.DATA
+    )
 
 
 @dataclass(frozen=True)
@@ -195,26 +285,36 @@ class ContextConfig:
 
     new_context: str = flag(
         "disabled",
-        "what begins a new context when a prompt reaches --max_prompt_tokens",
+        "rewriting of a conversation whose prompt reaches --max_prompt_tokens, which begins a new "
+        "segment",
         choices=NEW_CONTEXTS,
     )
     repetition_early_stop_times: int = flag(
         0,
-        "end a trajectory after so many turns that repeat earlier ones (0 or -1: never)",
+        "number of turns that repeat an earlier one after which a trajectory ends (0 or -1: it "
+        "does not end so)",
         least=-1,
     )
     enable_repetition_compress: bool = flag(
-        False, "take a turn that repeats an earlier one out of the conversation, with its results"
+        False,
+        "whether a turn that repeats an earlier one is removed from the conversation, together "
+        "with its tool results",
     )
     browse_tools: str = flag(
         "*",
-        "tools whose long results browse_agent reads: names or patterns, comma separated",
+        "names or patterns of the tools whose long results browse_agent reads for the model, "
+        "separated by commas",
         kind="LIST",
     )
-    browse_min_chars: int = flag(8000, "characters from which on a tool result is long", least=0)
+    browse_min_chars: int = flag(
+        8000,
+        "smallest number of characters of a tool result that browse_agent reads for the model",
+        least=0,
+    )
     browse_max_chars: int = flag(
         200_000,
-        "characters of a tool result that browse_agent is given: the rest is cut off",
+        "largest number of characters of a tool result that browse_agent is given; the rest is "
+        "cut off",
         least=1,
     )
 
@@ -225,24 +325,34 @@ class RewardConfig:
 
     advantage: str | None = flag(
         None,
-        "advantage of a group",
+        "estimator of the advantages of a group's rollouts",
         choices=ADVANTAGES,
         function=True,
         unset="that of the loss's paper",
     )
-    adv_scaling: float = flag(1.0, "factor on every advantage")
-    drop_zero_advantage: bool = flag(True, "leave out records whose advantage is 0")
+    adv_scaling: float = flag(1.0, "factor by which every advantage is multiplied")
+    drop_zero_advantage: bool = flag(
+        True, "whether trajectories whose advantage is 0 are left out of training"
+    )
     minimal_advantage: float | None = flag(
-        None, "leave out records whose advantage is not greater than this", unset="none is"
+        None, "advantage that a trajectory must exceed to be trained", unset="none"
     )
-    balance_sample: bool = flag(False, "train as many wrong records of a group as right ones")
+    balance_sample: bool = flag(
+        False,
+        "whether as many wrong trajectories of a group are trained as there are right ones",
+    )
     efficient_rewarding: bool = flag(
-        False, "rank the right records of a group by how little they needed"
+        False,
+        "whether the advantage of a group's right trajectories is larger the fewer turns they took",
     )
-    min_turns: int = flag(0, "leave out right records with no more turns than this", least=0)
+    min_turns: int = flag(
+        0,
+        "number of turns that a right trajectory must exceed to be trained",
+        least=0,
+    )
     reserve_context_error_count: int | None = flag(
         None,
-        "of a group's records that ended at a limit, train only so many",
+        "largest number of a group's trajectories that ended at a limit and are trained",
         unset="all",
         least=0,
     )

@@ -1,8 +1,12 @@
-"""Flags of the trainer: model, loss, optimizer, devices, checkpoints."""
+"""Flags of the trainer: model, loss, optimizer, computation, processes, checkpoints.
+
+The trainer hands a group on whole, to the `Learner` in a `LearnerConfig`: a new flag is declared in
+its group and read where it acts, and nothing between the two knows of it.
+"""
 
 from dataclasses import dataclass
 
-from agentrl.configs.flag import flag
+from agentrl.configs.flag import FlagClass, flag
 from agentrl.configs.losses import (
     KL_ESTIMATORS,
     LOSSES,
@@ -20,36 +24,55 @@ SCHEDULES = (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The policy."""
+    """The policy: where its weights are, and how it attends."""
 
     model_name_or_path: str | None = flag(
-        None, "folder of the model to train", unset="none: needed to train", kind="DIR"
+        None,
+        "folder of the model to train",
+        unset="none; training needs it",
+        kind="DIR",
+        belongs=FlagClass.DATA,
     )
     reference_model_name_or_path: str | None = flag(
-        None, "folder of the reference policy of --beta", unset="--model_name_or_path", kind="DIR"
+        None,
+        "folder of the reference policy that --beta keeps the policy near to",
+        unset="--model_name_or_path",
+        kind="DIR",
     )
     chat_template_kwargs: str = flag(
-        "{}", 'variables of the chat template: {"enable_thinking": false}', kind="JSON"
+        "{}",
+        'variables of the chat template, as in {"enable_thinking": false}',
+        kind="JSON",
+        belongs=FlagClass.SAMPLING,
     )
     attention_implementation: str = flag(
         TREE_ATTENTION,
-        "attention of the trainer's model: tree, which computes shared tokens once (sdpa for "
-        "models that cannot), or one of transformers', over padded sequences",
+        "attention of the trainer's model: tree computes tokens that sequences share once, and "
+        "falls back on sdpa for a model that it does not fit; any other name is one of "
+        "transformers', over padded sequences",
         kind="NAME",
     )
-    bf16: bool = flag(False, "compute in bfloat16, with float32 master weights and reduction")
-    gradient_checkpointing: bool = flag(False, "recompute activations in the backward pass")
+
+    @property
+    def attends_over_trees(self) -> bool:
+        """Whether the model gets tree attention if it can have it."""
+        return self.attention_implementation == TREE_ATTENTION
 
 
 @dataclass(frozen=True)
 class LoraConfig:
     """A low-rank adapter that is trained in place of the model's own weights."""
 
-    lora_rank: int = flag(0, "rank of a LoRA adapter to train (0: train all weights)", least=0)
-    lora_alpha: int = flag(32, "the adapter's output is scaled by this, over its rank", least=0)
+    lora_rank: int = flag(
+        0, "rank of the LoRA adapter that is trained (0: all weights are trained)", least=0
+    )
+    lora_alpha: int = flag(
+        32, "scale of the LoRA adapter's output, which is multiplied by this over its rank", least=0
+    )
     lora_target_modules: str = flag(
         "all-linear",
-        "linear layers to adapt, comma separated, or all-linear (without the head)",
+        "names of the linear layers that get a LoRA adapter, separated by commas; all-linear is "
+        "all of them without the head",
         kind="LIST",
     )
 
@@ -60,110 +83,135 @@ class LossConfig:
 
     loss_calculator: str = flag(
         "GRPO",
-        "the loss, with the defaults of its paper",
+        "loss, which brings the defaults of its paper for flags that are not given",
         choices=tuple(LOSSES),
         function=True,
         aliases=("loss_calculater",),
     )
     token_level_loss: bool | None = flag(
         None,
-        "average over tokens of the batch; false: over sequences",
+        "whether the loss is the mean over the tokens of a step; if not, it is the mean over "
+        "sequences of each sequence's mean",
         unset="as the loss's paper does",
     )
-    skip_length_normalization: bool = flag(False, "sum over tokens, average over sequences only")
+    skip_length_normalization: bool = flag(
+        False, "whether the loss is the mean over sequences of each sequence's sum over its tokens"
+    )
     epsilon: float | None = flag(
         None,
-        "clip range below 1 of the importance ratio",
+        "width of the clip range below 1 of the importance ratio",
         unset="that of the loss's paper, mostly 0.2",
         least=0,
     )
     epsilon_higher: float | None = flag(
         None,
-        "clip range above 1 of the importance ratio",
+        "width of the clip range above 1 of the importance ratio",
         unset="that of the loss's paper, else --epsilon",
         least=0,
     )
     beta1: float | None = flag(
         None,
-        "CE-GRPO: keep this share of the gradient of tokens below the clip range",
+        "share of the gradient that tokens below the clip range keep (CE-GPPO)",
         unset="nothing is kept",
         least=0,
     )
     beta2: float | None = flag(
         None,
-        "CE-GRPO: keep this share of the gradient of tokens above the clip range",
+        "share of the gradient that tokens above the clip range keep (CE-GPPO)",
         unset="nothing is kept",
         least=0,
     )
     dual_clip: float | None = flag(
         None,
-        "cap on the importance ratio of tokens with a negative advantage",
+        "largest importance ratio that counts for tokens with a negative advantage",
         unset="none",
         least=1,
     )
-    strict_in_bound: bool = flag(False, "leave tokens out whose ratio is out of the clip range")
+    strict_in_bound: bool = flag(
+        False,
+        "whether tokens outside the clip range are left out of the loss, whatever the sign of "
+        "their advantage",
+    )
     importance_weight_cap_ratio: float | None = flag(
         None,
-        "cap on the importance weight between trainer and sampler",
+        "largest importance weight between the trainer's policy and the sampler's",
         unset="none",
         least=0,
     )
     proximal_policy: str = flag(
         "behaviour",
-        "policy that the clip range is around",
+        "policy that the clip range is centred on",
         choices=PROXIMAL_POLICIES,
     )
     rollout_is: str | None = flag(
         None,
-        "weigh by the ratio of proximal and sampler's policy, cut at "
-        "--importance_weight_cap_ratio, by",
+        "level at which losses are weighted by the ratio of the proximal policy to the sampler's, "
+        "which --importance_weight_cap_ratio caps",
         choices=RATIO_LEVELS,
         unset="no such weight",
     )
     rollout_rs: str | None = flag(
         None,
-        "leave out what the sampler's policy is too far from, by the ratio of",
+        "level at which tokens and sequences are left out if the ratio of the proximal policy to "
+        "the sampler's is outside --rollout_rs_threshold",
         choices=RATIO_LEVELS,
         unset="nothing is",
     )
-    rollout_rs_threshold: float = flag(2.0, "largest ratio that --rollout_rs keeps", least=1)
+    rollout_rs_threshold: float = flag(
+        2.0, "largest ratio of proximal and sampler's policy that --rollout_rs keeps", least=1
+    )
     rollout_rs_threshold_lower: float | None = flag(
         None,
-        "smallest ratio that --rollout_rs keeps",
+        "smallest ratio of proximal and sampler's policy that --rollout_rs keeps, at most 1",
         unset="1 / --rollout_rs_threshold",
         least=0,
+        most=1,
     )
     out_of_date_decay: float | None = flag(
         None,
-        "factor on a token's advantage for each step that its policy version is old",
+        "factor by which a token's advantage is multiplied for each optimizer step of staleness",
         unset="1",
         least=0,
     )
     normalize_advantages: bool | None = flag(
         None,
-        "advantages of a step to mean 0 and deviation 1 over its tokens",
+        "whether the advantages of a step are normalized to mean 0 and deviation 1 over its tokens",
         unset="as the loss's paper does",
     )
-    beta: float = flag(0.0, "coefficient of the KL divergence to the reference model", least=0)
+    beta: float = flag(0.0, "coefficient of the KL divergence to the reference policy", least=0)
     kl_estimator: str = flag(
-        "k3", "how the KL divergence of --beta is estimated", choices=KL_ESTIMATORS
+        "k3",
+        "estimator of the KL divergence to the reference policy from sampled tokens",
+        choices=KL_ESTIMATORS,
     )
     kl_in_advantage: bool = flag(
-        False, "take the KL divergence of --beta off the advantages; false: add it to the loss"
+        False,
+        "whether the KL divergence to the reference policy is subtracted from the advantages; if "
+        "not, it is added to the loss",
     )
-    entropy_coef: float = flag(0.0, "coefficient of the entropy bonus", least=0)
+    entropy_coef: float = flag(
+        0.0, "coefficient of the entropy bonus, which is subtracted from the loss", least=0
+    )
     sapo_temperature_pos: float = flag(
-        1.0, "SAPO: temperature where the advantage is positive", least=0.001
+        1.0, "temperature of the SAPO loss for tokens with a positive advantage", least=0.001
     )
-    sapo_temperature_neg: float = flag(1.05, "SAPO: temperature where it is not", least=0.001)
+    sapo_temperature_neg: float = flag(
+        1.05, "temperature of the SAPO loss for tokens without a positive advantage", least=0.001
+    )
     clip_cov_ratio: float = flag(
-        2e-4, "Clip-Cov: share of the tokens that get no gradient", least=0
+        2e-4, "share of the tokens to which the Clip-Cov loss gives no gradient", least=0
     )
-    clip_cov_lb: float = flag(1.0, "Clip-Cov: least covariance of these")
-    clip_cov_ub: float = flag(5.0, "Clip-Cov: largest covariance of these")
-    kl_cov_ratio: float = flag(2e-4, "KL-Cov: share of the tokens that get the KL penalty", least=0)
-    ppo_kl_coef: float = flag(1.0, "KL-Cov: coefficient of the penalty", least=0)
-    log_entropy: bool = flag(False, "log the policy's entropy")
+    clip_cov_lb: float = flag(
+        1.0, "smallest covariance of the tokens to which the Clip-Cov loss gives no gradient"
+    )
+    clip_cov_ub: float = flag(
+        5.0, "largest covariance of the tokens to which the Clip-Cov loss gives no gradient"
+    )
+    kl_cov_ratio: float = flag(
+        2e-4, "share of the tokens to which the KL-Cov loss gives a KL penalty", least=0
+    )
+    ppo_kl_coef: float = flag(1.0, "coefficient of the KL-Cov loss's KL penalty", least=0)
+    log_entropy: bool = flag(False, "whether the policy's entropy is logged")
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -196,22 +244,38 @@ class CriticConfig:
 
     critic_model_name_or_path: str | None = flag(
         None,
-        "PPO: folder of the critic's start weights",
+        "folder of the weights that the critic of PPO starts from",
         unset="--model_name_or_path",
         kind="DIR",
     )
-    critic_learning_rate: float = flag(1e-5, "PPO: peak learning rate of the critic", least=0)
-    critic_updates: int = flag(
-        1, "PPO: optimizer updates of the critic on the rows of a step", least=1
+    critic_learning_rate: float = flag(
+        1e-5, "largest learning rate of the critic of PPO, after warm-up", least=0
     )
-    critic_warmup_steps: int = flag(0, "PPO: first steps, which train the critic only", least=0)
-    gae_gamma: float = flag(1.0, "PPO: discount of a reward for each trained token before it")
+    critic_updates: int = flag(
+        1, "number of optimizer updates of the critic of PPO on the rows of one step", least=1
+    )
+    critic_warmup_steps: int = flag(
+        0,
+        "number of first optimizer steps that train the critic of PPO only, and not the policy",
+        least=0,
+    )
+    gae_gamma: float = flag(
+        1.0,
+        "discount of the reward of PPO for each trained token before it, between 0 and 1",
+        least=0,
+        most=1,
+    )
     gae_lambda: float = flag(
-        1.0, "PPO: GAE's lambda; 1 trusts what was reached, 0 what the critic expects"
+        1.0,
+        "lambda of generalized advantage estimation in PPO, between 0 (only the critic's estimates "
+        "count) and 1 (only the rewards count)",
+        least=0,
+        most=1,
     )
     value_clip: float | None = flag(
         None,
-        "PPO: how far an update moves a value from that before the step",
+        "largest change of a value of PPO's critic in one optimizer step, beyond which the value "
+        "loss is clipped",
         unset="no bound",
         least=0,
     )
@@ -221,65 +285,126 @@ class CriticConfig:
 class OptimizerConfig:
     """The optimizer step, by the names of transformers.TrainingArguments."""
 
-    learning_rate: float = flag(1e-6, "peak learning rate", least=0)
-    weight_decay: float = flag(0.0, "AdamW weight decay")
-    adam_beta1: float = flag(0.9, "AdamW beta 1")
-    adam_beta2: float = flag(0.95, "AdamW beta 2")
-    adam_epsilon: float = flag(1e-8, "AdamW epsilon")
-    max_grad_norm: float = flag(1.0, "gradient norm to clip to", least=0)
-    log_grad_norms: bool = flag(False, "log the gradient norm of each layer too")
-    lr_scheduler_type: str = flag("constant", "learning rate schedule", choices=SCHEDULES)
-    warmup_steps: int = flag(0, "steps of linear warm-up", least=0)
-    max_steps: int = flag(-1, "optimizer steps (-1: as --num_train_epochs gives)", least=-1)
+    learning_rate: float = flag(1e-6, "largest learning rate, after warm-up", least=0)
+    weight_decay: float = flag(0.0, "coefficient of AdamW's weight decay")
+    adam_beta1: float = flag(
+        0.9, "decay rate of AdamW's mean of gradients, below 1", least=0, below=1
+    )
+    adam_beta2: float = flag(
+        0.95, "decay rate of AdamW's mean of squared gradients, below 1", least=0, below=1
+    )
+    adam_epsilon: float = flag(
+        1e-8, "number that AdamW adds to the denominator of its update", above=0
+    )
+    max_grad_norm: float = flag(
+        1.0, "largest gradient norm, to which gradients are clipped", least=0
+    )
+    log_grad_norms: bool = flag(
+        False, "whether the gradient norm of each layer is logged beside that of the whole model"
+    )
+    lr_scheduler_type: str = flag(
+        "constant", "schedule of the learning rate after warm-up", choices=SCHEDULES
+    )
+    warmup_steps: int = flag(
+        0, "number of first optimizer steps in which the learning rate rises linearly", least=0
+    )
+    max_steps: int = flag(
+        -1,
+        "number of optimizer steps of the run (-1: as many as --num_train_epochs gives)",
+        least=-1,
+    )
     per_device_train_batch_size: int = flag(
         1,
-        "rows of a step: this, times --gradient_accumulation_steps, times the data-parallel ranks",
+        "number of rows of one optimizer step for each data-parallel rank and each of "
+        "--gradient_accumulation_steps",
         least=1,
     )
     gradient_accumulation_steps: int = flag(
-        1, "times as many rows in a step, see --per_device_train_batch_size", least=1
+        1, "factor by which a step has more rows than --per_device_train_batch_size says", least=1
     )
-    max_trained_count: int = flag(1, "how often a row is trained, unless it grows too old", least=1)
+    max_trained_count: int = flag(
+        1, "number of optimizer steps that train a row, unless it grows too old before", least=1
+    )
     retrained_interval: int = flag(
-        1, "least steps from one training of a row to the next, while there are other rows", least=1
+        1,
+        "smallest number of optimizer steps from one training of a row to the next, as long as "
+        "there are other rows",
+        least=1,
     )
 
 
 @dataclass(frozen=True)
-class ParallelConfig:
-    """Devices and memory. Processes that no degree claims share the data."""
+class ComputeConfig:
+    """How a step is computed: types of numbers, micro-batches, and ways to save memory."""
 
-    tp_size: int = flag(1, "tensor parallelism: processes that share each matrix", least=1)
-    cp_size: int = flag(1, "context parallelism: processes that share each sequence", least=1)
-    cp_mode: str = flag(
-        "ulysses",
-        "how processes that share a sequence attend: each has some heads of all tokens (ulysses), "
-        "or all heads of its tokens and the keys and values of all (allgather)",
-        choices=CONTEXT_MODES,
+    bf16: bool = flag(
+        False,
+        "whether the model computes in bfloat16, with float32 master weights and float32 gradient "
+        "reduction",
     )
-    ep_size: int = flag(1, "expert parallelism: processes that experts are spread over", least=1)
-    dp_replicate_size: int = flag(
-        1, "copies of the sharded model (HSDP), one per node say", least=1
+    gradient_checkpointing: bool = flag(
+        False,
+        "whether the activations of each layer are recomputed in the backward pass, to save memory",
     )
-    pp_size: int = flag(
-        1, "pipeline parallelism: only 1, see docs/reference/parallelism.md", least=1
+    activation_offloading: bool = flag(
+        False, "whether activations wait in host memory for the backward pass"
     )
-    use_cpu: bool = flag(False, "train on the CPU though there is a GPU")
+    param_offload: bool = flag(
+        False, "whether master weights, gradients and optimizer state live in host memory"
+    )
+    compile: bool = flag(False, "whether each transformer layer is compiled with torch.compile")
     micro_batch_tokens: int | None = flag(
         None,
-        "tokens of one forward pass, padding included",
+        "largest number of tokens of one forward pass, padding included",
         unset="--max_tokens",
         least=1,
     )
-    pad_to_multiple_of: int = flag(1, "pad micro-batches to a multiple of so many tokens", least=1)
-    loss_seq_chunk_size: int = flag(1024, "tokens whose logits exist at once", least=1)
-    activation_offloading: bool = flag(
-        False, "keep what the backward pass needs in host memory until it needs it"
+    pad_to_multiple_of: int = flag(
+        1, "number of tokens of which the length of each micro-batch is made a multiple", least=1
     )
-    param_offload: bool = flag(
-        False, "keep master weights, gradients and optimizer state in host memory"
+    loss_seq_chunk_size: int = flag(
+        1024, "largest number of tokens whose logits exist at once", least=1
     )
-    compile: bool = flag(False, "compile each transformer layer (torch.compile)")
+
+    @property
+    def token_budget(self) -> int:
+        """`micro_batch_tokens` where it is set, as `Config.learner` sees to."""
+        assert self.micro_batch_tokens is not None, "a learner is told how long a micro-batch is"
+        return self.micro_batch_tokens
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Processes and their devices. Processes that no degree claims share the data."""
+
+    tp_size: int = flag(
+        1, "degree of tensor parallelism: number of processes that share each matrix", least=1
+    )
+    cp_size: int = flag(
+        1, "degree of context parallelism: number of processes that share each sequence", least=1
+    )
+    cp_mode: str = flag(
+        "ulysses",
+        "way in which context-parallel processes attend: ulysses gives each some heads of all "
+        "tokens, allgather gives each all heads of its tokens and the keys and values of all",
+        choices=CONTEXT_MODES,
+    )
+    ep_size: int = flag(
+        1,
+        "degree of expert parallelism: number of processes over which experts are distributed",
+        least=1,
+    )
+    dp_replicate_size: int = flag(
+        1, "number of copies of the sharded model (HSDP), for example one for each machine", least=1
+    )
+    pp_size: int = flag(
+        1,
+        "degree of pipeline parallelism, which is always 1 (docs/reference/parallelism.md)",
+        least=1,
+        only="there is no pipeline parallelism, because a step's trees have no common shape to "
+        "send between stages; use --dp_replicate_size, --tp_size, --cp_size or --ep_size",
+    )
+    use_cpu: bool = flag(False, "whether training uses the CPU although there is a GPU")
 
     @property
     def processes_per_rank(self) -> int:
@@ -291,13 +416,21 @@ class ParallelConfig:
 class CheckpointConfig:
     """Checkpoints."""
 
-    save_steps: int = flag(100, "save a checkpoint every so many steps, and at the end", least=1)
-    save_total_limit: int | None = flag(3, "how many checkpoints to keep", least=1)
+    save_steps: int = flag(
+        100,
+        "number of optimizer steps from one checkpoint to the next; the last step has one too",
+        least=1,
+    )
+    save_total_limit: int | None = flag(
+        3, "largest number of checkpoints that are kept, the newest ones", least=1
+    )
     resume_from_checkpoint: str | None = flag(
         None,
-        "folder to resume from, or `true` for the run's last; `false` starts anew",
+        "folder of the checkpoint to resume from; `true` is the run's last one and `false` starts "
+        "anew",
         unset="the run's last, if there is one",
         kind="DIR",
+        belongs=FlagClass.OWN,
     )
 
 
@@ -307,6 +440,26 @@ class ReservedConfig:
 
     lora_publish: str = flag(
         "merged",
-        "how services get an adapter: only merged in this version, see docs/reference/memory.md",
+        "form in which inference services get an adapter, always merged (docs/reference/memory.md)",
+        only="this version has only merged; leave the flag out",
     )
-    dynamic_batching: bool = flag(True, "fill micro-batches by tokens: only true in this version")
+    dynamic_batching: bool = flag(
+        True,
+        "whether micro-batches are filled by tokens, which is always so",
+        only="this version has only true; leave the flag out",
+    )
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The groups of flags that a `Learner` reads; `Config.learner` has those of a run.
+
+    Without `model.model_name_or_path` the model that a learner is given has its weights already.
+    `compute.micro_batch_tokens` must be set.
+    """
+
+    compute: ComputeConfig
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    critic: CriticConfig = CriticConfig()
+    model: ModelConfig = ModelConfig()

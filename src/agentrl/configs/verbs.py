@@ -4,15 +4,18 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 
 from agentrl.configs.command_line import RUN_FLAGS_EPILOG, Parser
+from agentrl.configs.flags import flags_named
 from agentrl.configs.parsing import in_brackets, in_force
 
 _RUN_FLAGS_FOLLOW = "Flags of the run may follow: `agentrl train --help` lists them."
 SGLANG_COMMAND = "python3 -m sglang.launch_server"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-DOCTOR_FLAGS = (
+DOCTOR_FLAGS = flags_named(
     "chat_template_kwargs", "db_connection_string", "mcp_manager_url", "mcp_server_name",
     "mcp_auth_token", "mcp_allow_tools", "mcp_block_tools", "inference_urls",
 )  # fmt: skip
+# Flags of a run, and of `agentrl serve` by itself, that only SGLang has.
+SGLANG_FLAGS = flags_named("inf_tp_size", "inf_ep_size", "inf_mem_ratio")
 _LAUNCHED = "Those that are not given are as the run was launched."
 SHOWN_RECORDS = 20
 DEFAULTS = in_brackets(in_force(()))
@@ -52,7 +55,9 @@ def eval_parser() -> Parser:
     )
     _add_name(parser)
     parser.add_argument(
-        "--checkpoint", metavar="STEP", help="step or folder of a checkpoint (default: the last)"
+        "--checkpoint",
+        metavar="STEP",
+        help="step or folder of the checkpoint to evaluate (default: the last one)",
     )
     parser.add_config()
     parser.add_run_flags()
@@ -72,13 +77,13 @@ def rescore_parser() -> Parser:
         "--scorer",
         metavar="NAME",
         required=True,
-        help="a scorer's name, or a sum like '0.7*math + 0.3*f1'",
+        help="scorer to score with: its name, or a sum like '0.7*math + 0.3*f1'",
     )
     parser.add_argument(
         "--where",
         metavar="JSON",
         default="{}",
-        help="MongoDB filter on records: their groups are scored anew (default: all)",
+        help="MongoDB filter on records, whose groups are scored anew (default: all records)",
     )
     parser.add_config()
     parser.add_run_flags()
@@ -93,17 +98,23 @@ def config_parser() -> Parser:
         usage="agentrl config RUN [--all] [--yaml] [--flag value ...]",
         epilog=f"{_RUN_FLAGS_FOLLOW} What --yaml prints can be given to a run as --config FILE.",
     )
-    parser.add_argument("run", metavar="RUN", help="the run's name; it may not exist yet")
+    parser.add_argument("run", metavar="RUN", help="name of the run, which need not exist yet")
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        help="what a launch with this preset would take (default: that of the run's launch, whose "
+        help="preset whose launch is asked about (default: that of the run's launch, whose "
         "flags hold then; grpo for a run that was not launched)",
     )
-    parser.add_argument("--all", action="store_true", help="defaults too")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="whether flags that stand at their default are listed too",
+    )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--yaml", action="store_true", help="as a file for --config")
-    form.add_argument("--json", action="store_true", help="the same as JSON")
+    form.add_argument(
+        "--yaml", action="store_true", help="whether the flags are printed as a file for --config"
+    )
+    form.add_argument("--json", action="store_true", help="whether the flags are printed as JSON")
     parser.add_config()
     parser.add_run_flags()
     return parser
@@ -118,10 +129,17 @@ def memory_parser() -> Parser:
         epilog=_RUN_FLAGS_FOLLOW,
     )
     parser.add_argument(
-        "--processes", metavar="N", type=int, default=1, help="of the trainer (default: 1)"
+        "--processes",
+        metavar="N",
+        type=int,
+        default=1,
+        help="number of trainer processes (default: 1)",
     )
     parser.add_argument(
-        "--device_gib", metavar="X", type=float, help="GiB of memory of a GPU, to see what fits"
+        "--device_gib",
+        metavar="X",
+        type=float,
+        help="memory of one GPU in GiB, for which the estimate says what fits (default: not said)",
     )
     parser.add_config()
     parser.add_run_flags()
@@ -137,14 +155,18 @@ def export_parser() -> Parser:
         type=Path,
         help="checkpoint-N folder, or a run's folder for its last one",
     )
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder to write; must not exist")
+    parser.add_argument(
+        "out", metavar="OUT", type=Path, help="folder to write, which must not exist"
+    )
     parser.add_argument(
         "--model_name_or_path",
         metavar="DIR",
-        help="model that the run started from (default: as recorded)",
+        help="folder of the model that the run started from (default: as recorded)",
     )
     parser.add_argument(
-        "--adapter", action="store_true", help="only the LoRA adapter, not merged into the model"
+        "--adapter",
+        action="store_true",
+        help="whether only the LoRA adapter is written, and not the model with it merged in",
     )
     return parser
 
@@ -178,20 +200,20 @@ def show_parser() -> Parser:
         nargs="+",
         default=[],
         metavar="FIELD=VALUE",
-        help="list those that all of this holds for: 'score<0.5', status=failed, step=10, "
+        help="list the records that all of this holds for: 'score<0.5', status=failed, step=10, "
         "'tokens.generated>200', or a MongoDB filter (JSON)",
     )
     parser.add_argument(
         "--count",
         metavar="N",
         type=_count,
-        help=f"how many to list (default: {SHOWN_RECORDS})",
+        help=f"largest number of records to list (default: {SHOWN_RECORDS})",
     )
     parser.add_argument(
         "--split",
         choices=("train", "eval"),
         default="train",
-        help="training or evaluation records (default: train)",
+        help="split of the records: training or evaluation (default: train)",
     )
     return parser
 
@@ -209,11 +231,14 @@ def runs_parser() -> Parser:
         "--output_root",
         metavar="DIR",
         default="output",
-        help="the folder of the runs' folders (default: output)",
+        help="folder that holds the folders of the runs (default: output)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, a list of objects")
+    parser.add_argument(
+        "--json", action="store_true", help="whether the list is printed as JSON objects"
+    )
     parser.add_run_flags(
-        ("db_connection_string",), {"db_connection_string": "its runs are listed too; DB_URL"}
+        ("db_connection_string",),
+        {"db_connection_string": "default: DB_URL; its runs are listed too"},
     )
     return parser
 
@@ -235,14 +260,18 @@ def delete_parser() -> Parser:
     parser.add_argument(
         "--keep_database",
         action="store_true",
-        help="leave the database of a MongoDB of your own as it is",
+        help="whether the database stays if it is in a MongoDB of your own",
     )
-    parser.add_argument("--yes", action="store_true", help="do not ask (for scripts)")
+    parser.add_argument(
+        "--yes",
+        action="store_true",
+        help="whether the run is deleted without a question, as in a script",
+    )
     return parser
 
 
 def _add_name(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the run's name")
+    parser.add_argument("run", metavar="RUN", help="name of the run")
 
 
 def _add_run(parser: Parser) -> None:
@@ -254,7 +283,9 @@ def _add_run(parser: Parser) -> None:
 def doctor_parser() -> Parser:
     """`agentrl doctor`."""
     parser = Parser("agentrl doctor", "Check this machine, and what else is given.")
-    parser.add_argument("--model", metavar="DIR", help="model folder")
+    parser.add_argument(
+        "--model", metavar="DIR", help="folder of the model to check (default: none)"
+    )
     parser.add_run_flags(DOCTOR_FLAGS, DEFAULTS)
     return parser
 
@@ -263,51 +294,57 @@ def serve_parser() -> Parser:
     """`agentrl serve`."""
     parser = Parser("agentrl serve", "Answer token prompts over SGLang's API, until SIGTERM.")
     flag = parser.add_argument
-    flag("--model", metavar="DIR", type=Path, required=True, help="model folder")
+    flag("--model", metavar="DIR", type=Path, required=True, help="folder of the model to serve")
     flag(
         "--engine",
         default="local",
         choices=("local", "sglang"),
-        help="what serves it (default: local)",
+        help="engine that serves the model (default: local)",
     )
     flag(
         "--host", metavar="NAME", default="127.0.0.1",
-        help="address to listen on (default: 127.0.0.1, this machine only)",
+        help="address that the service listens on (default: 127.0.0.1, for this machine only)",
     )  # fmt: skip
     flag(
         "--port", metavar="N", type=int, default=30000,
-        help="port to listen on; 0: a free one (default: 30000)",
+        help="port that the service listens on; 0 is a free one (default: 30000)",
     )  # fmt: skip
     flag(
         "--device", metavar="NAME",
-        help="cpu or cuda (default: cpu with the local engine, else what there is)",
+        help="device that computes, cpu or cuda (default: cpu with the local engine, else the one "
+        "that there is)",
     )  # fmt: skip
     flag(
         "--dtype", metavar="NAME", choices=DTYPES,
-        help=f"of weights and computation: {', '.join(DTYPES)} (default: float32, with SGLang the "
-        "model's)",
+        help=f"type of weights and computation: one of {', '.join(DTYPES)} (default: float32, with "
+        "SGLang the model's)",
     )  # fmt: skip
     flag(
         "--context_length", metavar="N", type=int,
-        help="tokens of the longest prompt and output (default: the model's)",
+        help="largest number of tokens of a prompt with its output (default: the model's)",
     )  # fmt: skip
     flag(
         "--max_running_requests", metavar="N", type=int, default=128,
-        help="requests that run at once (default: 128)",
+        help="largest number of requests that run at once (default: 128)",
     )  # fmt: skip
     flag(
         "--weight_version", metavar="N", type=int, default=-1,
-        help="policy version of these weights (default: -1, none)",
+        help="policy version of the served weights; -1 is none (default: -1)",
     )  # fmt: skip
-    flag("--seed", metavar="N", type=int, default=0, help="seed of the sampling (default: 0)")
+    flag("--seed", metavar="N", type=int, default=0, help="seed of sampling (default: 0)")
     flag(
         "--db_connection_string", metavar="URL",
-        help="MongoDB of a run to announce the service to (default: none)",
+        help="mongodb:// URL of the run that the service is announced to (default: none)",
     )  # fmt: skip
-    flag("--run_name", metavar="NAME", default="run", help="that run's name (default: run)")
+    flag(
+        "--run_name",
+        metavar="NAME",
+        default="run",
+        help="name of the run that the service is announced to (default: run)",
+    )
     flag(
         "--public_url", metavar="URL",
-        help="URL under which other machines reach it (default: host and port)",
+        help="URL under which other machines reach the service (default: host and port)",
     )  # fmt: skip
     sglang = parser.add_argument_group("with --engine sglang").add_argument
     sglang(
@@ -317,11 +354,11 @@ def serve_parser() -> Parser:
     )  # fmt: skip
     sglang(
         "--inf_tp_size", metavar="N", type=int, default=1,
-        help="GPUs that share each layer (default: 1)",
+        help="number of GPUs over which tensor parallelism splits layers (default: 1)",
     )  # fmt: skip
     sglang(
         "--inf_ep_size", metavar="N", type=int, default=1,
-        help="GPUs that share the experts (default: 1)",
+        help="number of GPUs over which experts are distributed (default: 1)",
     )  # fmt: skip
     sglang(
         "--inf_mem_ratio", metavar="X", type=float,
@@ -330,6 +367,6 @@ def serve_parser() -> Parser:
     )  # fmt: skip
     sglang(
         "--memory_saver", action="store_true",
-        help="be able to give the GPU's memory back while the trainer computes",
+        help="whether the service can release its GPU memory while the trainer computes",
     )  # fmt: skip
     return parser

@@ -44,57 +44,36 @@ class DatabaseUnreachable(ConnectionError):
     """MongoDB does not answer, or refuses us. The message is one sentence for the user."""
 
 
+class _Collection:
+    """A collection of a run's database, by the name that it has there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, database: "RunDatabase", owner: type) -> Documents:
+        return database.database[self.name]
+
+
 @dataclass(frozen=True)
 class RunDatabase:
-    """The collections of one run, in the database named after it."""
+    """The collections of one run, in the database named after it, by the documents they hold."""
 
     client: AsyncMongoClient[dict[str, Any]]
     database: AsyncDatabase[dict[str, Any]]
+
+    tasks = _Collection("tasks")  # Task, the ledger of sampling
+    records = _Collection("records")  # Record, the trajectories
+    turns = _Collection("dispatched_sampling_tasks")  # DispatchedSamplingTask
+    tool_results = _Collection("tool_results")  # ToolResult
+    rows = _Collection("record_data")  # DBRecordData, what the trainer reads
+    services = _Collection("inference_services")  # InferenceService
+    policy_versions = _Collection("policy_versions")  # PolicyVersion
+    runs = _Collection("runs")  # the one Run
 
     @property
     def name(self) -> str:
         """The run's name."""
         return self.database.name
-
-    @property
-    def tasks(self) -> Documents:
-        """Task documents, the ledger of sampling."""
-        return self.database["tasks"]
-
-    @property
-    def records(self) -> Documents:
-        """Record documents, the trajectories."""
-        return self.database["records"]
-
-    @property
-    def turns(self) -> Documents:
-        """DispatchedSamplingTask documents."""
-        return self.database["dispatched_sampling_tasks"]
-
-    @property
-    def tool_results(self) -> Documents:
-        """ToolResult documents."""
-        return self.database["tool_results"]
-
-    @property
-    def rows(self) -> Documents:
-        """DBRecordData documents, what the trainer reads."""
-        return self.database["record_data"]
-
-    @property
-    def services(self) -> Documents:
-        """InferenceService documents."""
-        return self.database["inference_services"]
-
-    @property
-    def policy_versions(self) -> Documents:
-        """PolicyVersion documents."""
-        return self.database["policy_versions"]
-
-    @property
-    def runs(self) -> Documents:
-        """The one Run document."""
-        return self.database["runs"]
 
     async def close(self) -> None:
         """Close the client and its sockets.
@@ -105,6 +84,11 @@ class RunDatabase:
         with pymongo.timeout(_GOODBYE_S):
             await self.client.close()
 
+
+# What a run keeps in its database, and nothing else there is a run's.
+COLLECTIONS = frozenset(
+    value.name for value in vars(RunDatabase).values() if isinstance(value, _Collection)
+)
 
 _INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [

@@ -10,23 +10,11 @@ from typing import Any
 from pymongo import AsyncMongoClient
 from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError
 
-from agentrl.databases.connection import DatabaseUnreachable, RunDatabase
+from agentrl.databases.connection import COLLECTIONS, DatabaseUnreachable, RunDatabase
 from agentrl.databases.documents import Run
 from agentrl.databases.runs import load_run
 from agentrl.redaction import without_passwords
 
-COLLECTIONS = frozenset(
-    {
-        "tasks",
-        "records",
-        "dispatched_sampling_tasks",
-        "tool_results",
-        "record_data",
-        "inference_services",
-        "policy_versions",
-        "runs",
-    }
-)
 _OTHERS = frozenset({"admin", "local", "config"})
 
 

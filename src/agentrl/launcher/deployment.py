@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs import ConfigError
+from agentrl.configs.flags import flags_named
 from agentrl.configs.parsing import Layer, as_words
 from agentrl.redaction import without_passwords
 
@@ -20,6 +21,8 @@ _SEVERAL_MACHINES_PORT = 29500  # torch's own default: all machines must know it
 
 def _variable(default: Any, help: str, flag: str | None = None) -> Any:
     """A field that is an environment variable; `flag` is the run flag that it stands for."""
+    if flag is not None:
+        flags_named(flag)
     return field(default=default, metadata={"help": help, "flag": flag})
 
 
@@ -28,41 +31,49 @@ class Deployment:
     """The environment variables of the scripts, by their names in lower case."""
 
     num_processes: int | None = _variable(
-        None, "trainer processes on all machines together (default: one per GPU, else 1)"
+        None, "number of trainer processes on all machines together (default: one per GPU, else 1)"
     )
-    machine_rank: int = _variable(0, "this machine's number among NUM_MACHINES, from 0")
-    num_machines: int = _variable(1, "machines that train together; call the script on each")
+    machine_rank: int = _variable(0, "number of this machine among NUM_MACHINES, counted from 0")
+    num_machines: int = _variable(
+        1, "number of machines that train together, each of which calls the script"
+    )
     master_addr: str | None = _variable(None, "address of machine 0 (default: this machine)")
     master_port: int | None = _variable(
         None, "port on machine 0 where trainers meet (default: a free one; 29500 on several)"
     )
     model: str | None = _variable(
-        None, "model folder to train (default: the demo's)", "model_name_or_path"
+        None, "folder of the model to train (default: the demo's)", "model_name_or_path"
     )
     train_file: str | None = _variable(
         None,
-        "training tasks: JSONL, JSON or Parquet (default: the demo's, with its model)",
+        "file of the training tasks: JSONL, JSON or Parquet (default: the demo's, with its model)",
         "train_file",
     )
     eval_file: str | None = _variable(
         None,
-        "held-out tasks: JSONL, JSON or Parquet (default: the demo's, with its model)",
+        "file of the held-out tasks: JSONL, JSON or Parquet (default: the demo's, with its model)",
         "eval_file",
     )
     db_url: str | None = _variable(
-        None, "MongoDB (default: one is started here)", "db_connection_string"
+        None,
+        "mongodb:// URL of the run's MongoDB (default: one is started here)",
+        "db_connection_string",
     )
     mcp_url: str | None = _variable(
-        None, "MCP server (default: the demo's is started here, with its model)", "mcp_manager_url"
+        None,
+        "URL of an MCP server (default: the demo's is started here, with its model)",
+        "mcp_manager_url",
     )
     inference_urls: str | None = _variable(
-        None, "inference services, comma separated (default: started here)", "inference_urls"
+        None,
+        "URLs of inference services, separated by commas (default: started here)",
+        "inference_urls",
     )
     num_samplers: int | None = _variable(
-        None, "sampler processes on this machine (default: 1, on further machines 0)"
+        None, "number of sampler processes on this machine (default: 1, on further machines 0)"
     )
     num_services: int | None = _variable(
-        None, "inference services to start (default: 1, none if INFERENCE_URLS is set)"
+        None, "number of inference services to start (default: 1, none if INFERENCE_URLS is set)"
     )
     sglang_command: str | None = _variable(
         None, "command that starts SGLang's server: the services are SGLang (default: our own)"

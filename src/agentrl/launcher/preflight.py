@@ -21,8 +21,7 @@ from agentrl.databases.task_file import TaskFile, TaskFileError, TaskLine, scan_
 from agentrl.rollout.advantages import find_estimator
 from agentrl.rollout.agents import find_agent, known_agents, load_agents, may_score_itself
 from agentrl.rollout.answers import KNOWN_SCHEMAS
-from agentrl.rollout.mcp.agent_config import AgentConfig as LLMClient
-from agentrl.rollout.mcp.agent_config import load_agent_config
+from agentrl.rollout.mcp.agent_models import AgentModels, load_agent_models
 from agentrl.rollout.mcp.tool_servers import read_servers
 from agentrl.rollout.scorers import known_scorers
 from agentrl.rollout.scorers.registry import find_scorer, load_scorers, missing_for
@@ -105,7 +104,7 @@ def check_tools(config: Config) -> None:
 def check_task_file(file: str, config: Config) -> TaskFile:
     """A task file which the agents, scorers and agent config of the flags can work on.
 
-    Raises `TaskFileError` with all that is wrong in it, `AgentConfigError`, or `ConfigError` for
+    Raises `TaskFileError` with all that is wrong in it, `AgentModelsError`, or `ConfigError` for
     flags that it needs.
     """
     load_scorers(config)
@@ -113,14 +112,14 @@ def check_task_file(file: str, config: Config) -> TaskFile:
     find_estimator(config.reward.estimator)
     if is_function(config.loss.loss_calculator):
         load_user_function(config.loss.loss_calculator, "loss_calculator")
-    clients = load_agent_config(config.agent.agent_config_path)
+    models = load_agent_models(config.agent.agent_config_path)
     found = scan_tasks(Path(file), known_scorers(), KNOWN_SCHEMAS, known_agents())
-    mistakes = [*found.mistakes, *_scoring_mistakes(found, config, clients)]
+    mistakes = [*found.mistakes, *_scoring_mistakes(found, config, models)]
     replace(found, mistakes=mistakes).without_mistakes()
     return found
 
 
-def _scoring_mistakes(found: TaskFile, config: Config, clients: LLMClient) -> Iterator[str]:
+def _scoring_mistakes(found: TaskFile, config: Config, models: AgentModels) -> Iterator[str]:
     """Why tasks of a file could never be scored."""
     by_scorers = _by_scorers(found.tasks, config)
     rows = zip(found.tasks, found.rows, by_scorers, strict=True)
@@ -140,7 +139,7 @@ def _scoring_mistakes(found: TaskFile, config: Config, clients: LLMClient) -> It
             f"`answer` to score against: {shown}{more}"
         )
     for name in sorted({name for names in used.values() for name in names}):
-        missing = missing_for(name, clients)
+        missing = missing_for(name, models)
         if missing is not None:
             yield (
                 f"task file {found.path} uses scorer {name}, which {missing} of "

@@ -15,7 +15,7 @@ from agentrl.databases.feeder import make_tasks
 from agentrl.databases.task_file import TaskLine
 from agentrl.launcher.preflight import scorers_in_use
 from agentrl.rollout.llm_client import LLMClient, NoModelAnswered
-from agentrl.rollout.mcp.agent_config import AgentModel, load_agent_config
+from agentrl.rollout.mcp.agent_models import AgentModel, load_agent_models
 from agentrl.rollout.mcp.browse import try_browsing
 from agentrl.rollout.mcp.tool_servers import ToolTransport, read_servers
 from agentrl.rollout.mcp.tools import open_tools
@@ -44,7 +44,7 @@ def try_services(config: Config, tasks: Sequence[TaskLine], say: Say) -> None:
 
 async def _try_all(config: Config, tasks: Sequence[TaskLine], say: Say) -> None:
     file = config.agent.agent_config_path
-    agents = load_agent_config(file)
+    agents = load_agent_models(file)
     used = scorers_in_use(tasks, config)
     trials: list[Awaitable[None]] = []
     if read_servers(config.agent):

@@ -26,7 +26,7 @@ from agentrl.launcher.database import run_database
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.preflight import agent_config_of
 from agentrl.launcher.run_folder import read_launch
-from agentrl.rollout.mcp.agent_config import load_agent_config
+from agentrl.rollout.mcp.agent_models import load_agent_models
 from agentrl.rollout.rescoring import Rescorer, RescoringReport
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.registry import find_scorer, load_scorers, missing_for
@@ -74,7 +74,7 @@ def read_where(text: str) -> dict[str, Any]:
 def check_scorer(scorer: str, config: Config) -> None:
     """The scorer exists and has what it asks. Raises `ConfigError`."""
     load_scorers(config)
-    agents = load_agent_config(config.agent.agent_config_path)
+    agents = load_agent_models(config.agent.agent_config_path)
     try:
         names = parse_scorer(scorer)
         for name in names:

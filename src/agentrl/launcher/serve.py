@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from agentrl.configs import ConfigError, model_folder
-from agentrl.configs.verbs import SGLANG_COMMAND, serve_parser
+from agentrl.configs.flags import FLAGS
+from agentrl.configs.verbs import SGLANG_COMMAND, SGLANG_FLAGS, serve_parser
 from agentrl.databases import services
 from agentrl.databases.connection import OUTAGE, RunDatabase, connect
 from agentrl.databases.mongod import free_port
@@ -71,12 +72,8 @@ def engine_config(arguments: Namespace) -> EngineConfig:
 
 def sglang_config(arguments: Namespace) -> SGLangConfig:
     """The SGLang server that the flags ask for. Raises ConfigError."""
-    ratio = arguments.inf_mem_ratio
-    if ratio is not None and not 0 < ratio < 1:
-        raise ConfigError(f"--inf_mem_ratio {ratio:g}: must lie between 0 and 1")
-    for flag in ("inf_tp_size", "inf_ep_size"):
-        if getattr(arguments, flag) < 1:
-            raise ConfigError(f"--{flag} {getattr(arguments, flag)}: must be at least 1")
+    for flag in SGLANG_FLAGS:
+        FLAGS[flag].check(getattr(arguments, flag))
     command = arguments.sglang_command or os.environ.get("SGLANG_COMMAND") or SGLANG_COMMAND
     launch = tuple(shlex.split(command))
     if not launch or shutil.which(launch[0]) is None:
@@ -97,7 +94,7 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
         seed=arguments.seed,
         tp_size=arguments.inf_tp_size,
         ep_size=arguments.inf_ep_size,
-        memory_fraction=ratio,
+        memory_fraction=arguments.inf_mem_ratio,
         memory_saver=arguments.memory_saver,
     )
 
@@ -140,5 +137,6 @@ async def _beat(database: RunDatabase, url: str) -> None:
 
 
 _SGLANG_ONLY: dict[str, object] = {
-    "inf_tp_size": 1, "inf_ep_size": 1, "inf_mem_ratio": None, "memory_saver": False,
-}  # fmt: skip
+    **{flag: FLAGS[flag].default for flag in SGLANG_FLAGS},
+    "memory_saver": False,
+}

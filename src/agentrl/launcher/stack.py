@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentrl.configs import Config, ConfigError, ParallelConfig, ServiceConfig, parse_config
 from agentrl.configs.command_line import run_parser
+from agentrl.configs.flags import FLAGS
 from agentrl.configs.parsing import (
     Layer,
     as_words,
@@ -18,6 +19,7 @@ from agentrl.configs.parsing import (
     merged,
     origins_of,
 )
+from agentrl.configs.verbs import SGLANG_FLAGS
 from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import Deployment
 from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, is_demo, launch_layers
@@ -184,8 +186,8 @@ def plan_samplers(flags: Sequence[str], config: Config, deployment: Deployment) 
 
 def _refuse_sglang_flags(services: ServiceConfig) -> None:
     """Raises `ConfigError` for what the local engine does not have."""
-    for flag in ("inf_tp_size", "inf_ep_size", "inf_mem_ratio"):
-        if getattr(services, flag) != getattr(ServiceConfig, flag):
+    for flag in SGLANG_FLAGS:
+        if getattr(services, flag) != FLAGS[flag].default:
             raise ConfigError(
                 f"--{flag} {getattr(services, flag)}: only SGLang has it; set SGLANG_COMMAND to the"
                 " command that starts its server, or INFERENCE_URLS to services that run already"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from agentrl.rollout.mcp.agent_config import AgentModel
+from agentrl.rollout.mcp.agent_models import AgentModel
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

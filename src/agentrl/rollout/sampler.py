@@ -105,7 +105,7 @@ class AsyncSampler(ABC):
         """Open what samplers of this class share, beside the pool and the database.
 
         A process with agents of several kinds opens `AsyncSampler`'s own and extends them for each
-        kind. Raises `ConfigError` if the model folder lacks what turns need, `AgentConfigError` if
+        kind. Raises `ConfigError` if the model folder lacks what turns need, `AgentModelsError` if
         `--agent_config_path` cannot be used, and what `extend_resources` raises.
         """
         renderer = load_renderer(config)

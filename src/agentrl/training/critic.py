@@ -56,7 +56,7 @@ class Critic:
         optimizer: OptimizerConfig,
         total_steps: int,
     ) -> None:
-        """`model`: from `empty_value_model`, through `parallelise` and filled.
+        """`model`: from `empty_value_model`, through `prepare_model` and filled.
 
         `optimizer` is the policy's, from which the critic has all but the learning rate.
         """

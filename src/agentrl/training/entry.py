@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.digests import file_digest, model_digest
+from agentrl.configs.flags import FLAGS
 from agentrl.configs.run_flags import Flags, changed_flags, read_digests, stored_flags
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, Run
@@ -28,7 +29,7 @@ from agentrl.training.checkpoint import list_checkpoints
 from agentrl.whole_file import write_whole
 
 _FILE = "run.json"
-_WORLD = ("agent_name", "system_prompt", "mcp_server_name", "mcp_allow_tools", "mcp_block_tools")
+_WORLD = [flag.name for flag in FLAGS.values() if (flag.group, flag.belongs) == ("agent", "data")]
 _TOOLS = {"demo": "the demo's tools", "given": "tools given with MCP_URL or --mcp_manager_url"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

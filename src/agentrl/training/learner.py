@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import PreTrainedModel
 
-from agentrl.configs import ConfigError, CriticConfig, LossConfig, ModelConfig, OptimizerConfig
+from agentrl.configs import ConfigError, LearnerConfig, ModelConfig
 from agentrl.training.attention import has_tree_attention
 from agentrl.training.auxiliary import AuxiliaryModels
 from agentrl.training.critic import Critic
@@ -21,11 +21,12 @@ from agentrl.training.loading import empty_model, fill
 from agentrl.training.lora import has_adapter
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import load_optimizer, make_optimizer, make_scheduler
-from agentrl.training.parallel import Mesh, parallelise
+from agentrl.training.parallel import Mesh
+from agentrl.training.prepare import prepare_model
 from agentrl.training.reference import Reference
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
-from agentrl.training.step import StepOptions, train_step
+from agentrl.training.step import train_step
 from agentrl.training.value_loading import empty_value_model, fill_value_model
 
 
@@ -36,75 +37,61 @@ class Learner:
         self,
         model: PreTrainedModel,
         mesh: Mesh,
-        loss: LossConfig,
-        optimizer: OptimizerConfig,
-        options: StepOptions,
+        config: LearnerConfig,
         total_steps: int,
         *,
-        start: ModelConfig | None = None,
-        bf16: bool = False,
-        gradient_checkpointing: bool = False,
-        activation_offloading: bool = False,
-        param_offload: bool = False,
-        compiled: bool = False,
-        trees: bool = True,
         reference: ModelConfig | None = None,
         value_start: ModelConfig | None = None,
-        critic: CriticConfig | None = None,
     ) -> None:
         """Shards the models, which hold float32 weights, the same on every rank, in place.
 
-        With `start` the policy is an `empty_model` and gets its weights from there once sharded.
-        `reference`: where the reference policy is, for a loss that asks for one, if it is not
-        `model` without its adapter. `value_start`: where the critic of PPO starts; with `critic`.
+        If `config.model` names a folder, the policy is an `empty_model` and gets its weights from
+        there once sharded. `reference`: where the reference policy is, for a loss that asks for
+        one, if it is not `model` without its adapter. `value_start`: where the critic of PPO
+        starts, if there is one.
         Raises `ConfigError` if a model cannot be divided as `mesh` asks, `RuntimeError` if the
         sharding is not what was asked for.
         """
-        shard = partial(
-            parallelise,
+        prepare = partial(
+            prepare_model,
             mesh=mesh,
-            bf16=bf16,
-            gradient_checkpointing=gradient_checkpointing,
-            activation_offloading=activation_offloading,
-            param_offload=param_offload,
-            compiled=compiled,
-            trees=trees,
+            compute=config.compute,
+            trees=config.model.attends_over_trees,
         )
-        home = torch.device("cpu") if param_offload else mesh.device
-        shard(model)
-        if start is not None:
-            fill(model, start, mesh, home)
+        home = torch.device("cpu") if config.compute.param_offload else mesh.device
+        prepare(model)
+        if config.model.model_name_or_path is not None:
+            fill(model, config.model, mesh, home)
         self.model = model
         self.mesh = mesh
         self.critic: Critic | None = None
         if value_start is not None:
-            critic = critic or CriticConfig()
             value_model = empty_value_model(value_start)
-            shard(value_model)
+            prepare(value_model)
             fill_value_model(value_model, value_start, mesh, home)
             _check_alike(model, value_model, "--critic_model_name_or_path")
-            self.critic = Critic(value_model, mesh, critic, optimizer, total_steps)
-            total_steps -= critic.critic_warmup_steps
-        self.optimizer = make_optimizer(model, optimizer)
-        self.scheduler = make_scheduler(self.optimizer, optimizer, total_steps)
-        self._objective = Objective(loss)
-        self._options = options
+            self.critic = Critic(value_model, mesh, config.critic, config.optimizer, total_steps)
+            total_steps -= config.critic.critic_warmup_steps
+        self.optimizer = make_optimizer(model, config.optimizer)
+        self.scheduler = make_scheduler(self.optimizer, config.optimizer, total_steps)
+        self._objective = Objective(config.loss)
+        self._config = config
         reference_policy: Reference | None = None
         if self._objective.with_reference:
             reference_model = model
             if reference is not None:
                 reference_model = empty_model(reference).requires_grad_(False)
-                shard(reference_model)
+                prepare(reference_model)
                 fill(reference_model, reference, mesh, home)
                 _check_alike(model, reference_model, "--reference_model_name_or_path")
             assert reference or has_adapter(model), "a policy is no reference of its own"
-            reference_policy = Reference(reference_model, options.loss_seq_chunk_size)
+            reference_policy = Reference(reference_model, config.compute.loss_seq_chunk_size)
         self._auxiliary = AuxiliaryModels(reference_policy, self.critic)
 
     def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
         """Train on this rank's rows, each as its sequences, and update the weights once."""
         return train_step(
-            self.model, self.optimizer, self.scheduler, rows, self._objective, self._options,
+            self.model, self.optimizer, self.scheduler, rows, self._objective, self._config,
             self.mesh, self._auxiliary,
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Weights from a model folder into a model that is sharded already, without a copy per process.
 
-    empty_model -> (an adapter) -> parallelise -> fill
+    empty_model -> (an adapter) -> prepare_model -> fill
 
 The model is made without memory for its parameters. Once they are sharded, each process reads the
 part of each tensor that it holds from the folder's safetensors files, by the names and

@@ -84,17 +84,17 @@ def setup_of(config: Config, processes: int) -> MemorySetup:
     sizes = ParallelSizes.of(config.parallel, processes)
     return MemorySetup(
         tokens=config.micro_batch_tokens,
-        chunk=config.parallel.loss_seq_chunk_size,
+        chunk=config.compute.loss_seq_chunk_size,
         fsdp=sizes.fsdp,
         tp=sizes.tp,
         cp=sizes.cp,
         ep=sizes.ep,
         gathers_keys=config.parallel.cp_mode == "allgather",
         entropy=config.loss.log_entropy or config.loss.entropy_coef > 0,
-        bf16=config.model.bf16,
-        checkpointing=config.model.gradient_checkpointing,
-        activation_offloading=config.parallel.activation_offloading,
-        param_offload=config.parallel.param_offload,
+        bf16=config.compute.bf16,
+        checkpointing=config.compute.gradient_checkpointing,
+        activation_offloading=config.compute.activation_offloading,
+        param_offload=config.compute.param_offload,
     )
 
 

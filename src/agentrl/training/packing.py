@@ -3,7 +3,7 @@
 A tree that fits the budget is computed whole, several of them beside each other. Of a tree that
 does not fit, the subtrees that do are packed; the nodes above them, which they share, are computed
 once, and every pass over some of the subtrees attends to its keys and values (see
-`attention.context`). A shared prefix that is too short for that is computed again in each pass.
+`attention.prefix_keys`). A shared prefix that is too short for that is computed again in each pass.
 """
 
 from collections.abc import Iterable, Sequence

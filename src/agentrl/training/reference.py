@@ -19,7 +19,7 @@ class Reference:
     """Logprobs of the reference policy."""
 
     def __init__(self, model: PreTrainedModel, chunk_size: int) -> None:
-        """`model`: through `parallelise`; its adapter, if it has one, is left out.
+        """`model`: through `prepare_model`; its adapter, if it has one, is left out.
 
         `chunk_size`: tokens whose logits exist at once.
         """

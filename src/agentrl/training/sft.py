@@ -11,14 +11,15 @@ from accelerate import Accelerator
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import PreTrainedModel
 
-from agentrl.configs import LossConfig, OptimizerConfig
+from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerConfig
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.learner import Learner
 from agentrl.training.parallel import make_mesh
 from agentrl.training.planner import assign_rows
 from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import StepStatistics
-from agentrl.training.step import StepOptions
+
+COMPUTE = ComputeConfig(micro_batch_tokens=8192, loss_seq_chunk_size=4096)
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,8 @@ def train_supervised(
     *,
     steps: int,
     rows_per_step: int,
-    learning_rate: float,
-    lr_scheduler_type: str = "cosine",
-    warmup_steps: int = 0,
-    weight_decay: float = 0.0,
-    max_grad_norm: float = 1.0,
-    micro_batch_tokens: int = 8192,
-    loss_seq_chunk_size: int = 4096,
+    optimizer: OptimizerConfig,
+    compute: ComputeConfig = COMPUTE,
     seed: int = 0,
     on_step: Callable[[int, StepStatistics], None] | None = None,
 ) -> None:
@@ -54,28 +50,11 @@ def train_supervised(
     the same arguments and share each step. Raises `ValueError` for a row that trains nothing.
     """
     sequences = [_sequence(index, row) for index, row in enumerate(rows)]
-    config = OptimizerConfig(
-        learning_rate=learning_rate,
-        lr_scheduler_type=lr_scheduler_type,
-        warmup_steps=warmup_steps,
-        weight_decay=weight_decay,
-    )
-    options = StepOptions(
-        micro_batch_tokens=micro_batch_tokens,
-        loss_seq_chunk_size=loss_seq_chunk_size,
-        max_grad_norm=max_grad_norm,
-    )
+    config = LearnerConfig(compute, LossConfig(loss_calculator="CrossEntropy"), optimizer)
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     mesh = make_mesh(accelerator)
     # sharding is for good: a copy is sharded, so that the caller gets a plain model back
-    learner = Learner(
-        copy.deepcopy(model),
-        mesh,
-        LossConfig(loss_calculator="CrossEntropy"),
-        config,
-        options,
-        steps,
-    )
+    learner = Learner(copy.deepcopy(model), mesh, config, steps)
     batches = _batches(len(rows), rows_per_step, seed)
     for step in range(1, steps + 1):
         batch = next(batches)

@@ -5,7 +5,7 @@ Each refuses in one sentence what would fail later. Not in here: what needs the 
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,7 +15,8 @@ from accelerate.utils import ProjectConfiguration
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from agentrl.configs import Config, ConfigError, check_tracker
+from agentrl.configs import Config, ConfigError, LearnerConfig, check_tracker
+from agentrl.configs.flags import flags_named
 from agentrl.configs.run_flags import flat_flags, refuse_fixed, stored_flags
 from agentrl.databases.documents import TrainerStart
 from agentrl.training.agreement import Agreement
@@ -25,11 +26,12 @@ from agentrl.training.loading import empty_model
 from agentrl.training.model_folder import load_tokenizer
 from agentrl.training.parallel import ParallelSizes, check_degrees
 
-_PLACES = {
+# Where something is, which may differ from machine to machine.
+_PLACES = flags_named(
     "agent_config_path", "critic_model_name_or_path", "db_connection_string", "eval_file",
     "inference_urls", "mcp_auth_token", "mcp_manager_url", "model_name_or_path", "output_dir",
     "reference_model_name_or_path", "resume_from_checkpoint", "train_file",
-}  # fmt: skip
+)  # fmt: skip
 
 
 def check_input(
@@ -43,7 +45,7 @@ def check_input(
     tokenizer = load_tokenizer(config.model.model_name_or_path)
     check_writable(config.output)
     checkpoint_to_resume(config, [])  # refused here, if it cannot be, and chosen later
-    if config.parallel.compile:
+    if config.compute.compile:
         check_compiler(accelerator.device)
     sizes = ParallelSizes.of(config.parallel, accelerator.num_processes)
     model = empty_model(config.model)
@@ -149,6 +151,13 @@ def check_same_flags(config: Config, precision: str, agreement: Agreement) -> No
                 )
 
     agreement.on_all(compare)
+
+
+def learner_config(config: Config, accelerator: Accelerator) -> LearnerConfig:
+    """What the learner reads; Accelerate's config may ask for bfloat16 in place of `--bf16`."""
+    learner = config.learner
+    bf16 = learner.compute.bf16 or accelerator.mixed_precision == "bf16"
+    return replace(learner, compute=replace(learner.compute, bf16=bf16))
 
 
 def make_accelerator(config: Config) -> Accelerator:

@@ -5,12 +5,12 @@ Shared by the trainer and by supervised training. Every rank calls `train_step` 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
+from agentrl.configs import LearnerConfig
 from agentrl.training.auxiliary import AuxiliaryModels
 from agentrl.training.critic_loss import NO_CRITIC
 from agentrl.training.objective import Objective
@@ -21,24 +21,13 @@ from agentrl.training.sequences import TrainingSequence
 from agentrl.training.statistics import RunningStatistics, StepStatistics
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    """What a step needs beside the loss."""
-
-    micro_batch_tokens: int  # of one forward pass, padding included
-    pad_to_multiple_of: int = 1
-    loss_seq_chunk_size: int = 1024  # tokens whose logits exist at once
-    max_grad_norm: float = 1.0
-    log_grad_norms: bool = False  # of each layer
-
-
 def train_step(
     model: PreTrainedModel,
     optimizer: Optimizer,
     scheduler: LRScheduler,
     rows: Sequence[Sequence[TrainingSequence]],
     objective: Objective,
-    options: StepOptions,
+    config: LearnerConfig,
     mesh: Mesh,
     auxiliary: AuxiliaryModels | None = None,
 ) -> StepStatistics:
@@ -48,21 +37,20 @@ def train_step(
     any micro-batch size. Raises `FloatingPointError` if a gradient is not finite, and leaves the
     weights alone.
     """
-    schedule = make_schedule(
-        model, rows, options.micro_batch_tokens, options.pad_to_multiple_of, mesh
-    )
+    compute = config.compute
+    schedule = make_schedule(model, rows, compute.token_budget, compute.pad_to_multiple_of, mesh)
     outputs = auxiliary.outputs(schedule, rows) if auxiliary else NO_AUXILIARY_OUTPUTS
     model.train()
     running = RunningStatistics(mesh.device)
-    passes = PolicyPasses(model, schedule, objective, options.loss_seq_chunk_size, mesh, outputs)
+    passes = PolicyPasses(model, schedule, objective, compute.loss_seq_chunk_size, mesh, outputs)
     grad_norms, grad_norm, learning_rate = None, 0.0, 0.0
     if outputs.policy_waits:
         passes.look(running)
     else:
         passes.add_gradients(running)
-        if options.log_grad_norms:
+        if config.optimizer.log_grad_norms:
             grad_norms = layer_grad_norms(model)
-        grad_norm = clip_grad_norm(model, options.max_grad_norm)
+        grad_norm = clip_grad_norm(model, config.optimizer.max_grad_norm)
         if not math.isfinite(grad_norm):
             raise FloatingPointError(
                 f"the gradient norm is {grad_norm}: the weights were left as they are; the rows of "

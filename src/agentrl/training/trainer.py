@@ -30,7 +30,7 @@ import torch.distributed as dist
 import transformers
 from accelerate import Accelerator
 
-from agentrl.configs import TREE_ATTENTION, Config, ConfigError, parse_config
+from agentrl.configs import Config, ConfigError, parse_config
 from agentrl.configs.run_flags import changed_flags, flat_flags, stored_flags
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
 from agentrl.databases.owners import process_name
@@ -68,10 +68,10 @@ from agentrl.training.startup import (
     check_input,
     check_same_flags,
     check_shared,
+    learner_config,
     make_accelerator,
 )
 from agentrl.training.statistics import StepStatistics
-from agentrl.training.step import StepOptions
 from agentrl.training.stream import RowStream, StepRows
 
 logger = logging.getLogger(__name__)
@@ -158,8 +158,8 @@ class Trainer:
         )
         self._database = database = self._agreement.on_all(self._connect)
         self._held = self._agreement.from_main(lambda: self._take_run(database, rows_per_step))
-        bf16 = config.model.bf16 or self._accelerator.mixed_precision == "bf16"
-        self._published_dtype = torch.bfloat16 if bf16 else torch.float32
+        learner = learner_config(config, accelerator)
+        self._published_dtype = torch.bfloat16 if learner.compute.bf16 else torch.float32
         mesh = make_mesh(self._accelerator, config.parallel)
         if config.lora.lora_rank:
             # What is not trained needs no master weights.
@@ -167,26 +167,10 @@ class Trainer:
         self._learner = Learner(
             model,
             mesh,
-            config.loss,
-            optimizer,
-            StepOptions(
-                micro_batch_tokens=config.micro_batch_tokens,
-                pad_to_multiple_of=config.parallel.pad_to_multiple_of,
-                loss_seq_chunk_size=config.parallel.loss_seq_chunk_size,
-                max_grad_norm=optimizer.max_grad_norm,
-                log_grad_norms=config.optimizer.log_grad_norms,
-            ),
+            learner,
             self._held.total_steps,
-            start=config.model,
-            bf16=bf16,
-            gradient_checkpointing=config.model.gradient_checkpointing,
-            activation_offloading=config.parallel.activation_offloading,
-            param_offload=config.parallel.param_offload,
-            compiled=config.parallel.compile,
-            trees=config.model.attention_implementation == TREE_ATTENTION,
             reference=reference_start(config),
             value_start=critic_start(config),
-            critic=config.critic,
         )
         self._saver = CheckpointSaver(
             self._output, config.checkpoint.save_total_limit, self._hold_run

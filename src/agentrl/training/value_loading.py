@@ -1,6 +1,6 @@
 """The critic's model from a model folder: made empty, sharded, filled, as the policy is.
 
-    empty_value_model -> parallelise -> fill_value_model
+    empty_value_model -> prepare_model -> fill_value_model
 
 A critic is a token classifier of one label to transformers: its folders load as such elsewhere too.
 """

@@ -47,7 +47,7 @@ def state_values(
     """The value [M] float32 of the state that each of the batch's predictions is made in.
 
     `prefix`: what the batch stands behind, if it does. `model` must have been through
-    `parallelise`.
+    `prepare_model`.
     """
     return cast(_WithValues, model).state_values(batch, prefix)
 

@@ -158,8 +158,7 @@ def test_an_installed_package_brings_agents() -> None:
 def test_a_sampler_of_the_users_own_is_run_as_it_is(tmp_path: Path) -> None:
     load(
         tmp_path,
-        "from agentrl.rollout.agents import register_agent\n"
-        "from agentrl.rollout.single_turn import SingleTurnSampler\n"
+        "from agentrl import SingleTurnSampler, register_agent\n"
         "class Own(SingleTurnSampler):\n"
         "    async def evaluate_record(self, record): return record\n"
         "register_agent('own', Own)\n",

@@ -10,7 +10,7 @@ from chat_endpoint import ChatEndpoint, chat_endpoint
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.records import RecordLedger
 from agentrl.rollout import llm_client
-from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.rollout.mcp.agent_models import AgentModels
 from agentrl.rollout.scorers import Scorers
 
 sys.path.insert(0, str(Path(__file__).parent))  # `scoring`
@@ -24,7 +24,7 @@ def records(database: RunDatabase) -> RecordLedger:
 @pytest.fixture
 async def scorers(records: RecordLedger) -> AsyncIterator[Scorers]:
     """Scorers without models that help."""
-    async with Scorers(AgentConfig(), records) as opened:
+    async with Scorers(AgentModels(), records) as opened:
         yield opened
 
 

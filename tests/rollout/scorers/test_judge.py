@@ -8,7 +8,7 @@ from chat_endpoint import ChatEndpoint
 from scoring import make_record, make_task
 
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout.mcp.agent_config import AgentConfig, AgentModel
+from agentrl.rollout.mcp.agent_models import AgentModel, AgentModels
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.judge import JudgeError, read_verdict
 
@@ -25,7 +25,7 @@ def judge(endpoint: ChatEndpoint, records: RecordLedger) -> Ask:
             for name in names
         )
         task = make_task("agentcpm", query="Capital of France?", answer="Paris")
-        async with Scorers(AgentConfig(scorer_agent=models), records) as scorers:
+        async with Scorers(AgentModels(scorer_agent=models), records) as scorers:
             score = (await scorers.score(task, make_record(answer))).score
         assert score is not None
         return score

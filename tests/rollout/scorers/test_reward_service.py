@@ -13,7 +13,7 @@ from serving import serving
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, StopReason
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout.mcp.agent_config import AgentConfig, RewardServiceConfig
+from agentrl.rollout.mcp.agent_models import AgentModels, RewardServiceConfig
 from agentrl.rollout.scorers import Scorers, reward_service
 from agentrl.rollout.scorers.reward_service import RewardServiceError
 
@@ -54,7 +54,7 @@ async def ask(
 ) -> Record:
     settings = RewardServiceConfig(url=service.url, **config)
     task = make_task("http", query="How many?", answer=None, fields={"level": 3})
-    async with Scorers(AgentConfig(http_scorer=settings), records) as scorers:
+    async with Scorers(AgentModels(http_scorer=settings), records) as scorers:
         return await scorers.score(task, record or make_record())
 
 

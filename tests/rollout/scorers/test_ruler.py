@@ -11,7 +11,7 @@ from scoring import make_record, make_task, make_turn
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import GroupScore, Record
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout.mcp.agent_config import AgentConfig, AgentModel
+from agentrl.rollout.mcp.agent_models import AgentModel, AgentModels
 from agentrl.rollout.scorers import Score, Scorers
 from agentrl.rollout.scorers.ruler import SHOWN_CHARACTERS, RulerError, material, scores_reader
 
@@ -37,7 +37,7 @@ def rank(endpoint: ChatEndpoint, records: RecordLedger) -> Rank:
             AgentModel(model=name, base_url=endpoint.url, api_key="key", retries=1)
             for name in names or ("a",)
         )
-        async with Scorers(AgentConfig(ruler_agent=models), records) as scorers:
+        async with Scorers(AgentModels(ruler_agent=models), records) as scorers:
             return await scorers.score_group(make_task("ruler", answer=None), group)
 
     return ask

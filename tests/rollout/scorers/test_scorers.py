@@ -244,7 +244,7 @@ async def test_a_scorer_of_the_whole_group_has_to_score_every_record_of_it(
 async def test_scorers_of_a_file_are_registered_once(tmp_path: Path, records: RecordLedger) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from agentrl.rollout.scorers import register_scorer\n"
+        "from agentrl import register_scorer\n"
         "register_scorer('shouts', lambda model_answer: float(model_answer.isupper()))\n"
     )
     config = parse_config(["--scorer_module", str(file)])

@@ -18,11 +18,12 @@ from accelerate import Accelerator
 from parallel_cases import ARRANGEMENTS
 from transformers import Qwen3Config
 
-from agentrl.configs import LoraConfig, ModelConfig, ParallelConfig
+from agentrl.configs import ComputeConfig, LoraConfig, ModelConfig, ParallelConfig
 from agentrl.training.loading import empty_model, fill
 from agentrl.training.lora import add_adapter
 from agentrl.training.model_folder import load_model, whole_weights
-from agentrl.training.parallel import Mesh, exit_process, make_mesh, parallelise
+from agentrl.training.parallel import Mesh, exit_process, make_mesh
+from agentrl.training.prepare import prepare_model
 
 # 55 MiB, of which no tensor has more than 2
 LARGE = Qwen3Config(
@@ -49,7 +50,7 @@ def check_equal(folder: Path, mesh: Mesh) -> None:
     """What was loaded in parts is what is loaded whole."""
     config = ModelConfig(model_name_or_path=str(folder))
     model = empty_model(config)
-    parallelise(model, mesh)
+    prepare_model(model, mesh, ComputeConfig())
     fill(model, config, mesh, mesh.device)
     whole = dict(load_model(config).named_parameters())
     for name, weight in whole_weights(model):
@@ -62,7 +63,7 @@ def check_adapter(folder: Path, mesh: Mesh) -> None:
     config = ModelConfig(model_name_or_path=str(folder))
     model = empty_model(config)
     add_adapter(model, LoraConfig(lora_rank=4), frozen_dtype=torch.bfloat16)
-    parallelise(model, mesh, bf16=True)
+    prepare_model(model, mesh, ComputeConfig(bf16=True))
     torch.manual_seed(5)
     fill(model, config, mesh, mesh.device)
     drawn = [parameter for name, parameter in model.named_parameters() if "lora_A" in name]
@@ -82,7 +83,7 @@ def check_memory(folder: Path, mesh: Mesh) -> None:
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     config = ModelConfig(model_name_or_path=str(folder))
     model = empty_model(config)
-    parallelise(model, mesh)
+    prepare_model(model, mesh, ComputeConfig())
     with PeakMemory() as peak:
         fill(model, config, mesh, mesh.device)
     part = size / dist.get_world_size()

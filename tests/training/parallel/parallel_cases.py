@@ -26,7 +26,9 @@ from transformers import (
 )
 
 from agentrl.configs import (
+    ComputeConfig,
     CriticConfig,
+    LearnerConfig,
     LoraConfig,
     LossConfig,
     ModelConfig,
@@ -38,13 +40,11 @@ from agentrl.training.learner import Learner
 from agentrl.training.lora import add_adapter
 from agentrl.training.parallel import Mesh
 from agentrl.training.planner import assign_rows
-from agentrl.training.step import StepOptions
 
 STEPS = 2
 LOSS = LossConfig(token_level_loss=False, log_entropy=True)
 # clipped: the gradient norm, which is above 1 in all cases, scales every gradient
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, weight_decay=0.01, max_grad_norm=1.0)
-OPTIONS = StepOptions(micro_batch_tokens=96, loss_seq_chunk_size=32, max_grad_norm=1.0)
 
 CHAINS = linear_rows(7)
 TREES = [
@@ -67,6 +67,17 @@ class Case:
     offload: bool = False  # parameters and activations
     lora: bool = False
     critic: CriticConfig | None = None
+
+    @property
+    def config(self) -> LearnerConfig:
+        compute = ComputeConfig(
+            gradient_checkpointing=self.gradient_checkpointing,
+            activation_offloading=self.offload,
+            param_offload=self.offload,
+            micro_batch_tokens=96,
+            loss_seq_chunk_size=32,
+        )
+        return LearnerConfig(compute, self.loss, OPTIMIZER, self.critic or CriticConfig())
 
 
 @dataclass(frozen=True)
@@ -160,11 +171,12 @@ def run(case: Case, mesh: Mesh) -> Outcome:
             _critic(model.config).save_pretrained(folder)  # which rank 0 does
             dist.barrier()
         learner = Learner(
-            model, mesh, case.loss, OPTIMIZER, OPTIONS, STEPS,
-            gradient_checkpointing=case.gradient_checkpointing,
-            activation_offloading=case.offload, param_offload=case.offload,
-            value_start=ModelConfig(folder) if case.critic else None, critic=case.critic,
-        )  # fmt: skip
+            model,
+            mesh,
+            case.config,
+            STEPS,
+            value_start=ModelConfig(folder) if case.critic else None,
+        )
         dist.barrier()  # all have read it
     gradients: list[dict[str, Tensor]] = []
 

@@ -1,11 +1,11 @@
 """Training that changes its arrangement of processes at every checkpoint."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from parallel_cases import CASES, OPTIMIZER, OPTIONS
+from parallel_cases import CASES
 from tiny import sequences_of
 
 from agentrl.configs import ParallelConfig
@@ -46,7 +46,8 @@ def make_learner(case: str, mesh: Mesh, *, resumed: bool) -> Learner:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.5)
-    return Learner(model, mesh, chosen.loss, OPTIMIZER, OPTIONS, total_steps(case))
+    config = replace(chosen, gradient_checkpointing=False).config
+    return Learner(model, mesh, config, total_steps(case))
 
 
 def take_steps(case: str, learner: Learner, mesh: Mesh, steps: Sequence[int]) -> list[float]:

@@ -12,9 +12,10 @@ from parallel_cases import CASES
 from tiny import tiny_model
 from transformers import Qwen3ForCausalLM
 
-from agentrl.configs import ConfigError, ModelConfig
+from agentrl.configs import ComputeConfig, ConfigError, ModelConfig
 from agentrl.training.loading import empty_model, fill
-from agentrl.training.parallel import make_mesh, parallelise
+from agentrl.training.parallel import make_mesh
+from agentrl.training.prepare import prepare_model
 
 
 @pytest.mark.parametrize("case", ["chains", "qwen2", "llama", "qwen3_moe"])
@@ -49,7 +50,7 @@ def test_weights_of_another_shape_than_the_config_are_refused(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
     model = empty_model(ModelConfig(model_name_or_path=str(tmp_path)))
     mesh = make_mesh(Accelerator(cpu=True))
-    parallelise(model, mesh)
+    prepare_model(model, mesh, ComputeConfig())
     with pytest.raises(ConfigError, match=r"gate_proj.weight is \[48, 32\] in the files and \[64"):
         fill(model, ModelConfig(model_name_or_path=str(tmp_path)), mesh, mesh.device)
 
@@ -58,7 +59,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     tiny_model().config.save_pretrained(tmp_path)
     model = empty_model(ModelConfig(model_name_or_path=str(tmp_path)))
     mesh = make_mesh(Accelerator(cpu=True))
-    parallelise(model, mesh)
+    prepare_model(model, mesh, ComputeConfig())
     with pytest.raises(ConfigError, match="the model cannot be loaded"):
         fill(model, ModelConfig(model_name_or_path=str(tmp_path)), mesh, mesh.device)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.databases.documents import Record, ToolCall
 from agentrl.databases.tasks import Claim
 from agentrl.rollout.llm_client import LLMClient
-from agentrl.rollout.mcp.agent_config import load_agent_config
+from agentrl.rollout.mcp.agent_models import load_agent_models
 from agentrl.rollout.mcp.browse import BrowseAgent
 from agentrl.rollout.mcp.tools import ToolBox, ToolSession, open_tools
 from agentrl.rollout.repetition import call_key
@@ -50,11 +50,11 @@ class ToolSampler(AsyncSampler):
     async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[MCPResources]:
         """Open the tools and the models that browse.
 
-        Raises `ConfigError` or `AgentConfigError` for a flag or file that cannot be used, and
+        Raises `ConfigError` or `AgentModelsError` for a flag or file that cannot be used, and
         `ToolServerUnreachable` if an MCP server does not answer within `--startup_timeout`.
         """
         agent, patience_s = shared.config.agent, shared.config.sampling.startup_timeout
-        agents = load_agent_config(agent.agent_config_path)
+        agents = load_agent_models(agent.agent_config_path)
         async with (
             open_tools(agent, patience_s, shared.records) as tools,
             LLMClient(agents.browse_agent) as models,

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.user_module import load_user_module
 from agentrl.databases.scorer_notation import parse_scorer
-from agentrl.rollout.mcp.agent_config import AgentConfig
+from agentrl.rollout.mcp.agent_models import AgentModels
 from agentrl.rollout.scorers.compared_texts import contains, exact_match, f1
 from agentrl.rollout.scorers.functions import Scorer, ScorerFunction
 from agentrl.rollout.scorers.judge import Judge
@@ -94,7 +94,7 @@ def find_scorer(name: str) -> Scorer:
     return scorer
 
 
-def missing_for(name: str, agents: AgentConfig) -> str | None:
+def missing_for(name: str, agents: AgentModels) -> str | None:
     """What of the agent config a scorer needs and does not find there; None if nothing."""
     if name == "agentcpm" and not agents.scorer_agent:
         return "asks a model: name one under `scorer_agent`"

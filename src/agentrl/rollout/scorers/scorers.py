@@ -13,7 +13,7 @@ from agentrl.databases.documents import GroupScore, Record, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.rollout.llm_client import LLMClient
-from agentrl.rollout.mcp.agent_config import AgentConfig, load_agent_config
+from agentrl.rollout.mcp.agent_models import AgentModels, load_agent_models
 from agentrl.rollout.scorers.functions import Messages, Scorer, ScorerFunction, conversation
 from agentrl.rollout.scorers.judge import Judge
 from agentrl.rollout.scorers.math_verifier import MathVerifier
@@ -29,7 +29,7 @@ class Scorers:
     `records`: where conversations are read, for scorers that look at them.
     """
 
-    def __init__(self, agents: AgentConfig, records: RecordLedger) -> None:
+    def __init__(self, agents: AgentModels, records: RecordLedger) -> None:
         self._records = records
         self._judging = LLMClient(agents.scorer_agent)
         self._ranking = LLMClient(agents.ranking_models)
@@ -47,10 +47,10 @@ class Scorers:
     def of_run(cls, config: Config, records: RecordLedger) -> Self:
         """The scorers that a run's flags ask for, to be entered.
 
-        Raises `AgentConfigError` for `--agent_config_path`, `ConfigError` for `--scorer_module`.
+        Raises `AgentModelsError` for `--agent_config_path`, `ConfigError` for `--scorer_module`.
         """
         load_scorers(config)
-        return cls(load_agent_config(config.agent.agent_config_path), records)
+        return cls(load_agent_models(config.agent.agent_config_path), records)
 
     async def __aenter__(self) -> Self:
         for part in (self._judging, self._ranking, self._math, self._service):

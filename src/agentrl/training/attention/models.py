@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from agentrl.training.attention.context import TreeContext
+from agentrl.training.attention.prefix_keys import TreeContext
 from agentrl.training.attention.tree import tree_attention
 
 logger = logging.getLogger(__name__)

@@ -26,9 +26,9 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
-from agentrl.training.attention.context import TreeContext
 from agentrl.training.attention.layout import TreeLayout
 from agentrl.training.attention.models import IMPLEMENTATION, refuse_extras
+from agentrl.training.attention.prefix_keys import TreeContext
 from agentrl.training.attention.tree import tree_attention
 
 SHARED_IMPLEMENTATION = f"{IMPLEMENTATION}_shared"

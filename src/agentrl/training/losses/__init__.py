@@ -2,7 +2,7 @@
 
     inputs.py          what a loss is given and gives back; what `depends_on` says of it
     clipped.py weighted.py covariance.py supervised.py    the loss functions
-    registry.py        these by name, and a user's from a file
+    resolve.py         these by name, and a user's from a file
     ratio.py           ratios of policies, their caps
     importance.py divergence.py    layers over any loss
     normalisation.py   from token_losses of tokens to the loss of the global batch
@@ -22,7 +22,7 @@ from agentrl.training.losses.inputs import (
 )
 from agentrl.training.losses.normalisation import Normalisation, normalise
 from agentrl.training.losses.ratio import sequence_mean, sequence_sum, token_ratio
-from agentrl.training.losses.registry import LOSS_FUNCTIONS, loss_function
+from agentrl.training.losses.resolve import LOSS_FUNCTIONS, loss_function
 
 __all__ = [
     "LOSS_FUNCTIONS",

@@ -1,14 +1,14 @@
 """All parallelism of the trainer: who holds what of a model, and who talks to whom.
 
-    launch.py      the processes that were launched, joined and ended
-    sizes.py       the degrees that the flags ask for, and what is refused
-    mesh.py        the processes by degree, and their groups
-    tensor.py      matrices split over processes
-    experts.py     experts spread over processes
-    context.py     lines of tokens shared by processes
-    limits.py      which models can be divided so
-    apply.py       a model made parallel, top to bottom in the order it happens
-    gradients.py   norm and clip of gradients, however their parameters are sharded
+    launch.py             the processes that were launched, joined and ended
+    sizes.py              the degrees that the flags ask for, and what is refused
+    mesh.py               the processes by degree, and their groups
+    tensor.py             matrices split over processes
+    experts.py            experts spread over processes
+    context_parallel.py   lines of tokens that processes share
+    limits.py             which models can be divided so
+    apply.py              a model made parallel, top to bottom in the order it happens
+    gradients.py          norm and clip of gradients, however their parameters are sharded
 
 A *data-parallel rank* trains rows of its own. Its tensor-parallel and context-parallel processes
 get the same rows and see the same logprobs, so that loss and statistics are computed alike on

@@ -18,60 +18,44 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import use_tree_attention
+from agentrl.configs import ComputeConfig
+from agentrl.training.attention import SharedLine
 from agentrl.training.compilation import compile_layers
-from agentrl.training.logprobs import attach_logprobs
 from agentrl.training.offload import offload_activations
-from agentrl.training.parallel.context import apply_context_parallel
+from agentrl.training.parallel.context_parallel import apply_context_parallel
 from agentrl.training.parallel.experts import apply_expert_parallel, shard_experts
 from agentrl.training.parallel.limits import check_degrees
 from agentrl.training.parallel.mesh import Mesh
 from agentrl.training.parallel.tensor import apply_tensor_parallel
-from agentrl.training.value_model import attach_values, has_value_head
 
 MASTER_DTYPE = torch.float32
 
 
-def parallelise(
-    model: PreTrainedModel,
-    mesh: Mesh,
-    *,
-    bf16: bool = False,
-    gradient_checkpointing: bool = False,
-    activation_offloading: bool = False,
-    param_offload: bool = False,
-    compiled: bool = False,
-    trees: bool = True,
-) -> None:
-    """Apply all parallelism to `model` in place and attach `token_logprobs` or `state_values`.
+def parallelise(model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig) -> SharedLine | None:
+    """Apply all parallelism to `model` in place, and the ways of computing that `compute` asks for.
 
     `model` holds float32 weights, the same on every rank; what is not trained may be in another
-    type. With `bf16` it computes in bfloat16, with float32 master weights and float32 gradient
-    reduction. With `param_offload` shards and their gradients live on the CPU. `trees`: it gets
-    tree attention if it can have it. Raises `ConfigError` if the model cannot be divided as asked,
-    `RuntimeError` if the sharding is not what was asked for.
+    type. Returns how context-parallel processes share lines of tokens, None if each has its own.
+    Raises `ConfigError` if the model cannot be divided as asked, `RuntimeError` if the sharding is
+    not what was asked for.
     """
     check_degrees(model, mesh.sizes, mesh.context_mode)
-    if trees:
-        use_tree_attention(model)
     _to_device(model, mesh.device)
     apply_tensor_parallel(model, mesh)
     apply_expert_parallel(model, mesh)
     line = apply_context_parallel(model, mesh)
-    if compiled:
+    if compute.compile:
         compile_layers(transformer_layers(model))
-    if gradient_checkpointing:
+    if compute.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
-    if activation_offloading:
+    if compute.activation_offloading:
         offload_activations(model)
-    _shard(model, mesh, bf16, param_offload)
+    _shard(model, mesh, compute)
     _check_sharded(model)
-    attach_logprobs(model, line)
-    if has_value_head(model):
-        attach_values(model, line)
+    return line
 
 
-def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool, param_offload: bool) -> None:
+def _shard(model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig) -> None:
     """FSDP2 units: spread experts, each transformer layer, and the root with all else.
 
     Embedding, norm and head are the root's own. It stays gathered from the first token to the end
@@ -81,18 +65,18 @@ def _shard(model: PreTrainedModel, mesh: Mesh, bf16: bool, param_offload: bool) 
     # Inputs are not cast: the sampling temperatures among them would lose digits, and hidden states
     # have the parameters' type anyway.
     policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if bf16 else None,
+        param_dtype=torch.bfloat16 if compute.bf16 else None,
         reduce_dtype=MASTER_DTYPE,
         cast_forward_inputs=False,
     )
     offload = (
         CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda")
-        if param_offload
+        if compute.param_offload
         else OffloadPolicy()
     )
     shard_experts(model, mesh, policy, offload)
     # Alone there is nothing to give back, unless the shards live elsewhere.
-    reshard = mesh.sizes.fsdp > 1 or param_offload
+    reshard = mesh.sizes.fsdp > 1 or compute.param_offload
     unit = partial(fully_shard, mesh=mesh.fsdp_mesh, mp_policy=policy, offload_policy=offload)
     for layer in transformer_layers(model):
         unit(layer, reshard_after_forward=reshard)

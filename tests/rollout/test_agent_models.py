@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.rollout.mcp.agent_config import AgentConfig, AgentConfigError, load_agent_config
+from agentrl.rollout.mcp.agent_models import AgentModels, AgentModelsError, load_agent_models
 
 EXAMPLE = Path(__file__).parents[2] / "assets" / "agent_config_example.yml"
 
 
 def test_the_example_is_valid_and_lists_models_in_order() -> None:
-    config = load_agent_config(EXAMPLE)
+    config = load_agent_models(EXAMPLE)
     assert [model.model for model in config.scorer_agent] == ["Qwen3-32B", "gpt-4.1-mini"]
     assert config.scorer_agent[0].base_url == "http://127.0.0.1:8000/v1"
     assert len(config.browse_agent) == 1
@@ -20,7 +20,7 @@ def test_the_example_is_valid_and_lists_models_in_order() -> None:
 def test_without_models_of_its_own_the_ruler_asks_the_judges(tmp_path: Path) -> None:
     file = tmp_path / "agents.yml"
     file.write_text("scorer_agent: [{model: m, base_url: 'http://h/v1'}]")
-    config = load_agent_config(file)
+    config = load_agent_models(file)
     assert config.ranking_models == config.scorer_agent
 
 
@@ -29,22 +29,22 @@ def test_a_reward_service_has_a_url_and_perhaps_a_token(
 ) -> None:
     file = tmp_path / "agents.yml"
     file.write_text("http_scorer: {url: 'http://h/score', token_env: REWARD_TOKEN}")
-    with pytest.raises(AgentConfigError, match="http_scorer: the environment variable REWARD_T"):
-        load_agent_config(file)
+    with pytest.raises(AgentModelsError, match="http_scorer: the environment variable REWARD_T"):
+        load_agent_models(file)
     monkeypatch.setenv("REWARD_TOKEN", "secret")
-    service = load_agent_config(file).http_scorer
+    service = load_agent_models(file).http_scorer
     assert service is not None and service.key == "secret"
 
 
 def test_no_file_is_a_config_without_models() -> None:
-    assert load_agent_config(None) == AgentConfig()
+    assert load_agent_models(None) == AgentModels()
 
 
 def test_a_key_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "agents.yml"
     file.write_text("scorer_agent: [{model: m, base_url: 'http://h/v1', api_key_env: JUDGE_KEY}]")
     monkeypatch.setenv("JUDGE_KEY", "secret")
-    assert load_agent_config(file).scorer_agent[0].key == "secret"
+    assert load_agent_models(file).scorer_agent[0].key == "secret"
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_a_key_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_fault_is_named_with_file_and_key(tmp_path: Path, text: str, faults: list[str]) -> None:
     file = tmp_path / "agents.yml"
     file.write_text(text)
-    with pytest.raises(AgentConfigError) as caught:
-        load_agent_config(file)
+    with pytest.raises(AgentModelsError) as caught:
+        load_agent_models(file)
     for part in (str(file), "--agent_config_path", *faults):
         assert part in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AgentConfigError, match=r"none\.yml cannot be read: No such file"):
-        load_agent_config(tmp_path / "none.yml")
+    with pytest.raises(AgentModelsError, match=r"none\.yml cannot be read: No such file"):
+        load_agent_models(tmp_path / "none.yml")

@@ -1,4 +1,4 @@
-"""The models and services that help the agent, as `--agent_config_path` lists them (YAML).
+"""The auxiliary models and services of agents and scorers, a YAML file (`--agent_config_path`).
 
 `scorer_agent` judges answers, `ruler_agent` ranks attempts, `http_scorer` is a reward service
 (`rollout/scorers`). `browse_agent` reads long results of tools (`browse.py`). Each list of models
@@ -13,8 +13,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 
-class AgentConfigError(ValueError):
-    """An agent config file cannot be used. The message names the file and the key."""
+class AgentModelsError(ValueError):
+    """The file of models cannot be used. The message names the file and the key."""
 
 
 class AgentModel(BaseModel):
@@ -66,8 +66,8 @@ class RewardServiceConfig(BaseModel):
         return self.token if self.token_env is None else os.environ[self.token_env]
 
 
-class AgentConfig(BaseModel):
-    """All LLM client."""
+class AgentModels(BaseModel):
+    """All that the file lists, by what it is used for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -90,27 +90,27 @@ def _check_secret(name: str, given: str | None, variable: str | None) -> None:
         raise ValueError(f"the environment variable {variable} is not set")
 
 
-def load_agent_config(path: str | Path | None) -> AgentConfig:
-    """Read an agent config; None is one without models. Raises `AgentConfigError`."""
+def load_agent_models(path: str | Path | None) -> AgentModels:
+    """Read the file; None is one without models. Raises `AgentModelsError`."""
     if path is None:
-        return AgentConfig()
+        return AgentModels()
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise AgentConfigError(
+        raise AgentModelsError(
             f"--agent_config_path: {path} cannot be read: {error.strerror}"
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise AgentConfigError(f"--agent_config_path: {path} is not YAML: {error}") from None
+        raise AgentModelsError(f"--agent_config_path: {path} is not YAML: {error}") from None
     if not isinstance(content, dict):
-        raise AgentConfigError(
+        raise AgentModelsError(
             f"--agent_config_path: {path} holds no mapping with scorer_agent and browse_agent"
         )
     try:
-        return AgentConfig.model_validate(content)
+        return AgentModels.model_validate(content)
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
             for fault in error.errors()
         )
-        raise AgentConfigError(f"--agent_config_path: {path}: {faults}") from None
+        raise AgentModelsError(f"--agent_config_path: {path}: {faults}") from None

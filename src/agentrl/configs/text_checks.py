@@ -1,0 +1,55 @@
+"""What the text of one flag must be. Each check raises `ValueError` with what is wrong with it."""
+
+import json
+import math
+import re
+from typing import Any
+
+SAMPLING_PARAMS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty",
+)  # fmt: skip
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,37}")  # MongoDB: 63 bytes for a database's name
+
+_SERVICE_URL = re.compile(r"([a-z0-9_]+\+)?https?://")
+
+
+def check_run_name(text: str) -> None:
+    """The name of a run."""
+    if not _RUN_NAME.fullmatch(text):
+        raise ValueError(
+            "must be 1 to 38 letters, digits, - or _, because it names a database and folders"
+        )
+
+
+def check_service_url(text: str) -> None:
+    """The URL of an inference service; the name of its engine and a + may stand before it."""
+    if not _SERVICE_URL.match(text):
+        raise ValueError(
+            "must begin with http:// or https://, or with the name of an engine and a + before that"
+        )
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The JSON object that a text is."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def check_sampling_params(text: str) -> None:
+    """Parameters of sampling by their names in the inference API, as a JSON object."""
+    params = json_object(text)
+    for name, value in params.items():
+        if name not in SAMPLING_PARAMS:
+            raise ValueError(f"{name} is not known; known: {', '.join(SAMPLING_PARAMS)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} is not a number")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} is not a finite number")
+    if params.get("temperature", 1.0) <= 0:
+        raise ValueError("temperature must be above 0, because rollouts of one task must differ")
