@@ -39,7 +39,7 @@ from agentrl.databases.changes import Changes, inserted
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.documents import RowStatus
 from agentrl.databases.mongod import EmbeddedMongod
-from agentrl.databases.rows import RowLedger, count_rows, fetch_rows
+from agentrl.databases.row_ledger import RowLedger, count_rows, fetch_rows
 from agentrl.databases.runs import RunLease
 from agentrl.inference.client import SGLangClient
 

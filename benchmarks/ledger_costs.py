@@ -19,9 +19,9 @@ from agentrl.databases.changes import Changes, updated
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, Record, RecordStatus, Split
 from agentrl.databases.records import RecordLedger, new_record
-from agentrl.databases.rows import count_waiting
+from agentrl.databases.row_ledger import count_waiting
 from agentrl.databases.tasks import open_groups
-from agentrl.rollout.rows import build_row
+from agentrl.rollout.groups.row_building import build_row
 
 MANY = 32  # documents in a large bulk write
 STREAMS = 20

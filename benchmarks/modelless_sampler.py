@@ -27,8 +27,8 @@ from agentrl.databases.records import RecordLedger, new_record
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.policy_version import VersionSpan
-from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.mcp.agent_models import AgentModels
+from agentrl.rollout.groups.finalise import Finaliser
+from agentrl.rollout.llm.models import AgentModels
 from agentrl.rollout.scorers import Scorers
 
 GROUP, TURNS = 8, 4

@@ -39,14 +39,14 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerConfig
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import TreeLayout
-from agentrl.training.flops import FlopsModel
-from agentrl.training.forest import merge
-from agentrl.training.objective import Objective
-from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.data.flops import FlopsModel
+from agentrl.training.data.forest import merge
+from agentrl.training.data.sequences import TrainingSequence
+from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import Mesh, exit_process, make_mesh
-from agentrl.training.prepare import prepare_model
-from agentrl.training.sequences import TrainingSequence
-from agentrl.training.step import train_step
+from agentrl.training.step.objective import Objective
+from agentrl.training.step.optimizer import make_optimizer, make_scheduler
+from agentrl.training.step.train_step import train_step
 
 VOCABULARY = 8192
 WAYS = ("per_turn", "per_record", "tree")

@@ -40,7 +40,7 @@ from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.documents import TaskStatus
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.runs import RunLease
-from agentrl.rollout.worker import sample
+from agentrl.rollout.scheduling.worker import sample
 
 GROUP = 8  # attempts at a task; 2 where one record is made at a time
 SCRIPT = Script(latency_s=1.5, turns=4, tool_median_s=0.75)

@@ -4,9 +4,9 @@ An event-driven simulation in Python: time is the simulation's, and no database 
 operation costs a server is what `ledger.py` measured of mongod (`mongod_us` in
 results/ledger.json); servers are processors with a queue; writes wait for the majority as well; a
 claim that meets another one's claim of the same group is done again, as WiredTiger does after a
-write conflict. Samplers do what `rollout/scheduler.py` and `databases/` do: claim, start, four
-turns with a pause of lognormal length before each, finish, complete, and finalise their groups,
-with one bulk write in flight for each process and collection.
+write conflict. Samplers do what `rollout/scheduling/scheduler.py` and `databases/` do: claim,
+start, four turns with a pause of lognormal length before each, finish, complete, and finalise their
+groups, with one bulk write in flight for each process and collection.
 
     python benchmarks/scaling.py [--quick] [--save]
 

@@ -32,9 +32,9 @@ from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerC
 from agentrl.databases.documents import DBRecordData
 from agentrl.databases.policies import Lineage
 from agentrl.databases.token_tree import TokenTree
-from agentrl.training.learner import Learner
+from agentrl.training.data.sequences import row_sequences
 from agentrl.training.parallel import exit_process, make_mesh
-from agentrl.training.sequences import row_sequences
+from agentrl.training.step.learner import Learner
 
 LEARNING_RATE = 1e-5
 TOKENS_OF_LOGITS = 4096  # at once, as many as in TRL's tiles

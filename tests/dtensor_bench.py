@@ -38,12 +38,12 @@ from agentrl.configs import (
 )
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import TreeLayout
-from agentrl.training.flops import FlopsModel
-from agentrl.training.forest import merge
-from agentrl.training.learner import Learner
+from agentrl.training.data.flops import FlopsModel
+from agentrl.training.data.forest import merge
+from agentrl.training.data.planner import assign_rows
+from agentrl.training.data.sequences import TrainingSequence
 from agentrl.training.parallel import Mesh, exit_process, make_mesh
-from agentrl.training.planner import assign_rows
-from agentrl.training.sequences import TrainingSequence
+from agentrl.training.step.learner import Learner
 
 ASSETS = Path(__file__).parents[1] / "assets"
 # dense bfloat16 operations a second, by what a device calls itself (NVIDIA's data sheets)

@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM
 from agentrl.configs import Config, parse_config
 from agentrl.launcher.deployment import Deployment
 from agentrl.launcher.presets import GRPO, preset_flags
-from agentrl.training.lora import add_adapter
-from agentrl.training.memory_model import estimate, longest_line
-from agentrl.training.memory_report import setup_of, shape_of
+from agentrl.training.model.lora import add_adapter
+from agentrl.training.model.memory_model import estimate, longest_line
+from agentrl.training.model.memory_report import setup_of, shape_of
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "training"))

@@ -21,8 +21,8 @@ from agentrl.configs.losses import LOSSES
 from agentrl.databases.documents import Record, Split
 from agentrl.databases.mongod import free_port
 from agentrl.databases.task_file import scan_tasks
-from agentrl.rollout.advantages import find_estimator
-from agentrl.rollout.answers import KNOWN_SCHEMAS
+from agentrl.rollout.agents.answers import KNOWN_SCHEMAS
+from agentrl.rollout.groups.advantages import find_estimator
 from agentrl.rollout.scorers import known_scorers
 
 ROOT = Path(__file__).resolve().parents[1]

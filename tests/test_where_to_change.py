@@ -104,7 +104,7 @@ def add_agent(copy: Copy) -> str:
     return """
 from agentrl import AsyncSampler
 from agentrl.configs import parse_config
-from agentrl.rollout.agents.registry import find_agent, load_agents
+from agentrl.rollout.agents.agent_registry import find_agent, load_agents
 load_agents(parse_config(["--agent_module", "newcomer.py", "--agent_name", "counting"]))
 assert issubclass(find_agent("counting"), AsyncSampler)
 """
@@ -155,7 +155,7 @@ def add_flag(copy: Copy) -> str:
     return """
 from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.documents import Record
-from agentrl.rollout.group_rules import apply_group_rules
+from agentrl.rollout.groups.group_rules import apply_group_rules
 config = parse_config(["--last_turn", "2", "--drop_zero_advantage", "false"])
 records = [
     Record(_id=f"r{n}", task="t", task_id="t", rollout=n, attempt=0, split="train", epoch=0,
@@ -223,9 +223,9 @@ def add_column(copy: Copy) -> str:
 import torch
 from agentrl.databases.token_tree import TokenTree
 from agentrl.policy_version import VersionSpan
-from agentrl.rollout.context import TokenContext
-from agentrl.training.batch import collate_forest
-from agentrl.training.sequences import TrainingSequence
+from agentrl.rollout.chat.tokens import TokenContext
+from agentrl.training.data.batch import collate_forest
+from agentrl.training.data.sequences import TrainingSequence
 context = TokenContext()
 for turn, prompt in enumerate([[1, 2], [3]]):
     context.observe(prompt) if turn else context.begin_segment(prompt)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from agentrl.databases.documents import Record, StopReason, Task
     from agentrl.databases.mongod import find_mongod
     from agentrl.rollout.agents import register_agent
-    from agentrl.rollout.answers import extract_answer
-    from agentrl.rollout.limits import LimitReached
-    from agentrl.rollout.mcp.sampler import MCPSampler
-    from agentrl.rollout.mcp.scorers import MCPScorerFactory
-    from agentrl.rollout.sampler import AsyncSampler
+    from agentrl.rollout.agents.answers import extract_answer
+    from agentrl.rollout.agents.base import AsyncSampler
+    from agentrl.rollout.agents.limits import LimitReached
+    from agentrl.rollout.agents.mcp import MCPSampler
+    from agentrl.rollout.agents.single_turn import SingleTurnSampler
     from agentrl.rollout.scorers import Score, register_scorer
-    from agentrl.rollout.single_turn import SingleTurnSampler
+    from agentrl.rollout.scorers.mcp_factory import MCPScorerFactory
     from agentrl.training.losses import (
         BatchTotals,
         LossInputs,
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
         sequence_sum,
         token_ratio,
     )
-    from agentrl.training.objective import Objective
     from agentrl.training.sft import SupervisedRow, train_supervised
-    from agentrl.training.statistics import StepStatistics
+    from agentrl.training.step.objective import Objective
+    from agentrl.training.step.statistics import StepStatistics
 
 __version__ = "0.2.0"
 
@@ -89,18 +89,18 @@ _HOMES = {
     "agentrl.databases.documents": "Record StopReason Task",
     "agentrl.databases.mongod": "find_mongod",
     "agentrl.rollout.agents": "register_agent",
-    "agentrl.rollout.limits": "LimitReached",
-    "agentrl.rollout.answers": "extract_answer",
-    "agentrl.rollout.mcp.sampler": "MCPSampler",
-    "agentrl.rollout.mcp.scorers": "MCPScorerFactory",
-    "agentrl.rollout.sampler": "AsyncSampler",
+    "agentrl.rollout.agents.limits": "LimitReached",
+    "agentrl.rollout.agents.answers": "extract_answer",
+    "agentrl.rollout.agents.mcp": "MCPSampler",
+    "agentrl.rollout.scorers.mcp_factory": "MCPScorerFactory",
+    "agentrl.rollout.agents.base": "AsyncSampler",
     "agentrl.rollout.scorers": "Score register_scorer",
-    "agentrl.rollout.single_turn": "SingleTurnSampler",
+    "agentrl.rollout.agents.single_turn": "SingleTurnSampler",
     "agentrl.training.losses": "BatchTotals LossInputs Scope TokenLoss "
     "depends_on sequence_mean sequence_sum token_ratio",
-    "agentrl.training.objective": "Objective",
+    "agentrl.training.step.objective": "Objective",
     "agentrl.training.sft": "SupervisedRow train_supervised",
-    "agentrl.training.statistics": "StepStatistics",
+    "agentrl.training.step.statistics": "StepStatistics",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -65,7 +65,7 @@ VERBS = {
         parser="train_parser",
     ),
     "sample": Verb(
-        "sample trajectories for a run", "agentrl.rollout.worker", parser="sample_parser"
+        "sample trajectories for a run", "agentrl.rollout.scheduling.worker", parser="sample_parser"
     ),
     "serve": Verb(
         "answer token prompts over HTTP", "agentrl.launcher.serve", parser="serve_parser"
@@ -83,7 +83,7 @@ VERBS = {
     "config": Verb("print the flags of a run, and where they come from", "agentrl.launcher.config"),
     "export": Verb(
         "write a checkpoint as a Hugging Face folder",
-        "agentrl.training.export",
+        "agentrl.training.model.export",
         parser="export_parser",
     ),
     "show": Verb("print trajectories", "agentrl.launcher.show", parser="show_parser"),
@@ -95,7 +95,9 @@ VERBS = {
         "delete a run: folder, database and logs", "agentrl.launcher.delete", parser="delete_parser"
     ),
     "memory": Verb(
-        "what a step takes on each GPU", "agentrl.training.memory_report", parser="memory_parser"
+        "what a step takes on each GPU",
+        "agentrl.training.model.memory_report",
+        parser="memory_parser",
     ),
     "doctor": Verb(
         "check this machine, a model and the services",
@@ -114,9 +116,9 @@ _USER_ERRORS = (
     ("agentrl.databases.runs", "TrainerAlive"),
     ("agentrl.databases.task_file", "TaskFileError"),
     ("agentrl.inference.protocol", "ServiceUnreachable"),
-    ("agentrl.rollout.mcp.agent_models", "AgentModelsError"),
-    ("agentrl.rollout.mcp.tools", "ToolServerUnreachable"),
-    ("agentrl.training.checkpoint", "CheckpointError"),
+    ("agentrl.rollout.llm.models", "AgentModelsError"),
+    ("agentrl.rollout.tools", "ToolServerUnreachable"),
+    ("agentrl.training.checkpoint.layout", "CheckpointError"),
 )
 
 

@@ -23,8 +23,8 @@ from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.databases.transitions import TERMINAL_SLOTS
 from agentrl.policy_version import VersionSpan
-from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.mcp.agent_models import AgentModels
+from agentrl.rollout.groups.finalise import Finaliser
+from agentrl.rollout.llm.models import AgentModels
 from agentrl.rollout.scorers import Scorers
 
 MAX_ATTEMPTS = 2

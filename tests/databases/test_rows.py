@@ -11,7 +11,7 @@ from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus, TrainedStep
 from agentrl.databases.policies import Lineage
-from agentrl.databases.rows import RowHeader, RowLedger, count_rows, fetch_rows
+from agentrl.databases.row_ledger import RowHeader, RowLedger, count_rows, fetch_rows
 from agentrl.databases.token_tree import TokenTree
 
 BEFORE = Lineage({version: version - 10 for version in range(10)})  # steps before the first

@@ -27,7 +27,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.policies import Lineage
-from agentrl.databases.rows import RowLedger
+from agentrl.databases.row_ledger import RowLedger
 from agentrl.databases.token_tree import TokenTree
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from agentrl.configs import AgentConfig
 from agentrl.databases.documents import Split
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.task_file import TaskLine
-from agentrl.rollout.mcp.tools import open_tools
+from agentrl.rollout.tools.toolbox import open_tools
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ import pytest
 from pymongo import MongoClient
 
 from agentrl.databases.mongod import EmbeddedMongod
-from agentrl.training.checkpoint import list_checkpoints, read_state
+from agentrl.training.checkpoint.layout import list_checkpoints, read_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentrl.training.checkpoint import list_checkpoints, read_state
-from agentrl.training.checkpoint_io import check_files
+from agentrl.training.checkpoint.layout import list_checkpoints, read_state
+from agentrl.training.checkpoint.save import check_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -21,7 +21,7 @@ from agentrl.databases.mongod import free_port
 from agentrl.databases.task_file import TaskLine
 from agentrl.launcher.probes import try_services
 from agentrl.launcher.stack import REPOSITORY
-from agentrl.rollout.mcp.tools import ToolServerUnreachable
+from agentrl.rollout.tools.calls import ToolServerUnreachable
 
 Answer = Callable[[dict[str, Any]], object]  # the JSON that a request's JSON is answered with
 RIGHT = "Both are 4.\nJUDGEMENT: right"

@@ -10,7 +10,7 @@ import pytest
 from agentrl.configs import parse_config
 from agentrl.databases.task_file import TaskFileError
 from agentrl.launcher.preflight import check_task_file
-from agentrl.rollout.agents import registry
+from agentrl.rollout.agents import agent_registry as registry
 
 ROW: dict[str, Any] = {
     "data_source": "openai/gsm8k",
@@ -40,7 +40,7 @@ def test_an_agent_that_is_not_there_is_refused_with_those_that_are(tmp_path: Pat
 
 OWN_AGENTS = """
 from agentrl.rollout.agents import register_agent
-from agentrl.rollout.single_turn import SingleTurnSampler
+from agentrl.rollout.agents.single_turn import SingleTurnSampler
 
 class Judging(SingleTurnSampler):
     async def evaluate_record(self, record):

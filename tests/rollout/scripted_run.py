@@ -20,9 +20,9 @@ from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import Generation
 from agentrl.policy_version import VersionSpan
+from agentrl.rollout.agents.base import AsyncSampler, SamplerResources, Turn, load_renderer
 from agentrl.rollout.agents.process import Agents
-from agentrl.rollout.sampler import AsyncSampler, SamplerResources, Turn, load_renderer
-from agentrl.rollout.scheduler import SamplingScheduler
+from agentrl.rollout.scheduling.scheduler import SamplingScheduler
 from agentrl.rollout.scorers import Scorers
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"

@@ -16,10 +16,10 @@ from agentrl.databases.documents import DispatchedSamplingTask, Record, Slot, Sp
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
+from agentrl.rollout.agents.base import SamplerResources
+from agentrl.rollout.agents.mcp import MCPSampler
+from agentrl.rollout.agents.tool_sampler import MCPResources
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.mcp.resources import MCPResources
-from agentrl.rollout.mcp.sampler import MCPSampler
-from agentrl.rollout.sampler import SamplerResources
 
 Service = TypeVar("Service", bound="ScriptedService")
 

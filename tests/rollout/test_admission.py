@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from agentrl.rollout.admission import admission_limit, admitted_groups, room
+from agentrl.rollout.scheduling.admission import admission_limit, admitted_groups, room
 
 small = st.integers(0, 6)
 sizes = st.integers(1, 8)

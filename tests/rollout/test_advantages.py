@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.configs import ConfigError, RewardConfig
 from agentrl.databases.documents import Record, Split, TokenCounts
-from agentrl.rollout.advantages import (
+from agentrl.rollout.groups.advantages import (
     ESTIMATORS,
     find_estimator,
     leave_one_out,
@@ -17,7 +17,7 @@ from agentrl.rollout.advantages import (
     opo,
     remax,
 )
-from agentrl.rollout.group_rules import apply_group_rules
+from agentrl.rollout.groups.group_rules import apply_group_rules
 
 
 def group(*scores: float, tokens: tuple[int, ...] = (), first: int = 0) -> list[Record]:

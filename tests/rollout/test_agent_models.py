@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.rollout.mcp.agent_models import AgentModels, AgentModelsError, load_agent_models
+from agentrl.rollout.llm.models import AgentModels, AgentModelsError, load_agent_models
 
 EXAMPLE = Path(__file__).parents[2] / "assets" / "agent_config_example.yml"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.rollout.answers import KNOWN_SCHEMAS, extract_answer
+from agentrl.rollout.agents.answers import KNOWN_SCHEMAS, extract_answer
 
 
 @pytest.mark.parametrize(

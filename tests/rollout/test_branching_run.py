@@ -36,14 +36,14 @@ from agentrl.databases.policies import Lineage
 from agentrl.databases.runs import RunLease
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
+from agentrl.rollout.agents.mcp import MCPSampler
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.mcp.sampler import MCPSampler
-from agentrl.training.objective import Objective
-from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.data.sequences import row_sequences
+from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import make_mesh
-from agentrl.training.prepare import prepare_model
-from agentrl.training.sequences import row_sequences
-from agentrl.training.step import train_step
+from agentrl.training.step.objective import Objective
+from agentrl.training.step.optimizer import make_optimizer, make_scheduler
+from agentrl.training.step.train_step import train_step
 
 VERSION = 2  # of the policy that the service has
 

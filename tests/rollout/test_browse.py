@@ -6,11 +6,11 @@ import pytest
 from chat_endpoint import ChatEndpoint, chat_endpoint
 
 from agentrl.configs import ContextConfig
-from agentrl.rollout import llm_client
-from agentrl.rollout.llm_client import LLMClient, LLMReply
-from agentrl.rollout.mcp.agent_models import AgentModel
-from agentrl.rollout.mcp.browse import BrowseAgent
+from agentrl.rollout.llm import client as llm_client
+from agentrl.rollout.llm.client import LLMClient, LLMReply
+from agentrl.rollout.llm.models import AgentModel
 from agentrl.rollout.tool_calls import ParsedCall
+from agentrl.rollout.tools.browse import BrowseAgent
 
 FETCH = ParsedCall("fetch", {"url": "http://a.example/größe"})
 PAGE = "<p>The tower is 330 m high.</p>" * 20

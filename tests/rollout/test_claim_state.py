@@ -4,8 +4,8 @@ import pytest
 
 from agentrl.databases.documents import Run
 from agentrl.databases.runs import RunHopeless
-from agentrl.rollout.claim_state import ClaimState, Work
-from agentrl.rollout.work_view import WorkView
+from agentrl.rollout.scheduling.claim_state import ClaimState, Work
+from agentrl.rollout.scheduling.work_view import WorkView
 
 
 def looked(view: WorkView | None = None) -> ClaimState:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.inference.protocol import ServiceLoad
-from agentrl.rollout.concurrency import FLOOR, Concurrency
+from agentrl.rollout.scheduling.concurrency import FLOOR, Concurrency
 
 A, B = "http://a", "http://b"
 

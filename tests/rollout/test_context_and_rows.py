@@ -20,8 +20,8 @@ from agentrl.databases.documents import (
     TurnStatus,
 )
 from agentrl.policy_version import VersionSpan
-from agentrl.rollout.context import PromptChange, TokenContext, TurnTokens
-from agentrl.rollout.rows import build_row, replay
+from agentrl.rollout.chat.tokens import PromptChange, TokenContext, TurnTokens
+from agentrl.rollout.groups.row_building import build_row, replay
 
 
 def make_record(score: float | None = 1.0) -> Record:

@@ -14,9 +14,9 @@ from scripted_service import END, ScriptedService, Talk, stored_turns, tool_call
 from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, StopReason, TurnStatus
-from agentrl.rollout import llm_client
-from agentrl.rollout.mcp.strategies import DISCARDED, SUMMARY_REQUEST, TAKEN_OUT
-from agentrl.rollout.rows import build_row, replay
+from agentrl.rollout.agents.context_strategies import DISCARDED, SUMMARY_REQUEST, TAKEN_OUT
+from agentrl.rollout.groups.row_building import build_row, replay
+from agentrl.rollout.llm import client as llm_client
 
 TALK = " ".join(map(str, range(200)))  # never the same, and longer than a turn may be
 ANSWER = f"<answer>42</answer>{END}"

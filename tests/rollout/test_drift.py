@@ -10,9 +10,9 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record
 from agentrl.databases.records import RecordLedger
 from agentrl.inference.pool import ServicePool
+from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.chat import Drift, Message
-from agentrl.rollout.rows import build_row, replay
-from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.groups.row_building import build_row, replay
 
 
 class TalkingSampler(AsyncSampler):

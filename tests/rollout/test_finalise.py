@@ -26,8 +26,8 @@ from agentrl.databases.documents import (
 from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.tasks import LeaseLost, TaskLedger
-from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.mcp.agent_models import AgentModels
+from agentrl.rollout.groups.finalise import Finaliser
+from agentrl.rollout.llm.models import AgentModels
 from agentrl.rollout.scorers import Score, Scorers, register_scorer
 
 SCORES = (1.0, 0.0, 0.0)

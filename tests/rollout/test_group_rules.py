@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.configs import RewardConfig
 from agentrl.databases.documents import Record, Split, StopReason, TurnStatus
-from agentrl.rollout.group_rules import apply_group_rules, efficiency, turn_advantages
+from agentrl.rollout.groups.group_rules import apply_group_rules, efficiency, turn_advantages
 
 
 def record(rollout: int, score: float, turns: int = 3, **values: Any) -> Record:

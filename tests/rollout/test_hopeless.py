@@ -26,9 +26,9 @@ from agentrl.databases.outcomes import latest_groups
 from agentrl.databases.runs import RunHopeless, RunLease
 from agentrl.databases.tasks import Claim
 from agentrl.launcher.progress import ProgressReader
-from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.agents.base import AsyncSampler
+from agentrl.rollout.scheduling.tracebacks import OneTraceback
 from agentrl.rollout.scorers import register_scorer
-from agentrl.rollout.tracebacks import OneTraceback
 
 NO_METRICS = Path("there-are-none.jsonl")
 

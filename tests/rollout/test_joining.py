@@ -11,7 +11,7 @@ from agentrl.configs.run_flags import read_digests, stored_flags
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.runs import describe
-from agentrl.rollout.joining import join
+from agentrl.rollout.scheduling.joining import join
 
 MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 

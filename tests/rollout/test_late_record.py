@@ -11,9 +11,9 @@ from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
-from agentrl.rollout.attempt import Attempt
-from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.agents.base import AsyncSampler
+from agentrl.rollout.groups.finalise import Finaliser
+from agentrl.rollout.scheduling.attempt import Attempt
 from agentrl.rollout.scorers import Scorers
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"

@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.configs import SamplingConfig
 from agentrl.databases.documents import StopReason
-from agentrl.rollout.limits import LimitReached, Limits, TurnLimit
+from agentrl.rollout.agents.limits import LimitReached, Limits, TurnLimit
 
 LIMITS = Limits(max_turns=3, max_tokens=100, max_prompt_tokens=60, max_new_tokens=20)
 

@@ -33,11 +33,11 @@ from agentrl.databases.documents import Record, StopReason
 from agentrl.databases.records import RecordLedger
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import RequestRejected
+from agentrl.rollout.agents.base import AsyncSampler
+from agentrl.rollout.agents.mcp import MCPSampler
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.mcp.sampler import MCPSampler
-from agentrl.rollout.mcp.tools import ToolServerUnreachable
-from agentrl.rollout.rows import build_row
-from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.groups.row_building import build_row
+from agentrl.rollout.tools.calls import ToolServerUnreachable
 
 
 async def test_tools_are_called_and_their_results_appended_until_the_answer(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.rollout.repetition import LOOP_TIMES, LOOP_TOKENS, call_key, loops, repeats
+from agentrl.rollout.agents.repetition import LOOP_TIMES, LOOP_TOKENS, call_key, loops, repeats
 
 
 def call(name: str = "find", result: str = "B7", **arguments: Any) -> bytes:

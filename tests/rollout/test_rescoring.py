@@ -25,11 +25,11 @@ from agentrl.databases.group_scores import GroupScores
 from agentrl.databases.policies import Lineage
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescoring, RowOutcome, SelectionError
-from agentrl.databases.rows import RowLedger
+from agentrl.databases.row_ledger import RowLedger
 from agentrl.databases.tasks import TaskLedger
-from agentrl.rollout.finalise import Finaliser
-from agentrl.rollout.mcp.agent_models import AgentModels
-from agentrl.rollout.rescoring import Rescorer, RescoringReport
+from agentrl.rollout.groups.finalise import Finaliser
+from agentrl.rollout.groups.rescoring import Rescorer, RescoringReport
+from agentrl.rollout.llm.models import AgentModels
 from agentrl.rollout.scorers import Score, Scorers, register_scorer
 
 REWARD = RewardConfig(advantage="mean")

@@ -31,9 +31,9 @@ from agentrl.databases.documents import (
     TaskStatus,
 )
 from agentrl.databases.policies import Lineage
-from agentrl.databases.rows import RowLedger, count_rows, count_waiting
+from agentrl.databases.row_ledger import RowLedger, count_rows, count_waiting
 from agentrl.databases.tasks import Claim, TaskLedger, open_groups
-from agentrl.rollout.sampler import AsyncSampler
+from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.scorers import register_scorer
 
 
@@ -274,7 +274,7 @@ async def test_several_samplers_together_begin_no_more_than_the_bound_admits(
 async def test_a_sampler_does_less_at_once_while_requests_queue_at_a_service(
     database: RunDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentrl.rollout.scheduler.LOADS_S", 0.02)
+    monkeypatch.setattr("agentrl.rollout.scheduling.scheduler.LOADS_S", 0.02)
     waiting = 30
 
     async def loads(_: web.Request) -> web.Response:

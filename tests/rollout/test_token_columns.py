@@ -10,9 +10,9 @@ from agentrl.databases.documents import DBRecordData
 from agentrl.databases.policies import Lineage
 from agentrl.databases.token_tree import COLUMNS, Column, TokenTree
 from agentrl.policy_version import VersionSpan
-from agentrl.rollout.context import TokenContext
-from agentrl.training.batch import collate_forest, collate_padded
-from agentrl.training.sequences import row_sequences
+from agentrl.rollout.chat.tokens import TokenContext
+from agentrl.training.data.batch import collate_forest, collate_padded
+from agentrl.training.data.sequences import row_sequences
 
 
 def spans(*versions: int) -> list[VersionSpan]:

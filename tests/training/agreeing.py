@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 from forks import FORKS
 
-from agentrl.training.agreement import Agreement, FailedElsewhere, ProcessLost
+from agentrl.training.parallel.agreement import Agreement, FailedElsewhere, ProcessLost
 
 Scene = Callable[[Agreement, int], object]
 

@@ -14,11 +14,11 @@ from tiny import linear_rows, sequences_of, tiny_model
 from worker import CONFIG, STEPS
 
 from agentrl.databases.documents import DBRecordData
-from agentrl.training.checkpoint import TrainerState
-from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
-from agentrl.training.learner import Learner
+from agentrl.training.checkpoint.layout import TrainerState
+from agentrl.training.checkpoint.save import CheckpointSaver, load_checkpoint
 from agentrl.training.parallel import make_mesh
-from agentrl.training.statistics import StepStatistics
+from agentrl.training.step.learner import Learner
+from agentrl.training.step.statistics import StepStatistics
 
 ROWS = linear_rows(6)
 _CHANGES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}  # audit events

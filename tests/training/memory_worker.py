@@ -17,11 +17,11 @@ from accelerate import Accelerator
 from tiny import linear_rows, sequences_of, tiny_model
 
 from agentrl.configs import ComputeConfig, LearnerConfig, LoraConfig, LossConfig, OptimizerConfig
-from agentrl.training.learner import Learner
-from agentrl.training.lora import add_adapter
-from agentrl.training.model_folder import gather_weights
+from agentrl.training.data.planner import assign_rows
+from agentrl.training.model.lora import add_adapter
+from agentrl.training.model.model_folder import gather_weights
 from agentrl.training.parallel import exit_process, make_mesh
-from agentrl.training.planner import assign_rows
+from agentrl.training.step.learner import Learner
 
 LORA = LoraConfig(lora_rank=4, lora_alpha=8)
 STEPS = 2

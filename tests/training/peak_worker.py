@@ -23,10 +23,10 @@ from agentrl.configs import (
     LossConfig,
     ParallelConfig,
 )
-from agentrl.training.learner import Learner
-from agentrl.training.memory_model import MemorySetup, estimate
-from agentrl.training.memory_report import shape_of
+from agentrl.training.model.memory_model import MemorySetup, estimate
+from agentrl.training.model.memory_report import shape_of
 from agentrl.training.parallel import exit_process, make_mesh
+from agentrl.training.step.learner import Learner
 
 # 17 million parameters: 64 MiB in float32
 CONFIG = Qwen3Config(

@@ -7,8 +7,8 @@ import pytest
 from tiny import make_row, sequences_of
 
 from agentrl.databases.documents import DBRecordData
-from agentrl.training.batch import MicroBatch, collate_forest, collate_padded
-from agentrl.training.sequences import count_totals
+from agentrl.training.data.batch import MicroBatch, collate_forest, collate_padded
+from agentrl.training.data.sequences import count_totals
 
 #        0: tokens 0-6
 #        ├── 1: 6-12

@@ -19,8 +19,7 @@ from worker import ROWS as RANKS_ROWS
 from agentrl.configs import parse_config
 from agentrl.databases.documents import TrainerStart
 from agentrl.databases.runs import TrainerReplaced
-from agentrl.training import checkpoint_io
-from agentrl.training.checkpoint import (
+from agentrl.training.checkpoint.layout import (
     CheckpointError,
     clear_unfinished,
     lineage_checkpoints,
@@ -29,6 +28,7 @@ from agentrl.training.checkpoint import (
     recorded_config,
     supersede_others,
 )
+from agentrl.training.checkpoint.layout import save as checkpoint_io
 
 
 @pytest.fixture

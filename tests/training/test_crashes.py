@@ -14,7 +14,7 @@ from trainer_run import Run, start
 from agentrl.databases.documents import RowStatus
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.runs import reopen
-from agentrl.training.checkpoint import list_checkpoints
+from agentrl.training.checkpoint.layout import list_checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -23,12 +23,12 @@ from agentrl.configs import (
     OptimizerConfig,
 )
 from agentrl.databases.token_tree import TokenTree
-from agentrl.training.critic_loss import CriticStatistics
-from agentrl.training.learner import Learner
+from agentrl.training.data.sequences import TrainingSequence
 from agentrl.training.parallel import make_mesh
-from agentrl.training.schedule import make_schedule
-from agentrl.training.sequences import TrainingSequence
-from agentrl.training.statistics import StepStatistics
+from agentrl.training.step.critic_loss import CriticStatistics
+from agentrl.training.step.learner import Learner
+from agentrl.training.step.schedule import make_schedule
+from agentrl.training.step.statistics import StepStatistics
 
 TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
 PPO = LossConfig(loss_calculator="PPO")

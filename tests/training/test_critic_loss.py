@@ -4,8 +4,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from agentrl.training.critic_loss import Moments, explained_variance, value_loss
 from agentrl.training.parallel import make_mesh
+from agentrl.training.step.critic_loss import Moments, explained_variance, value_loss
 
 OLD = torch.tensor([0.0, 0.0, 0.0])
 VALUES = torch.tensor([0.3, -0.3, 0.1])

@@ -14,15 +14,15 @@ from transformers import Qwen3ForCausalLM
 
 from agentrl.configs import ComputeConfig, LossConfig
 from agentrl.databases.token_tree import TokenTree
-from agentrl.training.batch import collate_padded
+from agentrl.training.data.batch import collate_padded
+from agentrl.training.data.sequences import TrainingSequence, count_totals
 from agentrl.training.losses import LOSS_FUNCTIONS
-from agentrl.training.objective import Objective
+from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import Mesh, make_mesh
-from agentrl.training.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
-from agentrl.training.prepare import prepare_model
-from agentrl.training.schedule import Schedule, Section, make_schedule
-from agentrl.training.sequences import TrainingSequence, count_totals
-from agentrl.training.statistics import RunningStatistics, StepStatistics
+from agentrl.training.step.objective import Objective
+from agentrl.training.step.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
+from agentrl.training.step.schedule import Schedule, Section, make_schedule
+from agentrl.training.step.statistics import RunningStatistics, StepStatistics
 
 LOSSES = sorted(LOSS_FUNCTIONS)
 

@@ -25,14 +25,14 @@ from agentrl.configs import (
     ModelConfig,
     OptimizerConfig,
 )
-from agentrl.training.checkpoint import TrainerState, checkpoint_path
-from agentrl.training.checkpoint_io import CheckpointSaver
-from agentrl.training.export import export_checkpoint, main, plan_files
-from agentrl.training.learner import Learner
-from agentrl.training.model_folder import load_model, load_tokenizer
+from agentrl.training.checkpoint.layout import TrainerState, checkpoint_path
+from agentrl.training.checkpoint.save import CheckpointSaver
+from agentrl.training.model.export import export_checkpoint, main, plan_files
+from agentrl.training.model.model_folder import load_model, load_tokenizer
+from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import make_mesh
-from agentrl.training.prepare import prepare_model
-from agentrl.training.publication import gather_publication
+from agentrl.training.run.publication import gather_publication
+from agentrl.training.step.learner import Learner
 
 IDS = torch.arange(2, 30)[None]
 

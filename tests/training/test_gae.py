@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.training.gae import generalised_advantages, normalized, outcome_rewards
+from agentrl.training.step.gae import generalised_advantages, normalized, outcome_rewards
 
 
 def test_hand_computed_numbers_of_one_row() -> None:

@@ -12,7 +12,7 @@ from agentrl.databases.services import acknowledge, live_services, record_memory
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.memory import MemoryState
 from agentrl.inference.protocol import GenerateRequest, RequestRejected, SamplingParams
-from agentrl.training.gpu_sharing import GpuSharing
+from agentrl.training.run.gpu_sharing import GpuSharing
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 PROMPT = tuple(range(40, 60))

@@ -15,7 +15,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import GroupOutcome, Split
 from agentrl.databases.runs import HOPELESS, load_run
 from agentrl.databases.tasks import TaskLedger
-from agentrl.training.checkpoint import list_checkpoints
+from agentrl.training.checkpoint.layout import list_checkpoints
 from agentrl.training.trainer import main
 
 

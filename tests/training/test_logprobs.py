@@ -6,8 +6,8 @@ from tiny import VOCABULARY, tiny_model
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from agentrl.training.batch import MicroBatch
-from agentrl.training.logprobs import attach_logprobs, token_logprobs
+from agentrl.training.data.batch import MicroBatch
+from agentrl.training.model.logprobs import attach_logprobs, token_logprobs
 
 IDS = torch.randint(0, VOCABULARY, (3, 17), generator=torch.Generator().manual_seed(3))
 POSITIONS = torch.tensor([0, 3, 4, 5, 15, 17, 20, 33, 34, 40, 48, 49])

@@ -16,13 +16,13 @@ from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
 from agentrl.configs import ComputeConfig, ConfigError, LoraConfig
-from agentrl.training.checkpoint import TrainerState, checkpoint_path
-from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
-from agentrl.training.export import main as export
-from agentrl.training.lora import adapter_off, add_adapter, has_adapter
-from agentrl.training.model_folder import gather_weights, load_tokenizer, save_model_folder
+from agentrl.training.checkpoint.layout import TrainerState, checkpoint_path
+from agentrl.training.checkpoint.save import CheckpointSaver, load_checkpoint
+from agentrl.training.model.export import main as export
+from agentrl.training.model.lora import adapter_off, add_adapter, has_adapter
+from agentrl.training.model.model_folder import gather_weights, load_tokenizer, save_model_folder
+from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import make_mesh
-from agentrl.training.prepare import prepare_model
 
 IDS = torch.arange(2, 30)[None]
 

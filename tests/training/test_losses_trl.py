@@ -15,7 +15,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
 from agentrl.configs import LossConfig
 from agentrl.training.losses import BatchTotals, LossInputs
-from agentrl.training.objective import Objective
+from agentrl.training.step.objective import Objective
 
 LENGTHS = [7, 3, 12, 1, 9]
 LONGEST = 16  # TRL's max_completion_length

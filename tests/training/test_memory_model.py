@@ -12,8 +12,8 @@ from published_models import MODELS
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from agentrl.cli import main as agentrl
-from agentrl.training.memory_model import MemorySetup, ModelShape, estimate, longest_line
-from agentrl.training.memory_report import shape_of
+from agentrl.training.model.memory_model import MemorySetup, ModelShape, estimate, longest_line
+from agentrl.training.model.memory_report import shape_of
 
 DOCS = HERE.parents[1] / "docs" / "reference" / "memory.md"
 SHAPE = ModelShape(

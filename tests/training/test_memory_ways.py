@@ -14,8 +14,8 @@ from launching import HERE, launch
 from memory_worker import WAYS, make_learner, train
 from tiny import tiny_model
 
-from agentrl.training import offload
-from agentrl.training.model_folder import gather_weights
+from agentrl.training.model.model_folder import gather_weights
+from agentrl.training.parallel import offload
 
 EXACT = ("checkpointing", "activation_offloading", "both", "param_offload")
 
@@ -79,7 +79,7 @@ def test_compiled_layers_train_as_others_do(more: tuple[str, ...], plain) -> Non
 @pytest.mark.slow
 def test_without_a_compiler_it_is_said_before_a_run_begins(tmp_path: Path) -> None:
     program = (
-        "import torch; from agentrl.training.compilation import check_compiler;"
+        "import torch; from agentrl.training.parallel.compilation import check_compiler;"
         "check_compiler(torch.device('cpu'))"
     )
     ended = subprocess.run(

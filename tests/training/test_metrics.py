@@ -10,9 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from agentrl.configs import Config, ConfigError, check_tracker, parse_config
 from agentrl.databases.documents import RowStatus
-from agentrl.databases.rows import RowHeader
-from agentrl.training.metrics import MetricsWriter, StepTimes, step_metrics
-from agentrl.training.step import StepStatistics
+from agentrl.databases.row_ledger import RowHeader
+from agentrl.training.run.metrics import MetricsWriter, StepTimes, step_metrics
+from agentrl.training.step.train_step import StepStatistics
 
 STATISTICS = StepStatistics(
     loss=0.5, grad_norm=2.0, learning_rate=1e-3, ratio_mean=1.0, ratio_min=0.5, ratio_max=2.0,

@@ -18,7 +18,7 @@ from agentrl.training.losses import (
     Scope,
     normalise,
 )
-from agentrl.training.objective import Objective, TokenLosses
+from agentrl.training.step.objective import Objective, TokenLosses
 
 WITH_LAYERS = {
     "plain": {},

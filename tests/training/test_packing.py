@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.training.forest import Forest, merge
-from agentrl.training.packing import Packing, pack_forest
+from agentrl.training.data.forest import Forest, merge
+from agentrl.training.data.packing import Packing, pack_forest
 
 # few different tokens, so that prefixes are shared
 SEQUENCES = st.lists(

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from agentrl.configs import ComputeConfig, LossConfig
 from agentrl.training.losses import BatchTotals, LossInputs, Scope
-from agentrl.training.objective import Objective, TokenLosses
+from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import make_mesh
-from agentrl.training.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
-from agentrl.training.prepare import prepare_model
-from agentrl.training.schedule import make_schedule
-from agentrl.training.statistics import RunningStatistics
+from agentrl.training.step.objective import Objective, TokenLosses
+from agentrl.training.step.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
+from agentrl.training.step.schedule import make_schedule
+from agentrl.training.step.statistics import RunningStatistics
 
 TREE = [(0, 6, -1), (6, 12, 0), (12, 17, 1), (17, 24, 1), (24, 30, 0)]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.training.planner import RowCost, assign_rows, pack_sequences, plan_ranks
+from agentrl.training.data.planner import RowCost, assign_rows, pack_sequences, plan_ranks
 
 COSTS = st.lists(st.floats(min_value=0.5, max_value=1e5), max_size=60)
 LENGTHS = st.lists(st.integers(min_value=1, max_value=500), max_size=60)

@@ -18,10 +18,10 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.mongod import free_port
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.weights.ways import make_updater
-from agentrl.training.model_folder import load_tokenizer
+from agentrl.training.model.model_folder import load_tokenizer
+from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import make_mesh
-from agentrl.training.prepare import prepare_model
-from agentrl.training.publication import Publication, Publisher, gather_publication
+from agentrl.training.run.publication import Publication, Publisher, gather_publication
 
 CPU = torch.device("cpu")
 SILENT_S = 60.0

@@ -18,8 +18,8 @@ from agentrl.databases.runs import load_run, reopen
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.success import evaluations
-from agentrl.training.learner import Learner
 from agentrl.training.parallel import make_mesh
+from agentrl.training.step.learner import Learner
 from agentrl.training.trainer import main
 
 

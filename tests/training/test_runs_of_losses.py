@@ -13,8 +13,8 @@ from trainer_run import Run
 from transformers import AutoModelForCausalLM
 
 from agentrl.databases.documents import DBRecordData, RowStatus
-from agentrl.training.checkpoint import list_checkpoints
-from agentrl.training.export import export_checkpoint
+from agentrl.training.checkpoint.layout import list_checkpoints
+from agentrl.training.model.export import export_checkpoint
 from agentrl.training.trainer import main
 
 CONFIG = Path(__file__).parents[2] / "assets" / "fsdp2_cpu.yml"

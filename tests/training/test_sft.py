@@ -6,7 +6,7 @@ from tiny import tiny_model
 
 from agentrl.configs import OptimizerConfig
 from agentrl.training.sft import SupervisedRow, train_supervised
-from agentrl.training.step import StepStatistics
+from agentrl.training.step.train_step import StepStatistics
 
 
 def rows() -> list[SupervisedRow]:

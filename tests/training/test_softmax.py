@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.training.softmax import picked_logprobs
+from agentrl.training.model.softmax import picked_logprobs
 
 N, VOCABULARY = 7, 50
 

@@ -9,9 +9,9 @@ from loss_inputs import inputs, part
 
 from agentrl.configs import LossConfig
 from agentrl.training.losses import BatchTotals, LossInputs
-from agentrl.training.objective import Objective
 from agentrl.training.parallel import make_mesh
-from agentrl.training.statistics import RunningStatistics, StepStatistics
+from agentrl.training.step.objective import Objective
+from agentrl.training.step.statistics import RunningStatistics, StepStatistics
 
 
 def statistics_of(given: LossInputs, *, parts: int = 1, **flags: object) -> StepStatistics:

@@ -12,15 +12,15 @@ from torch import Tensor
 from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerConfig
 from agentrl.databases.documents import DBRecordData
 from agentrl.databases.token_tree import TokenTree
-from agentrl.training.batch import collate_forest
-from agentrl.training.logprobs import token_logprobs
-from agentrl.training.objective import Objective
-from agentrl.training.optimizer import make_optimizer, make_scheduler
+from agentrl.training.data.batch import collate_forest
+from agentrl.training.data.sequences import TrainingSequence
+from agentrl.training.model.logprobs import token_logprobs
+from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import make_mesh
-from agentrl.training.prepare import prepare_model
-from agentrl.training.sequences import TrainingSequence
-from agentrl.training.statistics import StepStatistics
-from agentrl.training.step import train_step
+from agentrl.training.step.objective import Objective
+from agentrl.training.step.optimizer import make_optimizer, make_scheduler
+from agentrl.training.step.statistics import StepStatistics
+from agentrl.training.step.train_step import train_step
 
 TREE = [(0, 10, -1), (10, 22, 0), (22, 27, 1), (27, 34, 1), (34, 40, 0)]
 

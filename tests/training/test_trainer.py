@@ -24,14 +24,14 @@ from transformers import AutoModelForCausalLM
 from agentrl.databases import services
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import RowStatus, Split, TaskStatus
-from agentrl.databases.rows import count_rows
+from agentrl.databases.row_ledger import count_rows
 from agentrl.databases.runs import FINISHED, RunLease, load_run, reopen
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
 from agentrl.inference.weights.disk import DiskUpdater
 from agentrl.inference.weights.updates import PublishedWeights
-from agentrl.training.checkpoint import list_checkpoints, read_state
-from agentrl.training.publication import Publication, Publisher
+from agentrl.training.checkpoint.layout import list_checkpoints, read_state
+from agentrl.training.run.publication import Publication, Publisher
 from agentrl.training.trainer import main
 
 

@@ -23,9 +23,9 @@ from transformers import (
 from agentrl.configs import ConfigError
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import has_tree_attention, use_tree_attention, why_no_trees
-from agentrl.training.batch import MicroBatch, collate_forest, collate_padded
-from agentrl.training.logprobs import attach_logprobs, token_logprobs
-from agentrl.training.sequences import TrainingSequence
+from agentrl.training.data.batch import MicroBatch, collate_forest, collate_padded
+from agentrl.training.data.sequences import TrainingSequence
+from agentrl.training.model.logprobs import attach_logprobs, token_logprobs
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

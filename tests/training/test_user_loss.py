@@ -9,7 +9,7 @@ from trainer_run import Run
 
 from agentrl.configs import ConfigError, LossConfig
 from agentrl.training.losses import BatchTotals, Scope
-from agentrl.training.objective import Objective
+from agentrl.training.step.objective import Objective
 from agentrl.training.trainer import main
 
 HEAD = """

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from agentrl.databases.documents import DBRecordData
 from agentrl.databases.policies import Lineage
 from agentrl.databases.token_tree import Node, TokenTree
-from agentrl.training.sequences import TrainingSequence, row_sequences
+from agentrl.training.data.sequences import TrainingSequence, row_sequences
 
 VOCABULARY = 64
 LINEAGE = Lineage({version: version for version in range(20)})  # each version by the step so named

@@ -18,12 +18,12 @@ from tiny import linear_rows, make_row, sequences_of, tiny_model, write_tiny_fol
 from transformers import AutoTokenizer
 
 from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerConfig
-from agentrl.training.checkpoint import TrainerState
-from agentrl.training.checkpoint_io import CheckpointSaver
-from agentrl.training.learner import Learner
-from agentrl.training.model_folder import gather_weights, save_model_folder
+from agentrl.training.checkpoint.layout import TrainerState
+from agentrl.training.checkpoint.save import CheckpointSaver
+from agentrl.training.data.planner import assign_rows
+from agentrl.training.model.model_folder import gather_weights, save_model_folder
 from agentrl.training.parallel import exit_process, make_mesh
-from agentrl.training.planner import assign_rows
+from agentrl.training.step.learner import Learner
 
 CONFIG = LearnerConfig(
     ComputeConfig(micro_batch_tokens=96, loss_seq_chunk_size=32),

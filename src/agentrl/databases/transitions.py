@@ -3,7 +3,7 @@
 Nothing else writes `status`. The filter of each atomic update names the states from which its table
 allows the change. A change that does not match is refused, with the state found and the state
 wanted. When and why a change is made is decided in `tasks.py` (Tasks and slots), `records.py`
-(Records), `rows.py` (rows) and `rescoring.py` (Records and rows that are scored again).
+(Records), `row_ledger.py` (rows) and `rescoring.py` (Records and rows that are scored again).
 
 A Task and its slots are one document. So their changes are expressions that one update pipeline
 combines: `slots_changed` and `task_status`.

@@ -27,7 +27,8 @@ from agentrl.inference.protocol import InferenceError
 from agentrl.launcher.preflight import check_model
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.chat.exactness import check_exactness
-from agentrl.rollout.mcp.tools import ToolServerUnreachable, open_tools
+from agentrl.rollout.tools.calls import ToolServerUnreachable
+from agentrl.rollout.tools.toolbox import open_tools
 
 PATIENCE_S = 10.0
 

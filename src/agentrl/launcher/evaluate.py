@@ -46,9 +46,9 @@ from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, read_launch
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.stack import service_part, tools_part, tools_url
-from agentrl.rollout.worker import sample
-from agentrl.training.checkpoint import CheckpointError, list_checkpoints, read_state
-from agentrl.training.export import export_checkpoint
+from agentrl.rollout.scheduling.worker import sample
+from agentrl.training.checkpoint.layout import CheckpointError, list_checkpoints, read_state
+from agentrl.training.model.export import export_checkpoint
 
 _TICK_S = 0.25
 _LINE_EVERY_S = 5.0

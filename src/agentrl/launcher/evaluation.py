@@ -20,7 +20,7 @@ from agentrl.launcher.statistics import (
     pass_curve,
     powers_of_two,
 )
-from agentrl.rollout.group_rules import SUCCESS_SCORE
+from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 from agentrl.whole_file import write_whole
 
 

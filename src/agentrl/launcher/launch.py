@@ -42,7 +42,7 @@ from agentrl.launcher.stack import (
 )
 from agentrl.launcher.view import LiveView, duration
 from agentrl.redaction import without_passwords
-from agentrl.training.entry import enter, settle
+from agentrl.training.run.entry import enter, settle
 
 _TICK_S = 0.25
 _READ_EVERY_S = 3.0  # the database is asked so often; a step takes longer than this

@@ -18,13 +18,13 @@ from agentrl.configs.flag import is_function
 from agentrl.configs.user_module import load_user_function
 from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.databases.task_file import TaskFile, TaskFileError, TaskLine, scan_tasks
-from agentrl.rollout.advantages import find_estimator
 from agentrl.rollout.agents import find_agent, known_agents, load_agents, may_score_itself
-from agentrl.rollout.answers import KNOWN_SCHEMAS
-from agentrl.rollout.mcp.agent_models import AgentModels, load_agent_models
-from agentrl.rollout.mcp.tool_servers import read_servers
+from agentrl.rollout.agents.answers import KNOWN_SCHEMAS
+from agentrl.rollout.groups.advantages import find_estimator
+from agentrl.rollout.llm.models import AgentModels, load_agent_models
 from agentrl.rollout.scorers import known_scorers
-from agentrl.rollout.scorers.registry import find_scorer, load_scorers, missing_for
+from agentrl.rollout.scorers.scorer_registry import find_scorer, load_scorers, missing_for
+from agentrl.rollout.tools.server_list import read_servers
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 _WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")

@@ -14,15 +14,15 @@ from agentrl.databases.documents import Record, Split, StopReason, Task
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.task_file import TaskLine
 from agentrl.launcher.preflight import scorers_in_use
-from agentrl.rollout.llm_client import LLMClient, NoModelAnswered
-from agentrl.rollout.mcp.agent_models import AgentModel, load_agent_models
-from agentrl.rollout.mcp.browse import try_browsing
-from agentrl.rollout.mcp.tool_servers import ToolTransport, read_servers
-from agentrl.rollout.mcp.tools import open_tools
+from agentrl.rollout.llm.client import LLMClient, NoModelAnswered
+from agentrl.rollout.llm.models import AgentModel, load_agent_models
 from agentrl.rollout.scorers.functions import Messages
 from agentrl.rollout.scorers.judge import Judge, JudgeError
 from agentrl.rollout.scorers.reward_service import RewardService, RewardServiceError
 from agentrl.rollout.scorers.ruler import Ruler, RulerError
+from agentrl.rollout.tools.browse import try_browsing
+from agentrl.rollout.tools.server_list import ToolTransport, read_servers
+from agentrl.rollout.tools.toolbox import open_tools
 
 Say = Callable[[str], None]
 Ask = Callable[[LLMClient], Awaitable[object]]

@@ -17,13 +17,13 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.diagnosis import AttemptEnd, failures, why_no_step
 from agentrl.databases.documents import HANDED_BACK, RecordStatus, SlotStatus, Split, TaskStatus
 from agentrl.databases.outcomes import latest_groups
-from agentrl.databases.rows import count_waiting
+from agentrl.databases.row_ledger import count_waiting
 from agentrl.databases.runs import TRAINING, load_run
 from agentrl.databases.services import live_services
 from agentrl.launcher.other_samplers import OtherSamplers
 from agentrl.launcher.run_folder import last_checkpoint
 from agentrl.launcher.success import Evaluating, Evaluations, HeldOut, success_curve
-from agentrl.rollout.group_rules import SUCCESS_SCORE
+from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 

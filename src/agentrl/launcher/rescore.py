@@ -26,10 +26,10 @@ from agentrl.launcher.database import run_database
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.preflight import agent_config_of
 from agentrl.launcher.run_folder import read_launch
-from agentrl.rollout.mcp.agent_models import load_agent_models
-from agentrl.rollout.rescoring import Rescorer, RescoringReport
+from agentrl.rollout.groups.rescoring import Rescorer, RescoringReport
+from agentrl.rollout.llm.models import load_agent_models
 from agentrl.rollout.scorers import Scorers
-from agentrl.rollout.scorers.registry import find_scorer, load_scorers, missing_for
+from agentrl.rollout.scorers.scorer_registry import find_scorer, load_scorers, missing_for
 
 _SHOWN_FAILURES = 10
 _LEASE_S = 60.0  # no lease is taken: groups that are completed belong to nobody

@@ -28,8 +28,8 @@ from agentrl.launcher.run_folder import (
 )
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.stack import Stack, plan_samplers, plan_stack, sampler_flags
-from agentrl.rollout.joining import join
-from agentrl.training.entry import data_of, read_mark, refuse_other_data
+from agentrl.rollout.scheduling.joining import join
+from agentrl.training.run.entry import data_of, read_mark, refuse_other_data
 
 
 def main(argv: Sequence[str]) -> int:

@@ -160,7 +160,7 @@ def steps_finished(folder: Path) -> int | None:
 def last_checkpoint(folder: Path) -> int | None:
     """The step of the last checkpoint, by its name alone: checkpoints appear whole.
 
-    `agentrl.training.checkpoint` reads them, but loads torch, which takes seconds.
+    `agentrl.training.checkpoint.layout` reads them, but loads torch, which takes seconds.
     """
     numbers = [path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")]
     return max((int(number) for number in numbers if number.isdecimal()), default=None)

@@ -9,7 +9,7 @@ from agentrl.databases.documents import DataSet, Run, Split, TaskStatus, group_o
 from agentrl.databases.feeder import of_data
 from agentrl.databases.runs import load_run
 from agentrl.databases.transitions import TERMINAL_SLOTS
-from agentrl.rollout.group_rules import SUCCESS_SCORE
+from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 
 
 @dataclass(frozen=True)

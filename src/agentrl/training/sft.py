@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerConfig
 from agentrl.databases.token_tree import TokenTree
-from agentrl.training.learner import Learner
+from agentrl.training.data.planner import assign_rows
+from agentrl.training.data.sequences import TrainingSequence
 from agentrl.training.parallel import make_mesh
-from agentrl.training.planner import assign_rows
-from agentrl.training.sequences import TrainingSequence
-from agentrl.training.statistics import StepStatistics
+from agentrl.training.step.learner import Learner
+from agentrl.training.step.statistics import StepStatistics
 
 COMPUTE = ComputeConfig(micro_batch_tokens=8192, loss_seq_chunk_size=4096)
 

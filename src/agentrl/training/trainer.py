@@ -44,35 +44,40 @@ from agentrl.databases.runs import (
 )
 from agentrl.databases.task_file import TaskFileError
 from agentrl.inference.protocol import ServiceUnreachable
-from agentrl.training.agreement import Agreement, FailedElsewhere, ProcessLost, known_to_all
-from agentrl.training.auxiliary import critic_start, reference_start
 from agentrl.training.background import BackgroundLoop
-from agentrl.training.checkpoint import (
+from agentrl.training.checkpoint.layout import (
     CheckpointError,
     TrainerState,
     clear_unfinished,
     recorded_config,
     supersede_others,
 )
-from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
-from agentrl.training.coordinator import HeldRun, RunCoordinator
-from agentrl.training.flops import FlopsModel
-from agentrl.training.learner import Learner
-from agentrl.training.lora import add_adapter
-from agentrl.training.metrics import MetricsWriter, StepTimes, step_metrics
-from agentrl.training.model_folder import ModelFolderError
+from agentrl.training.checkpoint.save import CheckpointSaver, load_checkpoint
+from agentrl.training.data.flops import FlopsModel
+from agentrl.training.data.stream import RowStream, StepRows
+from agentrl.training.model.lora import add_adapter
+from agentrl.training.model.model_folder import ModelFolderError
 from agentrl.training.parallel import exit_process, make_mesh
+from agentrl.training.parallel.agreement import (
+    Agreement,
+    FailedElsewhere,
+    ProcessLost,
+    known_to_all,
+)
 from agentrl.training.parallel.launch import join_processes
-from agentrl.training.publication import gather_publication
-from agentrl.training.startup import (
+from agentrl.training.run.coordinator import HeldRun, RunCoordinator
+from agentrl.training.run.metrics import MetricsWriter, StepTimes, step_metrics
+from agentrl.training.run.publication import gather_publication
+from agentrl.training.run.startup import (
     check_input,
     check_same_flags,
     check_shared,
     learner_config,
     make_accelerator,
 )
-from agentrl.training.statistics import StepStatistics
-from agentrl.training.stream import RowStream, StepRows
+from agentrl.training.step.auxiliary import critic_start, reference_start
+from agentrl.training.step.learner import Learner
+from agentrl.training.step.statistics import StepStatistics
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.rollout.agents import registry
+from agentrl.rollout.agents import agent_registry as registry
 from agentrl.rollout.chat import ChatRenderer
 
 sys.path.insert(0, str(Path(__file__).parent))  # `stage`

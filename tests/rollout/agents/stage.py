@@ -15,9 +15,9 @@ from agentrl.databases.documents import DispatchedSamplingTask, Record, Slot, Sp
 from agentrl.databases.records import RecordLedger, new_record
 from agentrl.databases.tasks import Claim
 from agentrl.inference.pool import ServicePool
-from agentrl.rollout.agents.registry import find_agent
+from agentrl.rollout.agents.agent_registry import find_agent
+from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.sampler import AsyncSampler
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "assets" / "demo" / "model"
 END = "<|im_end|>"

@@ -12,8 +12,8 @@ from stage import END, Stage, tool_call
 from agentrl.databases.arrays import unpack_ints
 from agentrl.databases.documents import Record, StopReason, TurnStatus
 from agentrl.rollout.agents import register_agent
-from agentrl.rollout.limits import LimitReached
-from agentrl.rollout.rows import build_row, replay
+from agentrl.rollout.agents.limits import LimitReached
+from agentrl.rollout.groups.row_building import build_row, replay
 
 ECHO = tool_call("echo", '{"text": "B7"}')
 TEXTS = ("one", "two  ", "\n\nthree", ECHO, "日本 é", "<tool_call>", "")

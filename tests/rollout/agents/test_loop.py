@@ -10,7 +10,7 @@ from stage import END, Stage
 
 from agentrl.databases.documents import Record, StopReason
 from agentrl.rollout.agents import register_agent
-from agentrl.rollout.rows import build_row
+from agentrl.rollout.groups.row_building import build_row
 
 
 @dataclass

@@ -18,11 +18,11 @@ from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.agents import find_agent, register_agent
+from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
 from agentrl.rollout.agents.process import Agents
-from agentrl.rollout.mcp.tools import ToolServerUnreachable
-from agentrl.rollout.sampler import AsyncSampler, SamplerResources
-from agentrl.rollout.scheduler import SamplingScheduler
-from agentrl.rollout.single_turn import SingleTurnSampler
+from agentrl.rollout.agents.single_turn import SingleTurnSampler
+from agentrl.rollout.scheduling.scheduler import SamplingScheduler
+from agentrl.rollout.tools.calls import ToolServerUnreachable
 
 
 class Opening(SingleTurnSampler):

@@ -9,12 +9,12 @@ import pytest
 
 from agentrl.configs import ConfigError, parse_config
 from agentrl.rollout.agents import find_agent, known_agents, load_agents, register_agent
+from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.function import FunctionSampler
 from agentrl.rollout.agents.loop import LoopSampler
-from agentrl.rollout.math.sampler import MathSampler
-from agentrl.rollout.mcp.sampler import MCPSampler
-from agentrl.rollout.sampler import AsyncSampler
-from agentrl.rollout.single_turn import SingleTurnSampler
+from agentrl.rollout.agents.math import MathSampler
+from agentrl.rollout.agents.mcp import MCPSampler
+from agentrl.rollout.agents.single_turn import SingleTurnSampler
 
 pytestmark = pytest.mark.usefixtures("own_agents")
 

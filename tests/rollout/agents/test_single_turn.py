@@ -4,7 +4,7 @@ import pytest
 from stage import Stage
 
 from agentrl.databases.documents import StopReason, TurnStatus
-from agentrl.rollout.math.sampler import INSTRUCTION
+from agentrl.rollout.agents.math import INSTRUCTION
 
 
 @pytest.mark.parametrize("agent", ["single_turn", "single_turn_agent"])

@@ -7,8 +7,7 @@ import pytest
 from conversations import Exchange, Held, Talk, hold, make_talk
 from families import FAMILIES, Family
 
-from agentrl.rollout.chat import Entry
-from agentrl.rollout.mcp.strategies import (
+from agentrl.rollout.agents.context_strategies import (
     DISCARDED,
     SUMMARY_REQUEST,
     TAKEN_OUT,
@@ -18,6 +17,7 @@ from agentrl.rollout.mcp.strategies import (
     restart,
     take_out_last_turn,
 )
+from agentrl.rollout.chat import Entry
 
 exact_families = pytest.mark.parametrize(
     "family", [family for family in FAMILIES if family.exact in ("all", "tools")], ids=str

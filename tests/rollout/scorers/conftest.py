@@ -9,8 +9,8 @@ from chat_endpoint import ChatEndpoint, chat_endpoint
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout import llm_client
-from agentrl.rollout.mcp.agent_models import AgentModels
+from agentrl.rollout.llm import client as llm_client
+from agentrl.rollout.llm.models import AgentModels
 from agentrl.rollout.scorers import Scorers
 
 sys.path.insert(0, str(Path(__file__).parent))  # `scoring`

@@ -8,7 +8,7 @@ from chat_endpoint import ChatEndpoint
 from scoring import make_record, make_task
 
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout.mcp.agent_models import AgentModel, AgentModels
+from agentrl.rollout.llm.models import AgentModel, AgentModels
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.judge import JudgeError, read_verdict
 

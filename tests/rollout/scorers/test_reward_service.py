@@ -13,7 +13,7 @@ from serving import serving
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, StopReason
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout.mcp.agent_models import AgentModels, RewardServiceConfig
+from agentrl.rollout.llm.models import AgentModels, RewardServiceConfig
 from agentrl.rollout.scorers import Scorers, reward_service
 from agentrl.rollout.scorers.reward_service import RewardServiceError
 

@@ -11,7 +11,7 @@ from scoring import make_record, make_task, make_turn
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import GroupScore, Record
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout.mcp.agent_models import AgentModel, AgentModels
+from agentrl.rollout.llm.models import AgentModel, AgentModels
 from agentrl.rollout.scorers import Score, Scorers
 from agentrl.rollout.scorers.ruler import SHOWN_CHARACTERS, RulerError, material, scores_reader
 

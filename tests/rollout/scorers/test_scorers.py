@@ -12,10 +12,10 @@ from scoring import make_record, make_task
 from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.documents import Record, Task
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout.mcp.scorers import MCPScorerFactory
 from agentrl.rollout.scorers import Score, Scorers, known_scorers, register_scorer
 from agentrl.rollout.scorers.compared_texts import contains, exact_match, f1
 from agentrl.rollout.scorers.math_verifier import MathVerifier
+from agentrl.rollout.scorers.mcp_factory import MCPScorerFactory
 
 
 async def score(scorers: Scorers, name: str, answer: str, truth: str | None) -> float | None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tool_session import a_task, names_of, session_with, tools_of
 
 from agentrl.configs import ConfigError
-from agentrl.rollout.mcp.tools import ToolServerUnreachable
-from agentrl.rollout.mcp.tools.aggregator import read_answer
-from agentrl.rollout.mcp.tools.results import read_result
+from agentrl.rollout.tools.aggregator import read_answer
+from agentrl.rollout.tools.calls import ToolServerUnreachable
+from agentrl.rollout.tools.results import read_result
 
 
 async def serve(api: AggregatorAPI) -> tuple[web.AppRunner, str]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.configs import ConfigError, comma_separated
-from agentrl.rollout.mcp.tools.catalogue import Offer, catalogue
+from agentrl.rollout.tools.catalogue import Offer, catalogue
 
 WEB = (Offer("web", "search"), Offer("web", "fetch"))
 WIKI = (Offer("my wiki", "search"), Offer("my wiki", "edit"))

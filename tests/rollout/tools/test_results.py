@@ -23,7 +23,7 @@ from tool_session import session_with
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import ResultFile, ToolResult
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout.mcp.tools.results import MAX_KEPT_BYTES, kept_result, read_result, shorten
+from agentrl.rollout.tools.results import MAX_KEPT_BYTES, kept_result, read_result, shorten
 
 PICTURE = b"\x89PNG not really"
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tool_session import a_task, config_file, names_of, session_with, tools_of
 
-from agentrl.rollout.mcp.tools import ToolSessionFailed
-from agentrl.rollout.mcp.tools.catalogue import Offer, catalogue
-from agentrl.rollout.mcp.tools.sandboxes import create_kwargs
+from agentrl.rollout.tools.calls import ToolSessionFailed
+from agentrl.rollout.tools.catalogue import Offer, catalogue
+from agentrl.rollout.tools.sandboxes import create_kwargs
 
 COUNTING = Path(__file__).with_name("counting_mcp_server.py")
 

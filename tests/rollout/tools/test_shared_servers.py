@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tool_session import a_task, session_with, tools_of
 
-from agentrl.rollout.mcp.tools import ToolAnswer, ToolServerUnreachable
+from agentrl.rollout.tools.calls import ToolServerUnreachable
+from agentrl.rollout.tools.results import ToolAnswer
 
 
 async def test_the_listed_tools_are_function_schemas(hostile_server: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tool_session import config_file
 
 from agentrl.configs import AgentConfig, ConfigError
-from agentrl.rollout.mcp.tool_servers import ServerSpec, ToolTransport, read_servers
+from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport, read_servers
 
 
 def specs(url: str | Path | None, **flags: Any) -> tuple[ServerSpec, ...]:

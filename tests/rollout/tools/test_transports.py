@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tool_session import a_task, config_file, names_of, session_with, tools_of
 
-from agentrl.rollout.mcp.tools import ToolServerUnreachable
+from agentrl.rollout.tools.calls import ToolServerUnreachable
 
 COUNTING = Path(__file__).with_name("counting_mcp_server.py")
 

@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.configs import AgentConfig
 from agentrl.databases.documents import Split, Task
 from agentrl.databases.records import RecordLedger
-from agentrl.rollout.mcp.tools import ToolBox, ToolSession, open_tools
+from agentrl.rollout.tools.toolbox import ToolBox, ToolSession, open_tools
 
 
 def a_task(task_id: str = "task", **fields: Any) -> Task:

@@ -19,11 +19,11 @@ from parallel_cases import ARRANGEMENTS
 from transformers import Qwen3Config
 
 from agentrl.configs import ComputeConfig, LoraConfig, ModelConfig, ParallelConfig
-from agentrl.training.loading import empty_model, fill
-from agentrl.training.lora import add_adapter
-from agentrl.training.model_folder import load_model, whole_weights
+from agentrl.training.model.loading import empty_model, fill
+from agentrl.training.model.lora import add_adapter
+from agentrl.training.model.model_folder import load_model, whole_weights
+from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import Mesh, exit_process, make_mesh
-from agentrl.training.prepare import prepare_model
 
 # 55 MiB, of which no tensor has more than 2
 LARGE = Qwen3Config(

@@ -36,10 +36,10 @@ from agentrl.configs import (
     ParallelConfig,
 )
 from agentrl.databases.documents import DBRecordData
-from agentrl.training.learner import Learner
-from agentrl.training.lora import add_adapter
+from agentrl.training.data.planner import assign_rows
+from agentrl.training.model.lora import add_adapter
 from agentrl.training.parallel import Mesh
-from agentrl.training.planner import assign_rows
+from agentrl.training.step.learner import Learner
 
 STEPS = 2
 LOSS = LossConfig(token_level_loss=False, log_entropy=True)

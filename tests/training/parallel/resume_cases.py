@@ -9,11 +9,11 @@ from parallel_cases import CASES
 from tiny import sequences_of
 
 from agentrl.configs import ParallelConfig
-from agentrl.training.checkpoint import TrainerState, checkpoint_path
-from agentrl.training.checkpoint_io import CheckpointSaver, load_checkpoint
-from agentrl.training.learner import Learner
+from agentrl.training.checkpoint.layout import TrainerState, checkpoint_path
+from agentrl.training.checkpoint.save import CheckpointSaver, load_checkpoint
+from agentrl.training.data.planner import assign_rows
 from agentrl.training.parallel import Mesh
-from agentrl.training.planner import assign_rows
+from agentrl.training.step.learner import Learner
 
 PROCESSES = 4
 # By case: how its processes are arranged for each step; the one after is of one process.

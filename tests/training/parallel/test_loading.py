@@ -13,9 +13,9 @@ from tiny import tiny_model
 from transformers import Qwen3ForCausalLM
 
 from agentrl.configs import ComputeConfig, ConfigError, ModelConfig
-from agentrl.training.loading import empty_model, fill
+from agentrl.training.model.loading import empty_model, fill
+from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import make_mesh
-from agentrl.training.prepare import prepare_model
 
 
 @pytest.mark.parametrize("case", ["chains", "qwen2", "llama", "qwen3_moe"])

@@ -9,8 +9,8 @@ from accelerate import Accelerator
 from launching import launch
 from resume_cases import ARRANGEMENTS, PROCESSES, make_learner, take_steps, total_steps
 
-from agentrl.training.checkpoint import list_checkpoints
-from agentrl.training.checkpoint_io import load_checkpoint
+from agentrl.training.checkpoint.layout import list_checkpoints
+from agentrl.training.checkpoint.save import load_checkpoint
 from agentrl.training.parallel import make_mesh
 
 HERE = Path(__file__).parent

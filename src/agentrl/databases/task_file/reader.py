@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentrl.databases.scorer_notation import parse_scorer, write_scorer
-from agentrl.databases.task_file.rows import Row, UnreadableFile, read_rows
+from agentrl.databases.task_file.file_rows import Row, UnreadableFile, read_rows
 from agentrl.databases.task_file.task_line import TaskLine, misspelt_fields, parse_task
 
 _SHOWN_MISTAKES = 20

@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable
 from typing import ClassVar, Self
 
 from agentrl.databases.documents import Record, StopReason, Task
+from agentrl.rollout.agents.answers import extract_answer
+from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.llm import ChatModel
+from agentrl.rollout.agents.tool_sampler import ToolSampler
 from agentrl.rollout.agents.tools import AgentTools
-from agentrl.rollout.answers import extract_answer
-from agentrl.rollout.limits import LimitReached
-from agentrl.rollout.mcp.resources import ToolSampler
 
 AgentFunction = Callable[[Task, ChatModel, AgentTools], Awaitable[str | None]]
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.databases.documents import Rewrite, StopReason, ToolCall
+from agentrl.rollout.agents.base import Turn, turn_id
+from agentrl.rollout.agents.tool_sampler import ToolSampler
+from agentrl.rollout.agents.turn_status import format_error
 from agentrl.rollout.chat import Conversation, Entry, Message, NextPrompt, ToolSchema
-from agentrl.rollout.mcp.resources import ToolSampler
-from agentrl.rollout.sampler import Turn, turn_id
 from agentrl.rollout.tool_calls import Call, ParsedTurn
-from agentrl.rollout.turn_status import format_error
 
 _FOLLOWING = frozenset({"tool", "user"})  # roles of messages that may follow a reply
 

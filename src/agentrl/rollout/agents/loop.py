@@ -26,6 +26,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from agentrl.databases.documents import Record, StopReason
 from agentrl.databases.tasks import Claim
 from agentrl.inference.protocol import Generation
+from agentrl.rollout.agents.answers import extract_answer
+from agentrl.rollout.agents.base import AsyncSampler, SamplerResources, Turn
+from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.loop_given import (
     ServerManager,
     TokenOutput,
@@ -34,9 +37,6 @@ from agentrl.rollout.agents.loop_given import (
     run_fields,
 )
 from agentrl.rollout.agents.loop_tokens import GeneratedSpan, generated_spans
-from agentrl.rollout.answers import extract_answer
-from agentrl.rollout.limits import LimitReached
-from agentrl.rollout.sampler import AsyncSampler, SamplerResources, Turn
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.configs import Config
 from agentrl.databases.documents import Task
+from agentrl.rollout.agents.limits import Limits
 from agentrl.rollout.chat import Message
-from agentrl.rollout.limits import Limits
 
 _CONSTRUCTOR = (
     "server_manager", "tokenizer", "processor", "config", "trainer_config", "dataset_cls",

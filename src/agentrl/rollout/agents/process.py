@@ -10,8 +10,8 @@ from typing import Any, NoReturn, Self
 
 from agentrl.databases.documents import Record
 from agentrl.databases.tasks import Claim
-from agentrl.rollout.agents.registry import find_agent
-from agentrl.rollout.sampler import AsyncSampler, SamplerResources
+from agentrl.rollout.agents.agent_registry import find_agent
+from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
 
 
 class AgentUnavailable(Exception):

@@ -6,9 +6,9 @@ from typing import Any
 
 from agentrl.databases.documents import ToolCall
 from agentrl.rollout.agents.llm import ChatModel, ChatReply, OpenTurn
+from agentrl.rollout.agents.tool_sampler import ToolSampler
 from agentrl.rollout.chat import Message, ToolSchema
-from agentrl.rollout.mcp.resources import ToolSampler
-from agentrl.rollout.mcp.tools import ToolAnswer
+from agentrl.rollout.tools.results import ToolAnswer
 
 
 class AgentTools:

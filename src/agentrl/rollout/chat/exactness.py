@@ -18,8 +18,8 @@ from agentrl.rollout.chat.conversation import Conversation
 from agentrl.rollout.chat.form_choice import Drift
 from agentrl.rollout.chat.forms import in_fields
 from agentrl.rollout.chat.renderer import ChatRenderer, TemplateRefusal, ToolSchema
+from agentrl.rollout.chat.tokens import TokenContext
 from agentrl.rollout.chat.turns import Message, TurnReading
-from agentrl.rollout.context import TokenContext
 from agentrl.rollout.tool_calls import ParsedCall
 
 _WORDS = ("one", "two three", "12", "日本", "🙂", "é", "{}", "'", "a\\b", '"', " ", "\n", "\n\n")

@@ -10,11 +10,11 @@
     ruler            `ruler`: a model ranks the attempts of a group against each other
     reward_service   `http`: a service of the user's own
 
-What the scores of a group make of its Records is in `rollout/group_rules.py`.
+What the scores of a group make of its Records is in `rollout/groups/group_rules.py`.
 """
 
-from agentrl.rollout.scorers.registry import known_scorers, register_scorer
 from agentrl.rollout.scorers.results import Score
+from agentrl.rollout.scorers.scorer_registry import known_scorers, register_scorer
 from agentrl.rollout.scorers.scorers import Scorers
 
 __all__ = ["Score", "Scorers", "known_scorers", "register_scorer"]

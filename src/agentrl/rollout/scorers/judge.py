@@ -3,7 +3,7 @@
 import json
 import re
 
-from agentrl.rollout.llm_client import LLMClient, NoModelAnswered
+from agentrl.rollout.llm.client import LLMClient, NoModelAnswered
 from agentrl.rollout.scorers.results import Score
 
 _INSTRUCTION = """\

@@ -17,7 +17,7 @@ from typing import Any, Self
 import aiohttp
 
 from agentrl.databases.documents import Record, Task
-from agentrl.rollout.mcp.agent_models import RewardServiceConfig
+from agentrl.rollout.llm.models import RewardServiceConfig
 from agentrl.rollout.scorers.functions import Messages
 from agentrl.rollout.scorers.results import Score
 

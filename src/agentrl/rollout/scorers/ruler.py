@@ -17,7 +17,7 @@ from itertools import takewhile
 from typing import Any
 
 from agentrl.databases.documents import Record, Task
-from agentrl.rollout.llm_client import LLMClient, NoModelAnswered
+from agentrl.rollout.llm.client import LLMClient, NoModelAnswered
 from agentrl.rollout.scorers.functions import Messages
 from agentrl.rollout.scorers.results import Score
 

@@ -12,15 +12,15 @@ from agentrl.configs import Config
 from agentrl.databases.documents import GroupScore, Record, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.scorer_notation import parse_scorer
-from agentrl.rollout.llm_client import LLMClient
-from agentrl.rollout.mcp.agent_models import AgentModels, load_agent_models
+from agentrl.rollout.llm.client import LLMClient
+from agentrl.rollout.llm.models import AgentModels, load_agent_models
 from agentrl.rollout.scorers.functions import Messages, Scorer, ScorerFunction, conversation
 from agentrl.rollout.scorers.judge import Judge
 from agentrl.rollout.scorers.math_verifier import MathVerifier
-from agentrl.rollout.scorers.registry import find_scorer, known_scorers, load_scorers
 from agentrl.rollout.scorers.results import with_scores
 from agentrl.rollout.scorers.reward_service import RewardService
 from agentrl.rollout.scorers.ruler import Ruler
+from agentrl.rollout.scorers.scorer_registry import find_scorer, known_scorers, load_scorers
 
 
 class Scorers:

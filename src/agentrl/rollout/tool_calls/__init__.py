@@ -1,6 +1,6 @@
 """Tool calls in a model's text: parsing, for the ways in which model families write them.
 
-    registry.py                       the parsers by name; which of them a chat template fits
+    parser_registry.py                the parsers by name; which of them a chat template fits
     calls.py                          what a parser gives: content, calls, calls that cannot be made
     elements.py json_text.py          what several families share: marked elements, JSON,
     python_calls.py typed_text.py     Python calls, untyped text read by a tool's schema
@@ -20,7 +20,7 @@ from agentrl.rollout.tool_calls.calls import (
     ToolCallParser,
     tool_names,
 )
-from agentrl.rollout.tool_calls.registry import (
+from agentrl.rollout.tool_calls.parser_registry import (
     PARSERS,
     choose_parser,
     parsers_of_template,

@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 
 from agentrl.configs import ComputeConfig
 from agentrl.training.attention import SharedLine
-from agentrl.training.compilation import compile_layers
-from agentrl.training.offload import offload_activations
+from agentrl.training.parallel.compilation import compile_layers
 from agentrl.training.parallel.context_parallel import apply_context_parallel
 from agentrl.training.parallel.experts import apply_expert_parallel, shard_experts
 from agentrl.training.parallel.limits import check_degrees
 from agentrl.training.parallel.mesh import Mesh
+from agentrl.training.parallel.offload import offload_activations
 from agentrl.training.parallel.tensor import apply_tensor_parallel
 
 MASTER_DTYPE = torch.float32

@@ -1,0 +1,134 @@
+"""Which agents there are, by the name that a task's `agent_name` or `--agent_name` gives.
+
+Every agent is an `AsyncSampler` in the end: a function or an agent loop is wrapped in one when it
+is registered. Names come from three places, the first that has one decides:
+
+    built in        mcp, tool_agent, single_turn, single_turn_agent, math
+    registered      `register_agent`, called by the file of `--agent_module`
+    installed       entry points of the group `agentrl.agents`
+
+Nothing is imported before its name is asked for.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from agentrl.configs import Config, ConfigError
+from agentrl.configs.user_module import load_user_module
+from agentrl.rollout.agents.base import AsyncSampler
+
+GROUP = "agentrl.agents"
+
+Agent = type[AsyncSampler] | Callable[..., Awaitable[str | None]] | type[Any]
+"""A sampler class, `async fn(task, llm, tools) -> answer` (`function.py`), or a class with
+`run(sampling_params, **fields)` (`loop.py`)."""
+
+NEED_TOOLS = frozenset({"mcp", "tool_agent"})  # those that are of little use without
+
+_MCP = "agentrl.rollout.agents.mcp:MCPSampler"
+_SINGLE_TURN = "agentrl.rollout.agents.single_turn:SingleTurnSampler"
+_BUILT_IN = {
+    name: EntryPoint(name, place, GROUP)
+    for name, place in {
+        "mcp": _MCP,
+        "tool_agent": _MCP,
+        "single_turn": _SINGLE_TURN,
+        "single_turn_agent": _SINGLE_TURN,  # as data sets made for verl name it
+        "math": "agentrl.rollout.agents.math:MathSampler",
+    }.items()
+}
+_registered: dict[str, Agent] = {}
+_samplers: dict[str, type[AsyncSampler]] = {}  # those that were asked for
+
+
+def register_agent(name: str, agent: Agent) -> None:
+    """Make `agent` the agent `name`.
+
+    `agent`: an `AsyncSampler` subclass, an async function `agent(task, llm, tools) -> answer`, or
+    a class with `async run(sampling_params, **fields)`. Raises ValueError if it is none of these,
+    or the name is taken.
+    """
+    if name in _BUILT_IN:
+        raise ValueError(f"agent {name!r} is built in; register yours under another name")
+    if _registered.setdefault(name, agent) is not agent:
+        raise ValueError(f"there are two agents {name!r}; register one under another name")
+    try:
+        _samplers[name] = _as_sampler(name, agent)
+    except ValueError:
+        del _registered[name]
+        raise
+
+
+def known_agents() -> frozenset[str]:
+    """The names that a task's `agent_name` may have."""
+    installed = {entry.name for entry in entry_points(group=GROUP)}
+    return frozenset(_BUILT_IN.keys() | _registered.keys() | installed)
+
+
+def load_agents(config: Config) -> None:
+    """Register what `--agent_module` holds, and see that `--agent_name` is there.
+
+    Raises `ConfigError`.
+    """
+    if config.agent.agent_module is not None:
+        load_user_module(config.agent.agent_module, "agent_module")
+    find_agent(config.agent.agent_name)
+
+
+def find_agent(name: str) -> type[AsyncSampler]:
+    """The sampler class of an agent. Raises `ConfigError` if there is none or it cannot be used."""
+    if name not in _samplers:
+        entry = _BUILT_IN.get(name) or next(iter(entry_points(group=GROUP, name=name)), None)
+        if entry is None:
+            raise ConfigError(
+                f"there is no agent {name!r}; known: {', '.join(sorted(known_agents()))} "
+                "(--agent_module FILE registers more)"
+            )
+        try:
+            _samplers[name] = _as_sampler(name, entry.load())
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"agent {name!r} of entry point {entry.value} cannot be used: {error}"
+            ) from error
+    return _samplers[name]
+
+
+def may_score_itself(agent: type[AsyncSampler]) -> bool:
+    """Whether an agent has its own way to score a Record, beside the task's scorer."""
+    return agent.evaluate_record is not AsyncSampler.evaluate_record
+
+
+def _as_sampler(name: str, agent: object) -> type[AsyncSampler]:
+    """The sampler class that runs `agent`. Raises ValueError if that is no agent."""
+    if isinstance(agent, type) and issubclass(agent, AsyncSampler):
+        if inspect.isabstract(agent):
+            raise ValueError(f"agent {name!r}: {agent.__name__} does not implement run()")
+        return agent
+    if inspect.iscoroutinefunction(agent):
+        from agentrl.rollout.agents.function import FunctionSampler
+
+        _check_call(f"agent {name!r} must take (task, llm, tools)", agent, None, None, None)
+        return FunctionSampler.of(agent)
+    run = getattr(agent, "run", None)
+    if isinstance(agent, type) and inspect.iscoroutinefunction(run):
+        from agentrl.rollout.agents.loop import LoopSampler
+
+        rule = f"agent {name!r}: {agent.__name__}.run must take (sampling_params, **fields)"
+        _check_call(rule, run, None, {}, partial=True)
+        return LoopSampler.of(agent)
+    raise ValueError(
+        f"agent {name!r} is {agent!r}, and must be an AsyncSampler subclass, an async function "
+        "(task, llm, tools), or a class with an async run(sampling_params, **fields)"
+    )
+
+
+def _check_call(
+    rule: str, function: Callable[..., Any], *arguments: object, partial: bool = False
+) -> None:
+    signature = inspect.signature(function)
+    try:
+        (signature.bind_partial if partial else signature.bind)(*arguments)
+    except TypeError as error:
+        raise ValueError(f"{rule}: {error}") from None

@@ -1,0 +1,368 @@
+"""What a sampler is: the base class that agents subclass, and what all samplers of a process share.
+
+An `AsyncSampler` drives one attempt at one task: `run()` holds the conversation, turn by turn, and
+`evaluate_record()` scores it, by its task's scorer unless a subclass does otherwise. Claims, leases
+and retries are the scheduler's (`scheduler.py`).
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from agentrl.configs import Config, ConfigError, model_folder
+from agentrl.databases.arrays import pack_floats, pack_ints
+from agentrl.databases.documents import (
+    DispatchedSamplingTask,
+    Record,
+    Rewrite,
+    Split,
+    StopReason,
+    ToolCall,
+    TurnStatus,
+)
+from agentrl.databases.records import RecordLedger
+from agentrl.databases.tasks import Claim
+from agentrl.inference.pool import ServicePool
+from agentrl.inference.protocol import GenerateRequest, Generation, SamplingParams
+from agentrl.rollout.agents.limits import Limits
+from agentrl.rollout.agents.repetition import loops
+from agentrl.rollout.agents.turn_status import turn_status
+from agentrl.rollout.chat import (
+    ChatRenderer,
+    Conversation,
+    Entry,
+    Message,
+    NextPrompt,
+    ToolSchema,
+)
+from agentrl.rollout.chat.tokens import PromptChange, TokenContext, TurnTokens
+from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT
+from agentrl.rollout.scorers import Scorers
+from agentrl.rollout.tool_calls.calls import tool_names
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SamplerResources:
+    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`.
+
+    Samplers that share more extend it (`AsyncSampler.extend_resources`).
+    """
+
+    config: Config
+    pool: ServicePool
+    renderer: ChatRenderer
+    records: RecordLedger
+    scorers: Scorers
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the model generated, as a turn of the record before anything was made of it.
+
+    `text` has no stop token. `stop_reason` is set if it was cut off and the record has to end;
+    otherwise the model ended the turn itself. `tokens`: the place of the turn in the record.
+    """
+
+    generation: Generation
+    text: str
+    stop_reason: StopReason | None
+    tokens: TurnTokens
+
+
+def entry_of(turn: Turn) -> Entry:
+    """The turn as an entry of a conversation."""
+    return Entry({"role": "assistant", "content": turn.text}, turn.generation.output_ids)
+
+
+class AsyncSampler(ABC):
+    """One attempt at one task.
+
+    A subclass implements `run()`, and `extend_resources()` if its samplers share more than model,
+    database and scorers. `self.record` is the Record as it stands at any time, so that a failure
+    keeps what was done.
+    """
+
+    def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
+        self.claim = claim
+        self.record = record
+        self.resources = resources
+        self.limits = Limits.of(resources.config.sampling)
+        self.context = TokenContext()
+        self._conversation: Conversation | None = None
+        self._n_asked = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def open_resources(
+        cls, config: Config, pool: ServicePool, records: RecordLedger
+    ) -> AsyncIterator[SamplerResources]:
+        """Open what samplers of this class share, beside the pool and the database.
+
+        A process with agents of several kinds opens `AsyncSampler`'s own and extends them for each
+        kind. Raises `ConfigError` if the model folder lacks what turns need, `AgentModelsError` if
+        `--agent_config_path` cannot be used, and what `extend_resources` raises.
+        """
+        renderer = load_renderer(config)
+        async with Scorers.of_run(config, records) as scorers:
+            shared = SamplerResources(config, pool, renderer, records, scorers)
+            async with cls.extend_resources(shared) as resources:
+                yield resources
+
+    @classmethod
+    @asynccontextmanager
+    async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[SamplerResources]:
+        """Open what samplers of this class share beside `shared`, once for a process."""
+        yield shared
+
+    @abstractmethod
+    async def run(self) -> Record:
+        """Hold the conversation. Returns the Record with turns, counts, stop reason and answer."""
+
+    async def evaluate_record(self, record: Record) -> Record:
+        """Score a finished Record: returns it with `score` and `scores`, by its task's scorer.
+
+        An exception leaves the Record failed and the slot to be tried again; a score is never made
+        up for it.
+        """
+        return await self.resources.scorers.score(self.claim.task, record)
+
+    def opening_messages(self) -> list[Message]:
+        """What the task's conversation begins with: its own messages, or its query.
+
+        `--system_prompt` comes first, unless the task's messages have a system message.
+        """
+        task = self.claim.task
+        messages: list[Message] = list(task.messages or [])
+        if not messages:
+            messages = [{"role": "user", "content": task.query}]
+        system = self.resources.config.agent.system_prompt
+        if system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        return messages
+
+    def begin_conversation(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
+    ) -> PromptChange | None:
+        """Begin a segment with these messages. Returns what changed, None before the first turn."""
+        self._conversation = Conversation(self.resources.renderer, messages, tools)
+        self.note_tools(tools or ())
+        prompt_change = self.context.begin_segment(self._conversation.prompt_ids)
+        self._count_continuations()
+        return prompt_change
+
+    def note_tools(self, tools: Sequence[ToolSchema]) -> None:
+        """Keep which tools a prompt offers to the model."""
+        offered = self.record.tools_offered
+        offered += sorted(tool_names(tools).difference(offered))
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The conversation's messages in order; those that the model generated have their ids."""
+        assert self._conversation is not None, "the conversation has not begun"
+        return self._conversation.entries
+
+    def continue_conversation(self, turn: Turn, added: Sequence[Message]) -> PromptChange:
+        """Append a generated turn and what follows it: messages of tools or of a user.
+
+        It goes on in a new segment where the chat template does not extend what was sampled.
+        """
+        assert self._conversation is not None, "the conversation has not begun"
+        next_prompt = self._conversation.extend(turn.generation.output_ids, added)
+        return self._go_on(next_prompt)
+
+    def rewrite_conversation(self, entries: Sequence[Entry]) -> PromptChange:
+        """Go on in a new segment from other entries: some of `self.entries`, and new ones.
+
+        Generated turns among them keep the ids that the model generated. May follow a turn, or
+        `continue_conversation`, whose messages are then among `self.entries`. A turn that was not
+        continued is kept by giving its `entry_of`.
+        """
+        assert self._conversation is not None, "the conversation has not begun"
+        return self._go_on(self._conversation.rewrite(entries))
+
+    def _go_on(self, next_prompt: NextPrompt) -> PromptChange:
+        if next_prompt.extends:
+            prompt_change = self.context.observe(
+                next_prompt.ids, next_prompt.n_separator, next_prompt.restyled
+            )
+        else:
+            begun = self.context.begin_segment(
+                next_prompt.ids, next_prompt.drift, next_prompt.n_rewritten
+            )
+            assert begun is not None, "a turn came before"
+            prompt_change = begun
+        self._count_continuations()
+        return prompt_change
+
+    def _count_continuations(self) -> None:
+        self.record.tokens = self.context.counts
+        self.record.n_segments = len(self.context.segments)
+        self.record.n_continuations = self.context.n_continuations
+        self.record.n_drifts = self.context.n_drifts
+
+    def limit_reached(self) -> StopReason | None:
+        """Why no further turn may be generated, or None."""
+        context = self.context
+        return self.limits.reached(context.n_turns, context.n_tokens, context.prompt_len)
+
+    async def generate(self) -> Turn:
+        """Generate a turn from the tokens so far and append it to them. Raises as `ask` does."""
+        left = self.limits.tokens_left(self.context.n_tokens)
+        return self.add_turn(*await self.ask(self.context.ids, left))
+
+    async def ask(
+        self, prompt_ids: Sequence[int], left: int, max_new_tokens: int | None = None
+    ) -> tuple[Generation, StopReason | None]:
+        """Generate from a prompt. Nothing of the record changes, so that calls may run at once.
+
+        `left`: tokens that the record may still get. `max_new_tokens`: a limit of the caller's,
+        beside `--max_new_tokens`. Returns the answer, in which nothing follows the end of the turn,
+        and the limit that cut it off, if one did. Raises InferenceError where no service answers,
+        and RuntimeError for an answer that is not a turn.
+        """
+        limit = self.limits.of_turn(left, max_new_tokens)
+        params = SamplingParams(
+            **cast(dict[str, Any], self._sampling_params()),
+            max_new_tokens=limit.max_new_tokens,
+            stop_token_ids=self.resources.renderer.stop_token_ids,
+        )
+        request = GenerateRequest(f"{self.record.id}-{self._n_asked}", tuple(prompt_ids), params)
+        self._n_asked += 1
+        generation = await self.resources.pool.generate(request, record_id=self.record.id)
+        if not generation.output_ids:
+            raise RuntimeError(
+                f"{generation.service} ended turn {self.context.n_turns} of {self.record.id} "
+                f"without a token ({generation.finish_reason})"
+            )
+        if not set(params.stop_token_ids).isdisjoint(generation.output_ids[:-1]):
+            raise RuntimeError(
+                f"{generation.service} went on generating after the end of turn "
+                f"{self.context.n_turns} of {self.record.id}"
+            )
+        cut_off = generation.finish_reason == "length"
+        return generation, limit.stop_reason if cut_off else None
+
+    def _sampling_params(self) -> dict[str, float]:
+        """The run's; greedy for the attempt that is its group's baseline (`--advantage remax`)."""
+        config, record = self.resources.config, self.record
+        if (config.reward.estimator, record.split, record.rollout) == (
+            "remax", Split.TRAIN, GREEDY_ROLLOUT,
+        ):  # fmt: skip
+            return {**config.sampling_params, "temperature": 0.0}
+        return config.sampling_params
+
+    def add_answer(
+        self,
+        prompt_ids: Sequence[int],
+        generation: Generation,
+        stop_reason: StopReason | None,
+        next_prompt: NextPrompt | None,
+    ) -> Turn:
+        """Make a turn of the answer to a prompt that may be anything, not only the tokens so far.
+
+        `next_prompt`: how a conversation came to the prompt, if one did.
+        """
+        if next_prompt is None:
+            self.context.go_on(prompt_ids)
+        else:
+            self.context.go_on(
+                prompt_ids,
+                n_separator=next_prompt.n_separator,
+                restyled=next_prompt.restyled,
+                drift=next_prompt.drift,
+                n_rewritten=next_prompt.n_rewritten,
+            )
+        self._count_continuations()
+        return self.add_turn(generation, stop_reason)
+
+    def add_turn(self, generation: Generation, stop_reason: StopReason | None) -> Turn:
+        """Append an answer to the tokens that it was asked with, as a turn of the record."""
+        tokens = self.context.add_turn(
+            generation.output_ids, generation.output_logprobs, generation.versions
+        )
+        self.record.n_turns = self.context.n_turns
+        self.record.tokens = self.context.counts
+        self.record.versions = self.context.versions
+        text = self.resources.renderer.split_turn(generation.output_ids)[0]
+        return Turn(generation, text, stop_reason, tokens)
+
+    async def write_turn(
+        self,
+        turn: Turn,
+        messages: Sequence[Message],
+        tool_calls: Sequence[ToolCall] = (),
+        format_error: str | None = None,
+        tools_latency_s: float = 0.0,
+        *,
+        repeated: bool = False,
+        rewrite: Rewrite | None = None,
+    ) -> TurnStatus:
+        """Store a turn whose tools have answered. Returns its status.
+
+        `messages`: what was added before it. `format_error`: what was wrong with its calls.
+        `repeated`: it asks nothing new. `rewrite`: how the conversation was rewritten before it.
+        """
+        made, tokens = turn.generation, turn.tokens
+        ended = made.finish_reason != "length"
+        status = turn_status(
+            cut_off=not ended,
+            looped=loops(made.output_ids[:-1] if ended else made.output_ids),
+            malformed=format_error is not None,
+            repeated=repeated,
+            failed=any(call.is_error for call in tool_calls),
+        )
+        document = DispatchedSamplingTask(
+            id=turn_id(self.record.id, tokens.turn),
+            record_id=self.record.id,
+            turn=tokens.turn,
+            status=status,
+            segment=tokens.segment,
+            parent=turn_id(self.record.id, tokens.branch.turn) if tokens.branch else None,
+            shared_len=tokens.branch.shared_len if tokens.branch else 0,
+            rewrite=rewrite,
+            service=made.service,
+            messages=list(messages),
+            drift=tokens.prompt_change.drift if tokens.prompt_change else None,
+            prompt_delta_ids=pack_ints(tokens.prompt_delta),
+            prompt_len=tokens.prompt_len,
+            output_ids=pack_ints(made.output_ids),
+            output_logprobs=pack_floats(made.output_logprobs),
+            output_text=turn.text,
+            tool_calls=list(tool_calls),
+            format_error=format_error,
+            finish_reason=made.finish_reason,
+            versions=list(made.versions),
+            cached_tokens=made.cached_tokens,
+            generate_latency_s=made.latency_s,
+            tools_latency_s=tools_latency_s,
+            created_at=datetime.now(UTC),
+        )
+        await self.resources.records.add_turn(document)
+        self.record.turns.append(document.id)
+        counts = self.record.turn_statuses
+        counts[status] = counts.get(status, 0) + 1
+        return status
+
+
+def turn_id(record_id: str, turn: int) -> str:
+    """The `_id` of a turn's document."""
+    return f"{record_id}-{turn}"
+
+
+def load_renderer(config: Config) -> ChatRenderer:
+    """The renderer of the run's model. Raises `ConfigError` naming the folder and what it lacks."""
+    if config.model.model_name_or_path is None:
+        raise ConfigError("--model_name_or_path is needed: the folder of the model")
+    folder = model_folder(config.model.model_name_or_path, "--model_name_or_path")
+    try:
+        return ChatRenderer.load(
+            folder, config.chat_template_options, config.agent.tool_call_parser
+        )
+    except ValueError as error:
+        raise ConfigError(f"--model_name_or_path: {error}") from None

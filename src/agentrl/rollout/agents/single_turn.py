@@ -1,0 +1,33 @@
+"""The agent without tools: one question, one turn, which is the answer."""
+
+from agentrl.databases.documents import Record, StopReason
+from agentrl.rollout.agents.answers import extract_answer
+from agentrl.rollout.agents.base import AsyncSampler
+from agentrl.rollout.chat import Message
+
+
+class SingleTurnSampler(AsyncSampler):
+    """One turn of the model on the task's messages, or on its query."""
+
+    async def run(self) -> Record:
+        """Ask once. A turn that was cut off is no answer."""
+        messages = self.messages()
+        self.begin_conversation(messages, None)
+        reason = self.limit_reached()
+        if reason is None:
+            turn = await self.generate()
+            reason = turn.stop_reason or StopReason.ANSWERED
+            if reason is StopReason.ANSWERED:
+                self.record.final_answer = extract_answer(turn.text, self.answer_schema)
+            await self.write_turn(turn, messages)
+        self.record.stop_reason = reason
+        return self.record
+
+    def messages(self) -> list[Message]:
+        """What the model is asked."""
+        return self.opening_messages()
+
+    @property
+    def answer_schema(self) -> str | None:
+        """Where in the turn the answer stands."""
+        return self.claim.task.answer_schema

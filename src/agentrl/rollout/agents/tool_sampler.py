@@ -1,0 +1,99 @@
+"""What samplers with tools share: the tools of the MCP servers, and the models that browse."""
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from agentrl.databases.documents import Record, ToolCall
+from agentrl.databases.tasks import Claim
+from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
+from agentrl.rollout.agents.repetition import call_key
+from agentrl.rollout.llm.client import LLMClient
+from agentrl.rollout.llm.models import load_agent_models
+from agentrl.rollout.tool_calls import Call, MalformedCall
+from agentrl.rollout.tools.browse import BrowseAgent
+from agentrl.rollout.tools.toolbox import ToolBox, ToolSession, open_tools
+
+
+@dataclass(frozen=True)
+class MCPResources(SamplerResources):
+    """What samplers with tools share."""
+
+    tools: ToolBox
+    browse: BrowseAgent
+
+
+@dataclass(frozen=True, slots=True)
+class MadeCall:
+    """A call with its answer, and what makes it equal to others (`repetition.py`)."""
+
+    document: ToolCall
+    key: bytes
+
+
+class ToolSampler(AsyncSampler):
+    """An attempt in which tools may be used: the base of `MCPSampler` and its like.
+
+    A subclass implements `converse()`, during which `self.tools` is open.
+    """
+
+    resources: MCPResources
+
+    def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
+        assert isinstance(resources, MCPResources), f"{type(self).__name__} needs MCPResources"
+        super().__init__(claim, record, resources)
+        self.tools: ToolSession = resources.tools.session(claim.task, record.id)
+
+    @classmethod
+    @asynccontextmanager
+    async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[MCPResources]:
+        """Open the tools and the models that browse.
+
+        Raises `ConfigError` or `AgentModelsError` for a flag or file that cannot be used, and
+        `ToolServerUnreachable` if an MCP server does not answer within `--startup_timeout`.
+        """
+        agent, patience_s = shared.config.agent, shared.config.sampling.startup_timeout
+        agents = load_agent_models(agent.agent_config_path)
+        async with (
+            open_tools(agent, patience_s, shared.records) as tools,
+            LLMClient(agents.browse_agent) as models,
+        ):
+            browse = BrowseAgent(models, shared.config.context)
+            yield MCPResources(**vars(shared), tools=tools, browse=browse)
+
+    async def run(self) -> Record:
+        """Hold the conversation, with the tools open."""
+        async with self.tools:
+            return await self.converse()
+
+    async def make_call(self, call: Call) -> MadeCall:
+        """Make a call. One that cannot be made is answered with what is wrong with it.
+
+        A long result is what the browse agent finds in it, where there is one.
+        """
+        if isinstance(call, MalformedCall):
+            fault = f"Error: {call.error}."
+            document = ToolCall(name="", arguments={}, result=fault, is_error=True)
+            return MadeCall(document, call_key("", {}, fault))
+        answer = await self.tools.call(call.name, call.arguments)
+        whole = answer.whole or answer.text
+        document = ToolCall(
+            name=call.name,
+            arguments=call.arguments,
+            result=answer.text,
+            is_error=answer.is_error,
+            latency_s=answer.latency_s,
+            kept=answer.kept,
+        )
+        if not answer.is_error and self.resources.browse.reads(call.name, whole):
+            summary = await self.resources.browse.summarise(self.record.query, call, whole)
+            if summary is not None:
+                document.result, document.summarised_by = summary.value, summary.model
+                document.kept = answer.kept or await self.tools.keep(call.name, whole)
+        # A summary of the same result may read otherwise every time.
+        return MadeCall(document, call_key(call.name, call.arguments, whole))
+
+    @abstractmethod
+    async def converse(self) -> Record:
+        """What `run()` of an agent without tools does."""

@@ -1,0 +1,8 @@
+"""From the scored Records of a group to what is trained.
+
+advantages.py     scores to advantages: the estimators
+group_rules.py    efficiency, scaling, and which Records are left out
+finalise.py       a finished group: advantages, rows, states
+row_building.py   a Record and its turns as a row
+rescoring.py      a group scored anew
+"""

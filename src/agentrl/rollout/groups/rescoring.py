@@ -1,0 +1,112 @@
+"""Scoring stored groups anew: `agentrl rescore`, without its command line.
+
+A group is scored as a whole, whichever of its Records were asked for: advantages compare its
+Records with each other, and scores of two scorers cannot be compared.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentrl.configs import RewardConfig
+from agentrl.databases.connection import DatabaseUnreachable
+from agentrl.databases.documents import GroupScore, Record, Split, Task
+from agentrl.databases.records import RecordLedger
+from agentrl.databases.rescoring import Rescored, Rescoring, RowOutcome
+from agentrl.rollout.groups.finalise import make_rows, settle_group
+from agentrl.rollout.scorers import Scorers
+from agentrl.rollout.scorers.results import with_group_scores
+
+_GROUPS_AT_ONCE = 8
+
+
+@dataclass
+class RescoringReport:
+    """What a rescoring did. `failures`: groups that stayed as they were, and why."""
+
+    groups: int = 0
+    records: int = 0
+    unscored: int = 0  # among them
+    rows: Counter[RowOutcome] = field(default_factory=Counter)
+    in_progress: int = 0  # groups that are not completed, and so are left alone
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rescorer:
+    """Scores groups anew, with their rewards by `reward`."""
+
+    ledger: Rescoring
+    records: RecordLedger
+    scorers: Scorers
+    reward: RewardConfig
+    temperature: float
+
+    async def rescore(self, tasks: Sequence[str], scorer: str) -> RescoringReport:
+        """Score these groups by `scorer`, some at once. A group that cannot be scored stays as it
+        is; the others go on."""
+        report = RescoringReport()
+        room = asyncio.Semaphore(_GROUPS_AT_ONCE)
+
+        async def one(task: str) -> None:
+            async with room:
+                await self._rescore_group(task, scorer, report)
+
+        await asyncio.gather(*map(one, tasks))
+        return report
+
+    async def _rescore_group(self, task_id: str, scorer: str, report: RescoringReport) -> None:
+        task = await self.ledger.completed(task_id)
+        if task is None:
+            report.in_progress += 1
+            return
+        try:
+            records, said = await self._score(task, scorer)
+            group = await self._rewarded(task, records)
+        except DatabaseUnreachable:
+            raise
+        except Exception as error:  # whatever a scorer raises is that group's
+            report.failures[task_id] = f"{type(error).__name__}: {error}"
+            return
+        for rescored in group:
+            outcome = RowOutcome.NONE
+            if task.split == Split.TRAIN:
+                outcome = await self.ledger.store_row(rescored)
+            await self.ledger.store_record(task, rescored, outcome)
+            report.rows[outcome] += 1
+        scores = {record.id: record.score for record in records}
+        await self.ledger.store_task(task, scorer, scores, said)
+        report.groups += 1
+        report.records += len(records)
+        report.unscored += sum(score is None for score in scores.values())
+
+    async def _score(self, task: Task, scorer: str) -> tuple[list[Record], list[GroupScore] | None]:
+        """The group's Records with new scores only, and what scorers of the group said."""
+        judged = task.model_copy(update={"scorer": scorer})
+        unscored: dict[str, object] = {"score": None, "scores": {}, "explanations": {}}
+        stored = await self.records.scored(task)
+        records = await asyncio.gather(
+            *(self.scorers.score(judged, record.model_copy(update=unscored)) for record in stored)
+        )
+        if not self.scorers.of_group(scorer):
+            return records, None
+        said = await self.scorers.score_group(judged, records)
+        return [with_group_scores(scorer, record, said) for record in records], said
+
+    async def _rewarded(self, task: Task, records: Sequence[Record]) -> list[Rescored]:
+        """What the group makes of its Records now. An evaluation makes nothing of them."""
+        if task.split != Split.TRAIN:
+            return [Rescored(record, None, None, None) for record in records]
+        settlements = settle_group(task, records, self.reward)
+        made = await make_rows(task, records, settlements, self.records, self.temperature)
+        rows = {row.id: row for row in made}
+        return [
+            Rescored(
+                record,
+                settlements[record.id].advantage,
+                settlements[record.id].left_out,
+                rows.get(record.id),
+            )
+            for record in records
+        ]

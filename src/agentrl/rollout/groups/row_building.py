@@ -1,0 +1,109 @@
+"""From a finished Record and its turns to the row that the trainer reads: pure functions.
+
+The turns are replayed into a `TokenContext`, so that a row holds the prompts' deltas and the
+outputs as they are stored and nothing else. The context's token tree, in which a prefix that
+segments share stands once, is the row; what a token has beside that is given in the replay.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from agentrl.databases.arrays import unpack_floats, unpack_ints
+from agentrl.databases.documents import (
+    DBRecordData,
+    DispatchedSamplingTask,
+    Record,
+    TurnStatus,
+)
+from agentrl.rollout.chat.tokens import TokenContext
+from agentrl.rollout.groups.group_rules import turn_advantages
+
+
+def build_row(
+    record: Record,
+    turns: Sequence[DispatchedSamplingTask],
+    advantage: float,
+    temperature: float,
+    seq: int,
+) -> DBRecordData:
+    """The training row of a scored Record.
+
+    `turns`: all of its turns, in any order. `advantage`: of the Record; each turn's follows from it
+    and the turn's status (`group_rules.turn_advantages`). `temperature`: of the sampling. `seq`:
+    the row's place in the order of leasing.
+
+    Every generated token is trained, the stop token that ended a turn included; prompts, tool
+    results and headers are not. Raises ValueError, naming the record, if the turns do not fit
+    together.
+    """
+    if record.score is None:
+        raise ValueError(f"record {record.id} has no score, so no row can be made of it")
+    if temperature <= 0:
+        raise ValueError(
+            f"record {record.id} was sampled at temperature {temperature}, not above 0"
+        )
+    ordered = sorted(turns, key=lambda turn: turn.turn)
+    of_turns = turn_advantages(advantage, [TurnStatus(turn.status) for turn in ordered])
+    try:
+        context = replay(ordered, [{"advantages": of_turn} for of_turn in of_turns])
+    except ValueError as error:
+        raise ValueError(f"the turns of record {record.id} do not fit together: {error}") from None
+    tree = context.tree()
+    made = tree["versions"][tree["mask"] == 1]
+    return DBRecordData(
+        id=record.id,
+        task=record.task,
+        seq=seq,
+        reward=record.score,
+        n_train_tokens=len(made),
+        cost=float(tree.pairs),
+        policy_versions=np.unique(made).tolist(),
+        temperature=temperature,
+        tree=tree,
+        n_segments=record.n_segments,
+        n_continuations=record.n_continuations,
+        n_drifts=record.n_drifts,
+        # Of the first prompt, not of the first node: a linear record is one node, and siblings
+        # are those that begin with the same prompt.
+        prompt_len=ordered[0].prompt_len,
+        prefix_hash=hashlib.blake2b(ordered[0].prompt_delta_ids, digest_size=16).hexdigest(),
+    )
+
+
+def replay(
+    turns: Sequence[DispatchedSamplingTask], columns: Sequence[Mapping[str, ArrayLike]] = ()
+) -> TokenContext:
+    """The token context that a record's turns, in order, were made from.
+
+    `columns`: of each turn, further columns of its output (`TokenContext.add_turn`); empty for
+    none. Raises ValueError where a turn is missing or does not continue what stands before it.
+    """
+    if not turns:
+        raise ValueError("there are no turns")
+    context = TokenContext()
+    for index, turn in enumerate(turns):
+        if turn.turn != index:
+            raise ValueError(f"turn {index} is missing")
+        delta = unpack_ints(turn.prompt_delta_ids).tolist()
+        if turn.segment == len(context.segments):
+            context.begin_segment(delta)
+        elif context.segments and turn.segment == len(context.segments) - 1:
+            context.observe(delta)
+        else:
+            raise ValueError(f"turn {index} is of segment {turn.segment}, which is not the current")
+        tokens = context.add_turn(
+            unpack_ints(turn.output_ids),
+            unpack_floats(turn.output_logprobs),
+            turn.versions,
+            columns[index] if columns else None,
+        )
+        shared_len = tokens.branch.shared_len if tokens.branch else 0
+        if (tokens.prompt_len, shared_len) != (turn.prompt_len, turn.shared_len):
+            raise ValueError(
+                f"turn {index} has a prompt of {turn.prompt_len} tokens with {turn.shared_len} "
+                f"shared, but its deltas make {tokens.prompt_len} with {shared_len} shared"
+            )
+    return context

@@ -1,0 +1,142 @@
+"""Asking the models that help an agent: in order, each with its retries, until a reply will do.
+
+What is asked, and which reply will do, is the caller's: judges (`agentcpm`) want a verdict, the
+browse agent a summary. The models are those of `--agent_config_path`. Nothing that they write is
+ever trained.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from agentrl.rollout.llm.models import AgentModel
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RETRY_PAUSE_S = 0.5  # doubles with every retry
+_SHOWN = 120  # characters of a reply that will not do: its beginning
+_HOPELESS = (400, 401, 403, 404, 422)  # a wrong key, model or parameter: asking again is the same
+
+
+class NoModelAnswered(RuntimeError):
+    """None of the models gave a reply that will do. The message says what each of them did."""
+
+
+class _NoCompletion(ValueError):
+    """What answers is no OpenAI-compatible endpoint."""
+
+    def __init__(self, begins: str) -> None:
+        super().__init__(f"no chat completion of OpenAI's form (is base_url right?): {begins}")
+
+
+@dataclass(frozen=True, slots=True)
+class LLMReply(Generic[T]):
+    """What was read from the first reply that would do, and the model that gave it."""
+
+    value: T
+    model: str
+
+
+class LLMClient:
+    """Some models of the agent config and their connections; an async context manager."""
+
+    def __init__(self, models: Sequence[AgentModel]) -> None:
+        self._models = tuple(models)
+        self._clients: list[AsyncOpenAI] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._models)
+
+    async def __aenter__(self) -> Self:
+        if not self._models:
+            return self
+        # Here, because it takes a second and few runs ask a model.
+        from openai import AsyncOpenAI
+
+        # Retries are counted here, where they are logged, and not in the library.
+        self._clients = [
+            AsyncOpenAI(
+                base_url=model.base_url, api_key=model.key, timeout=model.timeout, max_retries=0
+            )
+            for model in self._models
+        ]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for client in self._clients:
+            await client.close()
+        self._clients = []
+
+    async def ask(
+        self, instruction: str, material: str, read: Callable[[str], T | None], form: str
+    ) -> LLMReply[T]:
+        """The first reply that `read` can make something of.
+
+        `instruction` is the system message, `material` the user's. `read` returns None for a reply
+        that will not do, because it has not the `form` (in words); the model is then asked again,
+        as after an error. A model's `retries` used up, or an error that asking again would repeat,
+        the next one has its turn. Raises `NoModelAnswered` after the last.
+        """
+        from openai import APIStatusError, OpenAIError
+
+        failures: list[str] = []
+        for model, client in zip(self._models, self._clients, strict=True):
+            for attempt in range(model.retries + 1):
+                if attempt:
+                    await asyncio.sleep(_RETRY_PAUSE_S * 2 ** (attempt - 1))
+                try:
+                    text = await _complete(client, model, instruction, material)
+                except (OpenAIError, _NoCompletion) as error:
+                    failures.append(f"{model.model} at {model.base_url}: {_one_line(error)}")
+                    if isinstance(error, APIStatusError) and error.status_code in _HOPELESS:
+                        break
+                    continue
+                value = read(text)
+                if value is not None:
+                    return LLMReply(value, model.model)
+                failures.append(
+                    f"{model.model} gave a reply that will not do: {text[:_SHOWN]!r}"
+                    f"{' and so on' if len(text) > _SHOWN else ''}, which has not {form}"
+                )
+            log.warning("model %s failed: %s", model.model, failures[-1])
+        # A retry mostly fails as the try before it.
+        raise NoModelAnswered("; ".join(dict.fromkeys(failures)) or "no models are listed")
+
+
+async def _complete(
+    client: "AsyncOpenAI", model: AgentModel, instruction: str, material: str
+) -> str:
+    from openai.types.chat import ChatCompletion
+
+    completion = await client.chat.completions.create(
+        model=model.model,
+        messages=[
+            {"role": "system", "content": instruction},
+            {"role": "user", "content": material},
+        ],
+        temperature=model.temperature,
+        max_tokens=model.max_tokens,
+    )
+    # The library takes any answer with status 200 for a completion.
+    if not isinstance(completion, ChatCompletion):
+        raise _NoCompletion(f"its answer begins {str(completion)[:_SHOWN]!r}")
+    if not completion.choices or completion.choices[0].message is None:
+        raise _NoCompletion(f"its answer begins {completion.to_json(indent=None)[:_SHOWN]!r}")
+    return completion.choices[0].message.content or ""
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__.lstrip('_')}: {' '.join(str(error).split())[:300]}"

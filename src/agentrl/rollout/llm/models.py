@@ -1,0 +1,116 @@
+"""The auxiliary models and services of agents and scorers, a YAML file (`--agent_config_path`).
+
+`scorer_agent` judges answers, `ruler_agent` ranks attempts, `http_scorer` is a reward service
+(`rollout/scorers`). `browse_agent` reads long results of tools (`browse.py`). Each list of models
+is tried in order (`rollout/llm/client.py`).
+"""
+
+import os
+from pathlib import Path
+from typing import Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class AgentModelsError(ValueError):
+    """The file of models cannot be used. The message names the file and the key."""
+
+
+class AgentModel(BaseModel):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(min_length=1)
+    base_url: str = Field(pattern=r"^https?://")
+    api_key: str | None = None
+    api_key_env: str | None = None  # name of the environment variable that holds the key
+    temperature: float = Field(0.0, ge=0)
+    max_tokens: int = Field(1024, gt=0)
+    timeout: float = Field(60.0, gt=0)  # seconds, of one request
+    retries: int = Field(2, ge=0)  # further tries before the next model has its turn
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        _check_secret("api_key", self.api_key, self.api_key_env)
+        return self
+
+    @property
+    def key(self) -> str:
+        """The API key. Servers that need none still want a word in its place."""
+        if self.api_key_env is not None:
+            return os.environ[self.api_key_env]
+        return self.api_key or "none"
+
+
+class RewardServiceConfig(BaseModel):
+    """The service behind the scorer `http`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(pattern=r"^https?://")
+    token: str | None = None
+    token_env: str | None = None  # name of the environment variable that holds the token
+    timeout: float = Field(60.0, gt=0)  # seconds, of one request
+    retries: int = Field(2, ge=0)
+
+    @model_validator(mode="after")
+    def _one_token(self) -> Self:
+        _check_secret("token", self.token, self.token_env)
+        return self
+
+    @property
+    def key(self) -> str | None:
+        """The bearer token, if there is one."""
+        return self.token if self.token_env is None else os.environ[self.token_env]
+
+
+class AgentModels(BaseModel):
+    """All that the file lists, by what it is used for."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    browse_agent: tuple[AgentModel, ...] = ()
+    scorer_agent: tuple[AgentModel, ...] = ()
+    ruler_agent: tuple[AgentModel, ...] = ()
+    http_scorer: RewardServiceConfig | None = None
+
+    @property
+    def ranking_models(self) -> tuple[AgentModel, ...]:
+        """The models of the scorer `ruler`: its own, or else the judges."""
+        return self.ruler_agent or self.scorer_agent
+
+
+def _check_secret(name: str, given: str | None, variable: str | None) -> None:
+    """A secret stands in the file or in a variable that is set, or nowhere."""
+    if given is not None and variable is not None:
+        raise ValueError(f"give {name} or {name}_env, not both")
+    if variable is not None and not os.environ.get(variable):
+        raise ValueError(f"the environment variable {variable} is not set")
+
+
+def load_agent_models(path: str | Path | None) -> AgentModels:
+    """Read the file; None is one without models. Raises `AgentModelsError`."""
+    if path is None:
+        return AgentModels()
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AgentModelsError(
+            f"--agent_config_path: {path} cannot be read: {error.strerror}"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise AgentModelsError(f"--agent_config_path: {path} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise AgentModelsError(
+            f"--agent_config_path: {path} holds no mapping with scorer_agent and browse_agent"
+        )
+    try:
+        return AgentModels.model_validate(content)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors()
+        )
+        raise AgentModelsError(f"--agent_config_path: {path}: {faults}") from None

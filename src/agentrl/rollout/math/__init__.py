@@ -1,1 +1,0 @@
-"""Mathematics without tools."""

@@ -1,1 +1,0 @@
-"""The MCP agent: tools from an MCP server, and the sampler that drives them."""

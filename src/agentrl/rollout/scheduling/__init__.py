@@ -1,0 +1,12 @@
+"""Which rollouts a sampler works on, and when.
+
+worker.py        the sampler's process
+scheduler.py     claims rollouts, runs attempts, keeps their leases
+attempt.py       one attempt, from its claim to its end in the ledger
+claim_state.py   what a sampler knows of the work that there is to claim
+work_view.py     what of the run a sampler has to know: tasks, services, its end
+admission.py     how far samplers may run ahead of the trainer
+concurrency.py   how many rollouts at once
+joining.py       a sampler that is started by hand beside a run
+tracebacks.py    errors of users' code, told once
+"""

@@ -1,0 +1,67 @@
+"""How a sampler comes to its flags: those of the run that it joins, and a few of its own.
+
+    agentrl sample --run_name RUN --db_connection_string URL
+
+Whoever starts a run keeps its flags in the database (`training/run/entry.py`). What a sampler gives
+beside them is checked against them: see `configs/run_flags.py` for what it may say.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from agentrl.configs import Config, ConfigError, SamplingConfig, parse_config
+from agentrl.configs.run_flags import given_flags, joined_config
+from agentrl.databases.connection import connect
+from agentrl.databases.documents import Run
+from agentrl.databases.runs import load_run
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+_NOT_BEGUN = "created"
+
+
+async def join(argv: Sequence[str], prog: str = "agentrl sample") -> Config:
+    """The flags of a sampler that was started with `argv`, once its run has some.
+
+    Waits for the run for `--startup_timeout`. Raises `ConfigError` for flags that are wrong or say
+    something else than the run's, `DatabaseUnreachable`.
+    """
+    given = given_flags(argv, prog)
+    name, url = given.get("run_name"), given.get("db_connection_string")
+    if name is None or url is None:
+        missing = "--run_name" if name is None else "--db_connection_string"
+        raise ConfigError(
+            f"{missing} is needed: a sampler joins a run that is in a database (`agentrl sample "
+            f"--run_name {name or 'RUN'} --db_connection_string {url or 'mongodb://HOST:27017'}`)"
+        )
+    patience = given.get("startup_timeout", SamplingConfig.startup_timeout)
+    run = await _await_run(url, name, patience)
+    if run.flags is None:  # of an older version: all flags are the sampler's
+        return parse_config(argv, prog)
+    return joined_config(name, run.flags, run.digests, given)
+
+
+async def _await_run(url: str, name: str, patience_s: float) -> Run:
+    """The run, as soon as it has been described."""
+    database = await connect(url, name, patience_s, only_look=True)
+    try:
+        deadline = time.monotonic() + patience_s
+        told = False
+        while True:
+            run = await load_run(database)
+            if run is not None and (run.flags is not None or run.status != _NOT_BEGUN):
+                return run
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"--run_name {name}: the database holds no such run, and none began in "
+                    f"{patience_s:g} s; is the name right, and is it the run's database?"
+                )
+            if not told:
+                log.info("waiting for run %s to begin", name)
+                told = True
+            await asyncio.sleep(_LOOK_S)
+    finally:
+        await database.close()

@@ -1,0 +1,304 @@
+"""The sampler process: as many trajectories at once as the services take, claimed as slots.
+
+Evaluations come first, then attempts of groups already begun, then new groups as far as the
+staleness bound admits them. What becomes of a slot is decided in `attempt.py`, what may be begun in
+`work_view.py` and `admission.py`, when to look and to claim again in `claim_state.py`, how many at
+once in `concurrency.py`.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from agentrl.configs import Config, ConfigError
+from agentrl.configs.run_flags import refuse_changed
+from agentrl.databases.changes import Changes
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Run, Split, Task
+from agentrl.databases.group_scores import GroupScores
+from agentrl.databases.records import new_record
+from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
+from agentrl.inference.protocol import ServiceLoad
+from agentrl.rollout.agents.process import Agents
+from agentrl.rollout.groups.finalise import Finaliser
+from agentrl.rollout.scheduling.attempt import Attempt
+from agentrl.rollout.scheduling.claim_state import ClaimState, Work
+from agentrl.rollout.scheduling.concurrency import Concurrency
+from agentrl.rollout.scheduling.work_view import Observer, WorkView
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # the ledger is looked at so often at the least, whatever changes are told
+LOADS_S = 1.0  # and the services' loads so often
+
+
+@dataclass
+class SamplingScheduler:
+    """Runs samplers until the run is finished or `stop()` is called.
+
+    `evaluation`: sample this evaluation only, and end with it.
+    """
+
+    database: RunDatabase
+    config: Config
+    agents: Agents
+    owner: str
+    evaluation: int | None = None
+    _attempts: dict[str, tuple[Attempt, asyncio.Task[None]]] = field(default_factory=dict)
+    _finalising: set[asyncio.Task[None]] = field(default_factory=set)  # groups left by others
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)  # something to claim, or to end
+    _hurry: asyncio.Event = field(default_factory=asyncio.Event)  # told to stop once more
+    _mistakes: asyncio.Queue[ConfigError] = field(default_factory=asyncio.Queue)  # in the flags
+    _stopping: bool = False
+    _state: ClaimState = field(default_factory=ClaimState)
+
+    def __post_init__(self) -> None:
+        sampling = self.config.sampling
+        self._ledger = TaskLedger(
+            self.database, self.owner, sampling.lease_seconds, sampling.max_failures
+        )
+        self._records = self.agents.shared.records
+        self._pool = self.agents.shared.pool
+        self._finaliser = Finaliser(
+            self._ledger,
+            GroupScores(self.database, self.owner, sampling.lease_seconds),
+            self._records,
+            self.agents.shared.scorers,
+            self.config.reward,
+            self.config.temperature,
+        )
+        self._observer = Observer(
+            self.database,
+            self.evaluation,
+            sampling.enable_sampling,
+            self.config.staleness_bound,
+            sampling.num_generations,
+        )
+        self._concurrency = Concurrency(
+            sampling.max_concurrent_samples_per_process, sampling.target_concurrency
+        )
+
+    def stop(self) -> None:
+        """Claim nothing more, finish what ends within `--drain_seconds`, hand back the rest, and
+        return from `run()`. Told a second time: hand back everything now."""
+        if self._stopping:
+            self._hurry.set()
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Sample until the run is finished, or given up by its trainer (`RunHopeless`). An error in
+        keeping the leases ends it, an agent that cannot be started, and a user's function that a
+        flag names and that fails."""
+        async with self._observer.changes() as changes:
+            # None of these ends by itself, but with an error.
+            background = {
+                asyncio.create_task(self._keep_leases(), name="leases"),
+                asyncio.create_task(self._watch(changes), name="changes"),
+                asyncio.create_task(self._adapt(), name="concurrency"),
+                asyncio.create_task(self.agents.failed(), name="agents"),
+                asyncio.create_task(self._until_misled(), name="flags"),
+            }
+            for task in background:
+                task.add_done_callback(lambda _: self._wake.set())
+            try:
+                await self._claim_until_finished(background)
+                await self._drain(background)
+            finally:
+                for task in background:
+                    task.cancel()
+                self._records.leases.close()
+                await self._hand_back("the sampler stopped")
+                for outcome in await asyncio.gather(*background, return_exceptions=True):
+                    if isinstance(outcome, Exception):
+                        raise outcome
+
+    async def _claim_until_finished(self, background: set[asyncio.Task[None]]) -> None:
+        work_view = WorkView()
+        while not self._stopping and not any(task.done() for task in background):
+            self._wake.clear()
+            if self._state.work is Work.UNKNOWN:
+                work_view = await self._look()
+            if work_view.finished:
+                return
+            if not await self._claim(work_view):
+                await self._wake.wait()
+
+    async def _look(self) -> WorkView:
+        """What may be begun now; tells the pool which services it may use."""
+        self._state.looking()
+        work_view = await self._observer.look()
+        taken_over = self._state.seen(work_view)
+        self._pool.update(work_view.services)
+        if set(work_view.services) != set(self._concurrency.services):
+            self._observe_loads(dict.fromkeys(work_view.services))
+        if taken_over is not None:
+            self._compare_flags(taken_over)
+        return work_view
+
+    def _compare_flags(self, run: Run) -> None:
+        """End the sampler if the run was resumed with flags that make other trajectories."""
+        if run.flags is None:
+            return
+        try:
+            refuse_changed(run.id, run.flags, run.digests, self.config)
+        except ConfigError as error:
+            self._mislead(error)
+
+    async def _claim(self, work_view: WorkView) -> bool:
+        """Claim slots of one group and begin them; whether there were any, and room for them."""
+        room = self._concurrency.limit - len(self._attempts)
+        if self._state.work is Work.NONE or not work_view.services or room <= 0:
+            return False
+        self._state.trying()
+        claims: list[Claim] = []
+        asked = time.monotonic()
+        if work_view.evaluation:
+            claims = await self._ledger.claim(Split.EVAL, count=room, epoch=self.evaluation)
+        if not claims and work_view.training is not None:
+            claims, asked = await self._claim_training(work_view.training, room)
+        if claims:
+            self._state.found()
+            self._begin(claims, asked)
+        return bool(claims)
+
+    async def _claim_training(self, run: Run, room: int) -> tuple[list[Claim], float]:
+        """Slots of the first training group that may be worked on, and when they were asked for."""
+        asked, claims = time.monotonic(), await self._claim_admitted(room)
+        # Only now: until its last group is begun, an admission limit is as good as a new one.
+        if not claims and self._state.admitted(await self._observer.admission_limit(run)):
+            asked, claims = time.monotonic(), await self._claim_admitted(room)
+        return claims, asked
+
+    async def _claim_admitted(self, room: int) -> list[Claim]:
+        limit = self._state.admission_limit
+        return await self._ledger.claim(Split.TRAIN, count=room, admission_limit=limit)
+
+    def _begin(self, claims: list[Claim], asked: float) -> None:
+        """Store the Records of a claim, and start to work on them."""
+        default = self.config.agent.agent_name
+        records = [new_record(claim, self.owner, default) for claim in claims]
+        started = asyncio.create_task(self._records.start(records, asked))
+        # An error is each attempt's; one that is handed back at once does not ask for it.
+        started.add_done_callback(lambda task: task.cancelled() or task.exception())
+        for claim, record in zip(claims, records, strict=True):
+            attempt = Attempt(
+                claim=claim,
+                record=record,
+                make_sampler=self.agents.sampler,
+                started=started,
+                ledger=self._ledger,
+                records=self._records,
+                finaliser=self._finaliser,
+                config=self.config.sampling,
+            )
+            task = asyncio.create_task(attempt.run(), name=f"attempt {record.id}")
+            self._attempts[record.id] = (attempt, task)
+            task.add_done_callback(partial(self._ended, record.id))
+
+    def _ended(self, record: str, task: asyncio.Task[None]) -> None:
+        attempt, _ = self._attempts.pop(record)
+        self._records.leases.end(record)
+        if attempt.opens:
+            self._state.opened()
+        self._wake.set()
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, ConfigError):
+            self._mislead(error)
+        elif error is not None:
+            log.error("attempt %s", record, exc_info=error)
+
+    async def _drain(self, background: set[asyncio.Task[None]]) -> None:
+        """After a stop: let attempts finish, for a while. What a finished run has left over, nobody
+        would train."""
+        if not self._stopping or not self._attempts:
+            return
+        seconds = self.config.sampling.drain_seconds
+        log.info("stopping: %d trajectories have %g s to finish", len(self._attempts), seconds)
+        hurry = asyncio.create_task(self._hurry.wait())
+        finished = asyncio.create_task(asyncio.wait(self._tasks()))
+        ends: set[asyncio.Task[Any]] = {hurry, finished, *background}
+        await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        finished.cancel()
+
+    async def _hand_back(self, reason: str) -> None:
+        """Hand back what is in progress, and wait until that is stored."""
+        self._finaliser.stop()
+        for attempt, _ in self._attempts.values():
+            attempt.hand_back(reason)
+        await asyncio.gather(*self._tasks(), *self._finalising, return_exceptions=True)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for _, task in self._attempts.values()]
+
+    def _mislead(self, error: ConfigError) -> None:
+        """What a flag names cannot be used, for this group nor for the next: end the sampler."""
+        self._mistakes.put_nowait(error)
+
+    async def _until_misled(self) -> None:
+        """Raises the `ConfigError` once there is one."""
+        raise await self._mistakes.get()
+
+    async def _watch(self, changes: Changes) -> None:
+        """Look again when something changed."""
+        while True:
+            await changes.wait(LOOK_S, found=self._state.take_found())
+            self._state.changed()
+            self._wake.set()
+
+    async def _adapt(self) -> None:
+        """Follow the services' loads."""
+        while True:
+            await asyncio.sleep(LOADS_S)
+            loads = await self._pool.loads()
+            self._observe_loads({url: loads.get(url) for url in self._concurrency.services})
+
+    def _observe_loads(self, loads: dict[str, ServiceLoad | None]) -> None:
+        before = self._concurrency.limit
+        self._concurrency = self._concurrency.observe(loads, len(self._attempts))
+        limit = self._concurrency.limit
+        if limit > before:
+            self._wake.set()
+        if limit != before:
+            level = logging.INFO if limit < before else logging.DEBUG
+            log.log(level, "%d trajectories at once, %d before: %s", limit, before, loads)
+
+    async def _keep_leases(self) -> None:
+        """Extend our leases, take expired ones from the dead, finish what they left."""
+        while True:
+            await asyncio.sleep(self.config.sampling.lease_seconds / 3)
+            asked = time.monotonic()
+            ours = {record: attempt for record, (attempt, _) in self._attempts.items()}
+            held = await self._ledger.heartbeat(ours.keys())
+            lost = ours.keys() - held
+            self._records.leases.answered(held, lost, asked)
+            for record in lost:
+                ours[record].lose()
+            reaped = await self._ledger.reap()
+            if reaped.returned or reaped.failed:
+                log.warning("reaped %d slots, gave up %d", reaped.returned, reaped.failed)
+            while (task := await self._ledger.claim_finalisation()) is not None:
+                # Beside the heartbeats: a scorer of the whole group may take longer than a lease.
+                finalising = asyncio.create_task(self._finalise(task), name=f"group {task.id}")
+                self._finalising.add(finalising)
+                finalising.add_done_callback(self._finalising.discard)
+            self._state.changed()
+            self._wake.set()
+
+    async def _finalise(self, task: Task) -> None:
+        """Finish a group that its owner left. An error must not end every sampler that comes to
+        it: the others go on."""
+        try:
+            await self._finaliser.finalise(task)
+        except LeaseLost as lost:
+            log.warning("%s", lost)
+        except ConfigError as error:
+            self._mislead(error)
+        except Exception:
+            log.exception("%s cannot be finalised", task.id)
+        self._state.changed()
+        self._wake.set()

@@ -1,0 +1,115 @@
+"""What the database says may be begun now. Reads only; who acts on it is `scheduler.py`."""
+
+from dataclasses import dataclass
+
+from agentrl.databases import runs, services
+from agentrl.databases.changes import Changes, inserted, updated
+from agentrl.databases.connection import RunDatabase, retry_through_outages
+from agentrl.databases.documents import Run, Split, TaskStatus
+from agentrl.databases.row_ledger import count_waiting
+from agentrl.databases.tasks import open_groups
+from agentrl.rollout.scheduling.admission import admission_limit, admitted_groups, room
+
+
+@dataclass(frozen=True)
+class WorkView:
+    """One look.
+
+    `services`: URLs with the newest weights. `evaluation`: evaluation slots are free. `training`:
+    the run, if training groups may be worked on. `finished`: nothing is to be done any more.
+    `hopeless`: why the trainer gave the run up, if it did.
+    """
+
+    services: tuple[str, ...] = ()
+    evaluation: bool = False
+    training: Run | None = None
+    finished: bool = False
+    hopeless: str | None = None
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Looks at a run's database for one sampler.
+
+    `evaluation`: only this one counts, and when it is done all is. `sampling`: training groups
+    count too. `max_staleness` and `group_size`: of the bound on them.
+    """
+
+    database: RunDatabase
+    evaluation: int | None
+    sampling: bool
+    max_staleness: int
+    group_size: int
+
+    def changes(self) -> Changes:
+        """What makes another look worth it: steps, publications, new tasks."""
+        return Changes(
+            self.database,
+            updated(self.database.runs, "step"),
+            updated(self.database.runs, "status"),
+            updated(self.database.services, "weight_version"),
+            inserted(self.database.tasks),
+        )
+
+    async def look(self) -> WorkView:
+        """By the run's document, the services, and the tasks there are."""
+        return await retry_through_outages(self._look, "the look for work")
+
+    async def admission_limit(self, run: Run) -> int | None:
+        """Up to which group order training groups may be begun, or None if none may."""
+        return await retry_through_outages(
+            lambda: self._admission_limit(run), "the staleness bound"
+        )
+
+    async def _look(self) -> WorkView:
+        if self.evaluation is not None:
+            if await self._evaluated(self.evaluation):
+                return WorkView(finished=True)
+            return WorkView(await self._services(), await self._evaluation_waits())
+        run = await runs.load_run(self.database)
+        if run is None:
+            return WorkView()
+        if run.status == runs.FINISHED:
+            return WorkView(finished=True)
+        if run.status == runs.HOPELESS:
+            return WorkView(hopeless=run.failure)
+        training = run.status == runs.TRAINING and self.sampling
+        return WorkView(
+            await self._services(), await self._evaluation_waits(), run if training else None
+        )
+
+    async def _services(self) -> tuple[str, ...]:
+        serving = await services.serving(self.database)
+        return tuple(service.url for service in serving)
+
+    async def _evaluation_waits(self) -> bool:
+        free_slot = {"split": Split.EVAL, "pending": {"$gt": 0}}
+        return await self.database.tasks.find_one(free_slot, {"_id": 1}) is not None
+
+    async def _evaluated(self, epoch: int) -> bool:
+        unfinished = {
+            "split": Split.EVAL, "epoch": epoch, "status": {"$ne": TaskStatus.COMPLETED},
+        }  # fmt: skip
+        return await self.database.tasks.find_one(unfinished, {"_id": 1}) is None
+
+    async def _admission_limit(self, run: Run) -> int | None:
+        # In the order of every group's way: see `admission.py`.
+        empty = room(
+            max_staleness=self.max_staleness, version=0, batch=run.rows_per_step,
+            accepted=0, running=0,
+        )  # fmt: skip
+        not_begun = await self._not_begun(admitted_groups(empty, self.group_size))
+        running = await open_groups(self.database, Split.TRAIN) * self.group_size
+        accepted = await count_waiting(self.database)
+        free = room(
+            max_staleness=self.max_staleness, version=0, batch=run.rows_per_step,
+            accepted=accepted, running=running,
+        )  # fmt: skip
+        return admission_limit(not_begun, free, self.group_size)
+
+    async def _not_begun(self, count: int) -> list[int]:
+        """Places of the first groups that nobody has begun; answered by the index alone."""
+        created = {"status": TaskStatus.CREATED, "split": Split.TRAIN}
+        cursor = self.database.tasks.find(created, {"_id": 0, "group_order": 1})
+        first = cursor.sort([("status", 1), ("split", 1), ("group_order", 1)]).limit(count)
+        return [document["group_order"] async for document in first]

@@ -1,0 +1,105 @@
+"""Which scorers there are, by the names that a task's `scorer` may hold.
+
+    built in        see `BUILT_IN`
+    registered      `register_scorer`, called by the file of `--scorer_module`
+    installed       entry points of the group `agentrl.scorers`
+
+The first that has a name decides. What a scorer says, and what it takes, is in `functions.py`.
+"""
+
+import sys
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+
+from agentrl.configs import Config, ConfigError
+from agentrl.configs.user_module import load_user_module
+from agentrl.databases.scorer_notation import parse_scorer
+from agentrl.rollout.llm.models import AgentModels
+from agentrl.rollout.scorers.compared_texts import contains, exact_match, f1
+from agentrl.rollout.scorers.functions import Scorer, ScorerFunction
+from agentrl.rollout.scorers.judge import Judge
+from agentrl.rollout.scorers.math_verifier import MathVerifier
+from agentrl.rollout.scorers.reward_service import RewardService
+from agentrl.rollout.scorers.ruler import Ruler
+
+GROUP = "agentrl.scorers"
+_registered: dict[str, Scorer] = {}
+
+
+def _unbound(name: str, method: ScorerFunction) -> Scorer:
+    """A scorer whose object is not there yet: what it takes is known already."""
+    return Scorer.of(name, method.__get__(object()))
+
+
+BUILT_IN: dict[str, Scorer] = {
+    "exact_match": Scorer.of("exact_match", exact_match),
+    "contains": Scorer.of("contains", contains),
+    "f1": Scorer.of("f1", f1),
+    "math": _unbound("math", MathVerifier.score),
+    "agentcpm": _unbound("agentcpm", Judge.score),
+    "http": _unbound("http", RewardService.score),
+    "ruler": _unbound("ruler", Ruler.score_group),
+}
+"""Those that are methods have to be bound to what they ask: `Scorers` does that."""
+
+
+def register_scorer(name: str, function: ScorerFunction) -> None:
+    """Make `function` the scorer `name` of task lines.
+
+    Raises ValueError if the name is built in or cannot stand in a sum of scorers, or the function
+    takes what no scorer is given: see `functions.py`.
+    """
+    if name in BUILT_IN:
+        raise ValueError(f"scorer {name!r} is built in; register yours under another name")
+    if parse_scorer(name) != {name: 1.0}:
+        raise ValueError(f"scorer {name!r}: a name must be without `*`, `+` and white space")
+    _registered[name] = Scorer.of(name, function)
+
+
+def load_scorers(config: Config) -> None:
+    """Register what `--scorer_module` holds. Raises `ConfigError`."""
+    if config.reward.scorer_module is not None:
+        load_user_module(config.reward.scorer_module, "scorer_module")
+
+
+def known_scorers() -> frozenset[str]:
+    """All names."""
+    return frozenset(BUILT_IN.keys() | _registered.keys() | _installed(tuple(sys.path)).keys())
+
+
+@lru_cache(maxsize=1)
+def _installed(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """The entry points of packages in `path`, whose metadata take a while to read."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def find_scorer(name: str) -> Scorer:
+    """The scorer of a name. Raises ValueError if there is none, and `ConfigError` if its package
+    cannot be used."""
+    scorer = BUILT_IN.get(name) or _registered.get(name)
+    if scorer is not None:
+        return scorer
+    entry = _installed(tuple(sys.path)).get(name)
+    if entry is None:
+        raise ValueError(
+            f"unknown scorer {name!r}; known: {', '.join(sorted(known_scorers()))} "
+            "(--scorer_module FILE registers more)"
+        )
+    try:
+        scorer = _registered[name] = Scorer.of(name, entry.load())
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"scorer {name!r} of entry point {entry.value} cannot be used: {error}"
+        ) from error
+    return scorer
+
+
+def missing_for(name: str, agents: AgentModels) -> str | None:
+    """What of the agent config a scorer needs and does not find there; None if nothing."""
+    if name == "agentcpm" and not agents.scorer_agent:
+        return "asks a model: name one under `scorer_agent`"
+    if name == "ruler" and not agents.ranking_models:
+        return "asks a model: name one under `ruler_agent` or `scorer_agent`"
+    if name == "http" and agents.http_scorer is None:
+        return "asks a service: give its url under `http_scorer`"
+    return None

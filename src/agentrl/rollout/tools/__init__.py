@@ -1,0 +1,17 @@
+"""The tools of an agent: MCP servers and aggregators, as each record uses them.
+
+    server_list.py  which servers there are, read and checked without the SDK
+    transports.py   the wires to a server: HTTP, SSE, stdio
+    connection.py   one connection over them
+    session.py      a session that outlives its connection: shared, or a record's own
+    server.py       one MCP server and its sessions
+    aggregator.py   servers behind one HTTP API (`/mcpapi`)
+    calls.py        what a call is, and how calls fail
+    catalogue.py    which tools the model gets, and under which names
+    sandboxes.py    what a task gives its tools on the way
+    results.py      a result as text for the model, and what else it held
+    browse.py       a model that reads long results
+    toolbox.py      all of them together: `open_tools`, `ToolBox`, `ToolSession`
+
+Nothing is imported here: the SDK takes a second of CPU, and a check of the flags needs none of it.
+"""

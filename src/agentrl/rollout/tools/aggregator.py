@@ -1,0 +1,213 @@
+"""Tools behind an aggregator: one HTTP API in front of several servers, under a URL in `/mcpapi`.
+
+    GET  /servers                {"servers": ["browser", ...]}
+    GET  /server/{server}/tools  {"tools": [{"type": "function", "function": {...}}, ...]}
+    POST /tool/{server}.{tool}   the arguments -> {"status": "success" | "error", "content": ...}
+
+`GET /tools` lists the same tools without their servers, which calls need: it is not asked. The API
+has no sessions: all records share what is behind it. Headers tell it whom a call serves.
+"""
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx2
+import orjson
+from mcp_types import CallToolResult, TextContent
+from pydantic import ValidationError
+
+from agentrl.rollout.tools.calls import (
+    RECORD_ID_KEY,
+    TASK_ID_KEY,
+    CallFailed,
+    ToolRequest,
+    ToolServerUnreachable,
+)
+from agentrl.rollout.tools.catalogue import Offer
+from agentrl.rollout.tools.connection import ConnectFailed
+from agentrl.rollout.tools.results import json_text
+from agentrl.rollout.tools.server_list import ServerSpec
+from agentrl.rollout.tools.transports import SOCKET_LIMITS, refusal
+
+_RETRY_PAUSE_S = 0.25
+_LISTING_TIMEOUT_S = 10.0
+_HEADERS = {TASK_ID_KEY: "X-AgentRL-Task-Id", RECORD_ID_KEY: "X-AgentRL-Record-Id"}
+
+
+class AggregatedServer:
+    """One of an aggregator's servers."""
+
+    per_record = False
+
+    def __init__(self, aggregator: "Aggregator", name: str, offers: tuple[Offer, ...]) -> None:
+        self.name = name
+        self.offers = offers
+        self._aggregator = aggregator
+
+    @property
+    def label(self) -> str:
+        """The server for people."""
+        return f"{self.name} behind {self._aggregator.label}"
+
+    async def call(self, call: ToolRequest) -> CallToolResult:
+        """ToolRequest a tool. Raises `CallFailed`."""
+        return await self._aggregator.call(self.name, call)
+
+
+class Aggregator:
+    """The client of an aggregator, used as an async context manager.
+
+    `startup_timeout_s`: how long entering waits for it before `ToolServerUnreachable`.
+    """
+
+    def __init__(self, spec: ServerSpec, startup_timeout_s: float) -> None:
+        self.servers: tuple[AggregatedServer, ...] = ()
+        self._spec = spec
+        self._startup_timeout_s = startup_timeout_s
+        self._http = httpx2.AsyncClient(
+            headers=dict(spec.headers),
+            timeout=httpx2.Timeout(spec.timeout_s, pool=None),
+            limits=SOCKET_LIMITS,
+        )
+
+    async def __aenter__(self) -> Self:
+        try:
+            self.servers = await self._reach()
+        except BaseException:
+            await self._http.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    @property
+    def label(self) -> str:
+        """The aggregator for people."""
+        return self._spec.label
+
+    async def call(self, server: str, call: ToolRequest) -> CallToolResult:
+        """ToolRequest a tool of a server. Raises `CallFailed`."""
+        path = f"/tool/{quote(f'{server}.{call.tool}', safe='.')}"
+        headers = {name: quote(str(call.meta[key])) for key, name in _HEADERS.items()}
+        try:
+            response = await self._http.post(
+                self._spec.url + path, json=call.arguments, headers=headers
+            )
+        except httpx2.ReadTimeout:
+            raise CallFailed(
+                f"The tool {call.tool} did not answer within {self._spec.timeout_s:g} s."
+            ) from None
+        except httpx2.RequestError as error:
+            reason = str(error) or type(error).__name__
+            raise CallFailed(f"The tool server cannot be reached: {reason}") from None
+        try:
+            body = orjson.loads(response.content)
+        except orjson.JSONDecodeError:
+            if response.is_error:
+                raise CallFailed(
+                    f"The tool {call.tool} failed: HTTP {response.status_code}"
+                ) from None
+            raise CallFailed(
+                f"The tool {call.tool} gave an answer that cannot be read (not JSON)."
+            ) from None
+        return read_answer(body, failed=response.is_error)
+
+    async def _reach(self) -> tuple[AggregatedServer, ...]:
+        """The servers and their tools, as soon as the aggregator answers."""
+        began = time.monotonic()
+        while True:
+            try:
+                return tuple(
+                    [
+                        AggregatedServer(self, name, await self._offers(name))
+                        for name in await self._names()
+                    ]
+                )
+            except ConnectFailed as failure:
+                waited = time.monotonic() - began
+                if failure.refused or waited > self._startup_timeout_s:
+                    raise ToolServerUnreachable(
+                        f"the aggregator {self._spec.label} could not be used, tried for "
+                        f"{waited:.1f} s: {failure}"
+                    ) from None
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _names(self) -> list[str]:
+        listed = await self._get("/servers", "servers")
+        return [
+            str(item.get("name", item.get("id")) if isinstance(item, dict) else item)
+            for item in listed
+        ]
+
+    async def _offers(self, server: str) -> tuple[Offer, ...]:
+        tools = await self._get(f"/server/{quote(server, safe='')}/tools", "tools")
+        functions = [tool.get("function", tool) for tool in tools if isinstance(tool, dict)]
+        return tuple(
+            Offer(
+                server,
+                str(function["name"]),
+                function.get("description") or "",
+                function.get("parameters") or function.get("inputSchema") or {"type": "object"},
+            )
+            for function in functions
+            if isinstance(function, dict) and "name" in function
+        )
+
+    async def _get(self, path: str, key: str) -> list[Any]:
+        """A list that the aggregator has, under `key` or bare. Raises `ConnectFailed`."""
+        try:
+            response = await self._http.get(self._spec.url + path, timeout=_LISTING_TIMEOUT_S)
+        except httpx2.RequestError as error:
+            raise ConnectFailed.of(error) from None
+        if response.is_error:
+            status = response.status_code
+            known = refusal(status) if status in (401, 403) else f"HTTP {status} to GET {path}"
+            raise ConnectFailed(known, refused=status < 500)
+        try:
+            body = response.json()
+        except ValueError:
+            body = None
+        found = body.get(key) if isinstance(body, dict) else body
+        if not isinstance(found, list):
+            raise ConnectFailed(f"no list `{key}` in the answer to GET {path}", refused=True)
+        return found
+
+
+def read_answer(body: Any, failed: bool = False) -> CallToolResult:
+    """An aggregator's answer as MCP's result. `failed`: by its HTTP status.
+
+    Errors come as `status: error`, as an HTTP-like `status_code`, or as an `error` in the content.
+    """
+    content = body.get("content", body) if isinstance(body, dict) else body
+    if isinstance(body, dict):
+        status = body.get("status_code")
+        failed = (
+            failed
+            or body.get("status") == "error"
+            or bool(body.get("isError"))
+            or (isinstance(status, int) and status >= 400)
+        )
+    if isinstance(content, dict) and content.get("error"):
+        failed = True
+        told = [str(content[key]) for key in ("error", "detail") if content.get(key)]
+        content = ": ".join(dict.fromkeys(told))
+    elif failed and isinstance(content, dict) and content.get("detail"):
+        content = content["detail"]
+    if isinstance(content, list):
+        try:
+            return CallToolResult.model_validate({"content": content, "isError": failed})
+        except ValidationError:
+            pass  # a list of the tool's own
+    elif isinstance(content, dict) and set(content) == {"result"}:
+        content = content["result"]
+    text = content if isinstance(content, str) else json_text(content)
+    return CallToolResult(content=[TextContent(text=text)], is_error=failed)

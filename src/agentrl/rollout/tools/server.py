@@ -1,0 +1,151 @@
+"""One MCP server: the sessions that all records share, and those of single records."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from mcp import Client
+from mcp_types import CallToolResult, Tool
+
+from agentrl.rollout.tools.calls import ToolRequest, ToolServerUnreachable
+from agentrl.rollout.tools.catalogue import CLOSE_TOOL, CREATE_TOOL, Offer
+from agentrl.rollout.tools.connection import ConnectFailed
+from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
+from agentrl.rollout.tools.session import SDK_FAILURES, Ownership, Session
+from agentrl.rollout.tools.transports import Wires
+
+log = logging.getLogger(__name__)
+
+_RETRY_PAUSE_S = 0.25
+_HANDSHAKE_TIMEOUT_S = 10.0
+
+
+class MCPServer:
+    """A server of tools, used as an async context manager.
+
+    `startup_timeout_s`: how long entering waits for it before `ToolServerUnreachable`.
+    """
+
+    def __init__(self, spec: ServerSpec, startup_timeout_s: float) -> None:
+        self.spec = spec
+        self.offers: tuple[Offer, ...] = ()
+        self._startup_timeout_s = startup_timeout_s
+        # A process may have to be installed before it answers; a server that listens just answers.
+        slow = spec.transport is ToolTransport.STDIO
+        self._handshake_s = min(startup_timeout_s, float("inf") if slow else _HANDSHAKE_TIMEOUT_S)
+        self._wires = Wires(spec, self._handshake_s)
+        self._stack = AsyncExitStack()
+        self._shared: list[Session] = []
+
+    @property
+    def name(self) -> str:
+        """As flags and config file have it."""
+        return self.spec.name
+
+    @property
+    def label(self) -> str:
+        """The server for people."""
+        return self.spec.label
+
+    @property
+    def creates_sessions(self) -> bool:
+        """Whether the server has a tool that is told about each record."""
+        return any(offer.tool == CREATE_TOOL for offer in self.offers)
+
+    @property
+    def per_record(self) -> bool:
+        """Whether every record has a session of its own."""
+        return self.spec.per_record or self.creates_sessions
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._wires.close)
+            async with AsyncExitStack() as first:
+                session, self.offers = await self._reach(first)
+                if not self.per_record:
+                    self._shared.append(session)
+                    stack.push_async_exit(first.pop_all())
+            if not self.per_record:
+                await self._open_more(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def call(self, call: ToolRequest) -> CallToolResult:
+        """ToolRequest a tool in the shared session that has least to do. Raises `CallFailed`."""
+        return await min(self._shared, key=lambda session: session.n_calls).call(call)
+
+    def session_for(self, create_kwargs: dict[str, Any], meta: Mapping[str, Any]) -> Session:
+        """A session of a record's own, to be entered. `meta`: what its calls carry."""
+        tools = {offer.tool for offer in self.offers}
+        create = ToolRequest(CREATE_TOOL, create_kwargs, meta) if CREATE_TOOL in tools else None
+        close = ToolRequest(CLOSE_TOOL, {}, meta) if CLOSE_TOOL in tools else None
+        return Session(self.spec, self._wires, self._handshake_s, Ownership(create, close))
+
+    async def _reach(self, stack: AsyncExitStack) -> tuple[Session, tuple[Offer, ...]]:
+        """The first session, as soon as the server answers."""
+        began = time.monotonic()
+        while True:
+            session = Session(self.spec, self._wires, self._handshake_s)
+            try:
+                async with AsyncExitStack() as attempt:
+                    await attempt.enter_async_context(session)
+                    tools = await _list_tools(session.client)
+                    stack.push_async_exit(attempt.pop_all())
+                return session, tuple(_offer(self.name, tool) for tool in tools)
+            except ConnectFailed as failure:
+                failed = failure
+            except SDK_FAILURES as error:
+                failed = ConnectFailed.of(error)
+            waited = time.monotonic() - began
+            process = self.spec.transport is ToolTransport.STDIO  # it would only fail again
+            if process or failed.refused or waited > self._startup_timeout_s:
+                raise ToolServerUnreachable(
+                    f"the tool server {self.spec.label} could not be used, tried for "
+                    f"{waited:.1f} s: {failed}"
+                )
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _open_more(self, stack: AsyncExitStack) -> None:
+        """The other shared sessions."""
+        more = [
+            Session(self.spec, self._wires, self._handshake_s)
+            for _ in range(self.spec.sessions - 1)
+        ]
+        entered = await asyncio.gather(
+            *(stack.enter_async_context(session) for session in more), return_exceptions=True
+        )
+        for failure in entered:
+            if isinstance(failure, ConnectFailed):
+                raise ToolServerUnreachable(
+                    f"the tool server {self.spec.label} gave only some of {self.spec.sessions} "
+                    f"sessions (--mcp_sessions): {failure}"
+                ) from None
+            if isinstance(failure, BaseException):
+                raise failure
+        self._shared += more
+
+
+async def _list_tools(client: Client) -> list[Tool]:
+    """All tools, page by page."""
+    page = await client.list_tools()
+    tools = list(page.tools)
+    while page.next_cursor:
+        page = await client.list_tools(cursor=page.next_cursor)
+        tools += page.tools
+    return tools
+
+
+def _offer(server: str, tool: Tool) -> Offer:
+    return Offer(server, tool.name, tool.description or "", tool.input_schema)

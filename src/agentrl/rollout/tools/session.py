@@ -1,0 +1,206 @@
+"""A session with an MCP server that is begun again when it is lost.
+
+Two kinds. A shared one serves all records: it keeps nothing of theirs, so a call that the server
+has not seen goes to the next session. A record's own keeps the record's state: when it is lost, so
+is that, and the model is told before anything else is done.
+
+A call that the server may have seen is never sent twice.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, cast
+
+import anyio
+from mcp import Client, MCPError
+from mcp_types import REQUEST_TIMEOUT, CallToolResult, RequestParamsMeta
+from pydantic import ValidationError
+
+from agentrl.rollout.tools.calls import CallFailed, ToolRequest, ToolSessionFailed
+from agentrl.rollout.tools.connection import (
+    ConnectFailed,
+    Connection,
+    connection_is_lost,
+    session_is_gone,
+)
+from agentrl.rollout.tools.results import read_result
+from agentrl.rollout.tools.server_list import ServerSpec
+from agentrl.rollout.tools.transports import Wires
+
+log = logging.getLogger(__name__)
+
+_CLOSE_CALL_S = 5.0
+
+SDK_FAILURES = (
+    MCPError,  # an error answer, a time-out, a closed connection
+    ValidationError,  # an answer that is no CallToolResult
+    RuntimeError,  # content that does not fit the tool's schema, a request for input
+    ValueError,
+    anyio.ClosedResourceError,
+    anyio.BrokenResourceError,
+)
+"""What the SDK raises for a request that fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What makes a session a record's own: the calls that begin and end it, if the server has
+    tools for that."""
+
+    create: ToolRequest | None
+    close: ToolRequest | None
+
+
+class Session:
+    """A session with a server, used as an async context manager.
+
+    `handshake_s`: of each request before the first call. `ownership`: None for a shared session.
+    Entering raises `ConnectFailed`, and `ToolSessionFailed` for a session of a record.
+    """
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        wires: Wires,
+        handshake_s: float,
+        ownership: Ownership | None = None,
+    ) -> None:
+        self.n_calls = 0  # under way
+        self._spec = spec
+        self._wires = wires
+        self._handshake_s = handshake_s
+        self._ownership = ownership
+        self._connection: Connection | None = None
+        self._beginning = asyncio.Lock()
+        self._n_failed = 0  # attempts to begin it again
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._begin()
+        except (ConnectFailed, CallFailed) as failure:
+            if self._ownership is None:
+                raise
+            raise ToolSessionFailed(
+                f"the tool server {self._spec.label} opened no session for the record: {failure}"
+            ) from None
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        connection = self._connection
+        if connection is not None and not connection.ended and self._ownership is not None:
+            await self._say_goodbye(connection, self._ownership.close)
+        if connection is not None:
+            await connection.close()
+
+    @property
+    def client(self) -> Client:
+        """The SDK's client of the session as it is now."""
+        assert self._connection is not None, "the session is not entered"
+        return self._connection.client
+
+    async def call(self, call: ToolRequest) -> CallToolResult:
+        """ToolRequest a tool. Raises `CallFailed`, whatever goes wrong."""
+        self.n_calls += 1
+        try:
+            return await self._call(call)
+        except SDK_FAILURES as error:
+            raise CallFailed(self._explain(call.tool, error)) from None
+        except ConnectFailed as failure:
+            raise CallFailed(f"The tool server cannot be reached: {failure}") from None
+        finally:
+            self.n_calls -= 1
+
+    async def _call(self, call: ToolRequest) -> CallToolResult:
+        connection = self._connection
+        assert connection is not None, "the session is not entered"
+        if connection.ended:
+            connection = await self._again(connection)
+        try:
+            return await self._send(connection, call)
+        except MCPError as error:
+            if not session_is_gone(error):
+                raise
+        # The server has forgotten the session, and not seen the call.
+        connection.abandon()
+        return await self._send(await self._again(connection), call)
+
+    async def _send(self, connection: Connection, call: ToolRequest) -> CallToolResult:
+        return await connection.client.call_tool(
+            call.tool,
+            call.arguments,
+            read_timeout_seconds=self._spec.timeout_s,
+            meta=cast(RequestParamsMeta, dict(call.meta)),
+        )
+
+    async def _begin(self) -> Connection:
+        """Connect; in a session of a record's own, say whose it is."""
+        owned = self._ownership
+        connection = await Connection.open(
+            self._wires, self._handshake_s, with_session=owned is not None
+        )
+        self._connection = connection
+        if owned is not None and owned.create is not None:
+            try:
+                await self._create(connection, owned.create)
+            except BaseException:
+                await connection.close()
+                raise
+        return connection
+
+    async def _create(self, connection: Connection, create: ToolRequest) -> None:
+        try:
+            made = read_result(await self._send(connection, create))
+        except SDK_FAILURES as error:
+            raise CallFailed(self._explain(create.tool, error)) from None
+        if made.is_error:
+            raise CallFailed(made.text)
+
+    async def _again(self, lost: Connection) -> Connection:
+        """A connection in the place of `lost`, made by the first of the calls that need it."""
+        n_failed = self._n_failed
+        async with self._beginning:
+            connection = self._connection
+            if self._n_failed != n_failed:
+                # Or calls would wait for one another's attempts, each as long as a handshake.
+                raise ConnectFailed("another call has just tried")
+            if connection is None or connection is lost:
+                await lost.close()
+                try:
+                    connection = await self._begin()
+                except (ConnectFailed, CallFailed):
+                    self._n_failed += 1
+                    raise
+                log.warning("connected to tool server %s again", self._spec.label)
+        if self._ownership is not None:
+            raise CallFailed(
+                "The connection to the tool server was lost, and the state of its tools with it. "
+                "They begin anew; this call was not made."
+            )
+        return connection
+
+    async def _say_goodbye(self, connection: Connection, close: ToolRequest | None) -> None:
+        if close is None:
+            return
+        with contextlib.suppress(TimeoutError, *SDK_FAILURES):
+            async with asyncio.timeout(_CLOSE_CALL_S):
+                await self._send(connection, close)
+                return
+        log.warning("tool server %s failed at %s", self._spec.label, close.tool)
+
+    def _explain(self, tool: str, error: Exception) -> str:
+        """A failed call, for the model to read."""
+        if isinstance(error, MCPError) and error.code == REQUEST_TIMEOUT:
+            return f"The tool {tool} did not answer within {self._spec.timeout_s:g} s."
+        if connection_is_lost(error):
+            return f"The connection to the tool server was lost while {tool} was at work."
+        if isinstance(error, MCPError):
+            return f"The tool {tool} failed: {error.message}"
+        return f"The tool {tool} gave an answer that cannot be read ({type(error).__name__})."

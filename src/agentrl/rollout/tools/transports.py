@@ -1,0 +1,187 @@
+"""The wires to one server: HTTP requests, a stream of events, or the pipes of a process.
+
+What is said over them is the SDK's business (`connection.py`).
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+from mcp import StdioServerParameters
+from mcp.client.sse import sse_client
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+
+from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
+
+# JSON-RPC codes of our own, see `_FaultIsolation`.
+WIRE_FAULT, REFUSED, SESSION_GONE = -32050, -32051, -32052
+
+# A call holds its connection while the tool works, and the samplers bound their own concurrency.
+# Idle connections are dropped before the 5 s after which uvicorn closes them.
+SOCKET_LIMITS = httpx2.Limits(
+    max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0
+)
+
+Streams = tuple[Any, Any]  # the SDK's read and write streams
+
+
+class Wires:
+    """Makes the wires of connections to one server. HTTP ones share their sockets.
+
+    `connect_timeout_s`: of reaching the server; how long an answer may take is the caller's.
+    """
+
+    def __init__(self, spec: ServerSpec, connect_timeout_s: float) -> None:
+        self._spec = spec
+        self._timeout = httpx2.Timeout(None, connect=connect_timeout_s)
+        self._sockets: httpx2.AsyncHTTPTransport | None = None
+
+    @asynccontextmanager
+    async def open(self, on_lost: Callable[[], None]) -> AsyncIterator[Streams]:
+        """A wire. `on_lost` is called when it is found to carry nothing any more."""
+        spec = self._spec
+        if spec.transport is ToolTransport.STDIO:
+            process = StdioServerParameters(
+                command=spec.command, args=list(spec.args), env=dict(spec.env), cwd=spec.cwd
+            )
+            async with stdio_client(process) as (read, write):
+                yield _EndNoticed(read, on_lost), write
+        elif spec.transport is ToolTransport.SSE:
+            # Requests are answered over the stream: one that cannot be sent would wait for ever.
+            client = self._client(_Borrowed(self._shared_sockets(), on_failed_post=on_lost))
+
+            def our_client(*_: object, **__: object) -> httpx2.AsyncClient:
+                return client  # with our time-outs and headers
+
+            async with sse_client(spec.url, httpx_client_factory=our_client) as (read, write):
+                yield _EndNoticed(read, on_lost), write
+        else:
+            client = self._client(_FaultIsolation(_Borrowed(self._shared_sockets())))
+            async with streamable_http_client(spec.url, http_client=client) as streams:
+                yield streams
+
+    async def close(self) -> None:
+        """Close the shared sockets."""
+        if self._sockets is not None:
+            await self._sockets.aclose()
+
+    def _client(self, transport: httpx2.AsyncBaseTransport) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            headers=dict(self._spec.headers), timeout=self._timeout, transport=transport
+        )
+
+    def _shared_sockets(self) -> httpx2.AsyncHTTPTransport:
+        if self._sockets is None:
+            # One for all connections: each would make a TLS context of its own, in tens of ms.
+            self._sockets = httpx2.AsyncHTTPTransport(limits=SOCKET_LIMITS)
+        return self._sockets
+
+
+class _Borrowed(httpx2.AsyncBaseTransport):
+    """Sockets that outlive the client which uses them."""
+
+    def __init__(
+        self,
+        sockets: httpx2.AsyncHTTPTransport,
+        on_failed_post: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._sockets = sockets
+        self._on_failed_post = on_failed_post
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            response = await self._sockets.handle_async_request(request)
+        except httpx2.RequestError:
+            if request.method == "POST":
+                self._on_failed_post()
+            raise
+        if request.method == "POST" and response.is_error:
+            self._on_failed_post()
+        return response
+
+    async def aclose(self) -> None:
+        """They are not ours to close."""
+
+
+class _FaultIsolation(httpx2.AsyncBaseTransport):
+    """Answers a request that fails below MCP with a JSON-RPC error of ours.
+
+    The SDK's transport lets a connection that fails end the whole session, and with it the calls of
+    all other records; an error answer ends only the call that it belongs to. And of an HTTP status
+    it passes on only what each server writes beside it, in a way of its own.
+    """
+
+    def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
+        self._transport = transport
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            response = await self._transport.handle_async_request(request)
+            if response.status_code in (401, 403):
+                await response.aclose()
+                return _json_rpc_error(request, REFUSED, refusal(response.status_code))
+            if "mcp-session-id" in request.headers and await _forgot_session(response):
+                await response.aclose()
+                return _json_rpc_error(request, SESSION_GONE, "the session is gone")
+            if response.headers.get("content-type", "").lower().startswith("application/json"):
+                await response.aread()  # here, so that a connection lost half way is caught too
+            return response
+        except httpx2.RequestError as error:
+            return _json_rpc_error(request, WIRE_FAULT, str(error) or type(error).__name__)
+
+
+async def _forgot_session(response: httpx2.Response) -> bool:
+    """Whether the server answers that it does not know the request's session.
+
+    The protocol has 404 for that. Servers made after the TypeScript SDK's examples answer 400.
+    """
+    if response.status_code == 400:
+        return b"session" in (await response.aread()).lower()
+    return response.status_code == 404
+
+
+def refusal(status: int) -> str:
+    """An HTTP 401 or 403 in words."""
+    return f"HTTP {status}, the server wants another bearer token (--mcp_auth_token)"
+
+
+def _json_rpc_error(request: httpx2.Request, code: int, message: str) -> httpx2.Response:
+    error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
+    return httpx2.Response(502, json=error, request=request)
+
+
+class _EndNoticed:
+    """A read stream of the SDK that tells when the server's side of it has ended."""
+
+    def __init__(self, stream: Any, on_end: Callable[[], None]) -> None:
+        self._stream = stream
+        self._on_end = on_end
+
+    @property
+    def last_context(self) -> Any:
+        """Where the SDK's own streams keep the context of the last message's sender."""
+        return getattr(self._stream, "last_context", None)
+
+    async def receive(self) -> Any:
+        return await self._stream.receive()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def __aiter__(self) -> "_EndNoticed":
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self._stream.__anext__()
+        except StopAsyncIteration:
+            self._on_end()
+            raise
+
+    async def __aenter__(self) -> "_EndNoticed":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

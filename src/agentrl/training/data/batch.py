@@ -1,0 +1,260 @@
+"""Some of a step's sequences as the tensors of one forward pass.
+
+Two shapes: a forest in one line, for models with tree attention, where no token stands twice and
+none is padding but to a multiple; and padded lines, one per sequence, for the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrl.databases.token_tree import TokenTree
+from agentrl.training.attention import TreeLayout
+from agentrl.training.data.forest import Forest, merge
+from agentrl.training.data.packing import PackedPass
+from agentrl.training.data.sequences import TrainingSequence
+from agentrl.training.losses import LossInputs
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The tensors of one forward pass: B lines of T tokens, M predictions, N trained tokens.
+
+    Where sequences share a prefix they share its predictions too: a prediction is one token at one
+    place, and it is the prediction of every trained token that it serves.
+    """
+
+    input_ids: Tensor  # [B, T] int64, padded with 0
+    position_ids: Tensor  # [B, T] int64, how many tokens stand before it in its sequence
+    tree: TreeLayout | None  # of the one line; None: causal lines padded on the right
+    positions: Tensor  # [M] int64, into [prefix_tokens + B * T]: whose hidden state predicts it
+    targets: Tensor  # [M] int64, the token
+    temperatures: Tensor  # [M] float32
+    prediction: Tensor  # [N] int64, into [M]
+    sequence: Tensor  # [N] int64, which of this rank's rows the token is of
+    place: Tensor  # [N] int64, which trained token of its row it is, from 0
+    columns: Mapping[str, Tensor]  # [N] each, by name, see `COLUMNS`; integers as int64
+    sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
+    mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
+    prefix_tokens: int = 0  # that stand before the line and were computed by a `SharedPrefixBatch`
+
+    def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
+        """What the loss sees, given the predictions' logprobs and entropy [M]."""
+        return LossInputs.of_columns(
+            self.columns,
+            logprobs=logprobs[self.prediction],
+            entropy=None if entropy is None else entropy[self.prediction],
+            mask=self.mask,
+            sequence=self.sequence,
+            sequence_tokens=self.sequence_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class SharedPrefixBatch:
+    """The tensors of a forward pass whose keys, values and hidden states other passes build on."""
+
+    input_ids: Tensor  # [1, T] int64, padded with 0
+    position_ids: Tensor  # [1, T] int64
+    tree: TreeLayout
+    tokens: int  # without padding
+
+
+def collate_forest(
+    sequences: Sequence[TrainingSequence],
+    rows: Sequence[int],
+    pad_to_multiple_of: int = 1,
+    device: torch.device | str = "cpu",
+) -> MicroBatch:
+    """Merge `sequences` (at least one; `rows`: the row of each) into one line."""
+    forest = merge([sequence.inputs for sequence in sequences])
+    whole = PackedPass(tuple(range(len(forest.tree.nodes))), tuple(range(len(sequences))))
+    return collate_pass(forest, whole, (), sequences, rows, pad_to_multiple_of, device)
+
+
+def collate_pass(
+    forest: Forest,
+    packed: PackedPass,
+    prefix: Sequence[int],
+    sequences: Sequence[TrainingSequence],
+    rows: Sequence[int],
+    pad_to_multiple_of: int = 1,
+    device: torch.device | str = "cpu",
+) -> MicroBatch:
+    """The nodes and sequences of `packed` as one line, behind the nodes of `prefix`.
+
+    `forest` is that of `sequences`, `rows` the row of each.
+    """
+    tokens = forest.tree.places((*prefix, *packed.nodes))
+    prefix_tokens = sum(forest.tree.nodes[node].length for node in prefix)
+    line, padding = _padded(forest.tree["ids"][tokens[prefix_tokens:]], pad_to_multiple_of)
+    layout = _layout(forest, packed.nodes, prefix_tokens, padding)
+    place = np.full(len(forest.tree), -1, dtype=np.int64)
+    place[tokens] = np.arange(len(tokens))
+    batch = _micro_batch(
+        line[None],
+        layout.positions[None],
+        layout,
+        [place[forest.places[sequence]] for sequence in packed.sequences],
+        [sequences[sequence] for sequence in packed.sequences],
+        [rows[sequence] for sequence in packed.sequences],
+        device,
+    )
+    return replace(batch, prefix_tokens=prefix_tokens)
+
+
+def collate_prefix(
+    forest: Forest,
+    prefix: Sequence[int],
+    pad_to_multiple_of: int = 1,
+    device: torch.device | str = "cpu",
+) -> SharedPrefixBatch:
+    """The nodes of `prefix`, from a root downwards, as one line."""
+    tokens = forest.tree.places(prefix)
+    line, padding = _padded(forest.tree["ids"][tokens], pad_to_multiple_of)
+    layout = _layout(forest, (), len(tokens), padding, prefix_asks=True)
+    return SharedPrefixBatch(
+        input_ids=torch.from_numpy(line[None]).to(device),
+        position_ids=torch.from_numpy(layout.positions[None]).to(device),
+        tree=layout,
+        tokens=len(tokens),
+    )
+
+
+def _padded(tokens: NDArray[np.int32], multiple: int) -> tuple[NDArray[np.int64], int]:
+    padding = -len(tokens) % multiple
+    return np.pad(tokens.astype(np.int64), (0, padding)), padding
+
+
+def _layout(
+    forest: Forest,
+    nodes: Sequence[int],
+    prefix_tokens: int,
+    padding: int,
+    *,
+    prefix_asks: bool = False,
+) -> TreeLayout:
+    """The shared prefix as one node, `nodes` under it, and the padding, which no token sees.
+
+    All but the prefix are the queries, or, if `prefix_asks`, all.
+    """
+    parents, lengths = ([-1], [prefix_tokens]) if prefix_tokens else ([], [])
+    number = {-1: -1}
+    for node in nodes:
+        number[node] = len(parents)
+        # a parent that is not among the nodes is the prefix
+        parents.append(number.get(forest.tree.nodes[node].parent, 0))
+        lengths.append(forest.tree.nodes[node].length)
+    if padding:
+        parents.append(-1)
+        lengths.append(padding)
+    layout = TreeLayout(parents, lengths)
+    if prefix_tokens and not prefix_asks:
+        return layout.restrict(prefix_tokens, layout.n_tokens)
+    return layout
+
+
+def collate_padded(
+    sequences: Sequence[TrainingSequence],
+    rows: Sequence[int],
+    pad_to_multiple_of: int = 1,
+    device: torch.device | str = "cpu",
+) -> MicroBatch:
+    """Pad `sequences` (at least one; `rows`: the row of each) on the right, each in its line."""
+    longest = max(len(sequence.inputs) for sequence in sequences)
+    width = -(-longest // pad_to_multiple_of) * pad_to_multiple_of
+    input_ids = np.zeros((len(sequences), width), dtype=np.int64)
+    places = []
+    for line, sequence in enumerate(sequences):
+        inputs = sequence.inputs
+        input_ids[line, : len(inputs)] = inputs
+        places.append(line * width + np.arange(len(inputs)))
+    positions = np.tile(np.arange(width), (len(sequences), 1))
+    return _micro_batch(input_ids, positions, None, places, sequences, rows, device)
+
+
+def placeholder(
+    pad_to_multiple_of: int = 1, device: torch.device | str = "cpu", *, tree: bool = True
+) -> MicroBatch:
+    """A micro-batch without weight, for a rank that has fewer than the others.
+
+    It goes through the model like any other, so that all ranks meet in the same collectives, and
+    its masked token adds exactly 0 to loss and gradients.
+    """
+    collate = collate_forest if tree else collate_padded
+    batch = collate([_nothing()], [0], pad_to_multiple_of, device)
+    return replace(batch, mask=torch.zeros_like(batch.mask))
+
+
+def placeholder_prefix(
+    pad_to_multiple_of: int = 1, device: torch.device | str = "cpu"
+) -> SharedPrefixBatch:
+    """A shared prefix that nothing follows, for a rank that has none where another has one."""
+    return collate_prefix(merge([_nothing().inputs]), [0], pad_to_multiple_of, device)
+
+
+def _nothing() -> TrainingSequence:
+    """Two tokens, of which the second is trained."""
+    return TrainingSequence(TokenTree.line([0, 0], mask=[0, 1]), temperature=1.0, row_tokens=1)
+
+
+def _micro_batch(
+    input_ids: NDArray[np.int64],
+    position_ids: NDArray[np.int64],
+    layout: TreeLayout | None,
+    places: Sequence[NDArray[np.int64]],
+    sequences: Sequence[TrainingSequence],
+    rows: Sequence[int],
+    device: torch.device | str,
+) -> MicroBatch:
+    """`places`: where each sequence's inputs stand in the flattened `input_ids`."""
+    trained = [sequence.trained for sequence in sequences]
+    counts = [len(own) for own in trained]
+
+    def repeated(values: Sequence[float]) -> NDArray[np.float64]:
+        return np.repeat(np.asarray(values, dtype=np.float64), counts)
+
+    def tensor(array: NDArray[np.generic], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
+
+    sources = np.concatenate([place[own - 1] for place, own in zip(places, trained, strict=True)])
+    row_places = [s.trained_before + np.arange(n) for s, n in zip(sequences, counts, strict=True)]
+    tokens = TokenTree.concat(
+        [sequence.tokens.take(own) for sequence, own in zip(sequences, trained, strict=True)]
+    )
+    targets = tokens["ids"]
+    temperatures = repeated([sequence.temperature for sequence in sequences])
+    entries, prediction = _distinct(sources, targets, temperatures)
+    return MicroBatch(
+        input_ids=tensor(input_ids, torch.int64),
+        position_ids=tensor(position_ids, torch.int64),
+        tree=layout,
+        positions=tensor(sources[entries], torch.int64),
+        targets=tensor(targets[entries], torch.int64),
+        temperatures=tensor(temperatures[entries], torch.float32),
+        prediction=tensor(prediction, torch.int64),
+        sequence=tensor(np.repeat(np.asarray(rows), counts), torch.int64),
+        place=tensor(np.concatenate(row_places), torch.int64),
+        columns={
+            name: tensor(values, torch.float32 if values.dtype.kind == "f" else torch.int64)
+            for name, values in tokens.columns.items()
+        },
+        sequence_tokens=tensor(repeated([float(s.row_tokens) for s in sequences]), torch.float32),
+        mask=torch.ones(sum(counts), dtype=torch.bool, device=device),
+    )
+
+
+def _distinct(
+    *columns: NDArray[np.generic],
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Of N entries that are equal in all `columns` [N] one each, [M]; and whose it is, [N]."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, number = np.unique(column, return_inverse=True)
+        key = key * len(values) + number
+    _, first, which = np.unique(key, return_index=True, return_inverse=True)
+    return first, which

@@ -1,0 +1,160 @@
+"""Which rows each data-parallel rank trains in one optimizer step, and what it makes of them. Pure.
+
+Not in here: how a rank divides a forest into passes (`packing`). All functions are deterministic:
+equal arguments give equal plans, on every rank.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from agentrl.databases.row_ledger import RowHeader
+from agentrl.training.data.flops import FlopsModel
+
+# A group is divided for balance only where that saves this share of a rank's time at least.
+_WORTH_DIVIDING = 0.01
+
+
+@dataclass(frozen=True)
+class RowCost:
+    """What a row costs alone, and the part that it shares with its siblings on the same rank."""
+
+    group: str  # siblings have the same
+    own: float  # what is computed for this row only
+    shared: float = 0.0  # what is computed once for all rows of the group on a rank
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """Rows by rank, in the order given."""
+
+    rows: tuple[tuple[int, ...], ...]
+    costs: tuple[float, ...]
+
+    @property
+    def balance(self) -> float:
+        """The most expensive rank's cost over the mean: by so much a step is prolonged."""
+        return max(self.costs) / mean(self.costs) if any(self.costs) else 1.0
+
+
+def row_cost(header: RowHeader, costs: FlopsModel) -> RowCost:
+    """What a row of the database costs; its first prompt is what siblings share."""
+    prompt = header.prompt_len
+    shared = costs.total(prompt, prompt * (prompt + 1) / 2, 0)
+    total = costs.total(header.n_tokens, header.cost, header.n_train_tokens)
+    return RowCost(header.prefix_hash, total - shared, shared)
+
+
+def plan_ranks(rows: Sequence[RowCost], ranks: int) -> RankPlan:
+    """Rows to ranks: siblings together, as far as balance allows.
+
+    Groups go to ranks by longest processing time first: the most expensive first, each to the rank
+    that has the least. Then the most expensive rank's most expensive group is halved, and all is
+    placed anew, for as long as that shortens the step: siblings apart compute their prompt twice.
+    Invariants: every row is on exactly one rank; with one rank no group is divided; the most
+    expensive rank costs no more than if no group were.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault(row.group, []).append(index)
+    parts = list(groups.values())
+    plan = _place(parts, rows, ranks)
+    while (divided := _divide(parts, plan, rows)) is not None:
+        again = _place(divided, rows, ranks)
+        if not _shorter(again, plan):
+            break
+        parts, plan = divided, again
+    return plan
+
+
+def assign_rows(costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """Rows that share nothing to ranks, balanced by cost.
+
+    Longest processing time first: each row, the most expensive first, goes to the rank with the
+    least. Invariants: every row is on exactly one rank; the most expensive rank has at most the
+    cheapest rank's cost plus one row's; with at least as many rows as ranks no rank is empty (if
+    costs are above 0). Returns the rows' indices by rank, in the order given.
+    """
+    loads = [(0.0, rank) for rank in range(ranks)]
+    plan: list[list[int]] = [[] for _ in range(ranks)]
+    for row in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
+        load, rank = heapq.heappop(loads)
+        plan[rank].append(row)
+        heapq.heappush(loads, (load + costs[row], rank))
+    return [sorted(rows) for rows in plan]
+
+
+def _place(parts: Sequence[Sequence[int]], rows: Sequence[RowCost], ranks: int) -> RankPlan:
+    by_rank = assign_rows([_cost(part, rows) for part in parts], ranks)
+    placed = [sorted(row for part in mine for row in parts[part]) for mine in by_rank]
+    return RankPlan(
+        rows=tuple(tuple(indices) for indices in placed),
+        costs=tuple(_together(indices, rows) for indices in placed),
+    )
+
+
+def _divide(
+    parts: Sequence[list[int]], plan: RankPlan, rows: Sequence[RowCost]
+) -> list[list[int]] | None:
+    """`parts` with the most expensive one of the most expensive rank halved; None if that has one
+    row only."""
+    most_expensive = max(range(len(plan.costs)), key=lambda rank: (plan.costs[rank], -rank))
+    there = set(plan.rows[most_expensive])
+    candidates = [part for part in parts if len(part) > 1 and set(part) <= there]
+    if not candidates:
+        return None
+    chosen = max(candidates, key=lambda part: (_cost(part, rows), [-index for index in part]))
+    halves: tuple[list[int], list[int]] = ([], [])
+    weights = [0.0, 0.0]
+    for index in sorted(chosen, key=lambda index: (-rows[index].own, index)):
+        lighter = int(weights[1] < weights[0])
+        halves[lighter].append(index)
+        weights[lighter] += rows[index].own
+    return [part for part in parts if part is not chosen] + [sorted(half) for half in halves]
+
+
+def _shorter(plan: RankPlan, other: RankPlan) -> bool:
+    """Whether the first rank, the most expensive first, whose costs differ costs less in `plan`.
+
+    Where several ranks are the most expensive, they are relieved one by one.
+    """
+    for ours, theirs in zip(sorted(plan.costs)[::-1], sorted(other.costs)[::-1], strict=True):
+        if abs(ours - theirs) > _WORTH_DIVIDING * theirs:
+            return ours < theirs
+    return False
+
+
+def _cost(part: Iterable[int], rows: Sequence[RowCost]) -> float:
+    """Of rows of one group together."""
+    indices = list(part)
+    return sum(rows[index].own for index in indices) + max(rows[index].shared for index in indices)
+
+
+def _together(indices: Iterable[int], rows: Sequence[RowCost]) -> float:
+    groups: dict[str, list[int]] = {}
+    for index in indices:
+        groups.setdefault(rows[index].group, []).append(index)
+    return sum(_cost(part, rows) for part in groups.values())
+
+
+def pack_sequences(
+    lengths: Sequence[int], budget: int, pad_to_multiple_of: int = 1
+) -> list[list[int]]:
+    """One rank's sequences to as few micro-batches as a greedy pass over sorted lengths gives.
+
+    A micro-batch of n sequences costs n times its longest one, rounded up to
+    `pad_to_multiple_of`: sequences of like length go together, so that padding is small.
+    Invariants: every sequence is in exactly one micro-batch; a micro-batch costs at most `budget`
+    tokens, unless it is one sequence that is longer than the budget. Returns sequence indices by
+    micro-batch, the longest first.
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for sequence in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        if batches and (len(batches[-1]) + 1) * longest <= budget:
+            batches[-1].append(sequence)
+        else:
+            batches.append([sequence])
+            longest = -(-lengths[sequence] // pad_to_multiple_of) * pad_to_multiple_of
+    return batches

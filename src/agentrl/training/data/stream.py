@@ -1,0 +1,226 @@
+"""Rows for the next step, made ready in the background while the current step computes.
+
+Rank 0 leases rows and plans which rank trains which; the plan travels as row ids, and every rank
+fetches its own payloads. All of it runs on the background loops of the ranks: `start` begins it
+for a step, `take` collects it.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+from agentrl.databases.changes import Changes, inserted, updated
+from agentrl.databases.connection import RunDatabase, retry_through_outages
+from agentrl.databases.documents import RowStatus, TaskStatus
+from agentrl.databases.feeder import TaskFeeder
+from agentrl.databases.hopeless import HopelessWatch
+from agentrl.databases.policies import Lineage, load_lineage
+from agentrl.databases.row_ledger import RowHeader, RowLedger, fetch_rows
+from agentrl.databases.runs import RunHopeless
+from agentrl.training.background import BackgroundLoop
+from agentrl.training.data.flops import FlopsModel
+from agentrl.training.data.planner import plan_ranks, row_cost
+from agentrl.training.data.sequences import TrainingSequence, row_sequences
+from agentrl.training.parallel import Mesh
+from agentrl.training.parallel.agreement import Agreement
+
+T = TypeVar("T")
+
+_LONGEST_WAIT_S = 1.0  # between two looks for rows, which see a stop too
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """What one rank trains in a step."""
+
+    headers: Sequence[RowHeader]  # of the whole step; on rank 0 only
+    balance: float  # of the ranks' costs, see `RankPlan`
+    mine: Sequence[Sequence[TrainingSequence]]  # this rank's rows, each as its sequences
+
+
+class RowSource(Protocol):
+    """Where rank 0 gets the rows of a step from."""
+
+    async def lease(self, step: int) -> list[RowHeader]:
+        """The step's rows; fewer than usual when no more can come, none at the end."""
+        ...
+
+
+class LedgerSource:
+    """Rows of the database, fed by the tasks of a `TaskFeeder`."""
+
+    def __init__(
+        self,
+        database: RunDatabase,
+        ledger: RowLedger,
+        feeder: TaskFeeder,
+        *,
+        rows_per_step: int,
+        max_staleness: int,
+        stop: threading.Event,
+        watch: HopelessWatch,
+    ) -> None:
+        """`stop`: set when no further step is wanted; a wait for rows then ends without any.
+        `watch`: ends a wait that is in vain."""
+        self._database = database
+        self._ledger = ledger
+        self._feeder = feeder
+        self._rows_per_step = rows_per_step
+        self._max_staleness = max_staleness
+        self._stop = stop
+        self._watch = watch
+        self._lineage = Lineage()
+
+    async def lease(self, step: int) -> list[RowHeader]:
+        """Wait until the step has all its rows, topping up tasks meanwhile. Raises `RunHopeless`
+        where they will not come."""
+        headers, complete = await self._look(step)
+        if complete:
+            return headers
+        rows, tasks = self._database.rows, self._database.tasks
+        new_row = inserted(rows)
+        ready_again = updated(rows, "status", RowStatus.READY)
+        group_done = updated(tasks, "status", TaskStatus.COMPLETED)  # perhaps the last one
+        async with Changes(self._database, new_row, ready_again, group_done) as changes:
+            while not self._stop.is_set():
+                before = len(headers)
+                headers, complete = await self._look(step)
+                if complete:
+                    return headers
+                if (reason := await self._watch.look()) is not None:
+                    raise RunHopeless(reason)
+                await changes.wait(_LONGEST_WAIT_S, found=len(headers) > before)
+        return []
+
+    async def _look(self, step: int) -> tuple[list[RowHeader], bool]:
+        return await retry_through_outages(
+            lambda: self._look_once(step), f"the rows of step {step}"
+        )
+
+    async def _look_once(self, step: int) -> tuple[list[RowHeader], bool]:
+        """The rows that the step has, and whether it gets no more."""
+        # asked before leasing: a row that comes between the two is leased in this look
+        exhausted = await self._feeder.exhausted()
+        self._lineage = await load_lineage(self._database, self._lineage)
+        bound = self._max_staleness
+        await self._ledger.evict(step, self._lineage, bound)
+        lease = partial(self._ledger.lease, step, self._rows_per_step, self._lineage, bound)
+        headers = await lease()
+        if len(headers) >= self._rows_per_step:
+            return headers, True
+        if exhausted and not await self._ledger.returning(step):
+            # what is left waits for nothing but its interval
+            headers = await lease(waive_interval=True)
+            if step == 1 and not headers and self._feeder.has_tasks:
+                raise RunHopeless(await self._watch.never_trained(self._feeder.epochs))
+            return headers, True
+        await self._feeder.top_up()
+        return headers, False
+
+
+class RowStream:
+    """The stream of one process. All start and take the same steps in the same order."""
+
+    def __init__(
+        self,
+        background: BackgroundLoop,
+        database: RunDatabase,
+        source: RowSource | None,
+        mesh: Mesh,
+        costs: FlopsModel,
+    ) -> None:
+        """`source`: on rank 0 only; `costs`: of the model. Collective: every rank makes one."""
+        self._costs = costs
+        self._background = background
+        self._database = database
+        self._source = source
+        self._lineage = Lineage()
+        self._rank, self._ranks = mesh.dp_rank, mesh.dp_size
+        self._agreement = Agreement()  # of its own, because it is used from other threads
+        self._pending: Future[StepRows | None] | None = None
+
+    def start(self, step: int) -> None:
+        """Begin to get the rows of `step`."""
+        assert self._pending is None, "the rows of the last step were not taken"
+        self._pending = self._background.submit(self._prepare(step))
+
+    def take(self) -> tuple[StepRows | None, float]:
+        """The rows of the step that was started, or None at the end; and the seconds waited.
+
+        Raises `RunHopeless`, on all ranks.
+        """
+        assert self._pending is not None, "no step was started"
+        began = time.monotonic()
+        rows = self._background.result(self._pending)
+        self._pending = None
+        return rows, time.monotonic() - began
+
+    def drop(self) -> None:
+        """Wait for the step that was started and do not train it: its rows stay leased."""
+        self.take()
+
+    async def _prepare(self, step: int) -> StepRows | None:
+        headers: list[RowHeader] = []
+        failure: Exception | None = None
+        hopeless: str | None = None
+        if self._source is not None:
+            try:
+                headers = await self._source.lease(step)
+            except RunHopeless as reason:  # no failure: an end that all ranks come to together
+                hopeless = str(reason)
+            except Exception as error:  # raised in `plan_step`, so that the others know of it
+                failure = error
+
+        def plan_step() -> tuple[list[list[str]], float, str | None]:
+            if failure is not None:
+                raise failure
+            by_rank = plan_ranks([row_cost(row, self._costs) for row in headers], self._ranks)
+            rows = [[headers[index].id for index in indices] for indices in by_rank.rows]
+            return rows, by_rank.balance, hopeless
+
+        plan, balance, hopeless = await _in_daemon_thread(
+            lambda: self._agreement.from_main(plan_step)
+        )
+        if hopeless is not None:
+            raise RunHopeless(hopeless)
+        if not any(plan):
+            return None
+        rows = await retry_through_outages(
+            lambda: fetch_rows(self._database, plan[self._rank]), f"the rows of step {step}"
+        )
+        # after the rows, so that it has every version of theirs
+        self._lineage = await retry_through_outages(
+            lambda: load_lineage(self._database, self._lineage), "the policy versions"
+        )
+        # the weights that step `step` trains hold one step less
+        mine = [row_sequences(row, self._lineage, step - 1) for row in rows]
+        return StepRows(headers=headers, balance=balance, mine=mine)
+
+
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """Like `asyncio.to_thread`, but a call that blocks for good does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(T, result))
+
+    def call() -> None:
+        try:
+            outcome: tuple[T | None, BaseException | None] = (function(), None)
+        except BaseException as error:  # handed to the waiter, whatever it is
+            outcome = (None, error)
+        loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=call, name="plan-broadcast", daemon=True).start()
+    return await future

@@ -1,0 +1,11 @@
+"""Models: from a folder into memory, their predictions, and back to a folder.
+
+model_folder.py, safetensors_folder.py   a Hugging Face folder, read and written
+loading.py, value_loading.py             weights into a model that is sharded already
+lora.py                                  a low-rank adapter
+prepare.py                               a model divided over processes, with its heads
+logprobs.py, softmax.py                  logprobs and entropy of given tokens, in chunks
+value_head.py                            a critic's values
+export.py                                a checkpoint as a folder that services load
+memory_model.py, memory_report.py        what a step takes of a device's memory
+"""

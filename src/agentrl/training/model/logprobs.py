@@ -1,0 +1,242 @@
+"""Logprobs and entropy of chosen tokens, without the `[tokens, vocabulary]` logits ever in full.
+
+The head runs over trained positions only, in chunks whose logits are recomputed in the backward
+pass, so that at most one chunk of logits exists at a time.
+"""
+
+import types
+from functools import partial
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from agentrl.configs import ConfigError
+from agentrl.training.attention import SharedLine, SharedPrefix, TreeContext
+from agentrl.training.data.batch import MicroBatch, SharedPrefixBatch
+from agentrl.training.model.softmax import picked_logprobs
+
+# what models of transformers do to logits in their own forward, by the names of their settings
+_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+_LOGPROBS, _PREFIX = "token_logprobs", "compute_prefix"
+
+
+class _WithLogprobs(Protocol):
+    def token_logprobs(
+        self,
+        batch: MicroBatch,
+        chunk_size: int,
+        with_entropy: bool,
+        entropy_gradient: bool,
+        prefix: SharedPrefix | None,
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+    def compute_prefix(self, batch: SharedPrefixBatch, prefix: SharedPrefix) -> Tensor: ...
+
+
+def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> None:
+    """Make `token_logprobs` and `compute_prefix` forward methods of `model`; after `fully_shard`.
+
+    FSDP gathers parameters around registered methods of its root only: the base model and the head
+    called from elsewhere would see shards. `line`: how processes share lines, if they do. Raises
+    `ConfigError` if the model does more to its logits than its head does.
+    """
+    config = model.config.get_text_config()
+    for name in _AFTER_HEAD:
+        if getattr(config, name, None) not in (None, 1.0):
+            raise ConfigError(
+                f"{type(model).__name__} changes the logits after its head ({name} in its "
+                "config.json), which the trainer does not; train another model"
+            )
+    for name, function in ((_LOGPROBS, _logprobs), (_PREFIX, _prefix)):
+        setattr(model, name, types.MethodType(partial(function, line), model))
+        if isinstance(model, FSDPModule):
+            register_fsdp_forward_method(model, name)
+
+
+def token_logprobs(
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    chunk_size: int,
+    with_entropy: bool = False,
+    prefix: SharedPrefix | None = None,
+    *,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(logits / temperature) of the batch's predictions, and that one's entropy.
+
+    `prefix`: what the batch stands behind, if it does. Returns logprobs [M] float32, and entropy
+    [M] float32 if asked for, with a gradient if that is asked for too: it costs another chunk of
+    probabilities in the backward pass. `model` must have been through `attach_logprobs`, and
+    through `use_tree_attention` if the batch is a forest.
+    """
+    return cast(_WithLogprobs, model).token_logprobs(
+        batch, chunk_size, with_entropy, entropy_gradient, prefix
+    )
+
+
+def compute_prefix(model: PreTrainedModel, batch: SharedPrefixBatch) -> SharedPrefix:
+    """The forward pass over a shared prefix; its backward pass is `SharedPrefix.backward`."""
+    prefix = SharedPrefix(batch.tokens, batch.input_ids.shape[1])
+    # kept out here: FSDP hooks what leaves its method, to gather parameters for the backward pass
+    prefix.keep_hidden(cast(_WithLogprobs, model).compute_prefix(batch, prefix))
+    return prefix
+
+
+def _prefix(
+    line: SharedLine | None, model: PreTrainedModel, batch: SharedPrefixBatch, prefix: SharedPrefix
+) -> Tensor:
+    return _tree_hidden(model, line, batch, TreeContext(batch.tree, prefix, is_prefix=True))
+
+
+def _logprobs(
+    line: SharedLine | None,
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    chunk_size: int,
+    with_entropy: bool,
+    entropy_gradient: bool,
+    prefix: SharedPrefix | None,
+) -> tuple[Tensor, Tensor | None]:
+    hidden, mine = predicting_states(model, line, batch, prefix)
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Module)
+    targets, temperatures = batch.targets, batch.temperatures
+    if line is None or mine is None:
+        return _in_chunks(
+            head, hidden, targets, temperatures, chunk_size, with_entropy, entropy_gradient
+        )
+    logprobs, entropy = _in_chunks(
+        head, hidden, targets[mine], temperatures[mine], chunk_size, with_entropy, entropy_gradient
+    )
+    count = len(targets)
+    return (
+        line.collect(logprobs, mine, count),
+        None if entropy is None else line.collect(entropy, mine, count),
+    )
+
+
+def predicting_states(
+    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, prefix: SharedPrefix | None
+) -> tuple[Tensor, Tensor | None]:
+    """The hidden states that the batch's predictions are made from; in a forward method only.
+
+    Of all predictions, [M, H]; if lines are shared, of those that this process makes [m, H], and
+    which those are [m].
+    """
+    hidden = _hidden(model, line, batch, prefix)
+    if line is None:
+        return hidden.index_select(0, _places(batch, prefix)), None
+    mine, places = _shared_places(batch, line, prefix)
+    return hidden.index_select(0, places), mine
+
+
+def _places(batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor:
+    """Where in what `_hidden` returns each prediction is made from, [M]."""
+    if prefix is None:
+        return batch.positions
+    own = batch.positions - batch.prefix_tokens
+    return torch.where(own < 0, batch.positions, own + prefix.n_hidden)
+
+
+def _shared_places(
+    batch: MicroBatch, line: SharedLine, prefix: SharedPrefix | None
+) -> tuple[Tensor, Tensor]:
+    """Which predictions are this process's [m], and where in `_hidden` each is made from [m]."""
+    positions, length = batch.positions, batch.input_ids.shape[1]
+    if prefix is None:
+        return line.mine(positions, length)
+    before = torch.nonzero(positions < batch.prefix_tokens).squeeze(-1)
+    behind = torch.nonzero(positions >= batch.prefix_tokens).squeeze(-1)
+    mine_before, places_before = line.mine(positions[before], prefix.length)
+    mine_behind, places_behind = line.mine(positions[behind] - batch.prefix_tokens, length)
+    return (
+        torch.cat([before[mine_before], behind[mine_behind]]),
+        torch.cat([places_before, places_behind + prefix.n_hidden]),
+    )
+
+
+def _hidden(
+    model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, prefix: SharedPrefix | None
+) -> Tensor:
+    """The hidden states [.., H] of a shared prefix's line and of a batch [B * T], with padding.
+
+    Of shared lines only this process's tokens.
+    """
+    if batch.tree is None:  # padded lines are causal and need no mask
+        output = model.base_model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
+        )
+        return cast(Tensor, output.last_hidden_state).flatten(0, 1)
+    hidden = _tree_hidden(model, line, batch, TreeContext(batch.tree, prefix)).flatten(0, 1)
+    return hidden if prefix is None else prefix.before_hidden(hidden)
+
+
+def _tree_hidden(
+    model: PreTrainedModel,
+    line: SharedLine | None,
+    batch: MicroBatch | SharedPrefixBatch,
+    tree: TreeContext,
+) -> Tensor:
+    """The hidden states [1, T, H] of a line whose attention knows the tree.
+
+    Of a shared line only this process's tokens.
+    """
+    input_ids, position_ids = batch.input_ids, batch.position_ids
+    shared = {}
+    if line is not None:
+        input_ids, position_ids = line.take(input_ids), line.take(position_ids)
+        shared = {"line": line}
+    output = model.base_model(
+        input_ids=input_ids, position_ids=position_ids, use_cache=False, tree=tree, **shared
+    )
+    if len(tree.layers) != model.config.get_text_config().num_hidden_layers:
+        raise ValueError(
+            f"{type(model).__name__} did not pass the tree on to the attention of every layer: "
+            "train this model with --attention_implementation sdpa"
+        )
+    return cast(Tensor, output.last_hidden_state)
+
+
+def _in_chunks(
+    head: nn.Module,
+    hidden_MH: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    chunk_size: int,
+    with_entropy: bool,
+    entropy_gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    if len(targets) <= chunk_size:
+        # one chunk: recomputing it would save nothing
+        return _chunk(head, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
+    logprobs, entropies = [], []
+    for start in range(0, len(targets), chunk_size):
+        part = slice(start, start + chunk_size)
+        logprob, entropy = checkpoint(
+            _chunk, head, hidden_MH[part], targets[part], temperatures[part], with_entropy,
+            entropy_gradient, use_reentrant=False, preserve_rng_state=False,
+        )  # fmt: skip
+        logprobs.append(logprob)
+        entropies.append(entropy)
+    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+
+
+def _chunk(
+    head: nn.Module,
+    hidden_NH: Tensor,
+    targets: Tensor,
+    temperatures: Tensor,
+    with_entropy: bool,
+    entropy_gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    # Under tensor parallelism the head gives a slice of the vocabulary (`parallel.tensor`).
+    vocabulary = head.weight.device_mesh.get_group() if isinstance(head.weight, DTensor) else None
+    return picked_logprobs(
+        head(hidden_NH), targets, temperatures,
+        entropy=with_entropy, entropy_gradient=entropy_gradient, vocabulary=vocabulary,
+    )  # fmt: skip

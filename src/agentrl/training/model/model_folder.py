@@ -1,0 +1,163 @@
+"""Hugging Face model folders: read at the start of a run, written for services and users."""
+
+import copy
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from agentrl.configs import TREE_ATTENTION, ConfigError, ModelConfig, model_folder
+from agentrl.training.model.lora import (
+    adapter_of,
+    adapter_scaling,
+    base_name,
+    is_adapter_weight,
+    merge,
+)
+
+FLAG = "--model_name_or_path"
+
+
+class ModelFolderError(RuntimeError):
+    """A model folder cannot be written. The message is one sentence for the user."""
+
+
+def check_model_folder(path: str | None, flag: str = FLAG) -> Path:
+    """The folder of a model, if it looks like one. Raises `ConfigError` if not."""
+    if path is None:
+        raise ConfigError(f"{flag} is needed: the folder of the model")
+    folder = model_folder(path, flag)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{flag} {path}: no model, the folder has no config.json")
+    return folder
+
+
+def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer. Raises `ConfigError` if it has none, or none with a chat template."""
+    folder = check_model_folder(path)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"{FLAG} {path}: its tokenizer cannot be loaded ({reason})") from None
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(
+            f"{FLAG} {path}: its tokenizer has no chat template, which conversations with tools "
+            "need: add chat_template.jinja to the folder"
+        )
+    return tokenizer
+
+
+def load_model(config: ModelConfig) -> PreTrainedModel:
+    """The folder's model with float32 master weights, on the CPU. Raises `ConfigError`."""
+    folder = check_model_folder(config.model_name_or_path)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation=first_attention(config),
+        )
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"{FLAG} {config.model_name_or_path}: the model cannot be loaded ({reason})"
+        ) from None
+    return model
+
+
+def first_attention(config: ModelConfig) -> str:
+    """What a model is made with: tree attention comes later, if the model can have it."""
+    attention = config.attention_implementation
+    return "sdpa" if attention == TREE_ATTENTION else attention
+
+
+def gather_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A copy of a sharded model's weights, whole, in `dtype`, on rank 0's CPU; collective.
+
+    The other ranks get none. One weight at a time is whole on each device.
+    """
+    main = dist.get_rank() == 0
+    return {
+        name: weight.to("cpu", dtype, copy=True) for name, weight in whole_weights(model) if main
+    }
+
+
+def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """The model's weights one by one, each whole; collective if it is sharded.
+
+    A tied weight comes once, under its first name; an adapter is merged into what it adapts.
+    """
+    state: dict[str, Tensor] = model.state_dict()
+    tied, scaling = model.all_tied_weights_keys, adapter_scaling(model)
+    for name, value in state.items():
+        if name in tied or is_adapter_weight(name):
+            continue
+        weight, adapter = _whole(value), adapter_of(name)
+        if adapter is not None:
+            a, b = (_whole(state[part]) for part in adapter)
+            weight = merge(weight, a, b, scaling)
+        yield base_name(name), weight
+
+
+def _whole(value: Tensor) -> Tensor:
+    """All of a weight, on every rank; collective if it is sharded."""
+    if not isinstance(value, DTensor):
+        return value
+    # shards that are kept in host memory are gathered by the devices, as the mesh can do it
+    sharded = cast(DTensor, value.to(value.device_mesh.device_type))
+    return sharded.full_tensor()
+
+
+def save_model_folder(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    weights: Mapping[str, Tensor],
+    path: Path,
+    dtype: torch.dtype,
+) -> None:
+    """Write config, tokenizer and `weights`, as `dtype`; `path` appears when it is complete.
+
+    Raises `ModelFolderError` if the disk refuses.
+    """
+    with written_at_once(path) as folder:
+        # a dictionary of its own: save_pretrained empties it
+        converted = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        model.save_pretrained(folder, state_dict=converted)
+        config = copy.deepcopy(model.config)
+        config.dtype = dtype  # the model's own is that of its master weights
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def written_at_once(path: Path) -> Iterator[Path]:
+    """A folder to write to, which becomes `path` when the block ends.
+
+    Its files get ordinary permissions: those of safetensors are for their owner's eyes only.
+    Raises `ModelFolderError` if the disk refuses.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        ordinary = partial.stat().st_mode & 0o666
+        for file in partial.iterdir():
+            file.chmod(ordinary)
+        if path.exists():
+            shutil.rmtree(path)
+        os.rename(partial, path)
+    except (OSError, SafetensorError) as error:
+        raise ModelFolderError(f"weights cannot be written to {path}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,322 @@
+"""What rank 0 does for the whole run: its lease, its tasks, its weights at the services, progress.
+
+All methods are coroutines for the background loop; the other ranks have none of this. What rank 0
+learns and they need is `HeldRun`, one value for all.
+"""
+
+import asyncio
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from agentrl.configs import Config, ConfigError
+from agentrl.databases.changes import Changes, updated
+from agentrl.databases.connection import RunDatabase, retry_through_outages
+from agentrl.databases.documents import DataSet, RowStatus, TaskStatus, TrainerStart, group_order
+from agentrl.databases.feeder import TaskFeeder
+from agentrl.databases.hopeless import HopelessWatch
+from agentrl.databases.row_ledger import RowLedger, count_rows
+from agentrl.databases.runs import RunLease, TrainerReplaced
+from agentrl.databases.services import SILENT_S, register_urls
+from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.inference.weights.ways import make_updater
+from agentrl.training.background import BackgroundLoop
+from agentrl.training.data.stream import LedgerSource
+from agentrl.training.run.entry import RunEntry, enter, settle
+from agentrl.training.run.gpu_sharing import GpuSharing
+from agentrl.training.run.publication import Publication, Publisher, next_version
+from agentrl.training.run.startup import checkpoint_to_resume
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_WAIT_S = 1.0  # between two looks, which see a stop too
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """What rank 0 has found out about the run when it has taken it; every process has the same."""
+
+    fence: int  # this trainer's number
+    total_steps: int  # that the run takes
+    checkpoint: Path | None  # to go on from
+
+
+class RunCoordinator:
+    """Rank 0's side of a run in the database and at the services."""
+
+    def __init__(
+        self, database: RunDatabase, config: Config, output: Path, trainer: str, rows_per_step: int
+    ) -> None:
+        """Reads the task files. Raises `ConfigError` or `TaskFileError`."""
+        self._database = database
+        self._config = config
+        train = _tasks(config.data.train_file) if config.sampling.enable_sampling else []
+        if config.sampling.enable_sampling and not train:
+            raise ConfigError(
+                "--train_file is needed: the tasks to sample (or --enable_sampling false)"
+            )
+        evaluates = config.data.eval_steps != 0
+        self._held_out = _tasks(config.data.eval_file) if evaluates else []
+        self._n_train = len(train)
+        self._epochs = math.ceil(config.data.num_train_epochs)
+        group = config.sampling.num_generations
+        ahead = (config.staleness_bound + 2) * rows_per_step
+        endless = config.optimizer.max_steps >= 0 and train
+        self._feeder = TaskFeeder(
+            database,
+            train,
+            self._held_out,
+            num_generations=group,
+            eval_rollouts=config.data.eval_rollouts,
+            epochs=None if endless else self._epochs if train else 0,
+            low_water=-(-ahead // group),
+            seed=config.run.seed,
+        )
+        self._trainer = trainer
+        self._lease = RunLease(
+            database, trainer, socket.gethostname(), config.sampling.lease_seconds
+        )
+        on_gpu = torch.cuda.is_available() and not config.parallel.use_cpu
+        device = torch.device(f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu")
+        self._publisher = Publisher(
+            database,
+            output,
+            SILENT_S,
+            make_updater(config.services.weight_update, device),
+            "in_place" if config.services.weight_update_pause == "in_place" else "retract",
+            hold=self._lease.heartbeat,
+        )
+        self._sharing = GpuSharing(database, SILENT_S)
+        self._watch = HopelessWatch(database, config.sampling.max_failures_without_success)
+        self._rows_per_step = rows_per_step
+        self._total_steps = 0
+        self._ledger: RowLedger | None = None
+        self._starts: list[TrainerStart] = []
+        self._entry: RunEntry | None = None
+        self._known_data: list[DataSet] = []
+
+    @property
+    def ledger(self) -> RowLedger:
+        """The rows, as the holder of the run changes them."""
+        assert self._ledger is not None, "the run was not acquired"
+        return self._ledger
+
+    @property
+    def starts(self) -> Sequence[TrainerStart]:
+        """Where the run's earlier trainers began."""
+        return self._starts
+
+    async def acquire(self) -> HeldRun:
+        """Take the run.
+
+        Raises `TrainerAlive` if another trainer has it, `ConfigError` if there is no checkpoint as
+        asked for.
+        """
+        run = await retry_through_outages(
+            lambda: self._lease.acquire(self._rows_per_step), "the run's lease"
+        )
+        self._starts = run.starts
+        self._known_data = run.data
+        optimizer = self._config.optimizer
+        self._ledger = RowLedger(
+            self._database,
+            self._trainer,
+            run.fence,
+            optimizer.max_trained_count,
+            optimizer.retrained_interval,
+        )
+        checkpoint = checkpoint_to_resume(self._config, run.starts)
+        self._total_steps = await self._count_steps()
+        return HeldRun(run.fence, self._total_steps, checkpoint)
+
+    @property
+    def begins_data(self) -> bool:
+        """Whether this start is the first with its tasks, model and world."""
+        assert self._entry is not None, "the run was not entered"
+        return self._entry.begins
+
+    async def enter(self) -> None:
+        """See whether folder and database are of one run, and go on with the same as before.
+
+        Raises `ConfigError`.
+        """
+        entry = await retry_through_outages(
+            lambda: enter(self._database, self._config), "the run's document"
+        )
+        await retry_through_outages(
+            lambda: settle(self._database, self._config, entry), "the run's flags"
+        )
+        self._entry = entry
+
+    async def hold(self) -> None:
+        """Raises `TrainerReplaced` if another trainer has taken the run."""
+        await retry_through_outages(self._lease.heartbeat, "the run's lease")
+
+    async def start(self, step: int) -> int:
+        """Put the ledger at `step` and begin feeding; returns the version to publish first."""
+        return await retry_through_outages(lambda: self._start(step), "the start of the run")
+
+    async def _start(self, step: int) -> int:
+        await self._lease.begin(step)
+        again = await self.ledger.rewind(step)
+        if again:
+            logger.info("%d rows of steps after step %d are ready again", again, step)
+        await register_urls(self._database, self._config.inference_urls)
+        await self._start_feeding(step)
+        return await next_version(self._database, SILENT_S)
+
+    async def _start_feeding(self, step: int) -> None:
+        """Feed what the run learns from now; what belongs to other data is left out from here."""
+        assert self._entry is not None, "the run was not entered"
+        if self._entry.begins:
+            epoch = await self._feeder.next_epoch() if self._known_data else 0
+            begun = self._entry.data.model_copy(update={"epoch": epoch, "step": step})
+            self._known_data = await self._lease.begin_data(begun)
+        number = len(self._known_data) - 1
+        left = await self._feeder.leave(number)
+        if left:
+            logger.info("%d tasks of other data, which nobody had begun, are left out", left)
+        first_epoch = self._known_data[-1].epoch
+        self.ledger.begin_at(group_order(first_epoch, 0))
+        await self._feeder.start(number, first_epoch)
+
+    def run_beside(self, background: BackgroundLoop) -> None:
+        """Keep the lease alive and late services current, while training goes on."""
+        background.watch(self._keep_lease())
+        sampling = self._config.sampling
+        patience = sampling.startup_timeout if sampling.enable_sampling else math.inf
+        background.watch(
+            retry_through_outages(
+                lambda: self._publisher.keep_current(patience), "the look for inference services"
+            )
+        )
+
+    def source(self, stop: threading.Event) -> LedgerSource:
+        """Where the rows of steps come from."""
+        return LedgerSource(
+            self._database,
+            self.ledger,
+            self._feeder,
+            rows_per_step=self._rows_per_step,
+            max_staleness=self._config.staleness_bound,
+            stop=stop,
+            watch=self._watch,
+        )
+
+    async def commit(self, step: int, ids: Sequence[str]) -> None:
+        """The step trained these rows. Raises `TrainerReplaced` if they are no longer ours."""
+        await self.hold()
+        committed = await retry_through_outages(
+            lambda: self.ledger.commit(step, ids), f"the commit of step {step}"
+        )
+        if committed != len(ids):
+            raise TrainerReplaced(
+                f"{committed} of the {len(ids)} rows of step {step} were still leased by this "
+                "trainer: another one took them, this one stops"
+            )
+
+    async def counts(self) -> dict[RowStatus, int]:
+        """How many rows are in each state."""
+        return await retry_through_outages(lambda: count_rows(self._database), "the count of rows")
+
+    async def release_gpus(self) -> int:
+        """Have the services give their GPU memory back until `publish`; returns how many have."""
+        async with self._publisher.quiet():
+            return await self._sharing.release()
+
+    async def publish(self, publication: Publication, evaluate: bool) -> float:
+        """Bring services to it, then begin an evaluation of it if asked for.
+
+        Returns for how many seconds the services generated nothing.
+        """
+        what = f"the publication of version {publication.weights.version}"
+        # Also what a trainer released that crashed, perhaps with another --inf_share_gpus.
+        await retry_through_outages(self._sharing.resume, what)
+        stall_seconds = await retry_through_outages(
+            lambda: self._publisher.publish(publication), what
+        )
+        if evaluate and self._held_out:
+            await retry_through_outages(lambda: self._feeder.add_evaluation(publication.step), what)
+        return stall_seconds
+
+    async def await_evaluation(self, step: int, stop: threading.Event) -> None:
+        """Wait until the evaluation of `step` is done, if there is one, or `stop` is set.
+
+        One of the start weights that is in vain is not waited for either: the run's first rows are
+        then refused for the same reason (`LedgerSource.lease`).
+        """
+        if not self._held_out:
+            return
+        began = time.monotonic()
+        group_done = updated(self._database.tasks, "status", TaskStatus.COMPLETED)
+        async with Changes(self._database, group_done) as changes:
+            while not stop.is_set() and not await retry_through_outages(
+                lambda: self._feeder.evaluation_done(step), f"the evaluation of step {step}"
+            ):
+                if step == 0 and await self._watch.look(training=False) is not None:
+                    return
+                await changes.wait(_LONGEST_WAIT_S)
+        logger.info("evaluation of step %d took %.1f s", step, time.monotonic() - began)
+
+    async def evaluate(self, step: int, stop: threading.Event) -> None:
+        """Evaluate the weights that the services hold, as those of `step`, and wait for the end."""
+        if self._held_out:
+            await retry_through_outages(
+                lambda: self._feeder.add_evaluation(step), f"the evaluation of step {step}"
+            )
+            await self.await_evaluation(step, stop)
+
+    async def report(self, step: int, version: int, status: str) -> None:
+        """Say how far the run is; `status` as in `databases.runs`."""
+        await retry_through_outages(
+            lambda: self._lease.progress(
+                step=step, max_steps=self._total_steps, version=version, status=status
+            ),
+            f"the report of step {step}",
+        )
+
+    async def give_up(self, failure: str) -> None:
+        """Say that the run is hopeless, and why."""
+        await retry_through_outages(lambda: self._lease.give_up(failure), "the end of the run")
+
+    async def give_back_rows(self) -> None:
+        """Return the rows that were leased ahead and are not trained."""
+        await retry_through_outages(self.ledger.release, "the return of rows")
+
+    async def close_publisher(self) -> None:
+        """Wait until the last publication is on disk too."""
+        await self._publisher.close()
+
+    async def release(self) -> None:
+        """Give the run back."""
+        await self._lease.release()
+
+    async def _count_steps(self) -> int:
+        """How many steps the run takes: `--max_steps`, or what all rows give at the most."""
+        if self._config.optimizer.max_steps >= 0:
+            return self._config.optimizer.max_steps
+        rows = self._n_train * self._epochs * self._config.sampling.num_generations
+        if not self._n_train:
+            rows = sum((await self.counts()).values())
+        return -(-rows * self._config.optimizer.max_trained_count // self._rows_per_step)
+
+    async def _keep_lease(self) -> None:
+        """Extend the lease every third of it, until another trainer has it.
+
+        While the database is away nobody can take the run; whoever was cut off from it finds out
+        here or at its next commit, for which it needs the database too.
+        """
+        while True:
+            await asyncio.sleep(self._config.sampling.lease_seconds / 3)
+            await self.hold()
+
+
+def _tasks(path: str | None) -> list[TaskLine]:
+    return read_tasks(Path(path)) if path else []

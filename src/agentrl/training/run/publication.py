@@ -1,0 +1,271 @@
+"""Publication of weights: gathered once, then brought to every inference service and to disk.
+
+Training stands still only while rank 0 gathers the weights into its memory. From there they go to a
+folder and to the services, by `--weight_update`, while training goes on; then to the ledger. A
+service that comes later, comes back, or did not take them is brought up to date from the folder as
+soon as it is seen, and gets no work before.
+"""
+
+import asyncio
+import logging
+import re
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from agentrl.databases import policies
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import InferenceService
+from agentrl.databases.services import acknowledge, live_services
+from agentrl.inference.engine_protocol import Engine
+from agentrl.inference.engines import open_engines
+from agentrl.inference.memory import MemoryState
+from agentrl.inference.protocol import FRESH_VERSION, InferenceError, ServiceUnreachable
+from agentrl.inference.weights.disk import DiskUpdater
+from agentrl.inference.weights.updates import (
+    PublishedWeights,
+    PublishOutcome,
+    UpdatePause,
+    WeightUpdater,
+    held_version,
+    update_services,
+)
+from agentrl.training.model.model_folder import gather_weights, save_model_folder
+
+logger = logging.getLogger(__name__)
+
+KEPT_FOLDERS = 3  # of published weights: a service may still be loading the last but one
+_LOOK_SECONDS = 1.0  # between two looks for services that are not up to date
+_LOOKS_PER_CHECK = 5  # every so many looks services are asked what they hold
+_CHECK_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Weights that are to be published; `write` puts them into their folder."""
+
+    weights: PublishedWeights
+    step: int  # the optimizer step that made them
+    write: Callable[[], None]
+
+
+def gather_publication(
+    output: Path,
+    version: int,
+    step: int,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+) -> Publication:
+    """The model's weights as they are now, copied to rank 0's memory in `dtype`. Collective."""
+    folder = (output / "weights" / f"v{version}").resolve()
+    tensors = gather_weights(model, dtype)
+    write = partial(save_model_folder, model, tokenizer, tensors, folder, dtype)
+    return Publication(PublishedWeights(version, folder, tensors), step, write)
+
+
+async def next_version(database: RunDatabase, service_timeout_s: float) -> int:
+    """A version above all that services or samplers may have seen; 0 for a new run.
+
+    A service may have been given a version by other means than this run's ledger.
+    """
+    latest = await policies.latest(database)
+    seen = [service.weight_version for service in await live_services(database, service_timeout_s)]
+    return max([latest.version if latest else -1, *seen]) + 1
+
+
+class Publisher:
+    """Keeps every live service at the newest publication. For rank 0, on the background loop."""
+
+    def __init__(
+        self,
+        database: RunDatabase,
+        output: Path,
+        service_timeout_s: float,
+        updater: WeightUpdater,
+        pause: UpdatePause,
+        *,
+        hold: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`service_timeout_s`: a registered service silent for so long is taken for gone.
+
+        `hold`: asked before a service is touched; raises if another trainer has taken the run.
+        """
+        self._database = database
+        self._hold = hold
+        self._weights = output / "weights"
+        self._service_timeout_s = service_timeout_s
+        self._updater = updater
+        self._pause: UpdatePause = pause
+        self._publishing = asyncio.Lock()
+        self._newest: PublishedWeights | None = None  # that is on disk
+        self._writing: asyncio.Task[None] | None = None
+        self._catching_up: dict[str, asyncio.Task[None]] = {}
+        self._complained: set[tuple[str, str]] = set()
+
+    async def publish(self, publication: Publication) -> float:
+        """Record `publication` in the ledger, then bring the live services to it.
+
+        In this order, so that every version that a token may carry is known. Returns the longest
+        time, in seconds, for which a service that took it generated nothing. Doing it again after
+        an error is right.
+        """
+        await self._finish_writing()
+        await self._hold()
+        weights = publication.weights
+        from_disk = isinstance(self._updater, DiskUpdater)
+        async with self._publishing:
+            if from_disk:
+                await asyncio.to_thread(publication.write)
+            await policies.publish(
+                self._database, weights.version, publication.step, str(weights.folder)
+            )
+            found = await live_services(self._database, self._service_timeout_s)
+            live = [service for service in found if service.memory == MemoryState.HELD]
+            # One that is still at an older publication goes on to this one afterwards.
+            urls = [service.url for service in live if not self._is_catching_up(service.url)]
+            outcomes = await self._update(self._updater, urls, weights)
+            await policies.serve(self._database, weights.version)
+            self._writing = asyncio.create_task(self._write(publication, written=from_disk))
+            if from_disk:
+                await self._finish_writing()
+        return max([outcome.stall_s for outcome in outcomes if outcome.ok], default=0.0)
+
+    async def keep_current(self, patience_s: float) -> None:
+        """Bring services up to date that a publication did not reach.
+
+        Never returns. Raises `ServiceUnreachable` when no service has had the newest publication
+        for `patience_s` seconds: no row would ever come.
+        """
+        served = time.monotonic()
+        looks = 0
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            looks += 1
+            async with self._publishing:
+                self._raise_failed()
+                live = await live_services(self._database, self._service_timeout_s)
+                newest = self._newest
+                if newest is None:
+                    served = time.monotonic()
+                    continue
+                if any(service.weight_version >= newest.version for service in live):
+                    served = time.monotonic()
+                elif time.monotonic() - served > patience_s:
+                    raise ServiceUnreachable(self._nobody(patience_s))
+                for service in live:
+                    url = service.url
+                    late = service.weight_version < newest.version
+                    if late and service.memory == MemoryState.HELD and url not in self._catching_up:
+                        self._catching_up[url] = asyncio.create_task(self._catch_up(url, newest))
+            if looks % _LOOKS_PER_CHECK == 0:
+                await self._check(live)
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """No service is brought up to date meanwhile."""
+        async with self._publishing:
+            await asyncio.gather(*self._catching_up.values(), return_exceptions=True)
+            yield
+
+    async def close(self) -> None:
+        """Wait for the last publication to be on disk."""
+        await self._finish_writing()
+        await self._updater.close()
+
+    def _nobody(self, patience_s: float) -> str:
+        reasons = [f"{url}: {error}" for url, error in sorted(self._complained)]
+        return (
+            f"no inference service took the weights within {patience_s:.0f} s "
+            f"({'; '.join(reasons) or 'none is registered'}): start one, or correct "
+            "--inference_urls (INFERENCE_URLS)"
+        )
+
+    async def _catch_up(self, url: str, weights: PublishedWeights) -> None:
+        await self._update(DiskUpdater(), [url], weights)
+
+    async def _update(
+        self, updater: WeightUpdater, urls: list[str], weights: PublishedWeights
+    ) -> list[PublishOutcome]:
+        """Bring services to `weights` and acknowledge what they hold now."""
+        if not urls:
+            return []
+        await self._hold()
+        async with open_engines(urls) as engines:
+            outcomes = await update_services(updater, engines, weights, self._pause)
+        for outcome in outcomes:
+            if outcome.error is None:
+                await acknowledge(self._database, outcome.url, outcome.version)
+                continue
+            if outcome.mixed:
+                await acknowledge(self._database, outcome.url, FRESH_VERSION)
+            if (outcome.url, outcome.error) not in self._complained:
+                self._complained.add((outcome.url, outcome.error))
+                logger.warning(
+                    "inference service %s did not take policy version %d, it is tried again: %s",
+                    outcome.url, outcome.version, outcome.error,
+                )  # fmt: skip
+        return outcomes
+
+    async def _check(self, live: list[InferenceService]) -> None:
+        """Correct the ledger where a service holds other weights than it says: it was restarted."""
+        async with open_engines(service.url for service in live) as engines:
+            held = await asyncio.gather(*map(_held, engines))
+        for service, version in zip(live, held, strict=True):
+            busy = self._publishing.locked() or self._is_catching_up(service.url)
+            if version is not None and version < service.weight_version and not busy:
+                logger.warning(
+                    "inference service %s holds policy version %d, not %d: it is brought up to"
+                    " date", service.url, version, service.weight_version,
+                )  # fmt: skip
+                await acknowledge(self._database, service.url, FRESH_VERSION)
+
+    def _is_catching_up(self, url: str) -> bool:
+        task = self._catching_up.get(url)
+        return task is not None and not task.done()
+
+    def _raise_failed(self) -> None:
+        """Raise the error of a catch-up, or of the writing, that ended with one."""
+        for url in [url for url, task in self._catching_up.items() if task.done()]:
+            self._catching_up.pop(url).result()
+        if self._writing is not None and self._writing.done():
+            self._writing.result()
+
+    async def _write(self, publication: Publication, *, written: bool) -> None:
+        """Put a publication into its folder, from where services can then catch up."""
+        if not written:
+            await asyncio.to_thread(publication.write)
+        weights = publication.weights
+        # Without its tensors: they need not stay in memory.
+        self._newest = PublishedWeights(weights.version, weights.folder)
+        await asyncio.to_thread(self._remove_old)
+
+    async def _finish_writing(self) -> None:
+        if self._writing is not None:
+            await self._writing
+            self._writing = None
+
+    def _remove_old(self) -> None:
+        folders = []
+        for folder in self._weights.glob("v*"):
+            match = re.fullmatch(r"v(\d+)", folder.name)
+            if match:
+                folders.append((int(match[1]), folder))
+        for _, folder in sorted(folders)[:-KEPT_FOLDERS]:
+            shutil.rmtree(folder)
+
+
+async def _held(engine: Engine) -> int | None:
+    """The version that a service holds; None if it does not say."""
+    try:
+        return await held_version(engine, timeout_s=_CHECK_TIMEOUT_S)
+    except InferenceError:
+        return None

@@ -1,0 +1,171 @@
+"""The critic of PPO: from a step's rows to advantages, and then to a critic that knows better.
+
+    estimate    values of all trained tokens -> GAE along each row -> advantages, normalized;
+    returns learn       some updates of the critic towards the returns
+
+Not in here: the model (`value_model`), the formulas (`gae`, `critic_loss`), the policy's own step.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from transformers import PreTrainedModel
+
+from agentrl.configs import CriticConfig, OptimizerConfig
+from agentrl.training.attention import SharedPrefix
+from agentrl.training.data.batch import MicroBatch
+from agentrl.training.model.value_head import state_values
+from agentrl.training.parallel import Mesh, clip_grad_norm
+from agentrl.training.step.critic_loss import (
+    CriticStatistics,
+    Moments,
+    explained_variance,
+    value_loss,
+)
+from agentrl.training.step.gae import generalised_advantages, normalized, outcome_rewards
+from agentrl.training.step.optimizer import load_optimizer, make_optimizer, make_scheduler
+from agentrl.training.step.schedule import Schedule, run_schedule
+
+
+@dataclass(frozen=True)
+class CriticEstimates:
+    """What the critic says of a step, before it learns: [N] float32 of each micro-batch."""
+
+    values: Sequence[Tensor]
+    returns: Sequence[Tensor]
+    advantages: Sequence[Tensor]  # normalized over the global batch; 0 where nothing is trained
+    value_mean: float
+    return_mean: float
+    explained_variance: float
+
+
+class Critic:
+    """The critic in training. Every rank makes one and makes the same calls."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        mesh: Mesh,
+        config: CriticConfig,
+        optimizer: OptimizerConfig,
+        total_steps: int,
+    ) -> None:
+        """`model`: from `empty_value_model`, through `prepare_model` and filled.
+
+        `optimizer` is the policy's, from which the critic has all but the learning rate.
+        """
+        own = replace(optimizer, learning_rate=config.critic_learning_rate)
+        self.model = model
+        self._mesh = mesh
+        self._config = config
+        self._max_grad_norm = optimizer.max_grad_norm
+        self._optimizer = make_optimizer(model, own)
+        self._scheduler = make_scheduler(self._optimizer, own, total_steps)
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether the next step is one of those that train the critic only."""
+        return self._scheduler.last_epoch < self._config.critic_warmup_steps
+
+    @torch.no_grad()
+    def estimate(self, schedule: Schedule, outcomes: Sequence[float]) -> CriticEstimates:
+        """Advantages and returns of the step. `outcomes`: the reward of each of the rank's rows.
+
+        Collective.
+        """
+        self.model.eval()
+        by_batch: list[Tensor] = []
+
+        def collect(number: int, batch: MicroBatch, values: Tensor) -> None:
+            by_batch.append(values[batch.prediction])
+
+        run_schedule(self.model, schedule, self._values, collect)
+        batches = schedule.batches
+        mask = torch.cat([batch.mask for batch in batches])
+        values = torch.cat(by_batch)
+        sequence = torch.cat([batch.sequence for batch in batches])[mask]
+        place = torch.cat([batch.place for batch in batches])[mask]
+        rewards = outcome_rewards(
+            torch.tensor(outcomes, dtype=torch.float32, device=mask.device), sequence, place
+        )
+        estimates = generalised_advantages(
+            rewards, values[mask], sequence, place,
+            gamma=self._config.gae_gamma, lam=self._config.gae_lambda,
+        )  # fmt: skip
+        error = estimates.returns - values[mask]
+        moments = Moments(
+            estimates.advantages, values[mask], estimates.returns, error, group=self._mesh.dp_group
+        )
+        returns, advantages = torch.zeros_like(values), torch.zeros_like(values)
+        returns[mask] = estimates.returns
+        advantages[mask] = normalized(estimates.advantages, *moments[0])
+        sizes = [len(part) for part in by_batch]
+        return CriticEstimates(
+            values=by_batch,
+            returns=returns.split(sizes),
+            advantages=advantages.split(sizes),
+            value_mean=moments[1][0],
+            return_mean=moments[2][0],
+            explained_variance=explained_variance(moments[3][1], moments[2][1]),
+        )
+
+    def learn(self, schedule: Schedule, estimates: CriticEstimates) -> CriticStatistics:
+        """Update the critic towards the returns of `estimates`, `critic_updates` times. Collective.
+
+        Raises `FloatingPointError` if a gradient is not finite, and leaves the weights alone.
+        """
+        self.model.train()
+        for _ in range(self._config.critic_updates):
+            loss, grad_norm = self._update(schedule, estimates)
+        self._scheduler.step()
+        dist.all_reduce(loss, group=self._mesh.dp_group)
+        return CriticStatistics(
+            value_loss=float(loss),
+            value_mean=estimates.value_mean,
+            return_mean=estimates.return_mean,
+            explained_variance=estimates.explained_variance,
+            critic_grad_norm=grad_norm,
+        )
+
+    def _update(self, schedule: Schedule, estimates: CriticEstimates) -> tuple[Tensor, float]:
+        """One update; returns this rank's part of the loss before it, and the gradient norm."""
+        loss = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
+
+        def share(number: int, batch: MicroBatch, values: Tensor) -> Tensor:
+            token_losses = value_loss(
+                values[batch.prediction], estimates.values[number], estimates.returns[number],
+                self._config.value_clip,
+            )  # fmt: skip
+            part = torch.where(batch.mask, token_losses, 0.0).sum() / schedule.totals.tokens
+            loss.add_(part.detach())
+            return self._mesh.scale_for_mean_reduction(part)
+
+        run_schedule(self.model, schedule, self._values, share)
+        grad_norm = clip_grad_norm(self.model, self._max_grad_norm)
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"the critic's gradient norm is {grad_norm}: its weights were left as they are; "
+                "the rewards of this step or --critic_learning_rate are the place to look"
+            )
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss, grad_norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint must hold of the critic; sharded, not copied. Collective."""
+        model, optimizer = get_state_dict(self.model, self._optimizer)
+        return {"model": model, "optimizer": optimizer, "scheduler": self._scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of a critic of the same model gave; see `Learner`."""
+        load_optimizer(self.model, self._optimizer, self._scheduler, state)
+
+    def _values(self, batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor:
+        """Of the states that the batch's predictions are made in [M]."""
+        return state_values(self.model, batch, prefix)

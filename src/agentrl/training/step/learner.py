@@ -1,0 +1,134 @@
+"""What learns: the sharded policy with its optimizer and schedule, and the critic if there is one.
+
+A step changes these and a checkpoint keeps them (`Learner.state_dict`). The reference, which only
+looks on, is held here too, because it is sharded like the policy and sees the same micro-batches.
+Not in here: rows, ledger, publication; the trainer and supervised training bring rows and say when.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from transformers import PreTrainedModel
+
+from agentrl.configs import ConfigError, LearnerConfig, ModelConfig
+from agentrl.training.attention import has_tree_attention
+from agentrl.training.data.sequences import TrainingSequence
+from agentrl.training.model.loading import empty_model, fill
+from agentrl.training.model.lora import has_adapter
+from agentrl.training.model.prepare import prepare_model
+from agentrl.training.model.value_loading import empty_value_model, fill_value_model
+from agentrl.training.parallel import Mesh
+from agentrl.training.step.auxiliary import AuxiliaryModels
+from agentrl.training.step.critic import Critic
+from agentrl.training.step.objective import Objective
+from agentrl.training.step.optimizer import load_optimizer, make_optimizer, make_scheduler
+from agentrl.training.step.reference import Reference
+from agentrl.training.step.statistics import StepStatistics
+from agentrl.training.step.train_step import train_step
+
+
+class Learner:
+    """The policy in training. Every rank makes one and makes the same calls."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        mesh: Mesh,
+        config: LearnerConfig,
+        total_steps: int,
+        *,
+        reference: ModelConfig | None = None,
+        value_start: ModelConfig | None = None,
+    ) -> None:
+        """Shards the models, which hold float32 weights, the same on every rank, in place.
+
+        If `config.model` names a folder, the policy is an `empty_model` and gets its weights from
+        there once sharded. `reference`: where the reference policy is, for a loss that asks for
+        one, if it is not `model` without its adapter. `value_start`: where the critic of PPO
+        starts, if there is one.
+        Raises `ConfigError` if a model cannot be divided as `mesh` asks, `RuntimeError` if the
+        sharding is not what was asked for.
+        """
+        prepare = partial(
+            prepare_model,
+            mesh=mesh,
+            compute=config.compute,
+            trees=config.model.attends_over_trees,
+        )
+        home = torch.device("cpu") if config.compute.param_offload else mesh.device
+        prepare(model)
+        if config.model.model_name_or_path is not None:
+            fill(model, config.model, mesh, home)
+        self.model = model
+        self.mesh = mesh
+        self.critic: Critic | None = None
+        if value_start is not None:
+            value_model = empty_value_model(value_start)
+            prepare(value_model)
+            fill_value_model(value_model, value_start, mesh, home)
+            _check_alike(model, value_model, "--critic_model_name_or_path")
+            self.critic = Critic(value_model, mesh, config.critic, config.optimizer, total_steps)
+            total_steps -= config.critic.critic_warmup_steps
+        self.optimizer = make_optimizer(model, config.optimizer)
+        self.scheduler = make_scheduler(self.optimizer, config.optimizer, total_steps)
+        self._objective = Objective(config.loss)
+        self._config = config
+        reference_policy: Reference | None = None
+        if self._objective.with_reference:
+            reference_model = model
+            if reference is not None:
+                reference_model = empty_model(reference).requires_grad_(False)
+                prepare(reference_model)
+                fill(reference_model, reference, mesh, home)
+                _check_alike(model, reference_model, "--reference_model_name_or_path")
+            assert reference or has_adapter(model), "a policy is no reference of its own"
+            reference_policy = Reference(reference_model, config.compute.loss_seq_chunk_size)
+        self._auxiliary = AuxiliaryModels(reference_policy, self.critic)
+
+    def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
+        """Train on this rank's rows, each as its sequences, and update the weights once."""
+        return train_step(
+            self.model, self.optimizer, self.scheduler, rows, self._objective, self._config,
+            self.mesh, self._auxiliary,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint must hold for training to go on; sharded, not copied. Collective.
+
+        The weights are under `model`, by their names in the model; of a model with an adapter the
+        adapter only, all else being as the model's folder has it.
+        """
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        named = self.model.named_parameters(remove_duplicate=False)
+        for name in [name for name, parameter in named if not parameter.requires_grad]:
+            del model[name]
+        state = {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
+        return state if self.critic is None else {**state, "critic": self.critic.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` of a learner of the same model gave. Collective.
+
+        Learning rate, weight decay, betas, epsilon and schedule stay as this learner has them.
+        """
+        # not strict: what is not trained is not in it
+        load_optimizer(self.model, self.optimizer, self.scheduler, state, strict=False)
+        if self.critic is not None:
+            self.critic.load_state_dict(state["critic"])
+
+
+def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> None:
+    """Raises `ConfigError` if `other` cannot compute the micro-batches of the policy."""
+    if has_tree_attention(policy) and not has_tree_attention(other):
+        raise ConfigError(
+            f"{flag}: {type(other).__name__} cannot attend over trees of tokens, as the policy "
+            "does; give a model of the policy's family"
+        )
+    sizes = [model.config.get_text_config().vocab_size for model in (policy, other)]
+    if sizes[0] > sizes[1]:
+        raise ConfigError(
+            f"{flag}: its vocabulary has {sizes[1]} tokens and the policy's {sizes[0]}; give a "
+            "model with the policy's tokenizer"
+        )

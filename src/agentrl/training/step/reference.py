@@ -1,0 +1,45 @@
+"""The reference policy of the KL penalty: what the policy must not go too far from.
+
+It never changes, not by a resume either. With an adapter it is the policy itself, whose own weights
+are frozen, with the adapter switched off, and costs no memory; without one it is a second model.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.training.attention import SharedPrefix
+from agentrl.training.data.batch import MicroBatch
+from agentrl.training.model.logprobs import token_logprobs
+from agentrl.training.model.lora import adapter_off
+from agentrl.training.step.schedule import Schedule, run_schedule
+
+
+class Reference:
+    """Logprobs of the reference policy."""
+
+    def __init__(self, model: PreTrainedModel, chunk_size: int) -> None:
+        """`model`: through `prepare_model`; its adapter, if it has one, is left out.
+
+        `chunk_size`: tokens whose logits exist at once.
+        """
+        self._model = model
+        self._chunk_size = chunk_size
+
+    @torch.no_grad()
+    def logprobs(self, schedule: Schedule) -> list[Tensor]:
+        """Of the trained tokens [N] of each micro-batch. Collective."""
+        self._model.eval()
+        logprobs: list[Tensor] = []
+
+        def collect(number: int, batch: MicroBatch, output: tuple[Tensor, Tensor | None]) -> None:
+            logprobs.append(output[0][batch.prediction])
+
+        with adapter_off(self._model):
+            run_schedule(self._model, schedule, self._forward, collect)
+        return logprobs
+
+    def _forward(
+        self, batch: MicroBatch, prefix: SharedPrefix | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return token_logprobs(self._model, batch, self._chunk_size, prefix=prefix)

@@ -1,0 +1,195 @@
+"""The forward and backward passes of one step, and how they are run.
+
+Every rank runs the same passes in the same order, because each is a collective of the sharded
+model; a rank that has less to compute runs placeholders.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
+
+from agentrl.training.attention import SharedPrefix, has_tree_attention
+from agentrl.training.data.batch import (
+    MicroBatch,
+    SharedPrefixBatch,
+    collate_padded,
+    collate_pass,
+    collate_prefix,
+    placeholder,
+    placeholder_prefix,
+)
+from agentrl.training.data.forest import merge
+from agentrl.training.data.packing import pack_forest
+from agentrl.training.data.planner import pack_sequences
+from agentrl.training.data.sequences import TrainingSequence, count_totals
+from agentrl.training.losses import BatchTotals
+from agentrl.training.model.logprobs import compute_prefix
+from agentrl.training.parallel import Mesh
+
+Output = TypeVar("Output")
+# What a pass over a micro-batch, behind a shared prefix or not, computes: a policy's logprobs, a
+# critic's values.
+Forward = Callable[[MicroBatch, SharedPrefix | None], Output]
+# Who gets it, with the micro-batch and its number. Returns the scalar to differentiate, or None.
+Consume = Callable[[int, MicroBatch, Output], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Micro-batches, and the shared prefix that some of them stand behind, computed before them."""
+
+    prefix: SharedPrefixBatch | None
+    batches: tuple[MicroBatch, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """This rank's passes of a step: as many as every other rank's, in sections of equal shape."""
+
+    sections: tuple[Section, ...]
+    n_rows: int  # of this rank
+    totals: BatchTotals  # of all ranks
+    divides_rows: bool  # whether any rank has tokens of one row in several micro-batches
+
+    @property
+    def batches(self) -> list[MicroBatch]:
+        """All micro-batches, in order."""
+        return [batch for section in self.sections for batch in section.batches]
+
+
+def make_schedule(
+    model: PreTrainedModel,
+    rows: Sequence[Sequence[TrainingSequence]],
+    micro_batch_tokens: int,
+    pad_to_multiple_of: int,
+    mesh: Mesh,
+) -> Schedule:
+    """Divide `rows` (this rank's, each as its sequences) into micro-batches. Collective.
+
+    Raises `ValueError` if no rank has a token to train.
+    """
+    totals = _all_reduce_sum(count_totals(rows), mesh)
+    if totals.tokens == 0:
+        raise ValueError("a step has no trained token in any of its rows")
+    sequences = [sequence for row in rows for sequence in row]
+    row_of = [number for number, row in enumerate(rows) for _ in row]
+    pad, device = pad_to_multiple_of, mesh.device
+    tree = has_tree_attention(model)
+    prefixed: list[Section] = []
+    if tree:
+        forest = merge([sequence.inputs for sequence in sequences])
+        packing = pack_forest(
+            forest.tree.parents, forest.tree.lengths, forest.last_nodes, micro_batch_tokens
+        )
+        for group in packing.prefixed:
+            batches = tuple(
+                collate_pass(forest, one, group.prefix, sequences, row_of, pad, device)
+                for one in group.passes
+            )
+            prefixed.append(Section(collate_prefix(forest, group.prefix, pad, device), batches))
+        plain = [
+            collate_pass(forest, one, (), sequences, row_of, pad, device) for one in packing.plain
+        ]
+    else:
+        lengths = [len(sequence.inputs) for sequence in sequences]
+        plain = [
+            collate_padded([sequences[i] for i in part], [row_of[i] for i in part], pad, device)
+            for part in pack_sequences(lengths, micro_batch_tokens, pad)
+        ]
+    sections = _align(prefixed, plain, placeholder(pad, device, tree=tree), pad, mesh)
+    return Schedule(
+        sections=sections,
+        n_rows=len(rows),
+        totals=totals,
+        divides_rows=bool(_all_reduce_max([_divides_rows(sections)], mesh)[0]),
+    )
+
+
+def run_schedule(
+    model: PreTrainedModel, schedule: Schedule, forward: Forward[Output], consume: Consume[Output]
+) -> None:
+    """One pass of `model` over all micro-batches: forward and, of what `consume` returns, backward.
+
+    Collective. Under `torch.no_grad()` it is forward only. The micro-batches are counted as in
+    `Schedule.batches`.
+    """
+    number = 0
+    for section in schedule.sections:
+        prefix = None if section.prefix is None else compute_prefix(model, section.prefix)
+        for batch in section.batches:
+            behind = prefix if batch.prefix_tokens else None
+            loss = consume(number, batch, forward(batch, behind))
+            if loss is not None:
+                loss.backward()
+            number += 1
+        if prefix is not None and torch.is_grad_enabled():
+            prefix.backward()
+    if not torch.is_grad_enabled():
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # what stayed gathered for a backward pass, which does not come
+
+
+def _align(
+    prefixed: Sequence[Section],
+    plain: Sequence[MicroBatch],
+    empty: MicroBatch,
+    pad: int,
+    mesh: Mesh,
+) -> tuple[Section, ...]:
+    """Fill up with `empty` and empty prefixes to what the ranks with most have. Collective.
+
+    A section has as many micro-batches as any rank's has; where this rank's has fewer, plain ones
+    take the places, and empty ones when those are used up.
+    """
+    n_prefixed = _all_reduce_max([len(prefixed)], mesh)[0]
+    mine = [len(section.batches) for section in prefixed]
+    shape = _all_reduce_max([*mine, *[1] * (n_prefixed - len(mine))], mesh) if n_prefixed else []
+    left = deque(plain)
+    sections = []
+    for index, size in enumerate(shape):
+        own = prefixed[index] if index < len(prefixed) else None
+        batches = [] if own is None else list(own.batches)
+        while len(batches) < size:
+            batches.append(left.popleft() if left else empty)
+        prefix = placeholder_prefix(pad, mesh.device) if own is None else own.prefix
+        sections.append(Section(prefix, tuple(batches)))
+    # a step has one pass at least
+    n_left = _all_reduce_max([max(len(left), 1 - n_prefixed)], mesh)[0]
+    if n_left:
+        sections.append(Section(None, (*left, *[empty] * (n_left - len(left)))))
+    return tuple(sections)
+
+
+def _divides_rows(sections: Sequence[Section]) -> bool:
+    """Whether tokens of one row are in several micro-batches."""
+    rows = [
+        row
+        for section in sections
+        for batch in section.batches
+        for row in batch.sequence[batch.mask].unique().tolist()
+    ]
+    return len(set(rows)) < len(rows)
+
+
+def _all_reduce_sum(local: BatchTotals, mesh: Mesh) -> BatchTotals:
+    """The sums over data-parallel ranks. Collective."""
+    sums = torch.tensor(astuple(local), dtype=torch.float64, device=mesh.device)
+    dist.all_reduce(sums, group=mesh.dp_group)
+    tokens, sequences, advantages, squares = sums.tolist()
+    return BatchTotals(int(tokens), int(sequences), advantages, squares)
+
+
+def _all_reduce_max(counts: Sequence[int], mesh: Mesh) -> list[int]:
+    """The largest of each of `counts` on any rank. Collective."""
+    most = torch.tensor(counts, dtype=torch.int64, device=mesh.device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=mesh.dp_group)
+    result: list[int] = most.tolist()
+    return result

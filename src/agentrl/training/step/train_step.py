@@ -1,0 +1,72 @@
+"""One optimizer step: rows of one rank -> micro-batches -> gradients -> update and statistics.
+
+Shared by the trainer and by supervised training. Every rank calls `train_step` together.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel
+
+from agentrl.configs import LearnerConfig
+from agentrl.training.data.sequences import TrainingSequence
+from agentrl.training.parallel import Mesh, clip_grad_norm, layer_grad_norms
+from agentrl.training.step.auxiliary import AuxiliaryModels
+from agentrl.training.step.critic_loss import NO_CRITIC
+from agentrl.training.step.objective import Objective
+from agentrl.training.step.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
+from agentrl.training.step.schedule import make_schedule
+from agentrl.training.step.statistics import RunningStatistics, StepStatistics
+
+
+def train_step(
+    model: PreTrainedModel,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    rows: Sequence[Sequence[TrainingSequence]],
+    objective: Objective,
+    config: LearnerConfig,
+    mesh: Mesh,
+    auxiliary: AuxiliaryModels | None = None,
+) -> StepStatistics:
+    """Train on `rows` (this rank's, each as its sequences) and update the weights once.
+
+    The result is the same on every rank, and but for rounding the same for any number of ranks and
+    any micro-batch size. Raises `FloatingPointError` if a gradient is not finite, and leaves the
+    weights alone.
+    """
+    compute = config.compute
+    schedule = make_schedule(model, rows, compute.token_budget, compute.pad_to_multiple_of, mesh)
+    outputs = auxiliary.outputs(schedule, rows) if auxiliary else NO_AUXILIARY_OUTPUTS
+    model.train()
+    running = RunningStatistics(mesh.device)
+    passes = PolicyPasses(model, schedule, objective, compute.loss_seq_chunk_size, mesh, outputs)
+    grad_norms, grad_norm, learning_rate = None, 0.0, 0.0
+    if outputs.policy_waits:
+        passes.look(running)
+    else:
+        passes.add_gradients(running)
+        if config.optimizer.log_grad_norms:
+            grad_norms = layer_grad_norms(model)
+        grad_norm = clip_grad_norm(model, config.optimizer.max_grad_norm)
+        if not math.isfinite(grad_norm):
+            raise FloatingPointError(
+                f"the gradient norm is {grad_norm}: the weights were left as they are; the rows of "
+                "this step or the learning rate before it are the place to look"
+            )
+        learning_rate = float(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+    critic = auxiliary.learn(schedule) if auxiliary else NO_CRITIC
+    return running.reduce(
+        schedule.totals,
+        grad_norm,
+        learning_rate,
+        len(schedule.batches),
+        mesh.dp_group,
+        grad_norms,
+        critic,
+    )
