@@ -117,7 +117,7 @@ _USER_ERRORS = (
     ("agentrl.databases.task_file", "TaskFileError"),
     ("agentrl.inference.protocol", "ServiceUnreachable"),
     ("agentrl.rollout.llm.models", "AgentModelsError"),
-    ("agentrl.rollout.tools", "ToolServerUnreachable"),
+    ("agentrl.rollout.tools.calls", "ToolServerUnreachable"),
     ("agentrl.training.checkpoint.layout", "CheckpointError"),
 )
 

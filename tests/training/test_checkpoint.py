@@ -19,6 +19,7 @@ from worker import ROWS as RANKS_ROWS
 from agentrl.configs import parse_config
 from agentrl.databases.documents import TrainerStart
 from agentrl.databases.runs import TrainerReplaced
+from agentrl.training.checkpoint import save as checkpoint_io
 from agentrl.training.checkpoint.layout import (
     CheckpointError,
     clear_unfinished,
@@ -28,7 +29,6 @@ from agentrl.training.checkpoint.layout import (
     recorded_config,
     supersede_others,
 )
-from agentrl.training.checkpoint.layout import save as checkpoint_io
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How the token_losses of a batch become one number, whatever parts the batch is computed in."""
+"""How the token losses of a batch become one number, whatever parts the batch is computed in."""
 
 from enum import StrEnum
 

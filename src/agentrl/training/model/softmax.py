@@ -1,6 +1,6 @@
 """Logprobs of picked tokens and entropies, from logits, with as few passes over them as it takes.
 
-AuxiliaryModels the head's own matrices, passes over `[tokens, vocabulary]` are what logprobs cost,
+Beside the head's own matrices, passes over `[tokens, vocabulary]` are what logprobs cost,
 and new memory for them. Autograd through logsumexp, gather and division makes thirteen and keeps
 several copies; here it is five forward and one backward, all in the memory of the logits. On a CPU
 the five run over a few rows at a time, which stay in its cache.

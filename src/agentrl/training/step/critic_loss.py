@@ -26,7 +26,7 @@ NO_CRITIC = CriticStatistics()
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """The token_losses [N] of the critic's loss; all arguments are [N] float32, `values` with
+    """The token losses [N] of the critic's loss; all arguments are [N] float32, `values` with
     gradient.
 
         L = 1/2 * max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2)

@@ -170,7 +170,7 @@ class PolicyPasses:
 def differentiate(
     objective: Objective, inputs: LossInputs, totals: BatchTotals
 ) -> tuple[Tensor, TokenLosses, Coefficients]:
-    """The loss of `inputs`, its token_losses, and its derivative by each logprob and trained
+    """The loss of `inputs`, its token losses, and its derivative by each logprob and trained
     entropy."""
     logprobs = inputs.logprobs.detach().requires_grad_()
     entropy = None if inputs.entropy is None else inputs.entropy.detach()
