@@ -8,8 +8,9 @@ step s makes every row of later steps ready again. A committed row without a new
 whose checkpoint was still being written, is thus trained again, by weights that never saw it.
 
 A trainer that was stopped for longer than its lease, or cut off, and is replaced meanwhile, may
-wake at any line. It cannot publish, commit or lease in its successor's place (`databases.rows`,
-`databases.runs`), and a checkpoint that it still writes is no part of the run (`checkpoint`).
+wake at any line. It cannot publish, commit or lease in its successor's place
+(`databases.row_ledger`, `databases.runs`), and a checkpoint that it still writes is no part of the
+run (`checkpoint`).
 """
 
 import logging
