@@ -129,7 +129,7 @@ def _row(batch: Batch, index: int) -> DBRecordData:
     return DBRecordData(
         id=f"row-{index}",
         task="task",
-        seq=index,
+        group_order=index,
         reward=0.0,
         n_train_tokens=trained,
         cost=float(length),

@@ -19,7 +19,7 @@ BEFORE = Lineage({version: version - 10 for version in range(10)})  # steps befo
 
 def row(seq: int, *versions: int) -> DBRecordData:
     return DBRecordData(
-        id=f"r{seq}", task="t", seq=seq, reward=1.0, n_train_tokens=1, cost=2.0,
+        id=f"r{seq}", task="t", group_order=seq, reward=1.0, n_train_tokens=1, cost=2.0,
         policy_versions=list(versions) or [0], temperature=1.0,
         tree=TokenTree.line(
             [seq, 7], mask=[0, 1], advantages=[0, 1], logprobs=[0, -1], versions=[-1, 0]
@@ -33,7 +33,7 @@ async def fill(database: RunDatabase, *rows: DBRecordData) -> None:
 
 
 async def stored(database: RunDatabase) -> dict[str, DBRecordData]:
-    cursor = database.rows.find().sort("seq", 1)
+    cursor = database.rows.find().sort("group_order", 1)
     return {row["_id"]: DBRecordData.from_mongo(row) async for row in cursor}
 
 

@@ -40,7 +40,7 @@ KILLED_AFTER = st.sampled_from([None, None, 0, 1, 2, 3])  # writes
 
 def make_row(seq: int) -> DBRecordData:
     return DBRecordData(
-        id=f"r{seq}", task="t", seq=seq, reward=1.0, n_train_tokens=1, cost=2.0,
+        id=f"r{seq}", task="t", group_order=seq, reward=1.0, n_train_tokens=1, cost=2.0,
         policy_versions=[0], temperature=1.0,
         tree=TokenTree.line(
             [seq, 7], mask=[0, 1], advantages=[0, 1], logprobs=[0, -1], versions=[-1, 0]

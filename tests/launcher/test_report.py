@@ -122,7 +122,9 @@ async def add_run(database: RunDatabase, output: Path) -> None:
     )
     await add_group(database, [0.0], name="later", split=Split.EVAL, epoch=-1)
     for number, status in enumerate(("trained", "trained", "ready", "leased", "evicted")):
-        await database.rows.insert_one({"_id": str(number), "status": status, "seq": number})
+        await database.rows.insert_one(
+            {"_id": str(number), "status": status, "group_order": number}
+        )
     (output / "metrics.jsonl").write_text(metrics_line(1) + metrics_line(2))
 
 

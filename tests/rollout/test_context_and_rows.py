@@ -109,7 +109,7 @@ def test_a_linear_record_is_one_node_whose_generated_tokens_alone_are_trained() 
     assert [node._asdict() for node in row.tree.nodes] == [{"start": 0, "end": 10, "parent": -1}]
     assert (row.n_tokens, row.n_train_tokens, row.prompt_len) == (10, 5, 3)
     assert row.cost == sum(range(1, 11)), "each token sees itself and all before it"
-    assert (row.policy_versions, row.seq, row.reward) == ([3, 4], 7, 1.0)
+    assert (row.policy_versions, row.group_order, row.reward) == ([3, 4], 7, 1.0)
     assert context.counts.model_dump() == {"prompt": 3, "generated": 5, "observed": 2}
     assert context.versions is not None
     assert (context.versions.min, context.versions.max) == (3, 4)

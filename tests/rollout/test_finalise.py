@@ -103,7 +103,7 @@ async def test_a_groups_records_become_rows_in_the_tasks_place(database: RunData
     assert isinstance(records, list) and isinstance(rows, list)
     assert [record[1] for record in records] == [RecordStatus.READY] * 3
     assert sum(record[2] for record in records) == pytest.approx(0.0)
-    assert [(row.reward, row.seq) for row in rows] == [
+    assert [(row.reward, row.group_order) for row in rows] == [
         (score, task.group_order) for score in SCORES
     ]
 

@@ -35,7 +35,8 @@ def worked_example(**columns: list[list[float]]) -> TokenContext:
 
 def row_of(tree: TokenTree) -> DBRecordData:
     return DBRecordData(
-        id="r", task="t", seq=0, reward=1.0, n_train_tokens=5, cost=1.0, policy_versions=[4, 5],
+        id="r", task="t", group_order=0, reward=1.0, n_train_tokens=5, cost=1.0,
+        policy_versions=[4, 5],
         temperature=1.0, tree=tree, prefix_hash="p",
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ TIMES = StepTimes(
 )  # fmt: skip
 ROWS = [
     RowHeader(
-        id=str(index), seq=index, n_tokens=30, n_train_tokens=20, cost=30.0, prefix_hash="",
+        id=str(index), group_order=index, n_tokens=30, n_train_tokens=20, cost=30.0, prefix_hash="",
         reward=float(index), n_continuations=3, n_drifts=index,
     )
     for index in range(2)

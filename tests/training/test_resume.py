@@ -140,7 +140,7 @@ def test_a_resume_whose_weights_cannot_be_published_says_so_instead_of_waiting_f
 
 def _of_later_tasks(row: DBRecordData) -> DBRecordData:
     """The row as one of a group behind all that were fed when it was made."""
-    return row.model_copy(update={"seq": group_order(1000, row.seq)})
+    return row.model_copy(update={"group_order": group_order(1000, row.group_order)})
 
 
 @pytest.mark.parametrize(

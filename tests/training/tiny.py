@@ -84,7 +84,7 @@ def make_row(
     return DBRecordData(
         id=row_id,
         task=f"task-{seq}",
-        seq=seq,
+        group_order=seq,
         reward=reward,
         n_train_tokens=int(mask.sum()),
         cost=float(n_tokens),

@@ -53,7 +53,7 @@ class Run:
         self.database(lambda db: db.rows.insert_many([row.to_mongo() for row in rows]))
 
     def rows(self) -> list[dict[str, Any]]:
-        return self.database(lambda db: db.rows.find({}).sort("seq", 1).to_list())
+        return self.database(lambda db: db.rows.find({}).sort("group_order", 1).to_list())
 
     def metrics(self) -> list[dict[str, Any]]:
         file = self.output / "metrics.jsonl"

@@ -13,6 +13,8 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
     command_line.py, run_file.py   flags as a command line and a YAML file give them
     parsing.py    from all of these to a checked `Config`
     run_flags.py  whose each flag is: the run's, or a process's
+    verbs.py      the flags of each verb
+    digests.py    what files that flags name hold
     model_path.py   a model's folder
     user_module.py   a user's own file that a flag names
 """

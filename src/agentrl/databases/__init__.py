@@ -1,4 +1,20 @@
-"""The domain and its ledger: documents, transitions, arrays, connection, embedded mongod.
+"""The domain and its ledger. It imports nothing else of the package; all of it may be imported.
 
-It imports nothing else of the package. Samplers, trainer and launcher all use it.
+What is stored
+    documents.py, transitions.py   the documents, and which state may follow which
+    token_tree.py, growing_tree.py, arrays.py   tokens of a Record
+    task_file/, scorer_notation.py   what users write in task files
+The ledgers
+    tasks.py, expressions.py   of sampling: who works on which rollout
+    held_leases.py, reaping.py, owners.py   leases: held, taken away, and by whom
+    records.py, group_commit.py   what samplers write of their work
+    group_scores.py, rescoring.py   scores of whole groups, and scores given anew
+    row_ledger.py   of training: which rows a step trains
+    feeder.py   from task files to the ledger
+The run
+    runs.py, run_list.py   who trains it, how far it is; all runs of a MongoDB
+    policies.py, services.py   publications of weights; the services that serve them
+    outcomes.py, diagnosis.py, hopeless.py, failed_tasks.py   what fails, and when a run is given up
+The server
+    connection.py, changes.py, mongod.py   the connection, waiting for changes, an own mongod
 """

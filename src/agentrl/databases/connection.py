@@ -124,7 +124,7 @@ _INDEXES: dict[str, list[IndexModel]] = {
     ],
     "tool_results": [IndexModel([("record_id", ASCENDING)], name="record")],
     "record_data": [
-        IndexModel([("status", ASCENDING), ("seq", ASCENDING)], name="lease"),
+        IndexModel([("status", ASCENDING), ("group_order", ASCENDING)], name="lease"),
         IndexModel([("trained.step", ASCENDING)], name="trained"),
     ],
     "policy_versions": [IndexModel([("version", ASCENDING)], name="version")],

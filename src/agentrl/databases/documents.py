@@ -119,11 +119,11 @@ class SubDocument(BaseModel):
 
 
 HANDED_BACK = "handed back: "  # begins the error of a Record whose end was nobody's fault
-GROUPS_PER_EPOCH = 10**9  # room for the groups of one epoch in a place
+GROUPS_PER_EPOCH = 10**9  # room for the groups of one epoch in the group order
 
 
 def group_order(epoch: int, seq: int) -> int:
-    """The place of a group among those of all epochs of its split."""
+    """The number of a group in the order of all epochs of its split."""
     return epoch * GROUPS_PER_EPOCH + seq
 
 
@@ -175,10 +175,8 @@ class Task(Document):
 
     split: Split
     epoch: int
-    seq: int  # place in the epoch's order
-    group_order: (
-        int  # `group_order(epoch, seq)`, the order in which groups are begun and their rows trained
-    )
+    seq: int  # its number in the epoch's order
+    group_order: int  # of `group_order()`: groups are begun, and their rows trained, in this order
     status: TaskStatus = TaskStatus.CREATED
     data: int = 0  # which of the run's data sets it is of, see `Run`
     task_id: str  # the line's own id, the same in every epoch
@@ -344,7 +342,7 @@ class DBRecordData(Document):
 
     task: str
     status: RowStatus = RowStatus.READY
-    seq: int  # order of leasing, oldest first: the Task's place
+    group_order: int  # the Task's: rows are leased in it, the oldest first
     reward: float
     n_train_tokens: int
     cost: float  # pairs of a token and one it sees: what attention costs, beside `n_tokens`

@@ -74,6 +74,6 @@ def slots_in(statuses: Collection[SlotStatus]) -> Expression:
 
 
 def first_pending(count: int) -> Expression:
-    """The trajectory numbers of the first `count` slots that nobody holds."""
+    """The rollout numbers of the first `count` slots that nobody holds."""
     pending = slots_where({"$eq": ["$$slot.status", SlotStatus.PENDING]})
     return {"$slice": [{"$map": {"input": pending, "as": "slot", "in": "$$slot.rollout"}}, count]}

@@ -29,7 +29,7 @@ class RowHeader:
     """What the planner needs of a row; its arrays stay in the database."""
 
     id: str
-    seq: int
+    group_order: int
     n_tokens: int
     n_train_tokens: int
     cost: float
@@ -41,7 +41,7 @@ class RowHeader:
 
 
 _HEADER_FIELDS = (
-    "seq", "n_tokens", "n_train_tokens", "cost", "prefix_hash", "reward", "prompt_len",
+    "group_order", "n_tokens", "n_train_tokens", "cost", "prefix_hash", "reward", "prompt_len",
     "n_continuations", "n_drifts",
 )  # fmt: skip
 _UNHELD = {"trainer": None, "fence": None, "step": None}
@@ -79,7 +79,7 @@ class RowLedger:
             "policy_versions": {"$elemMatch": {"$nin": young, "$lte": lineage.newest}}
         }
         if self._first_group:
-            old = {"$or": [old, {"seq": {"$lt": self._first_group}}]}
+            old = {"$or": [old, {"group_order": {"$lt": self._first_group}}]}
         return await change_rows(
             self._rows,
             old,
@@ -110,11 +110,13 @@ class RowLedger:
             "policy_versions": {"$not": {"$elemMatch": {"$nin": young}}},
         }
         if self._first_group:
-            trainable["seq"] = {"$gte": self._first_group}
+            trainable["group_order"] = {"$gte": self._first_group}
         if not waive_interval:
             trainable["not_before"] = {"$lte": step}
         if held < count:
-            oldest = self._rows.find(trainable, {"_id": 1}).sort([("status", 1), ("seq", 1)])
+            oldest = self._rows.find(trainable, {"_id": 1}).sort(
+                [("status", 1), ("group_order", 1)]
+            )
             ids = [document["_id"] async for document in oldest.limit(count - held)]
             holder = {"trainer": {"$literal": self._trainer}, "fence": self._fence, "step": step}
             await change_rows(self._rows, {"_id": {"$in": ids}}, RowStatus.LEASED, holder)
@@ -216,7 +218,7 @@ class RowLedger:
 
     async def _headers(self, query: dict[str, Any]) -> list[RowHeader]:
         cursor = self._rows.find(query, dict.fromkeys(_HEADER_FIELDS, 1)).sort(
-            [("seq", 1), ("_id", 1)]
+            [("group_order", 1), ("_id", 1)]
         )
         return [
             RowHeader(

@@ -51,7 +51,7 @@ from agentrl.databases.transitions import (
     task_status,
 )
 
-UNBOUNDED = 2**63 - 1  # an admission limit behind every group
+UNBOUNDED = 2**63 - 1  # an admission limit that admits every group
 
 
 class LeaseLost(RuntimeError):
@@ -108,8 +108,8 @@ class TaskLedger:
             UpdateOne({"_id": task.id}, {"$setOnInsert": _without_id(task.to_mongo())}, upsert=True)
             for task in tasks
         ]
-        # In their order: a group that came into a gap later would be within admission limits that
-        # never counted it.
+        # In their order. A group that is stored behind a later one may be below an admission limit
+        # that was worked out without it.
         result = await retry_through_outages(
             lambda: self._tasks.bulk_write(writes), "the storing of new tasks"
         )

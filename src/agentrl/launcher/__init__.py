@@ -2,4 +2,18 @@
 
 The launcher holds nothing of the pipeline. Its processes have command lines, and it reads their
 progress from the run's database and its metrics file.
+
+A launch
+    run.py, launch.py, launch_help.py   `agentrl launch`, from the flags to the report
+    preflight.py, probes.py   what is checked and tried before
+    presets.py, deployment.py, stack.py   which processes there are, with which command lines
+    processes.py, subreaper.py, accelerate.py   child processes
+    run_folder.py, run_parts.py   what a run writes in its folder
+What is seen
+    progress.py, success.py, view.py, terminal.py, other_samplers.py   while the run lasts
+    report.py, curve.py, training_curves.py   at its end
+The other verbs
+    serve.py, evaluate.py, evaluation.py, statistics.py, rescore.py, doctor.py, config.py
+    show.py, show_list.py, record_filter.py   trajectories
+    runs.py, run_state.py, delete.py, db.py, database.py   runs and their databases
 """

@@ -146,7 +146,7 @@ def _scoring_mistakes(found: TaskFile, config: Config, models: AgentModels) -> I
 
 
 def agent_config_of(config: Config) -> str:
-    """The run's file of LLM client as a sentence names it, or where one would come from."""
+    """The run's file of auxiliary models as a sentence names it, or where one would come from."""
     given = config.agent.agent_config_path
     if given is not None:
         return f"--agent_config_path {given}"

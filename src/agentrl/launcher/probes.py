@@ -118,15 +118,15 @@ async def _judge(models: LLMClient) -> None:
 
 async def _rank(models: LLMClient) -> None:
     line = TaskLine(id="probe", query="What is 2 + 2?")
-    attempts = [_answered(line, str(number), said) for number, said in enumerate(("4", "5"))]
-    task = attempts[0][0]
+    rollouts = [_answered(line, str(number), said) for number, said in enumerate(("4", "5"))]
+    task = rollouts[0][0]
     await Ruler(models).score_group(
-        task, [record for _, record, _ in attempts], [messages for _, _, messages in attempts]
+        task, [record for _, record, _ in rollouts], [messages for _, _, messages in rollouts]
     )
 
 
 def _answered(line: TaskLine, name: str, answer: str) -> tuple[Task, Record, Messages]:
-    """A task, and an attempt at it that said this answer at once; neither is stored."""
+    """A task, and a rollout of it that said this answer at once; neither is stored."""
     (task,) = make_tasks([line], Split.TRAIN, 0, 1, [0])
     record = Record(
         id=name, task=task.id, task_id=line.id, rollout=0, attempt=0, split=Split.TRAIN, epoch=0,

@@ -26,7 +26,7 @@ _EDGE_STEPS = 3  # steps whose records are the first and the last reward
 
 @dataclass(frozen=True)
 class Slots:
-    """TaskRollouts that ended, of training and evaluation."""
+    """Rollouts that ended, of training and evaluation."""
 
     total: int
     failed: int  # given up after --max_failures errors

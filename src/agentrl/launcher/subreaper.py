@@ -133,7 +133,7 @@ class Subreaper:
 
 
 def main() -> None:
-    """Subreaper the command of `sys.argv`."""
+    """Run the command of `sys.argv`."""
     grace_s, *command = sys.argv[1:]
     try:
         subreaper = Subreaper(command, float(grace_s))

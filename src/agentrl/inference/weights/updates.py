@@ -1,7 +1,7 @@
 """One publication at many services at once: pause each, load by one of the ways, let it go on.
 
-A service that hangs does not hold up the others for longer than `_GRACE` says; what became of each
-is in its outcome.
+A service that hangs does not hold up the others for longer than `_GRACE_S` says; what became of
+each is in its outcome.
 """
 
 import asyncio

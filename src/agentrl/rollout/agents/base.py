@@ -2,7 +2,7 @@
 
 An `AsyncSampler` drives one attempt at one task: `run()` holds the conversation, turn by turn, and
 `evaluate_record()` scores it, by its task's scorer unless a subclass does otherwise. Claims, leases
-and retries are the scheduler's (`scheduler.py`).
+and retries are the scheduler's (`scheduling/scheduler.py`).
 """
 
 import logging
@@ -249,7 +249,7 @@ class AsyncSampler(ABC):
         return generation, limit.stop_reason if cut_off else None
 
     def _sampling_params(self) -> dict[str, float]:
-        """The run's; greedy for the attempt that is its group's baseline (`--advantage remax`)."""
+        """The run's; greedy for the rollout that is its group's baseline (`--advantage remax`)."""
         config, record = self.resources.config, self.record
         if (config.reward.estimator, record.split, record.rollout) == (
             "remax", Split.TRAIN, GREEDY_ROLLOUT,

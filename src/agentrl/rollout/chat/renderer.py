@@ -122,7 +122,7 @@ class ChatRenderer:
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
     ) -> RenderedPrompt:
-        """A rendered prompt; the attempts at one task share it."""
+        """A rendered prompt; the rollouts of one task share it."""
         return self._prompts(orjson.dumps(list(messages)), orjson.dumps(list(tools or ())))
 
     def render_text(

@@ -2,7 +2,7 @@
 
     TokenContext   initial prompt, generated ids verbatim, deltas, in segments; its tokens are a
                    token tree that grows, one branch for each segment
-    PromptChange       what changed between a generated turn and the next prompt
+    PromptChange   what changed between a generated turn and the next prompt
 
 A record is made of segments. A segment begins with a rendered prompt and grows by appending only:
 the ids that the model generated, verbatim, then the ids that the chat template adds for tool

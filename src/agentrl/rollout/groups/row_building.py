@@ -27,13 +27,13 @@ def build_row(
     turns: Sequence[DispatchedSamplingTask],
     advantage: float,
     temperature: float,
-    seq: int,
+    group_order: int,
 ) -> DBRecordData:
     """The training row of a scored Record.
 
     `turns`: all of its turns, in any order. `advantage`: of the Record; each turn's follows from it
-    and the turn's status (`group_rules.turn_advantages`). `temperature`: of the sampling. `seq`:
-    the row's place in the order of leasing.
+    and the turn's status (`group_rules.turn_advantages`). `temperature`: of the sampling.
+    `group_order`: the Task's, in which rows are leased.
 
     Every generated token is trained, the stop token that ended a turn included; prompts, tool
     results and headers are not. Raises ValueError, naming the record, if the turns do not fit
@@ -56,7 +56,7 @@ def build_row(
     return DBRecordData(
         id=record.id,
         task=record.task,
-        seq=seq,
+        group_order=group_order,
         reward=record.score,
         n_train_tokens=len(made),
         cost=float(tree.pairs),

@@ -1,8 +1,8 @@
 """The auxiliary models and services of agents and scorers, a YAML file (`--agent_config_path`).
 
-`scorer_agent` judges answers, `ruler_agent` ranks attempts, `http_scorer` is a reward service
-(`rollout/scorers`). `browse_agent` reads long results of tools (`browse.py`). Each list of models
-is tried in order (`rollout/llm/client.py`).
+`scorer_agent` judges answers, `ruler_agent` ranks rollouts, `http_scorer` is a reward service
+(`rollout/scorers`). `browse_agent` reads long results of tools (`tools/browse.py`). Each list of
+models is tried in order (`rollout/llm/client.py`).
 """
 
 import os

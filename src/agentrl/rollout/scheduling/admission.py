@@ -25,7 +25,7 @@ def room(*, max_staleness: int, version: int, batch: int, accepted: int, running
 
         accepted + running < (max_staleness + version + 1) * batch
 
-    `accepted` are all rows ever made, trained ones included; `running` all attempts of groups that
+    `accepted` are all rows ever made, trained ones included; `running` all rollouts of groups that
     were begun and are not finalised; every one of `version` steps trained `batch` rows. A row begun
     now is trained once those before it are, by a policy at most `max_staleness` versions newer.
 
@@ -48,7 +48,7 @@ def admitted_groups(room: int, group_size: int) -> int:
 def admission_limit(not_begun: Sequence[int], room: int, group_size: int) -> int | None:
     """The group order of the last group that may be begun, or None if there is none.
 
-    `not_begun`: places of groups that nobody has begun, in order; at least as many as the whole
+    `not_begun`: group orders that nobody has begun, in order; at least as many as the whole
     bound admits, or all there are.
     """
     admitted = not_begun[: admitted_groups(room, group_size)]

@@ -2,7 +2,7 @@
 
     sample -> Record scored -> slot completed -> group finalised, if it was its last slot
            -> Record failed -> slot tried again, or given up
-           -> told to stop  -> slot handed back, which costs none of its attempts
+           -> told to stop  -> slot handed back, which does not count against `max_failures`
 
 What is sampled is the `AsyncSampler`'s business; which slot, and when to stop, the scheduler's.
 """

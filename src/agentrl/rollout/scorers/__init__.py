@@ -7,7 +7,7 @@
     compared_texts   `exact_match`, `contains`, `f1`
     math_verifier    `math`: the same mathematical value, found out in a process of its own
     judge            `agentcpm`: a model says whether an answer agrees with the right one
-    ruler            `ruler`: a model ranks the attempts of a group against each other
+    ruler            `ruler`: a model ranks the rollouts of a group against each other
     reward_service   `http`: a service of the user's own
 
 What the scores of a group make of its Records is in `rollout/groups/group_rules.py`.

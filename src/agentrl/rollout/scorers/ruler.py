@@ -1,11 +1,11 @@
-"""The scorer `ruler`: a model ranks the attempts of a group against each other.
+"""The scorer `ruler`: a model ranks the rollouts of a group against each other.
 
-It needs no right answers: which of several attempts is better is easier to say than how good one
+It needs no right answers: which of several rollouts is better is easier to say than how good one
 is, and advantages compare within a group anyway (the idea is OpenPipe ART's RULER). What all
-attempts begin with is shown once; then the rest of each. The model gives each attempt a score from
-0 to 1, which is matched by the attempt's id, and an explanation, which is kept with the Record.
+rollouts begin with is shown once; then the rest of each. The model gives each rollout a score from
+0 to 1, which is matched by the rollout's id, and an explanation, which is kept with the Record.
 
-Attempts that are word for word the same are shown once and score the same. They stand in an order
+Rollouts that are word for word the same are shown once and score the same. They stand in an order
 that follows from their ids, so that none is always first.
 """
 
@@ -70,27 +70,27 @@ class Ruler:
         for index in order:
             shown.setdefault(written[index], index)
         ids = {text: str(number) for number, text in enumerate(shown, start=1)}
-        attempts = {ids[text]: messages[index] for text, index in shown.items()}
+        rollouts = {ids[text]: messages[index] for text, index in shown.items()}
         try:
             reply = await self._models.ask(
-                _INSTRUCTION, material(attempts), scores_reader(attempts.keys()), _FORM
+                _INSTRUCTION, material(rollouts), scores_reader(rollouts.keys()), _FORM
             )
         except NoModelAnswered as failure:
             raise RulerError(f"no model ranked the group: {failure}") from None
         return [reply.value[ids[text]] for text in written]
 
 
-def material(attempts: Mapping[str, Messages]) -> str:
-    """What the model is shown of the attempts, by id: JSON, so that nothing in an attempt can look
+def material(rollouts: Mapping[str, Messages]) -> str:
+    """What the model is shown of the rollouts, by id: JSON, so that nothing in a rollout can look
     like the end of it."""
-    conversations = list(attempts.values())
+    conversations = list(rollouts.values())
     together = list(zip(*conversations, strict=False))
     shared = len(list(takewhile(lambda step: all(m == step[0] for m in step), together)))
     shown = {
         "all attempts begin with": [_shortened(message) for message in conversations[0][:shared]],
         "attempts": [
             {"id": name, "goes on with": [_shortened(message) for message in messages[shared:]]}
-            for name, messages in attempts.items()
+            for name, messages in rollouts.items()
         ],
     }
     return json.dumps(shown, ensure_ascii=False, indent=1)

@@ -7,7 +7,7 @@
     importance.py divergence.py    layers over any loss
     normalisation.py   from token_losses of tokens to the loss of the global batch
 
-Not in here: models, ranks, micro-batches. How flags put these together is `objective.py`.
+Not in here: models, ranks, micro-batches. How flags put these together is `step/objective.py`.
 """
 
 from agentrl.configs import LossConfig

@@ -1,6 +1,6 @@
 """A model made ready for training: parallel, and able to give what a step asks of it.
 
-    prepare_model -> token_logprobs, compute_trunk, and of a model with a value head state_values
+    prepare_model -> token_logprobs, compute_prefix, and of a model with a value head state_values
 
 Not in here: where its weights come from (`loading`, `value_loading`).
 """

@@ -8,6 +8,9 @@
     context_parallel.py   lines of tokens that processes share
     limits.py             which models can be divided so
     apply.py              a model made parallel, top to bottom in the order it happens
+    compilation.py        layers compiled
+    offload.py            activations kept on the CPU
+    agreement.py          what rank 0 decides, told to all
     gradients.py          norm and clip of gradients, however their parameters are sharded
 
 A *data-parallel rank* trains rows of its own. Its tensor-parallel and context-parallel processes
