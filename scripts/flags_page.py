@@ -1,21 +1,70 @@
-"""Writes the table of flags into docs/reference/flags.md: `python scripts/flags_page.py`."""
+"""Writes the pages that are made from the code: `python scripts/flags_page.py`.
 
+    docs/reference/flags.md        the table of flags, with defaults and choices
+    docs/guides/checkpoints.md     the table of what may change after the first start
+
+The lines behind a page's marker are written, as far as the end marker if it has one.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from agentrl.configs.flag import FlagClass
 from agentrl.configs.flags import FLAGS, TITLES, Flag, shown
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "flags.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARKER = "<!-- From here on written by scripts/flags_page.py -->\n"
+END = "<!-- Until here written by scripts/flags_page.py -->\n"
+
+# Of each class: its title, what a resume does with another value, and what with a sampler's.
+CLASSES: Mapping[FlagClass, tuple[str, str, str]] = {
+    FlagClass.DATA: (
+        "of the data",
+        "refused, or taken with `--change_data`",
+        "refused if it is another; task files are not read",
+    ),
+    FlagClass.SAMPLING: ("of the sampling", "taken", "refused if it is another"),
+    FlagClass.FIXED: ("fixed", "refused", "not read"),
+    FlagClass.OWN: ("of a process", "taken, not recorded", "its own"),
+    FlagClass.TRAINING: ("of the training", "taken", "not read"),
+}
 
 
-def flags_page(page: str) -> str:
-    """The page with the part after its marker made anew."""
-    lines = [page.partition(MARKER)[0] + MARKER]
+def flags_table() -> Iterable[str]:
+    """The lines of the table of flags, by group."""
     for group, title in TITLES.items():
-        lines += [f"## {title}", "", "| flag | default | |", "| --- | --- | --- |"]
-        lines += [_row(flag) for flag in FLAGS.values() if flag.group == group]
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+        yield from (f"## {title}", "", "| flag | default | |", "| --- | --- | --- |")
+        yield from (_row(flag) for flag in FLAGS.values() if flag.group == group)
+        yield ""
+
+
+def classes_table() -> Iterable[str]:
+    """The lines of the table of flag classes. Of the training's, only the optimizer's are named."""
+    yield "| flags | given otherwise on a resume | given by a sampler that joins |"
+    yield "| --- | --- | --- |"
+    for belongs, (title, resumed, joining) in CLASSES.items():
+        flags = [flag for flag in FLAGS.values() if flag.belongs == belongs]
+        others = ""
+        if belongs == FlagClass.TRAINING:
+            flags = [flag for flag in flags if flag.group == "optimizer"]
+            others = " and all others"
+        names = " ".join(f"`--{flag.name}`" for flag in flags)
+        yield f"| {title}: {names}{others} | {resumed} | {joining} |"
+    yield ""
+
+
+PAGES: Mapping[Path, Callable[[], Iterable[str]]] = {
+    DOCS / "reference" / "flags.md": flags_table,
+    DOCS / "guides" / "checkpoints.md": classes_table,
+}
+
+
+def rewritten(page: str, lines: Iterable[str]) -> str:
+    """The page with the lines behind its marker."""
+    before, _, after = page.partition(MARKER)
+    _, end, after = after.partition(END)
+    table = "\n".join(lines) + "\n"
+    return before + MARKER + "\n" + (table + end + after if end else table.rstrip() + "\n")
 
 
 def _row(flag: Flag) -> str:
@@ -26,4 +75,5 @@ def _row(flag: Flag) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(flags_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, lines in PAGES.items():
+        path.write_text(rewritten(path.read_text(encoding="utf-8"), lines()), encoding="utf-8")

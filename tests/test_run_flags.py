@@ -21,7 +21,7 @@ def test_the_docs_name_every_flag_in_the_row_of_its_class() -> None:
     rows = re.findall(r"^\| ([a-z ]+): (`--.*?) \|", PAGE.read_text(), flags=re.MULTILINE)
     assert [title for title, _ in rows] == list(ROWS)
     named = {name: ROWS[title] for title, cell in rows for name in re.findall(r"`--(\w+)`", cell)}
-    assert named.keys() <= set(FLAGS)
+    assert named.keys() <= set(FLAGS), "run `python scripts/flags_page.py`"
     # "and all others" stands in the row of the training
     said = {name: named.get(name, FlagClass.TRAINING) for name in FLAGS}
-    assert said == {name: class_of(name) for name in FLAGS}
+    assert said == {name: class_of(name) for name in FLAGS}, "run `python scripts/flags_page.py`"

@@ -2,7 +2,8 @@
 
 A row of its table "Where to change what" is a kind of change. `CHANGES` makes it in a copy of the
 sources: the paths come from the table, so a file that moves needs its new path there and nothing
-here. Then a program that imports the copy uses the new thing.
+here. Then the pages that are made from the code are written (`PAGES` says what changes there), and
+a program that imports the copy uses the new thing.
 """
 
 import ast
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "pyproject.toml")
 ROW = re.compile(r"^\| (an? [\w -]+) \| (`.+?`) \| .+ \|$", re.MULTILINE)
 
 
@@ -150,8 +152,6 @@ def add_flag(copy: Copy) -> str:
         '    rules["last_turn"] = lambda kept: [\n'
         "        i for i in kept if records[i].n_turns <= config.last_turn\n    ]\n",
     )
-    copy.run("scripts/flags_page.py")
-    assert "| `--last_turn` N | `9` |" in copy.file(2).read_text(encoding="utf-8")
     return """
 from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.documents import Record
@@ -200,13 +200,13 @@ async def test_the_field_is_stored(talk, database) -> None:
     stored = await database.records.find_one({"_id": record.id})
     assert stored["n_lines"] == 7
 """)
-    copy.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "pyproject.toml", str(test))
+    copy.run(*PYTEST, str(test))
     test.unlink()
     return "from agentrl.databases.documents import Record; Record.model_fields['n_lines']"
 
 
 def add_column(copy: Copy) -> str:
-    line = '    "turn": Column(INT32, -1, "turn"),\n'
+    line = '    "turn": Column(INT32, -1, "turn", optional=True),\n'
     copy.insert(0, "COLUMNS: dict[str, Column] = {\n", line)
     copy.insert(
         1, '{"mask": 1, "logprobs": logprobs, "versions": of_each, ', '"turn": tokens.turn, '
@@ -234,6 +234,9 @@ stored = TokenTree.unpack(context.tree().pack())
 batch = collate_forest([TrainingSequence(stored, temperature=1.0, row_tokens=4)], [0])
 inputs = batch.loss_inputs(torch.zeros(len(batch.targets)), None)
 assert inputs.turn.tolist() == [0, 0, 1, 1]
+older = context.tree().pack()
+del older["turn"]
+assert set(TokenTree.unpack(older)["turn"]) == {-1}
 """
 
 
@@ -305,12 +308,24 @@ CHANGES: dict[str, tuple[int, Callable[[Copy], str]]] = {
     "a scorer": (1, add_scorer),
     "an agent": (1, add_agent),
     "a loss": (2, add_loss),
-    "a flag": (3, add_flag),
+    "a flag": (2, add_flag),
     "a stored field": (2, add_field),
     "a per-token column": (3, add_column),
     "an engine": (2, add_engine),
     "a parser of tool calls": (3, add_parser),
 }
+
+FLAGS_PAGE, CLASSES_PAGE = "docs/reference/flags.md", "docs/guides/checkpoints.md"
+# What changes in the pages that `scripts/flags_page.py` writes: the page, and a text of it.
+PAGES: dict[str, dict[str, str]] = {
+    "a loss": {FLAGS_PAGE: "; one of NEW, "},
+    "a flag": {FLAGS_PAGE: "| `--last_turn` N | `9` |", CLASSES_PAGE: " `--last_turn` "},
+    "a parser of tool calls": {FLAGS_PAGE: "; one of newcomer, "},
+}
+PAGE_TESTS = (
+    "tests/test_flags.py::test_the_page_of_flags_is_as_the_code_has_them",
+    "tests/test_run_flags.py::test_the_docs_name_every_flag_in_the_row_of_its_class",
+)
 
 
 def test_the_table_has_all_kinds_of_changes() -> None:
@@ -335,6 +350,14 @@ def test_a_change_touches_the_files_of_its_row_and_no_others(kind: str, tmp_path
 
     program = change(copy)
 
-    assert copy.changed() == {path.replace("NAME", copy.name) for path in copy.paths}
+    files = {path.replace("NAME", copy.name) for path in copy.paths}
+    assert copy.changed() == files
+    copy.run("scripts/flags_page.py")
+    pages = PAGES.get(kind, {})
+    assert copy.changed() == files | pages.keys()
+    for page, text in pages.items():
+        assert text in (copy.root / page).read_text(encoding="utf-8")
+    if pages:
+        copy.run(*PYTEST, *PAGE_TESTS)
     copy.run("-c", f"import agentrl\nassert agentrl.__file__.startswith({str(tmp_path)!r})")
     copy.run("-c", program)

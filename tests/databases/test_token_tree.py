@@ -1,6 +1,7 @@
 """Token trees: the worked example, what they refuse, and how they grow."""
 
 import doctest
+import runpy
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.databases import token_tree
+from agentrl.databases import documents, token_tree
+from agentrl.databases.arrays import FLOAT32, INT32
 from agentrl.databases.growing_tree import GrowingTree
-from agentrl.databases.token_tree import COLUMNS, Node, TokenTree, packed_fields
+from agentrl.databases.token_tree import COLUMNS, Column, Node, TokenTree, packed_fields
 
 
 def test_the_worked_example_holds() -> None:
@@ -107,6 +109,38 @@ def test_a_document_without_one_of_its_arrays_is_refused() -> None:
     del packed["versions"]
     with pytest.raises(ValueError, match="versions is not there"):
         TokenTree.unpack(packed)
+
+
+def test_a_document_older_than_an_optional_column_has_its_fill_and_of_no_other_column(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    older = TREE.pack()
+    monkeypatch.setitem(COLUMNS, "turn", Column(INT32, -1, "turn", optional=True))
+    tree = TokenTree.unpack(older)
+    assert tree["turn"].tolist() == [-1] * 9
+    assert tree["ids"].tolist() == TREE["ids"].tolist()
+    newer = tree.with_columns(turn=np.arange(9))
+    assert TokenTree.unpack(newer.pack()) == newer
+    with pytest.raises(ValueError, match="turn has 2 tokens where n_tokens says 9"):
+        TokenTree.unpack({**older, "turn": b"\0" * 8})
+    monkeypatch.setitem(COLUMNS, "turn", Column(INT32, -1, "turn"))
+    with pytest.raises(ValueError, match="turn is not there"):
+        TokenTree.unpack(older)
+
+
+def test_the_columns_that_a_row_cannot_do_without_are_required() -> None:
+    for name in ("ids", "mask", "logprobs", "versions", "advantages"):
+        assert not COLUMNS[name].optional
+
+
+@pytest.mark.parametrize("taken", ["reward", "_id", "tree", "nodes", "n_tokens", "logprobs"])
+def test_a_column_stored_under_a_name_that_a_row_has_already_is_refused_at_import(
+    monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    runpy.run_path(documents.__file__)
+    monkeypatch.setitem(COLUMNS, "weights", Column(FLOAT32, 0, taken))
+    with pytest.raises(ValueError, match=f"column 'weights' .*{taken!r}"):
+        runpy.run_path(documents.__file__)
 
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=300)

@@ -1,5 +1,6 @@
 """Which engine serves a URL, and what it takes to add one that speaks another protocol."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -137,3 +138,29 @@ async def test_what_an_engine_cannot_do_is_refused_with_its_name(registered: Non
         assert "it has disk, with retract" in (outcome.error or "") and not outcome.mixed
         with pytest.raises(RequestRejected, match="cannot give its GPU memory back"):
             await release_memory(other)
+
+
+@pytest.mark.parametrize("lacking", sorted(Engine.__abstractmethods__))
+def test_an_engine_without_a_required_method_cannot_be_made(lacking: str) -> None:
+    has = {n: v for n, v in vars(CountingEngine).items() if n in Engine.__abstractmethods__}
+    assert type("Whole", (Engine,), has)(URL).url == URL
+    del has[lacking]
+    with pytest.raises(TypeError, match=rf"abstract method '?{lacking}\b"):
+        type("Forgetful", (Engine,), has)(URL)
+
+
+def test_the_docstring_of_engine_lists_what_is_required() -> None:
+    listed = (Engine.__doc__ or "").partition("Required of every")[2].partition("Required with")[0]
+    names = set(re.findall(r"`(\w+)`", listed)) - {"TypeError", "limits"}
+    assert names == Engine.__abstractmethods__
+
+
+async def test_what_an_engine_left_out_raises_and_does_not_return_as_if_it_were_done() -> None:
+    async with CountingEngine(URL) as bare:
+        for method in ("pause", "continue_"):
+            arguments = ("retract",) if method == "pause" else ()
+            with pytest.raises(RequestRejected, match=f"{re.escape(URL)} cannot be paused"):
+                await getattr(Engine, method)(bare, *arguments)
+        for refused in (bare.weight_ranks(), bare.destroy_weights_update_group("g")):
+            with pytest.raises(RequestRejected, match="takes"):
+                await refused

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf
 
-from agentrl.databases.token_tree import TokenTree, packed_fields
+from agentrl.databases.token_tree import COLUMNS, TokenTree, packed_fields
 from agentrl.policy_version import VersionSpan
 
 
@@ -383,6 +383,23 @@ class DBRecordData(Document):
         of_tree = packed_fields()
         rest = {name: value for name, value in document.items() if name not in of_tree}
         return cls.model_validate({**rest, "tree": tree})
+
+
+def _refuse_columns_over_fields() -> None:
+    """Raise ValueError if a column is stored where a row has something else: it would be lost."""
+    taken = {"n_tokens", "nodes", "_id", *DBRecordData.model_fields}
+    for name, column in COLUMNS.items():
+        if column.stored is None:
+            continue
+        if column.stored in taken:
+            raise ValueError(
+                f"column {name!r} of token_tree.COLUMNS is stored as {column.stored!r}, which a "
+                "DBRecordData has already: give it another name"
+            )
+        taken.add(column.stored)
+
+
+_refuse_columns_over_fields()
 
 
 class InferenceService(Document):

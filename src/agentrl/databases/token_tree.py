@@ -5,7 +5,8 @@
 
 A conversation grows one (`growing_tree.py`), a row of the database is one, the sequences that are
 trained are its paths, and a micro-batch concatenates those. A new per-token column is one line in
-`COLUMNS`, a value where its tokens are made, and a use.
+`COLUMNS`, a value where its tokens are made, and a use. It is `optional`, because rows that were
+stored before lack it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +27,14 @@ class Column:
 
     fill: its value on tokens that no model made, and wherever nobody gave another
     stored: its field in a `record_data` document; None: it is not stored, the trainer makes it
+    optional: what a document without that field means. True: the fill on every token, as for a
+        column that is newer than the rows of a run. False: the document is damaged.
     """
 
     dtype: np.dtype[Any]
     fill: float
     stored: str | None
+    optional: bool = False
 
 
 COLUMNS: dict[str, Column] = {
@@ -224,15 +228,16 @@ class TokenTree:
     def unpack(cls, document: Mapping[str, Any]) -> Self:
         """The tree of a document, without a copy of its columns.
 
-        Fields that are not the tree's are left alone. Raises `ValueError` if the tree's own do not
-        fit together, or are not there.
+        Fields that are not the tree's are left alone. An optional column that is not there has its
+        fill. Raises `ValueError` if the tree's fields do not fit together, or are not there.
         """
-        lacking = sorted(packed_fields().difference(document))
+        may_lack = {column.stored for column in COLUMNS.values() if column.optional}
+        lacking = sorted(packed_fields() - may_lack - set(document))
         if lacking:
             raise ValueError(f"{lacking[0]} is not there")
         columns: dict[str, NDArray[Any]] = {}
         for name, column in COLUMNS.items():
-            if column.stored is None:
+            if column.stored is None or column.stored not in document:
                 continue
             columns[name] = np.frombuffer(document[column.stored], dtype=column.dtype)
             if len(columns[name]) != document["n_tokens"]:

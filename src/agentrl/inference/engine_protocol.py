@@ -1,16 +1,17 @@
 """What an inference service can be asked for, whatever API it speaks.
 
-The pool, publication, evaluation and checks of a deployment know this protocol only. Which class
+The pool, publication, evaluation and checks of a deployment know this class only. Which subclass
 speaks to the service at a URL is decided in `engines`; tests/inference/conformance.py has the tests
 that any of them must pass.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 import aiohttp
 
@@ -41,10 +42,26 @@ class Capabilities:
     memory: bool
 
 
-class Engine(Protocol):
-    """One inference service.
+class Engine(ABC):
+    """One inference service. Engines subclass this.
 
-    Engines subclass this. What their `capabilities` leave out they need not define.
+    Required of every engine; a subclass that lacks one cannot be made (`TypeError`):
+
+        the engine      `__init__` (it sets `limits`), `url`, `capabilities`, `close`, `at`
+        generating      `extend`, `abort`, `flush_cache`
+        how it is       `alive`, `ready`, `health`, `loads`, `fetch_limits`, `description`
+        its weights     `weight_version`, `update_weights_from_disk`
+
+    Required with a capability; `RequestRejected` says that an engine does not have it:
+
+        any pause       `pause`, `continue_`
+        "tensor"        `weight_ranks`, `update_weights_from_tensor`
+        "distributed"   `weight_ranks`, `init_weights_update_group`,
+                        `destroy_weights_update_group`, `update_weights_from_distributed`
+        memory          `release_memory_occupation`, `resume_memory_occupation`
+
+    The rest has an answer that suits most engines: `generate` uses `extend`, `workers` is empty
+    (not for a router), `begin_weight_update` and `end_weight_update` do nothing.
 
     Every method raises `ServiceUnreachable` when no complete answer came, `RequestTimedOut` past
     its time-out and `RequestRejected` when the service (or the engine, before sending) refused.
@@ -53,6 +70,7 @@ class Engine(Protocol):
 
     limits: ModelLimits  # what requests are checked against before they are sent
 
+    @abstractmethod
     def __init__(
         self,
         url: str,
@@ -69,17 +87,16 @@ class Engine(Protocol):
         own. A service that says nothing about a request for `silence_s` seconds is asked whether
         it lives.
         """
-        ...
 
     @property
+    @abstractmethod
     def url(self) -> str:
         """Where the service answers, without a slash at the end: its name in the run's ledger."""
-        ...
 
     @property
+    @abstractmethod
     def capabilities(self) -> Capabilities:
         """What the service can do."""
-        ...
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,9 +109,9 @@ class Engine(Protocol):
     ) -> None:
         await self.close()
 
+    @abstractmethod
     async def close(self) -> None:
         """Close the connections that this engine opened."""
-        ...
 
     # Generating
 
@@ -108,6 +125,7 @@ class Engine(Protocol):
         await self.extend(building, timeout_s=timeout_s)
         return building.generation(self.url, time.monotonic() - began)
 
+    @abstractmethod
     async def extend(self, building: GenerationBuilder, *, timeout_s: float = 600.0) -> None:
         """Generate what an answer still lacks, as a piece of it.
 
@@ -116,11 +134,10 @@ class Engine(Protocol):
         service fails before the piece is whole. Raises PromptTooLong without asking the service
         where the context leaves no room.
         """
-        ...
 
+    @abstractmethod
     async def abort(self, rid: str | None = None, *, timeout_s: float = 60.0) -> None:
         """Abort the request `rid`, or all requests when it is None. An unknown rid is no error."""
-        ...
 
     async def pause(self, mode: PauseMode, *, timeout_s: float = 60.0) -> None:
         """Stop generating. Requests that come now wait.
@@ -128,44 +145,44 @@ class Engine(Protocol):
         Running requests end ("abort"), wait with their keys and values ("in_place"), or wait and
         have those recomputed when they go on ("retract").
         """
-        ...
+        raise RequestRejected(f"{self.url} cannot be paused")
 
     async def continue_(self, *, timeout_s: float = 60.0) -> None:
         """Go on generating after `pause`."""
-        ...
+        raise RequestRejected(f"{self.url} cannot be paused")
 
+    @abstractmethod
     async def flush_cache(self, *, timeout_s: float = 60.0) -> None:
         """Empty the prefix cache. Refused while requests run or wait."""
-        ...
 
     # Health and loads
 
+    @abstractmethod
     async def alive(self, *, timeout_s: float = 5.0) -> bool:
         """Whether somebody answers at once, also while generation is paused."""
-        ...
 
+    @abstractmethod
     async def ready(self, *, timeout_s: float = 5.0) -> bool:
         """Whether the service takes requests and generates; at once.
 
         False while generation is paused, and when nobody answers.
         """
-        ...
 
+    @abstractmethod
     async def health(self, *, timeout_s: float = 30.0) -> bool:
         """Whether the service can generate; it may generate a token to find out."""
-        ...
 
+    @abstractmethod
     async def loads(self, *, timeout_s: float = 30.0) -> ServiceLoad:
         """How busy the service is."""
-        ...
 
+    @abstractmethod
     async def fetch_limits(self) -> ModelLimits:
         """Ask the service for its model's limits and check every later request against them."""
-        ...
 
+    @abstractmethod
     async def description(self, *, timeout_s: float = 30.0) -> str:
         """For people: the folder of the model that it serves, and the version of its weights."""
-        ...
 
     # Routers, which answer for several services
 
@@ -173,16 +190,17 @@ class Engine(Protocol):
         """The URLs of the services behind a router; none when this is a service itself."""
         return []
 
+    @abstractmethod
     def at(self, url: str) -> "Engine":
         """The same engine at another URL, over the same connections."""
-        ...
 
     # Weights
 
+    @abstractmethod
     async def weight_version(self, *, timeout_s: float = 30.0) -> int:
         """The policy version that the service holds."""
-        ...
 
+    @abstractmethod
     async def update_weights_from_disk(
         self, path: str | Path, version: int, *, flush_cache: bool = True, timeout_s: float = 600.0
     ) -> None:
@@ -190,7 +208,6 @@ class Engine(Protocol):
 
         All weights or none: the folder is checked before anything changes.
         """
-        ...
 
     async def weight_ranks(self) -> int:
         """How many ranks hold the service's weights, which get them from tensors or in a group.
