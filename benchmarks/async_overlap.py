@@ -44,7 +44,7 @@ from agentrl.databases.runs import RunLease
 from agentrl.inference.client import SGLangClient
 
 SCRIPT = Script(latency_s=0.15, turns=3, tool_median_s=0.5, tool_sigma=1.2)
-GROUP, ROWS = 4, 16  # attempts at a task, rows of a step
+GROUP, ROWS = 4, 16  # rollouts of a task, rows of a step
 TRAIN_S = 1.0  # a step's computing
 MAX_STALENESS = 4
 AT_ONCE = (MAX_STALENESS + 1) * ROWS  # of both sides: neither is held back by it

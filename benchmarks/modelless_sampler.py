@@ -46,7 +46,7 @@ async def fresh_run(url: str, groups: int) -> AsyncIterator[RunDatabase]:
         TaskLine(id=f"line-{seq}", query="How many bolts are in the bin?", answer="3")
         for seq in range(groups)
     ]
-    tasks = make_tasks(lines, Split.TRAIN, epoch=0, attempts=GROUP, order=range(groups))
+    tasks = make_tasks(lines, Split.TRAIN, epoch=0, rollouts=GROUP, order=range(groups))
     await task_ledger(database).add(tasks)
     try:
         yield database

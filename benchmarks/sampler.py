@@ -42,7 +42,7 @@ from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.runs import RunLease
 from agentrl.rollout.scheduling.worker import sample
 
-GROUP = 8  # attempts at a task; 2 where one record is made at a time
+GROUP = 8  # rollouts of a task; 2 where one record is made at a time
 SCRIPT = Script(latency_s=1.5, turns=4, tool_median_s=0.75)
 AT_ONCE = (1, 32, 256)
 PROFILE_S = 0.002  # of CPU time between two samples
@@ -80,7 +80,7 @@ class Measured:
 async def prepare(
     addresses: Addresses, run: str, groups: int, group: int
 ) -> tuple[RunDatabase, RunLease]:
-    """A run whose trainer has published, with so many groups of so many attempts to sample."""
+    """A run whose trainer has published, with so many groups of so many rollouts to sample."""
     database = await connect(addresses.mongod, run)
     await add_groups(database, groups, group)
     lease = RunLease(database, "trainer", "benchmark", lease_seconds=600)

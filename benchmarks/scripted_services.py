@@ -96,8 +96,8 @@ def _started(*arguments: str) -> Iterator[str]:
         process.stdout.close()
 
 
-async def add_groups(database: RunDatabase, groups: int, attempts: int) -> None:
-    """Add tasks, with so many attempts each, that the script answers."""
+async def add_groups(database: RunDatabase, groups: int, rollouts: int) -> None:
+    """Add tasks, with so many rollouts each, that the script answers."""
     lines = [
         TaskLine(
             id=f"line-{seq}",
@@ -108,7 +108,7 @@ async def add_groups(database: RunDatabase, groups: int, attempts: int) -> None:
         )
         for seq in range(groups)
     ]
-    tasks = make_tasks(lines, Split.TRAIN, epoch=0, attempts=attempts, order=range(groups))
+    tasks = make_tasks(lines, Split.TRAIN, epoch=0, rollouts=rollouts, order=range(groups))
     await TaskLedger(database, "feeder", lease_seconds=60, max_failures=1).add(tasks)
 
 
