@@ -91,7 +91,7 @@ def test_a_trainer_that_was_stopped_and_replaced_wakes_to_nothing_but_its_end(
         run.await_steps(1, successor)
         stopped.send_signal(signal.SIGCONT)
         assert stopped.wait(timeout=100) == 2
-        assert "took run" in (tmp_path / "stopped.log").read_text()
+        assert "another trainer has taken over run" in (tmp_path / "stopped.log").read_text()
         run.add(rows[6:])
         assert successor.wait(timeout=100) == 0, (tmp_path / "successor.log").read_text()
     finally:
