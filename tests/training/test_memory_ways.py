@@ -70,7 +70,7 @@ def test_what_layers_save_goes_to_the_host_but_for_weights_and_what_is_small(
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("gradient_checkpointing", "activation_offloading")])
 def test_compiled_layers_train_as_others_do(more: tuple[str, ...], plain) -> None:
-    learner = make_learner(compiled=True, **dict.fromkeys(more, True))
+    learner = make_learner(compile=True, **dict.fromkeys(more, True))
     for compiled, expected in zip(train(learner), plain[0], strict=True):
         for figure in ("loss", "grad_norm", "entropy", "ratio_mean"):
             assert compiled[figure] == pytest.approx(expected[figure], rel=1e-4), figure
