@@ -335,6 +335,7 @@ def test_the_table_has_all_kinds_of_changes() -> None:
 _SLOW = {"a stored field"}  # runs a sampler on a mongod
 
 
+@pytest.mark.timeout(320)  # a stored field is shown by a run
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=[pytest.mark.slow] if kind in _SLOW else []) for kind in CHANGES],
