@@ -68,7 +68,7 @@ class Side:
 def sampler(url: str, run: str, tools: str, flags: list[str], log: Path) -> Iterator[None]:
     """`agentrl sample` as a process; it waits for the run to begin."""
     command = [
-        sys.executable, "-m", "agentrl.cli", "sample",
+        sys.executable, "-m", "agentrl.cli", "sample", "--sampler_processes", "1",
         "--run_name", run, "--model_name_or_path", str(DEMO_MODEL),
         "--db_connection_string", url, "--mcp_manager_url", tools,
         "--num_generations", str(GROUP), "--max_tokens", "2000", "--drain_seconds", "0",
@@ -125,7 +125,7 @@ async def train(
                 leased += [header.id for header in headers]
                 if len(leased) < ROWS:
                     await changes.wait(5.0, found=bool(headers))
-            for row in await fetch_rows(database, leased):
+            for row in (await fetch_rows(database, leased)).rows:
                 ages.append(step - 1 - min(row.policy_versions))
             await asyncio.sleep(TRAIN_S)
             await publish(database, model, step)

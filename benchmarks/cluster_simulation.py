@@ -315,11 +315,15 @@ class Simulation:
             self._commit(sampler, "turns insert", lambda: self._finish(sampler))
 
     def _finish(self, sampler: Sampler) -> None:
-        self._commit(
-            sampler,
-            "records update",
-            lambda: self._ask(self.ledger, "complete", 1, lambda: self._completed(sampler)),
-        )
+        """Store the Record as sampled, then with its score, and complete its slot."""
+
+        def complete() -> None:
+            self._ask(self.ledger, "complete", 1, lambda: self._completed(sampler))
+
+        def score() -> None:
+            self._commit(sampler, "records update", complete)
+
+        self._commit(sampler, "records update", score)
 
     def _completed(self, sampler: Sampler) -> None:
         self.finished += 1

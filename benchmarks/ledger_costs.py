@@ -102,8 +102,11 @@ async def _work_costs(database: RunDatabase, clock: ServerClock, groups: int) ->
     costs["turns read"] = per_document(few_turns, many_turns, MANY)
     reaped = await clock.microseconds(100, lambda _: tasks.reap())
     costs["reap"] = {"document": round(reaped / groups, 2)}
+    sampled = {"status": RecordStatus.SAMPLED, "turns": [""] * 4}
     scored = {"status": RecordStatus.SCORED, "score": 1.0, "turns": [""] * 4}
-    costs["records update"] = await each(lambda x: records.finish(x.model_copy(update=scored)))
+    costs["records update"] = await each(lambda x: records.sampled(x.model_copy(update=sampled)))
+    for record in made:
+        await records.finish(record.model_copy(update=scored))
     for record in made:
         turn = make_turn(record.id, 0)
         rows[record.id] = build_row(record.model_copy(update=scored), [turn], 1.0, 1.0, 0)

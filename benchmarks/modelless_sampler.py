@@ -22,7 +22,7 @@ from agentrl.databases.documents import (
     Split,
 )
 from agentrl.databases.feeder import make_tasks
-from agentrl.databases.group_scores import GroupScores
+from agentrl.databases.finalisations import Finalisations
 from agentrl.databases.records import RecordLedger, new_record
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
@@ -91,7 +91,7 @@ class ModellessSampler:
         self.records = RecordLedger(self.database, LEASE_S)
         self.finaliser = Finaliser(
             self.tasks,
-            GroupScores(self.database, OWNER, LEASE_S),
+            Finalisations(self.database, OWNER, LEASE_S, max_failures=3),
             self.records,
             Scorers(AgentModels(), self.records),
             RewardConfig(),
@@ -129,6 +129,7 @@ class ModellessSampler:
             turn = make_turn(record.id, number)
             await self.records.add_turn(turn)
             record.turns.append(turn.id)
+        await self.records.sampled(record.model_copy(update={"status": RecordStatus.SAMPLED}))
         record.score = float(claim.rollout % 2)
         await self.records.finish(record.model_copy(update={"status": RecordStatus.SCORED}))
         finished = await self.tasks.complete(claim, record.score)

@@ -5,18 +5,23 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def parse_flags(description: str, argv: list[str] | None = None) -> argparse.Namespace:
-    """`--quick` and `--save`."""
+def parse_flags(
+    description: str,
+    argv: list[str] | None = None,
+    add: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+) -> argparse.Namespace:
+    """`--quick` and `--save`, and what `add` adds."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="less of everything, < 60 s")
     parser.add_argument("--save", action="store_true", help="write the results beside this")
+    add(parser)
     return parser.parse_args(argv)
 
 

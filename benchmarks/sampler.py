@@ -6,6 +6,7 @@ follows a script, and an MCP server whose tool takes a fixed time (`scripted_ser
 has 4 turns and 3 tool calls; its critical path is the sum of their latencies.
 
     python benchmarks/sampler.py [--quick] [--save]
+    python benchmarks/sampler.py --turns 40 --tokens 50000    # long records: long_records.py
 
 At 1, 32 and 256 records at once: records per second; CPU milliseconds of the sampler per turn;
 `overhead`, the wall time over that of the critical paths, from the first record's start to the last
@@ -22,14 +23,16 @@ import resource
 import signal
 import tempfile
 import time
+from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from uuid import uuid4
 
+import long_records
 import uvloop
 from report import finish, parse_flags
 from scripted_services import DEMO_MODEL, Script, add_groups, model_service, tool_server
@@ -45,6 +48,7 @@ from agentrl.rollout.scheduling.worker import sample
 GROUP = 8  # rollouts of a task; 2 where one record is made at a time
 SCRIPT = Script(latency_s=1.5, turns=4, tool_median_s=0.75)
 AT_ONCE = (1, 32, 256)
+PACKAGES = ("pymongo", "mcp", "aiohttp", "transformers")
 PROFILE_S = 0.002  # of CPU time between two samples
 
 
@@ -65,6 +69,8 @@ class Measured:
     at_once: int
     wall_s: float
     cpu_s: float  # of the sampler, from the first record's start on
+    tokens: int  # of all records, with what their segments share once
+    stored_bytes: int  # of all documents, uncompressed
 
     def summary(self) -> dict[str, float]:
         """What is reported."""
@@ -92,32 +98,46 @@ async def prepare(
     return database, lease
 
 
-async def run_sampler(addresses: Addresses, at_once: int, records: int) -> Measured:
-    """Sample so many records, so many at once."""
+async def run_sampler(
+    addresses: Addresses,
+    at_once: int,
+    records: int,
+    model: Path = DEMO_MODEL,
+    flags: Sequence[str] = ("--max_tokens", "2000"),
+    watches: Sequence[Callable[[], AbstractAsyncContextManager[None]]] = (),
+) -> Measured:
+    """Sample so many records, so many at once. `watches` are on meanwhile."""
     run = f"sampler-{uuid4().hex[:12]}"
     group = min(GROUP, at_once + 1)
     groups = records // group
     database, lease = await prepare(addresses, run, groups, group)
-    flags = [
-        "--run_name", run, "--model_name_or_path", str(DEMO_MODEL),
+    given = [
+        "--run_name", run, "--model_name_or_path", str(model),
         "--db_connection_string", addresses.mongod, "--mcp_manager_url", addresses.tools,
-        "--num_generations", str(group), "--max_tokens", "2000",
-        "--max_concurrent_samples_per_process", str(at_once),
+        "--num_generations", str(group), "--max_concurrent_samples_per_process", str(at_once),
+        *flags,
     ]  # fmt: skip
-    sampler = asyncio.create_task(sample(parse_config(flags)))
+    sampler = asyncio.create_task(sample(parse_config(given)))
     await asyncio.sleep(5.0)  # it imports, loads its model folder and connects
-    cpu = time.process_time()
-    await lease.progress(step=0, max_steps=1, version=0, status=runs.TRAINING)
-    done = {"status": TaskStatus.COMPLETED}
-    while await database.tasks.count_documents(done) < groups:
-        assert not sampler.done(), "the sampler ended before its work did"
-        await asyncio.sleep(0.1)
-    cpu = time.process_time() - cpu
+    async with AsyncExitStack() as watching:
+        for watch in watches:
+            await watching.enter_async_context(watch())
+        cpu = time.process_time()
+        await lease.progress(step=0, max_steps=1, version=0, status=runs.TRAINING)
+        done = {"status": TaskStatus.COMPLETED}
+        while await database.tasks.count_documents(done) < groups:
+            if sampler.done():
+                raise RuntimeError("the sampler ended before its work did") from sampler.exception()
+            await asyncio.sleep(0.1)
+        cpu = time.process_time() - cpu
     await lease.progress(step=1, max_steps=1, version=0, status=runs.FINISHED)
     await sampler
-    measured = Measured(records, at_once, await _wall_s(database), cpu)
-    rows = await database.rows.count_documents({})
-    assert rows == records, f"{rows} rows of {records} records"
+    sizes = [row["n_tokens"] async for row in database.rows.find({}, {"n_tokens": 1})]
+    assert len(sizes) == records, f"{len(sizes)} rows of {records} records"
+    stored = await database.records.database.command("dbStats")
+    measured = Measured(
+        records, at_once, await _wall_s(database), cpu, sum(sizes), int(stored["dataSize"])
+    )
     await database.client.drop_database(run)
     await database.close()
     return measured
@@ -159,9 +179,20 @@ def _package(frame: FrameType | None) -> str:
     return "event loop"
 
 
+def add_flags(parser: ArgumentParser) -> None:
+    """Those of long records."""
+    parser.add_argument("--turns", type=int, help="turns of a record (default: the short script)")
+    parser.add_argument("--tokens", type=int, default=50_000, help="tokens of its last prompt")
+
+
 def main() -> None:
-    args = parse_flags(__doc__ or "")
+    args = parse_flags(__doc__ or "", add=add_flags)
     logging.disable(logging.WARNING)
+    if args.turns:
+        at_once = (8,) if args.quick else long_records.AT_ONCE
+        result = long_records.compare(args.turns, args.tokens, at_once)
+        finish("sampler_long", result, PACKAGES, save=args.save)
+        return
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     waves = {1: 2, 32: 1, 256: 1} if args.quick else {1: 4, 32: 6, 256: 3}
     counts: Counter[str] = Counter()
@@ -190,7 +221,7 @@ def main() -> None:
         "cpu_spent_on": spent,
         "critical_path_s": SCRIPT.critical_path_s,
     }
-    finish("sampler", result, ("pymongo", "mcp", "aiohttp", "transformers"), save=args.save)
+    finish("sampler", result, PACKAGES, save=args.save)
 
 
 if __name__ == "__main__":

@@ -29,23 +29,34 @@ from aiohttp import web
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Split
 from agentrl.databases.feeder import make_tasks
-from agentrl.databases.mongod import free_port
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
+from agentrl.held_port import HeldPort
 
 DEMO_MODEL = Path(__file__).parents[1] / "assets" / "demo" / "model"
 ANSWER = "1"
+_WORDS = (
+    "the", "bin", "holds", "a", "bolt", "nut", "screw", "washer", "crate", "of", "and", "in",
+    "aisle", "12", "7", "40",
+)  # fmt: skip
 _RID = re.compile(r"(?P<record>.+-t(?P<rollout>\d+)-a\d+)-(?P<turn>\d+)(\.\d+)?")
 
 
 @dataclass(frozen=True)
 class Script:
-    """What the service does. `tool_sigma`: of the logarithm of a call's seconds; 0: all alike."""
+    """What the service does. `tool_sigma`: of the logarithm of a call's seconds; 0: all alike.
+
+    `thought_words`, `call_words`, `result_words`: of each turn that makes a call, beside what it
+    needs.
+    """
 
     latency_s: float
     turns: int
     tool_median_s: float
     tool_sigma: float = 0.0
+    thought_words: int = 0
+    call_words: int = 0
+    result_words: int = 0
 
     def tool_seconds(self, record: str, turn: int) -> float:
         """How long the call of this turn takes."""
@@ -61,8 +72,20 @@ class Script:
         """What the model says."""
         if turn == self.turns - 1:
             return f"<answer>{ANSWER if rollout % 2 else 0}</answer>"
-        call = {"name": "work", "arguments": {"seconds": self.tool_seconds(record, turn)}}
-        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        arguments: dict[str, object] = {"seconds": self.tool_seconds(record, turn)}
+        if self.result_words:
+            arguments["words"] = self.result_words
+        if self.call_words:
+            arguments["note"] = " ".join(random_words(self.call_words, f"{record}/{turn}/call"))
+        thought = " ".join(random_words(self.thought_words, f"{record}/{turn}/thought"))
+        call = json.dumps({"name": "work", "arguments": arguments})
+        lead = f"<think>\n{thought}\n</think>\n\n" if thought else ""
+        return f"{lead}<tool_call>\n{call}\n</tool_call>"
+
+
+def random_words(count: int, seed: str) -> list[str]:
+    """Words that differ from seed to seed."""
+    return random.Random(seed).choices(_WORDS, k=count)
 
 
 @contextmanager
@@ -167,16 +190,17 @@ def _serve_tools() -> None:
     server = MCPServer("tools", log_level="WARNING")
 
     @server.tool(structured_output=False)
-    async def work(seconds: float) -> str:
-        """Work for so many seconds."""
+    async def work(seconds: float, words: int = 0, note: str = "") -> str:
+        """Work for so many seconds, and answer with so many words."""
         await asyncio.sleep(seconds)
-        return "done"
+        return " ".join(random_words(words, note)) or "done"
 
-    port = free_port()
-    print(f"http://127.0.0.1:{port}/mcp", flush=True)
-    server.run(
-        "streamable-http", host="127.0.0.1", port=port, stateless_http=True, json_response=True
-    )
+    with HeldPort() as port:
+        print(f"http://127.0.0.1:{port.number}/mcp", flush=True)
+        server.run(
+            "streamable-http", host="127.0.0.1", port=port.number, stateless_http=True,
+            json_response=True,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

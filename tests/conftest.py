@@ -1,6 +1,7 @@
 """What all tests share: one real mongod for the session, and a fresh database for each test."""
 
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, settings
 
 # Before torch is imported: tests run beside each other's processes on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+sys.path.insert(0, str(Path(__file__).parent))  # `forked`
 
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod

@@ -168,8 +168,8 @@ def test_flags_travel_to_other_processes_as_they_are() -> None:
          "agentrl config: --preset gpro: not known (did you mean grpo?); known: grpo, minirl"),
         (["sample", "--bf16", "maybe"], "agentrl sample: --bf16 maybe: must be true or false"),
         (["sample", "--run_name", "demo"],
-         "agentrl sample: --db_connection_string is needed: a sampler joins a run that is in a "
-         "database (`agentrl sample --run_name demo --db_connection_string mongodb://HOST:27017`)"),
+         "agentrl sample: DB_URL or --db_connection_string is needed: a sampler joins a run that "
+         "is in a database (`DB_URL=mongodb://HOST:27017 agentrl sample --run_name demo`)"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_sentence_with_what_was_meant(

@@ -63,6 +63,7 @@ def run_guide(guide: Path, folder: Path) -> str:
     return printed
 
 
+@pytest.mark.slow  # a whole run
 @pytest.mark.timeout(320)
 def test_the_guide_to_own_tasks_leads_to_a_trained_run(tmp_path: Path) -> None:
     printed = run_guide(ROOT / "docs" / "start" / "your-own-tasks.md", tmp_path)

@@ -196,6 +196,7 @@ async def test_the_field_is_stored(talk, database) -> None:
         begun = sampler.record.model_copy()
         record = await sampler.run()
         await resources.records.start([begun], time.monotonic())
+        await resources.records.sampled(record)
         await resources.records.finish(record.model_copy(update={"status": "scored"}))
     stored = await database.records.find_one({"_id": record.id})
     assert stored["n_lines"] == 7
@@ -287,7 +288,7 @@ def add_parser(copy: Copy) -> str:
     )
     copy.insert(
         1,
-        f"from {package}.calls import ParsedCall, ToolCallParser\n",
+        f"from {package}.calls import ToolCallParser\n",
         f"from {package}.newcomer import parse_newcomer\n",
     )
     line = '    "newcomer": parse_newcomer,\n'

@@ -2,18 +2,24 @@
 
     python administer.py initiate ADDRESS[:PORT] ... [--ca FILE]
     python administer.py add-run RUN --url URL
+    python administer.py rotate-run RUN --url URL
+    python administer.py retire-run RUN --url URL
     python administer.py remove-run RUN --url URL
 
 `initiate` runs once, on the node of the first ADDRESS: it joins the members to a replica set and
 makes the user `admin`. `add-run` prints the connection string of a user that can do what a run
 does in the database RUN, and nothing else or elsewhere: it reads and writes documents, makes
-collections and indexes and watches changes; it drops nothing and removes nothing but its services'
-entries. `remove-run` takes the user away and leaves the data. Both need `--url` with the
-administrator's name and password; what is printed holds a password.
+collections and indexes and watches changes; it drops nothing and removes nothing but the entries of
+its services and of what its samplers wait for. `rotate-run` prints the connection string of a
+further user of the run, beside those that it has: processes are started anew with it one after the
+other, while the others go on. `retire-run` then takes all users of the run away but the newest.
+`remove-run` takes all away and leaves the data. All need `--url` with the administrator's name and
+password; what is printed holds a password.
 """
 
 import argparse
 import os
+import re
 import secrets
 import sys
 import time
@@ -31,9 +37,9 @@ _DOCUMENTS = (
     "find", "insert", "update", "createCollection", "createIndex", "listCollections",
     "listIndexes", "changeStream",
 )  # fmt: skip
-_SERVICES = "inference_services"  # the one collection whose entries go away
+_PASSING = ("inference_services", "outages")  # collections whose entries go away
 _PATIENCE_S = 60.0
-_USER_NOT_FOUND, _ROLE_NOT_FOUND = 11, 31  # error codes of mongod
+_ROLE_NOT_FOUND = 31  # error code of mongod
 
 Client = MongoClient[dict[str, Any]]
 
@@ -45,7 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     initiate_ = verbs.add_parser("initiate", help="make the replica set and its administrator")
     initiate_.add_argument("members", nargs="+", metavar="ADDRESS[:PORT]")
     initiate_.add_argument("--ca", help="ca.pem, if the members want TLS")
-    for verb, help_ in (("add-run", "make a run's user"), ("remove-run", "remove a run's user")):
+    for verb, help_ in (
+        ("add-run", "make a run's user"),
+        ("rotate-run", "make a further user of a run, with a password of its own"),
+        ("retire-run", "remove all users of a run but the newest"),
+        ("remove-run", "remove all users of a run"),
+    ):
         run = verbs.add_parser(verb, help=help_)
         run.add_argument("run", help="the run's name, which is its database's")
         run.add_argument(
@@ -59,6 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(initiate(given.members, given.ca))
         elif given.verb == "add-run":
             print(f"DB_URL={add_run(given.run, given.url)}")
+        elif given.verb == "rotate-run":
+            print(f"DB_URL={rotate_run(given.run, given.url)}")
+        elif given.verb == "retire-run":
+            retire_run(given.run, given.url)
         else:
             remove_run(given.run, given.url)
     except PyMongoError as error:
@@ -101,44 +116,76 @@ def _await_primary(client: Client) -> None:
 
 
 def add_run(run: str, admin_url: str) -> str:
-    """Make the run's role and user, or give an existing user a new password; returns its URL."""
-    privileges = [
-        {"resource": {"db": run, "collection": ""}, "actions": list(_DOCUMENTS)},
-        {"resource": {"db": run, "collection": _SERVICES}, "actions": ["remove"]},
-    ]
-    password = secrets.token_urlsafe(24)
+    """Make the run's role and user, or give its newest user a new password, which ends the one
+    before at once; returns that user's URL."""
     with Client(admin_url) as client:
-        database = client[run]
-        if database.command("rolesInfo", _ROLE)["roles"]:
-            database.command("updateRole", _ROLE, privileges=privileges)
-        else:
-            database.command("createRole", _ROLE, privileges=privileges, roles=[])
-        verb = "updateUser" if database.command("usersInfo", run)["users"] else "createUser"
-        database.command(verb, run, pwd=password, roles=[_ROLE])
-    return _as_user(admin_url, run, password)
+        users = _users(client, run)
+        return _set_user(client, run, users[-1] if users else run, admin_url)
+
+
+def rotate_run(run: str, admin_url: str) -> str:
+    """Make a further user of the run; those that it has stay as they are. Returns its URL."""
+    with Client(admin_url) as client:
+        users = _users(client, run)
+        number = _number(users[-1], run) + 1 if users else 1
+        return _set_user(client, run, f"{run}.{number}" if users else run, admin_url)
+
+
+def retire_run(run: str, admin_url: str) -> None:
+    """Remove all users of the run but the newest."""
+    with Client(admin_url) as client:
+        for user in _users(client, run)[:-1]:
+            client[run].command("dropUser", user)
 
 
 def remove_run(run: str, admin_url: str) -> None:
-    """Remove the run's user and role; its documents stay."""
+    """Remove the run's users and role; its documents stay."""
     with Client(admin_url) as client:
-        for command, name, missing in (
-            ("dropUser", run, _USER_NOT_FOUND),
-            ("dropRole", _ROLE, _ROLE_NOT_FOUND),
-        ):
-            try:
-                client[run].command(command, name)
-            except OperationFailure as error:
-                if error.code != missing:
-                    raise
+        for user in _users(client, run):
+            client[run].command("dropUser", user)
+        try:
+            client[run].command("dropRole", _ROLE)
+        except OperationFailure as error:
+            if error.code != _ROLE_NOT_FOUND:
+                raise
 
 
-def _as_user(admin_url: str, run: str, password: str) -> str:
+def _users(client: Client, run: str) -> list[str]:
+    """The users of a run, the newest last: RUN, RUN.1, RUN.2 ..."""
+    found = [user["user"] for user in client[run].command("usersInfo")["users"]]
+    ours = re.compile(rf"{re.escape(run)}(\.\d+)?")
+    return sorted(filter(ours.fullmatch, found), key=lambda user: _number(user, run))
+
+
+def _number(user: str, run: str) -> int:
+    return int(user.removeprefix(f"{run}.")) if user != run else 0
+
+
+def _set_user(client: Client, run: str, user: str, admin_url: str) -> str:
+    """Make a user, or set its password; its URL."""
+    privileges = [
+        {"resource": {"db": run, "collection": ""}, "actions": list(_DOCUMENTS)},
+        *(
+            {"resource": {"db": run, "collection": name}, "actions": ["remove"]}
+            for name in _PASSING
+        ),
+    ]
+    password = secrets.token_urlsafe(24)
+    database = client[run]
+    verb = "updateRole" if database.command("rolesInfo", _ROLE)["roles"] else "createRole"
+    database.command(verb, _ROLE, privileges=privileges, roles=[])
+    verb = "updateUser" if database.command("usersInfo", user)["users"] else "createUser"
+    database.command(verb, user, pwd=password, roles=[_ROLE])
+    return _as_user(admin_url, run, user, password)
+
+
+def _as_user(admin_url: str, run: str, user: str, password: str) -> str:
     """The administrator's URL with the run's user in his place."""
     parts = urlsplit(admin_url)
     hosts = parts.netloc.rpartition("@")[2]
     options = [option for option in parts.query.split("&") if not option.startswith("authSource=")]
     options.append(f"authSource={quote_plus(run)}")
-    return f"mongodb://{quote_plus(run)}:{password}@{hosts}/?{'&'.join(options)}"
+    return f"mongodb://{quote_plus(user)}:{password}@{hosts}/?{'&'.join(options)}"
 
 
 if __name__ == "__main__":

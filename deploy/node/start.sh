@@ -10,6 +10,8 @@
 # FLAGS           flags of the run, the same for all roles, separated by spaces
 # MCP_URL, TRAIN_FILE, INFERENCE_URLS, NUM_MACHINES, ... as in docs/guides/deployment.md
 #
+# INFERENCE_API_KEY  key of the run's inference services: the same for all roles
+#
 # serve only: SERVICE_PORT (default 30000), NODE_ADDRESS (name or address under which other nodes
 # reach this one; default its host name). Flags given here are `agentrl serve`'s.
 set -euo pipefail
@@ -25,17 +27,20 @@ esac
 : "${RUN:?the name of the run}"
 : "${DB_URL:?the MongoDB of the run}"
 : "${MODEL:?the model folder}"
+[ "$role" != serve ] || : "${INFERENCE_API_KEY:?the key that clients of the service must show}"
 read -ra flags <<<"${FLAGS:-}"
+key=()
+[ -z "${INFERENCE_API_KEY:-}" ] || key=(--inference_api_key_env INFERENCE_API_KEY)
 cd "$root"
 # shellcheck source=../../scripts/setup.sh
 source scripts/setup.sh run
 
-launch=(agentrl launch "${PRESET:-grpo}" "$RUN" "${flags[@]}" "$@")
+launch=(agentrl launch "${PRESET:-grpo}" "$RUN" "${key[@]}" "${flags[@]}" "$@")
 case "$role" in
     serve)
         port="${SERVICE_PORT:-30000}"
         address="${NODE_ADDRESS:-$(hostname -f)}"
-        exec agentrl serve --model "$MODEL" --run_name "$RUN" --db_connection_string "$DB_URL" \
+        exec agentrl serve --model "$MODEL" --run_name "$RUN" "${key[@]}" \
             --host 0.0.0.0 --port "$port" --public_url "http://$address:$port" "$@"
         ;;
     sample) SAMPLERS_ONLY=1 exec "${launch[@]}" ;;

@@ -5,6 +5,8 @@ requests here.
 """
 
 import hmac
+import ipaddress
+import socket
 
 from sandboxes import Sandboxes
 from starlette.datastructures import Headers
@@ -12,6 +14,16 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SESSION_HEADER = "mcp-session-id"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server that binds to `host` is reached from its own machine only."""
+    try:
+        found = socket.getaddrinfo(host or None, None, flags=socket.AI_PASSIVE)
+    except OSError:
+        return False
+    addresses = {str(address[0]).partition("%")[0] for *_, address in found}
+    return all(ipaddress.ip_address(address).is_loopback for address in addresses)
 
 
 class Gate:

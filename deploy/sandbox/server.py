@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import syscall_filter
 import uvicorn
-from gate import Gate
+from gate import Gate, is_loopback
 from limits import Limits
 from mcp import MCPError
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -120,6 +120,13 @@ async def serve(
     host: str, port: int, limits: Limits, read_only: Sequence[str], max_sessions: int, idle_s: float
 ) -> None:
     """Serve until a signal ends it; all sandboxes end with it."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    if not token and not is_loopback(host):
+        sys.exit(
+            f"deploy/sandbox/server.py: --host {host}: other machines reach the server there and "
+            f"may run programs, so it needs a key: set {TOKEN_VARIABLE} to one (python -c 'import "
+            "secrets; print(secrets.token_hex(32))' makes one), and MCP_AUTH_TOKEN in the runs"
+        )
     problem = await why_unable(limits, read_only)
     if problem is not None:
         sys.exit(f"deploy/sandbox/server.py: {problem}")
@@ -127,7 +134,7 @@ async def serve(
         app = build_server(sandboxes).streamable_http_app(
             host=host, json_response=True, session_idle_timeout=idle_s
         )
-        gate = Gate(app, sandboxes, os.environ.get(TOKEN_VARIABLE))
+        gate = Gate(app, sandboxes, token)
         config = uvicorn.Config(gate, host=host, port=port, log_level="warning")
         await uvicorn.Server(config).serve()
 
@@ -145,7 +152,8 @@ def main() -> None:
     """Read the flags and serve."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
-        epilog=f"A bearer token that clients must show is taken from ${TOKEN_VARIABLE}.",
+        epilog=f"A bearer token that clients must show is taken from ${TOKEN_VARIABLE}; it must be "
+        "set where other machines reach --host.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--host", default="127.0.0.1")

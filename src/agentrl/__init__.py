@@ -10,6 +10,8 @@ The front door: every name that a guide or a user's own file imports, as in
     losses     LossInputs, LossConfig, TokenLoss, token_ratio, sequence_mean, sequence_sum,
                depends_on, Scope, and to try one: Objective, BatchTotals
     scripts    train_supervised, SupervisedRow, StepStatistics, OptimizerConfig, ComputeConfig
+    failures   InfrastructureFailure: an agent's or scorer's, for what is nobody's fault
+    servers    admits, require_key, KeyNeeded: the key of a server that others may reach
     databases  unpack_ints, unpack_floats, unpack_mask, find_mongod
 
 A name is imported from its module when it is first asked for (PEP 562), so that `import agentrl`
@@ -20,10 +22,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentrl.access import KeyNeeded, admits, require_key
     from agentrl.configs import ComputeConfig, LossConfig, OptimizerConfig
     from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
     from agentrl.databases.documents import Record, StopReason, Task
     from agentrl.databases.mongod import find_mongod
+    from agentrl.failures import InfrastructureFailure
     from agentrl.rollout.agents import register_agent
     from agentrl.rollout.agents.answers import extract_answer
     from agentrl.rollout.agents.base import AsyncSampler
@@ -52,6 +56,8 @@ __all__ = [
     "AsyncSampler",
     "BatchTotals",
     "ComputeConfig",
+    "InfrastructureFailure",
+    "KeyNeeded",
     "LimitReached",
     "LossConfig",
     "LossInputs",
@@ -69,11 +75,13 @@ __all__ = [
     "Task",
     "TokenLoss",
     "__version__",
+    "admits",
     "depends_on",
     "extract_answer",
     "find_mongod",
     "register_agent",
     "register_scorer",
+    "require_key",
     "sequence_mean",
     "sequence_sum",
     "token_ratio",
@@ -84,10 +92,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "agentrl.access": "KeyNeeded admits require_key",
     "agentrl.configs": "ComputeConfig LossConfig OptimizerConfig",
     "agentrl.databases.arrays": "unpack_floats unpack_ints unpack_mask",
     "agentrl.databases.documents": "Record StopReason Task",
     "agentrl.databases.mongod": "find_mongod",
+    "agentrl.failures": "InfrastructureFailure",
     "agentrl.rollout.agents": "register_agent",
     "agentrl.rollout.agents.limits": "LimitReached",
     "agentrl.rollout.agents.answers": "extract_answer",

@@ -65,7 +65,9 @@ VERBS = {
         parser="train_parser",
     ),
     "sample": Verb(
-        "sample trajectories for a run", "agentrl.rollout.scheduling.worker", parser="sample_parser"
+        "sample trajectories for a run",
+        "agentrl.launcher.sampler_processes",
+        parser="sample_parser",
     ),
     "serve": Verb(
         "answer token prompts over HTTP", "agentrl.launcher.serve", parser="serve_parser"
@@ -87,6 +89,11 @@ VERBS = {
         parser="export_parser",
     ),
     "show": Verb("print trajectories", "agentrl.launcher.show", parser="show_parser"),
+    "release": Verb(
+        "put back what is in quarantine",
+        "agentrl.launcher.release",
+        parser="release_parser",
+    ),
     "runs": Verb("list the runs that are here", "agentrl.launcher.runs", parser="runs_parser"),
     "db": Verb(
         "open a run's database, for MongoDB Compass", "agentrl.launcher.db", parser="db_parser"
@@ -109,15 +116,15 @@ VERBS = {
 # Errors that the user can act on; their messages are sentences. All others are ours to mend and
 # keep their traceback.
 _USER_ERRORS = (
+    ("agentrl.access", "KeyNeeded"),
     ("agentrl.configs", "ConfigError"),
-    ("agentrl.databases.connection", "DatabaseUnreachable"),
     ("agentrl.databases.mongod", "MongodError"),
     ("agentrl.databases.runs", "RunHopeless"),
     ("agentrl.databases.runs", "TrainerAlive"),
     ("agentrl.databases.task_file", "TaskFileError"),
-    ("agentrl.inference.protocol", "ServiceUnreachable"),
+    ("agentrl.inference.engines", "UnknownEngine"),
+    ("agentrl.failures", "InfrastructureFailure"),
     ("agentrl.rollout.llm.models", "AgentModelsError"),
-    ("agentrl.rollout.tools.calls", "ToolServerUnreachable"),
     ("agentrl.training.checkpoint.layout", "CheckpointError"),
 )
 

@@ -47,13 +47,20 @@ def cut_spans(spans: Sequence[VersionSpan], begin: int, end: int) -> list[Versio
 
 def check_spans(spans: Sequence[VersionSpan], length: int) -> None:
     """Raise ValueError unless the spans cover `length` tokens, in order and without a gap."""
+    if not spans_cover(spans, length):
+        raise ValueError(f"the version spans do not cover {length} tokens: {show_spans(spans)}")
+
+
+def spans_cover(spans: Sequence[VersionSpan], length: int) -> bool:
+    """Whether every one of `length` tokens has its version, in order and once."""
     end = 0
     for span in spans:
         if span.start != end or span.end < end:
-            break
+            return False
         end = span.end
-    else:
-        if end == length:
-            return
-    shown = ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in spans)
-    raise ValueError(f"the version spans do not cover {length} tokens: {shown or 'none'}")
+    return end == length
+
+
+def show_spans(spans: Sequence[VersionSpan]) -> str:
+    """The spans for people."""
+    return ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in spans) or "none"

@@ -2,8 +2,9 @@
 
 import re
 
-# Up to the last @ before the next URL, because people paste passwords with / # ? and @ in them.
-_CREDENTIALS = re.compile(r"//(?:(?!,?\s*[\w+]+://)\S)*@")
+# Up to the last @ before the next URL of a list, because people paste passwords with / # ? and @ in
+# them, and even with ://.
+_CREDENTIALS = re.compile(r"//(?:(?!,\s*(?:[\w.-]+=)?[\w+]+://)\S)*@")
 _SECRET_OPTIONS = re.compile(
     r"([?&;][^=&\s]*(?:pass|token|secret|key|credential)[^=&\s]*=)[^&\s,]*", re.IGNORECASE
 )

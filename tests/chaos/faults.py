@@ -12,6 +12,10 @@ class Kind(StrEnum):
     KILL = "kill -9"  # its process; started again after the fault's time
     STOP = "SIGSTOP"  # its process stands still, then goes on
     CUT = "network cut"  # its host reaches nobody, then everybody again
+    STEP_DOWN = "step-down"  # of the primary of the replica set
+    ERROR = "error 500"  # is all that the judge answers
+    NONSENSE = "NaN"  # is all that the judge answers
+    SHORT_CONTEXT = "short context"  # of a service, which comes back with less than was asked for
 
 
 @dataclass(frozen=True)
@@ -34,21 +38,31 @@ class Fault:
         return self.at_s + self.lasts_s
 
 
-# The faults that there are, and how many leases or seconds they last.
+# The faults that there are, and how many leases or seconds they last. `mongod` is the one of the
+# three that is the primary at that time.
 _LEASES = {Kind.STOP: 2.0, Kind.CUT: 2.0}
+_LASTS_S = {Kind.STEP_DOWN: (1.0, 1.0), Kind.ERROR: (2.0, 6.0), Kind.NONSENSE: (1.0, 3.0),
+            Kind.SHORT_CONTEXT: (8.0, 12.0)}  # fmt: skip
 _DOWN_S = {
-    "sampler": (0.5, 3.0), "trainer": (0.5, 3.0), "service": (0.5, 3.0), "mongod": (1.0, 10.0),
-    "tools": (5.0, 15.0),
+    "sampler": (0.5, 3.0), "trainer": (0.5, 3.0), "service": (0.5, 3.0), "mongod": (1.0, 6.0),
+    "tools": (2.0, 8.0),
 }  # fmt: skip
 _FAULTS = [
     *((Kind.KILL, role) for role in ("sampler", "trainer", "service", "mongod", "tools")),
     *((Kind.STOP, role) for role in ("sampler", "trainer", "service")),
     *((Kind.CUT, role) for role in ("sampler", "trainer", "service", "mongod")),
+    (Kind.STEP_DOWN, "mongod"),
+    *((kind, "judge") for kind in (Kind.ERROR, Kind.NONSENSE)),
+    (Kind.SHORT_CONTEXT, "service"),
 ]
 REQUIRED = [
     *((Kind.KILL, role) for role in ("sampler", "trainer", "service", "mongod", "tools")),
     (Kind.STOP, "sampler"),
     (Kind.CUT, "sampler"),
+    (Kind.STEP_DOWN, "mongod"),
+    (Kind.ERROR, "judge"),
+    (Kind.NONSENSE, "judge"),
+    (Kind.SHORT_CONTEXT, "service"),
 ]
 
 
@@ -86,7 +100,10 @@ def draw_faults(
             targets, at = [target], free_at[target]
         wanted.remove(choice)
         target = rng.choice(targets)
-        lasts = _LEASES[kind] * lease_s if kind in _LEASES else rng.uniform(*_DOWN_S[who])
+        if kind in _LEASES:
+            lasts = _LEASES[kind] * lease_s
+        else:
+            lasts = rng.uniform(*(_LASTS_S.get(kind) or _DOWN_S[who]))
         fault = Fault(at, lasts, kind, target)
         free_at[target] = fault.ends_s + lease_s
         faults.append(fault)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 MEMBERS = (
-    "mongod", "tools", "service-0", "service-1", "trainer", "sampler-0", "sampler-1",
+    "mongod", "tools", "judge", "service-0", "service-1", "trainer", "sampler-0", "sampler-1",
 )  # fmt: skip
 
 draws = st.builds(

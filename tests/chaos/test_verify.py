@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pytest
-from verify import RunState, token_ages, violations
+from throughput import Window, good_rollouts_per_s
+from verify import RunState, task_violations, token_ages, violations
 
 from agentrl.databases.arrays import pack_ints, pack_mask
 
@@ -112,11 +114,11 @@ def unfinished(state: RunState) -> None:
         (slot(0, 0, owner="s"), "still held by s"),
         (slot(0, 0, record="other"), "names record other"),
         (slot(0, 0, score=0.0), "has score 0.0"),
-        (slot(1, 1, error=None), "slot 1 of g1 failed without an error"),
+        (slot(1, 1, error=None), "slot 1 of g1 is failed without an error"),
         (slot(1, 1, status="completed"), "has 0 results"),
         (edit("records", 1, status="scored"), "slot 1 of g0 is completed and has 2 results"),
         (edit("records", 1, status="sampling"), "left as sampling"),
-        (edit("records", 1, error=None), "failed without an error"),
+        (edit("records", 1, error=None), "is failed without an error"),
         (double("records", 0, _id="x", task="g9"), "slot 0 of g9, which does not exist"),
         (edit("records", 0, status="scored"), "its group never finalised it"),
         (remove("records", 0), "has 0 results"),
@@ -152,3 +154,47 @@ def test_the_age_of_a_token_is_counted_in_steps_of_the_lineage() -> None:
     state = RunState({"status": "finished", "step": 5}, [], [], [], rows, published)
     late = [v for v in violations(state, 2, ROWS_PER_STEP) if "steps old" in v]
     assert late == ["row old was trained with tokens 4 steps old"]
+
+
+def task(task_id: str, status: str, record: str | None = None) -> dict[str, Any]:
+    slot = {"rollout": 0, "status": status, "record": record, "error": "why"}
+    return {"_id": f"train-0-{task_id}", "task_id": task_id, "slots": [slot]}
+
+
+KEPT = [
+    {"_id": "kept", "status": "quarantined", "final_answer": "7"},
+    {"_id": "silent", "status": "ready", "final_answer": None},
+    {"_id": "scored", "status": "ready", "final_answer": "7"},
+]
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (task("broken-agent", "failed"), None),
+        (task("broken-agent", "completed"), "is completed, not failed"),
+        (task("broken-scorer", "quarantined", "kept"), None),
+        (task("broken-scorer", "completed", "silent"), None),
+        (task("broken-scorer", "completed", "scored"), "is completed, not quarantined"),
+        (task("broken-scorer", "quarantined", "scored"), "without its trajectory"),
+        (task("train-0001", "completed", "scored"), None),
+        (task("train-0001", "failed"), "is failed, not completed: why"),
+        (task("train-0001", "quarantined", "kept"), "is quarantined, not completed"),
+    ],
+)
+def test_only_what_is_broken_fails(found: dict[str, Any], sentence: str | None) -> None:
+    said = list(task_violations([found], KEPT))
+    assert (sentence is None) == (not said)
+    assert sentence is None or sentence in said[0]
+
+
+def test_the_throughput_counts_what_good_tasks_got_done() -> None:
+    began = datetime(2026, 11, 22, tzinfo=UTC)
+    ends = [("train-1", 1, 0.0), ("train-1", 9, 1.0), ("train-1", 11, 1.0), ("train-1", 2, None),
+            ("broken-scorer", 3, 1.0)]  # fmt: skip
+    records = [
+        {"task_id": name, "score": score, "finished_at": began + timedelta(seconds=at)}
+        for name, at, score in ends
+    ]
+    window = Window(began, began + timedelta(seconds=10))
+    assert good_rollouts_per_s(records, [window]) == 0.2

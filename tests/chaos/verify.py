@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from chaos_tasks import BROKEN_AGENT, BROKEN_SCORER
 
 from agentrl.databases.arrays import unpack_ints, unpack_mask
 
@@ -58,8 +59,10 @@ def slot_violations(tasks: Sequence[Document], records: Sequence[Document]) -> I
     for record in records:
         by_slot[record["task"], record["rollout"]].append(record)
     for task in tasks:
-        if task["status"] != "completed":
+        if task["status"] not in ("completed", "quarantined"):
             yield f"task {task['_id']} is {task['status']}, not completed"
+        if task["status"] == "quarantined" and not task["error"]:
+            yield f"task {task['_id']} is quarantined without an error"
         if task["pending"] != sum(slot["status"] == "pending" for slot in task["slots"]):
             yield f"task {task['_id']} counts {task['pending']} pending slots, it has others"
         for slot in task["slots"]:
@@ -70,7 +73,7 @@ def slot_violations(tasks: Sequence[Document], records: Sequence[Document]) -> I
 
 
 def _slot(name: str, slot: Document, attempts: Sequence[Document]) -> Iterator[str]:
-    if slot["status"] not in ("completed", "failed"):
+    if slot["status"] not in ("completed", "failed", "quarantined"):
         yield f"{name} is {slot['status']}, not terminal"
     if slot["owner"] is not None:
         yield f"{name} is {slot['status']} and still held by {slot['owner']}"
@@ -83,13 +86,32 @@ def _slot(name: str, slot: Document, attempts: Sequence[Document]) -> Iterator[s
         yield f"{name} names record {slot['record']}, its result is {counted[0]['_id']}"
     elif counted and counted[0]["score"] != slot["score"]:
         yield f"{name} has score {slot['score']}, its record {counted[0]['score']}"
-    if slot["status"] == "failed" and not slot["error"]:
-        yield f"{name} failed without an error"
+    if slot["status"] in ("failed", "quarantined") and not slot["error"]:
+        yield f"{name} is {slot['status']} without an error"
     for record in attempts:
-        if record["status"] == "sampling":
-            yield f"record {record['_id']} is left as sampling"
-        if record["status"] == "failed" and not record["error"]:
-            yield f"record {record['_id']} failed without an error"
+        if record["status"] in ("sampling", "sampled"):
+            yield f"record {record['_id']} is left as {record['status']}"
+        if record["status"] in ("failed", "quarantined") and not record["error"]:
+            yield f"record {record['_id']} is {record['status']} without an error"
+
+
+def task_violations(tasks: Sequence[Document], records: Sequence[Document]) -> Iterator[str]:
+    """What is broken is told apart from what is not: a rollout whose agent raises fails, one whose
+    scorer raises is in quarantine with its trajectory, and no other task loses a rollout."""
+    by_id = {record["_id"]: record for record in records}
+    ends = {BROKEN_AGENT: "failed", BROKEN_SCORER: "quarantined"}
+    for task in tasks:
+        wanted = ends.get(task["task_id"], "completed")
+        for slot in task["slots"]:
+            name = f"slot {slot['rollout']} of {task['_id']} ({task['task_id']})"
+            record = by_id.get(slot["record"])
+            # Where there is no answer no scorer is asked.
+            if wanted == "quarantined" and record and record["final_answer"] is None:
+                continue
+            if slot["status"] != wanted:
+                yield f"{name} is {slot['status']}, not {wanted}: {slot['error']}"
+            elif wanted == "quarantined" and (record is None or record["status"] != wanted):
+                yield f"{name} is in quarantine without its trajectory"
 
 
 def row_violations(records: Sequence[Document], rows: Sequence[Document]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import pytest
 from conformance import PROMPT, ask
 
 from agentrl.inference.client import SGLangClient
-from agentrl.inference.protocol import RequestRejected
+from agentrl.inference.protocol import PromptTooLong, RequestRejected
 
 VOCABULARY, CONTEXT = 406, 1024
 
@@ -31,11 +31,27 @@ async def test_what_would_kill_the_server_or_be_refused_is_never_sent(engine) ->
     assert (await engine.generate(ask(PROMPT, 3))).finish_reason == "length"
 
 
+async def test_a_context_that_was_not_known_is_learned_from_the_refusal(
+    service, engine_name: str
+) -> None:
+    async with SGLangClient(service.url) as engine:
+        with pytest.raises(PromptTooLong, match="leaves no room"):
+            await engine.generate(ask((1,) * 2000, 4))
+        assert engine.limits.context_length == CONTEXT
+    async with SGLangClient(service.url) as engine:
+        # The prompt fits, and leaves less than is asked for.
+        made = await engine.generate(ask(PROMPT, 5000))
+        assert made.finish_reason == "length"
+        assert len(made.output_ids) == CONTEXT - 2 - len(PROMPT)
+    if engine_name == "sglang":
+        # It fits into the context and is refused all the same, in a stream with a made-up token.
+        async with SGLangClient(service.url) as engine:
+            with pytest.raises(PromptTooLong, match="leaves no room"):
+                await engine.generate(ask((40,) * (CONTEXT - 4), 2))
+
+
 async def test_the_service_s_own_refusal_is_an_error_with_its_message(service) -> None:
     async with SGLangClient(service.url) as engine:  # it has not learned the limits
-        with pytest.raises(RequestRejected, match="longer than the model's context") as refused:
-            await engine.generate(ask((1,) * 2000, 4))
-        assert refused.value.status == 400
         with pytest.raises(RequestRejected, match="temperature"):
             await engine.generate(ask(PROMPT, 4, temperature=-1))
 

@@ -17,9 +17,10 @@ from agentrl.databases.documents import (
     Task,
     TaskStatus,
 )
-from agentrl.databases.group_scores import GroupScores
+from agentrl.databases.finalisations import Finalisations
 from agentrl.databases.held_leases import HeldLeases
 from agentrl.databases.records import RecordLedger
+from agentrl.databases.scorings import ScoringLedger
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.databases.transitions import TERMINAL_SLOTS
 from agentrl.policy_version import VersionSpan
@@ -28,6 +29,7 @@ from agentrl.rollout.llm.models import AgentModels
 from agentrl.rollout.scorers import Scorers
 
 MAX_ATTEMPTS = 2
+MAX_SCORINGS = 2
 LEASE_S = 600.0  # so long that real time does not matter
 
 
@@ -41,6 +43,8 @@ class Attempt:
 
     @property
     def stage(self) -> str:
+        if self.record.status == RecordStatus.SAMPLED:
+            return "sampled"
         if self.record.status != RecordStatus.SAMPLING:
             return "ended"
         return "begun" if self.begun else "claimed"
@@ -53,11 +57,12 @@ class Sampler:
         self.name = name
         self.database = MortalDatabase(database.client, database.database)
         self.ledger = TaskLedger(self.database, name, LEASE_S, MAX_ATTEMPTS)
+        self.scorings = ScoringLedger(self.database, self.ledger, MAX_SCORINGS)
         self.records = RecordLedger(self.database, LEASE_S)
         self.records.leases = HeldLeases(LEASE_S, now)
         self.finaliser = Finaliser(
             self.ledger,
-            GroupScores(self.database, name, LEASE_S),
+            Finalisations(self.database, name, LEASE_S, max_failures=10**6),
             self.records,
             Scorers(AgentModels(), self.records),
             RewardConfig(drop_zero_advantage=False),
@@ -93,6 +98,9 @@ class SlotModel:
     until: float = 0.0
     attempt: int = 0
     failures: int = 0
+    scorings: int = 0
+    scoring_failures: int = 0
+    not_before: float = 0.0
     record: str | None = None
     score: float | None = None
 
@@ -100,6 +108,8 @@ class SlotModel:
         """As every end of a lease does."""
         assert self.status == SlotStatus.LEASED
         self.status, self.owner = status, None
+        if status == SlotStatus.PENDING:  # another trajectory
+            self.scorings = self.scoring_failures = 0
         for name, value in changes.items():
             setattr(self, name, value)
 

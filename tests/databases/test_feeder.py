@@ -1,8 +1,12 @@
 """From task lines to the ledger, again and again."""
 
+import random
+from collections.abc import Sequence
+from typing import Any
+
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Split, TaskStatus
-from agentrl.databases.feeder import TaskFeeder, make_tasks
+from agentrl.databases.feeder import BLOCK, TaskFeeder, make_tasks
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 
@@ -73,10 +77,61 @@ async def test_a_feeder_that_starts_again_goes_on_where_the_ledger_is(
     database: RunDatabase,
 ) -> None:
     await feeder(database).start()
+    whole = await order(database, 0)
     await database.tasks.delete_many({"seq": {"$gte": 2}})  # a crash while storing the epoch
-    await feeder(database).start()
-    assert len(await order(database, 0)) == 4
+    again = feeder(database, low_water=4)
+    await again.start()
+    assert await order(database, 0) == whole and again.epochs == 1
     assert await order(database, 1) == []
+
+
+async def test_lines_are_read_and_stored_as_they_are_needed_and_in_the_order_of_the_seed(
+    database: RunDatabase,
+) -> None:
+    class Counted(Sequence[TaskLine]):
+        read = 0
+
+        def __len__(self) -> int:
+            return 3 * BLOCK
+
+        def __getitem__(self, index: Any) -> Any:
+            self.read += 1
+            return TaskLine(id=f"t{index}", query="q")
+
+    lines = Counted()
+
+    def large(seed: int = 1) -> TaskFeeder:
+        return TaskFeeder(
+            database,
+            lines,
+            [],
+            num_generations=1,
+            eval_rollouts=1,
+            epochs=1,
+            low_water=9,
+            seed=seed,
+        )
+
+    feed = large()
+    await feed.start()
+    assert (lines.read, len(await order(database, 0))) == (BLOCK, BLOCK)
+    for _ in range(BLOCK - 9):
+        await database.tasks.update_one({"status": "created"}, {"$set": {"status": "completed"}})
+    await feed.top_up()
+    assert lines.read == BLOCK, "there are enough yet"
+    await database.tasks.update_one({"status": "created"}, {"$set": {"status": "completed"}})
+    # another trainer goes on, with the seed of the data set
+    feed = large(seed=2)
+    await feed.start(seed=1)
+    await database.tasks.update_many({}, {"$set": {"status": "completed"}})
+    await feed.top_up()
+    assert lines.read == 3 * BLOCK
+    assert feed.epochs == 1 and not await feed.exhausted()
+    expected = list(range(3 * BLOCK))
+    random.Random("1:0").shuffle(expected)
+    assert await order(database, 0) == [f"t{line}" for line in expected]
+    await database.tasks.update_many({}, {"$set": {"status": "completed"}})
+    assert await feed.exhausted()
 
 
 async def test_an_evaluation_is_done_when_all_its_groups_are(database: RunDatabase) -> None:

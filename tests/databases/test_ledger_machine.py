@@ -1,9 +1,10 @@
 """The ledger of sampling against a model of it in memory: any order of events, on a real mongod.
 
-Several samplers claim, begin, record, score, fail, hand back, keep their leases, reap and finalise.
-Any of them is killed between any two writes of its, stops for longer than its leases, or has the
-answer of a write lost. After every event the database is as the model says; at the end whoever is
-left finishes everything, and each slot was ended once and each scored Record is one row.
+Several samplers claim, begin, sample, score, put off, fail, hand back, quarantine, release, keep
+their leases, reap and finalise. Any of them is killed between any two writes of its, stops for
+longer than its leases, or has the answer of a write lost. After every event the database is as the
+model says; at the end whoever is left finishes everything, and each slot was ended once and each
+scored Record is one row.
 
 Time is the machine's: it passes by moving the ends of all leases in the database back, and the
 samplers' own clocks on.
@@ -26,6 +27,7 @@ from hypothesis.stateful import (
 from ledger_model import (
     LEASE_S,
     MAX_ATTEMPTS,
+    MAX_SCORINGS,
     Attempt,
     Clock,
     GroupModel,
@@ -45,6 +47,7 @@ from agentrl.databases.documents import (
 )
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.quarantine import Quarantined, release
 from agentrl.databases.records import new_record
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import UNBOUNDED, Claim, LeaseLost, task_of
@@ -53,6 +56,12 @@ from agentrl.databases.transitions import TERMINAL_SLOTS
 T = TypeVar("T")
 
 GROUPS, ATTEMPTS, SAMPLERS = 2, 2, 2
+PAUSE_S = 0.5 * LEASE_S  # before a scoring is tried again
+_ENDS = {
+    RecordStatus.SCORED: SlotStatus.COMPLETED,
+    RecordStatus.FAILED: SlotStatus.FAILED,
+    RecordStatus.QUARANTINED: SlotStatus.QUARANTINED,
+}  # of a slot, by that of its Record
 
 
 @dataclass(frozen=True)
@@ -191,33 +200,101 @@ class LedgerMachine(RuleBasedStateMachine):
         self.records[attempt.record.id] = RecordStatus.SAMPLING
 
     @precondition(lambda self: self._attempts("begun"))
-    @rule(choose=CHOICES, score=st.sampled_from([0.0, 1.0, None]))
-    def end_record(self, choose: Choice, score: float | None) -> None:
-        """Store its turn, and the Record as it ended: with a score, or with an error."""
-        self._end_record(*choose(self._attempts("begun")), score)
+    @rule(choose=CHOICES, works=st.booleans())
+    def sample(self, choose: Choice, works: bool) -> None:
+        """Store its turn, and the Record as sampled, or with the error that ended it."""
+        self._sample(*choose(self._attempts("begun")), works)
 
-    def _end_record(self, sampler: Sampler, attempt: Attempt, score: float | None) -> None:
+    def _sample(self, sampler: Sampler, attempt: Attempt, works: bool) -> None:
         if not self._may_write(sampler, attempt):
             return
-        status = RecordStatus.FAILED if score is None else RecordStatus.SCORED
-        error = "it broke" if score is None else None
         turn = turn_of(attempt.record)
-        attempt.record = attempt.record.model_copy(
-            update={"status": status, "score": score, "error": error, "turns": [turn.id]}
-        )
+        end = (
+            {"status": RecordStatus.SAMPLED} if works
+            else {"status": RecordStatus.FAILED, "error": "it broke"}
+        )  # fmt: skip
+        attempt.record = attempt.record.model_copy(update={**end, "turns": [turn.id]})
 
         async def write() -> None:
             await sampler.records.add_turn(turn)
-            await sampler.records.finish(attempt.record)
+            store = sampler.records.sampled if works else sampler.records.finish
+            await store(attempt.record)
 
         self.do(write())
-        self.records[attempt.record.id] = status
-        self.scores[attempt.record.id] = score
+        self.records[attempt.record.id] = RecordStatus(attempt.record.status)
+
+    @precondition(lambda self: self._attempts("sampled"))
+    @rule(choose=CHOICES, score=st.sampled_from([0.0, 1.0, None]), counts=st.booleans())
+    def score(self, choose: Choice, score: float | None, counts: bool) -> None:
+        """Store the Record with its score; or its scorer fails (None), which `counts` or not."""
+        self._score(*choose(self._attempts("sampled")), score, counts)
+
+    def _score(
+        self, sampler: Sampler, attempt: Attempt, score: float | None, counts: bool = True
+    ) -> None:
+        claim, slot = attempt.claim, self._slot(attempt.claim)
+        assert sampler.scorings.limit.spent(claim.scoring_failures) == (
+            claim.scoring_failures >= MAX_SCORINGS
+        )
+        quarantined = sampler.scorings.limit.spent(claim.scoring_failures) or (
+            score is None and counts and sampler.scorings.limit.last_try(claim.scoring_failures)
+        )
+        if score is None and not quarantined:
+            del sampler.attempts[claim.record_id]
+            if (slot.owner, slot.record, slot.scorings) != (
+                sampler.name, claim.record_id, claim.scorings,
+            ):  # fmt: skip
+                with pytest.raises(LeaseLost):
+                    self.do(sampler.scorings.put_off(claim, "no score", counts=counts))
+                return
+            self.do(sampler.scorings.put_off(claim, "no score", counts=counts))
+            slot.leave(
+                SlotStatus.SAMPLED,
+                scorings=slot.scorings + 1,
+                scoring_failures=slot.scoring_failures + counts,
+                not_before=self.now() + PAUSE_S,
+            )
+            return
+        if not self._may_write(sampler, attempt):
+            return
+        end = (
+            {"status": RecordStatus.QUARANTINED, "error": "no score"} if quarantined
+            else {"status": RecordStatus.SCORED, "score": score}
+        )  # fmt: skip
+        attempt.record = attempt.record.model_copy(update=end)
+        self.do(sampler.records.finish(attempt.record))
+        self.records[attempt.record.id] = RecordStatus(attempt.record.status)
+        self.scores[attempt.record.id] = attempt.record.score
+
+    @rule(number=st.integers(0, SAMPLERS - 1), answered=st.integers(0, 4).map(bool))
+    def claim_scoring(self, number: int, answered: bool) -> None:
+        """Of a trajectory that has been put off, handed back, or left by a sampler that died."""
+        sampler = self.samplers[number]
+        claim = self.do(sampler.scorings.claim())
+        due = [
+            slot
+            for group in self.model.values()
+            for slot in group.slots
+            if slot.status == SlotStatus.SAMPLED and slot.not_before <= self.now()
+        ]
+        if claim is None:
+            assert not due
+            return
+        slot = self._slot(claim)
+        assert slot in due and slot.record == claim.record_id
+        assert (claim.attempt, claim.failures) == (slot.attempt, slot.failures)
+        assert (claim.scorings, claim.scoring_failures) == (slot.scorings, slot.scoring_failures)
+        slot.status, slot.owner, slot.until = SlotStatus.LEASED, sampler.name, self.now() + LEASE_S
+        if answered:
+            record = self.do(sampler.records.resume(claim.record_id, self.now()))
+            assert record.status == RecordStatus.SAMPLED and record.turns
+            sampler.attempts[claim.record_id] = Attempt(claim, record, begun=True)
 
     @precondition(lambda self: self._attempts("ended"))
     @rule(choose=CHOICES, retry=st.booleans(), tell_twice=st.booleans())
     def end_slot(self, choose: Choice, retry: bool, tell_twice: bool) -> None:
-        """Complete the slot of a scored Record, fail that of a failed one. The lease may be gone.
+        """Complete the slot of a scored Record, fail that of a failed one, quarantine that of a
+        quarantined one. The lease may be gone.
 
         `tell_twice`: the answer of the first time was lost.
         """
@@ -225,21 +302,22 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _end_slot(self, sampler: Sampler, attempt: Attempt, retry: bool, tell_twice: bool) -> None:
         claim, score = attempt.claim, attempt.record.score
+        status = RecordStatus(attempt.record.status)
         slot, group = self._slot(claim), self.model[claim.task.id]
         del sampler.attempts[attempt.record.id]
 
         def end() -> Task | None:
-            if score is not None:
+            if status == RecordStatus.SCORED:
                 return self.do(sampler.ledger.complete(claim, score))
+            if status == RecordStatus.QUARANTINED:
+                return self.do(sampler.scorings.quarantine(claim, "no score"))
             return self.do(sampler.ledger.fail(claim, "it broke", retry=retry))
 
-        again = score is None and retry and claim.failures + 1 < MAX_ATTEMPTS
-        wanted = (
-            SlotStatus.PENDING if again
-            else SlotStatus.FAILED if score is None
-            else SlotStatus.COMPLETED
-        )  # fmt: skip
-        if (slot.owner, slot.record) != (sampler.name, claim.record_id):
+        failed = status == RecordStatus.FAILED
+        again = failed and retry and claim.failures + 1 < MAX_ATTEMPTS
+        wanted = SlotStatus.PENDING if again else _ENDS[status]
+        held = (slot.owner, slot.record, slot.scorings)
+        if held != (sampler.name, claim.record_id, claim.scorings):
             # It is gone; but a reaper may have ended it just as we would have.
             if wanted in TERMINAL_SLOTS and (slot.status, slot.record) == (wanted, claim.record_id):
                 task = end()
@@ -251,7 +329,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 end()
             return
         task = end()
-        if score is not None:
+        if not failed:
             slot.leave(wanted, score=score)
         else:
             slot.leave(wanted, failures=slot.failures + 1, attempt=slot.attempt + again)
@@ -283,6 +361,18 @@ class LedgerMachine(RuleBasedStateMachine):
         slot.leave(SlotStatus.PENDING, attempt=slot.attempt + 1)
         del sampler.attempts[ended.id]
 
+    @precondition(lambda self: self._attempts("sampled"))
+    @rule(choose=CHOICES)
+    def hand_back_scoring(self, choose: Choice) -> None:
+        """The sampler stops in order with what it has sampled."""
+        sampler, attempt = choose(self._attempts("sampled"))
+        if not self._may_write(sampler, attempt):
+            return
+        self.do(sampler.scorings.hand_back(attempt.claim))
+        slot = self._slot(attempt.claim)
+        slot.leave(SlotStatus.SAMPLED, scorings=slot.scorings + 1, not_before=self.now())
+        del sampler.attempts[attempt.record.id]
+
     @precondition(lambda self: any(sampler.attempts for sampler in self.samplers))
     @rule(number=st.integers(0, SAMPLERS - 1), score=st.sampled_from([1.0, None]))
     def go_on(self, number: int, score: float | None) -> None:
@@ -294,7 +384,9 @@ class LedgerMachine(RuleBasedStateMachine):
             if stage == "claimed":
                 self._begin(sampler, attempt)
             elif stage == "begun":
-                self._end_record(sampler, attempt, score)
+                self._sample(sampler, attempt, works=score is not None)
+            elif stage == "sampled":
+                self._score(sampler, attempt, score)
             else:
                 self._end_slot(sampler, attempt, retry=False, tell_twice=False)
 
@@ -332,9 +424,11 @@ class LedgerMachine(RuleBasedStateMachine):
                 return {"$cond": [{"$eq": [time, None]}, None,
                                   {"$subtract": [time, int(seconds * 1000)]}]}  # fmt: skip
 
-            slot = {"$mergeObjects": ["$$slot", {"lease_expires": earlier("$$slot.lease_expires")}]}
+            times = {name: earlier(f"$$slot.{name}") for name in ("lease_expires", "not_before")}
+            slot = {"$mergeObjects": ["$$slot", times]}
+            slots = {"$map": {"input": "$slots", "as": "slot", "in": slot}}
             await self.database.tasks.update_many(
-                {}, [{"$set": {"slots": {"$map": {"input": "$slots", "as": "slot", "in": slot}}}}]
+                {}, [{"$set": {"slots": slots, "score_at": earlier("$score_at")}}]
             )
             await self.database.tasks.update_many(
                 {"finalisation": {"$ne": None}},
@@ -380,6 +474,15 @@ class LedgerMachine(RuleBasedStateMachine):
                 slot.leave(SlotStatus.PENDING, attempt=slot.attempt + 1)
             elif status == RecordStatus.SCORED:
                 slot.leave(SlotStatus.COMPLETED, score=self.scores[slot.record])
+            elif status == RecordStatus.QUARANTINED:
+                slot.leave(SlotStatus.QUARANTINED)
+            elif status == RecordStatus.SAMPLED:
+                slot.leave(
+                    SlotStatus.SAMPLED,
+                    scorings=slot.scorings + 1,
+                    scoring_failures=slot.scoring_failures + 1,
+                    not_before=self.now(),
+                )
             else:
                 spent = slot.failures + 1 >= MAX_ATTEMPTS
                 slot.leave(
@@ -391,7 +494,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 if status == RecordStatus.SAMPLING and killed:
                     self.unclosed.add(slot.record)
         if group.finished:
-            group.status, group.finaliser = TaskStatus.FINALISING, reaper.name
+            group.status, group.finaliser = TaskStatus.FINALISING, None
             group.until = self.now()
 
     # -- the end of a group
@@ -422,18 +525,35 @@ class LedgerMachine(RuleBasedStateMachine):
             self.records[record] = RecordStatus.READY
         self.unclosed = {record for record in self.unclosed if task_of(record) != group.id}
 
+    @rule()
+    def release(self) -> None:
+        """A person has what is in quarantine scored again; not while its group is finalised."""
+        released = 0
+        for group in self.model.values():
+            for slot in group.slots:
+                if slot.status == SlotStatus.QUARANTINED and group.status != TaskStatus.FINALISING:
+                    assert slot.record is not None
+                    slot.status, slot.not_before = SlotStatus.SAMPLED, self.now()
+                    slot.scorings, slot.scoring_failures = slot.scorings + 1, 0
+                    self.records[slot.record] = RecordStatus.SAMPLED
+                    group.status = TaskStatus.RUNNING
+                    released += 1
+        assert self.do(release(self.database)) == Quarantined(records=released)
+
     @rule(number=st.integers(0, SAMPLERS - 1))
     def take_over(self, number: int) -> None:
         sampler = self.samplers[number]
         task = self.do(sampler.ledger.claim_finalisation())
-        orphans = [
-            group
+        orphans = {
+            group.id: group
             for group in self.model.values()
             if group.status == TaskStatus.FINALISING and group.until <= self.now()
-        ]
-        assert (task and task.id) == (orphans[0].id if orphans else None)
+        }
+        assert (task is not None) == bool(orphans)
         if task is not None:
-            orphans[0].finaliser, orphans[0].until = sampler.name, self.now() + LEASE_S
+            taken = orphans[task.id]
+            assert taken.until == min(group.until for group in orphans.values())
+            taken.finaliser, taken.until = sampler.name, self.now() + LEASE_S
             sampler.finishing.append(task)
 
     # -- what must hold
@@ -459,18 +579,28 @@ class LedgerMachine(RuleBasedStateMachine):
             task = tasks[group.id]
             assert task.status == group.status
             assert task.pending == sum(s.status == SlotStatus.PENDING for s in group.slots)
+            to_score = any(slot.status == SlotStatus.SAMPLED for slot in group.slots)
+            assert (task.score_at is not None) == to_score
             assert (task.finalisation and task.finalisation.owner) == group.finaliser
             for slot, stored in zip(group.slots, task.slots, strict=True):
                 assert (stored.status, stored.owner) == (slot.status, slot.owner)
                 assert (stored.attempt, stored.failures) == (slot.attempt, slot.failures)
+                counted = (stored.scorings, stored.scoring_failures)
+                assert counted == (slot.scorings, slot.scoring_failures)
                 assert (stored.record, stored.score) == (slot.record, slot.score)
-                assert (stored.status == SlotStatus.FAILED) <= (stored.error is not None)
+                gone = stored.status in (SlotStatus.FAILED, SlotStatus.QUARANTINED)
+                assert gone <= (stored.error is not None)
             of_group = {row for row in rows if task_of(row) == group.id}
             assert of_group <= group.completed_records
             if group.status == TaskStatus.COMPLETED:
                 assert of_group == group.completed_records
             elif group.status != TaskStatus.FINALISING:
-                assert not of_group
+                # of Records that were ready before another was released from quarantine
+                assert of_group == {
+                    record
+                    for record in group.completed_records
+                    if record and self.records[record] == RecordStatus.READY
+                }
             made |= of_group
         assert set(rows) == made and len(rows) == len(made)
         assert records.keys() == self.records.keys()
@@ -493,21 +623,24 @@ class LedgerMachine(RuleBasedStateMachine):
         rounds = 0
         while not all(group.status == TaskStatus.COMPLETED for group in self.model.values()):
             rounds += 1
-            assert rounds <= GROUPS * ATTEMPTS * MAX_ATTEMPTS, "there is work that nobody is given"
+            most = GROUPS * ATTEMPTS * (MAX_ATTEMPTS + 1)
+            assert rounds <= most, "there is work that nobody is given"
+            self.time_passes(1.1 * LEASE_S)
             self.reap(0, None)
             self.take_over(0)
             self._work_off(self.samplers[0])
             self.the_database_is_as_the_model_says()
         ended = [slot for group in self.model.values() for slot in group.slots]
         assert all(slot.status in TERMINAL_SLOTS for slot in ended)
-        assert RecordStatus.SAMPLING not in self.records.values()
-        assert RecordStatus.SCORED not in self.records.values()
+        unsettled = {RecordStatus.SAMPLING, RecordStatus.SAMPLED, RecordStatus.SCORED}
+        assert unsettled.isdisjoint(self.records.values())
         ready = {r for r, status in self.records.items() if status == RecordStatus.READY}
         assert ready == {slot.record for slot in ended if slot.status == SlotStatus.COMPLETED}
 
     def _work_off(self, sampler: Sampler) -> None:
         """Sample, score and finalise as far as there is work."""
         self.claim(0, ATTEMPTS, UNBOUNDED, answered=True)
+        self.claim_scoring(0, answered=True)
         while sampler.attempts:
             self.go_on(0, 1.0)
         while sampler.finishing:
@@ -516,6 +649,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(600)  # of a failure, the smallest example is looked for
 def test_the_ledger_is_as_its_model_says_whatever_happens_in_whatever_order(
-    mongod: EmbeddedMongod,
+    mongod: EmbeddedMongod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("agentrl.databases.scorings.pause_after", lambda scorings: PAUSE_S)
     run_machine(LedgerMachine, mongod, examples=20, steps=50)

@@ -18,7 +18,7 @@ from agentrl.databases.tasks import LeaseLost
 from agentrl.databases.transitions import TransitionRefused
 from agentrl.policy_version import VersionSpan
 
-SCORED, FAILED = RecordStatus.SCORED, RecordStatus.FAILED
+SAMPLED, SCORED, FAILED = RecordStatus.SAMPLED, RecordStatus.SCORED, RecordStatus.FAILED
 
 
 def make_record(number: int = 0) -> Record:
@@ -56,6 +56,12 @@ def ended(record: Record, status: RecordStatus = SCORED) -> Record:
     return record.model_copy(update={"status": status, "score": 1.0})
 
 
+async def finish(ledger: RecordLedger, record: Record) -> None:
+    """Store a Record as sampled, and then as scored."""
+    await ledger.sampled(record.model_copy(update={"status": SAMPLED}))
+    await ledger.finish(ended(record))
+
+
 async def test_a_record_is_stored_from_its_start_to_its_score(database: RunDatabase) -> None:
     ledger, records = await begun(database, 2)
     assert await database.records.count_documents({"status": RecordStatus.SAMPLING}) == 2
@@ -63,11 +69,16 @@ async def test_a_record_is_stored_from_its_start_to_its_score(database: RunDatab
         turn = make_turn(records[0], number)
         await ledger.add_turn(turn)
         records[0].turns.append(turn.id)
-    await ledger.finish(ended(records[0]))
+    await ledger.sampled(records[0].model_copy(update={"status": SAMPLED}))
+    again = RecordLedger(database, lease_seconds=60)  # of another process, that scores it
+    resumed = await again.resume(records[0].id, time.monotonic())
+    assert (resumed.status, resumed.score, resumed.turns) == (SAMPLED, None, records[0].turns)
+    await again.finish(ended(resumed))
     stored = Record.from_mongo(await database.records.find_one({"_id": records[0].id}) or {})
     assert (stored.status, stored.score, stored.turns) == (SCORED, 1.0, records[0].turns)
     assert stored.started_at is not None and stored.finished_at is not None
-    assert stored.finished_at >= stored.started_at
+    assert stored.sampled_at is not None
+    assert stored.finished_at >= stored.sampled_at >= stored.started_at
     assert (stored.task, stored.query, stored.owner) == ("task", "How many?", "sampler")
     turns = await ledger.turns([records[0].id, records[1].id])
     assert [turn.turn for turn in turns[records[0].id]] == [0, 1, 2]
@@ -78,10 +89,17 @@ async def test_a_record_is_stored_from_its_start_to_its_score(database: RunDatab
 async def test_a_record_that_was_given_up_for_dead_cannot_be_scored(database: RunDatabase) -> None:
     ledger, [record] = await begun(database)
     await database.records.update_one({"_id": record.id}, {"$set": {"status": FAILED}})
-    with pytest.raises(TransitionRefused) as refused:
-        await ledger.finish(ended(record))
-    assert (refused.value.found, refused.value.wanted) == (FAILED, SCORED)
+    for store, wanted in ((ledger.sampled, SAMPLED), (ledger.finish, SCORED)):
+        with pytest.raises(TransitionRefused) as refused:
+            await store(ended(record, wanted))
+        assert (refused.value.found, refused.value.wanted) == (FAILED, wanted)
     assert await status(database, record) == FAILED
+
+
+async def test_what_was_not_stored_as_sampled_cannot_be_scored(database: RunDatabase) -> None:
+    ledger, [record] = await begun(database)
+    with pytest.raises(TransitionRefused, match="is sampling, so it cannot become scored"):
+        await ledger.finish(ended(record))
 
 
 async def test_finishing_again_what_the_server_had_done_before_its_answer_was_lost_is_no_error(
@@ -96,7 +114,7 @@ async def test_one_records_refusal_is_not_its_companions(database: RunDatabase) 
     ledger, records = await begun(database, 3)
     await database.records.update_one({"_id": records[1].id}, {"$set": {"status": FAILED}})
     results = await asyncio.gather(
-        *(ledger.finish(ended(record)) for record in records), return_exceptions=True
+        *(finish(ledger, record) for record in records), return_exceptions=True
     )
     assert [type(result) for result in results] == [type(None), TransitionRefused, type(None)]
     assert [await status(database, record) for record in records] == [SCORED, FAILED, SCORED]
@@ -137,7 +155,7 @@ async def test_settling_passes_over_what_is_settled_and_refuses_what_has_no_scor
 ) -> None:
     ledger, records = await begun(database, 3)
     for record in records[:2]:
-        await ledger.finish(ended(record))
+        await finish(ledger, record)
     settled = {records[0].id: Settlement(RecordStatus.READY, 1.0, None)}
     await ledger.settle(settled)
     left_out = Settlement(RecordStatus.ABANDONED, -1.0, "balance_sample")

@@ -61,7 +61,7 @@ async def test_a_step_leases_the_oldest_rows_and_commits_them_once(database: Run
     ledger = RowLedger(database, "trainer", fence=1)
     assert await lease(ledger, 1, 2) == ["r0", "r1"]
     assert await lease(ledger, 1, 3) == ["r0", "r1", "r2"], "topped up to what it should have"
-    payloads = await fetch_rows(database, ["r2", "r0"])
+    payloads = (await fetch_rows(database, ["r2", "r0"])).rows
     assert [payload.tree["ids"].tolist() for payload in payloads] == [[2, 7], [0, 7]]
     for _ in range(2):  # the answer may have been lost
         assert await ledger.commit(1, ["r0", "r1", "r2"]) == 3
@@ -208,10 +208,10 @@ async def test_a_rewind_misses_no_row_that_a_dying_trainer_commits_meanwhile(
     resumed = RowLedger(database, "resumed", fence=2)
     update_many, commits = AsyncCollection.update_many, [leased[3:], leased[2:3]]
 
-    async def rows_move_behind_the_scan(collection, query, update):  # type: ignore[no-untyped-def]
+    async def rows_move_behind_the_scan(collection, query, update, **options):  # type: ignore[no-untyped-def]
         # as a commit does whose rows change place in the index that the rewind reads
         hidden = {"$and": [query, {"_id": {"$nin": leased[2:]}}]} if commits else query
-        result = await update_many(collection, hidden, update)
+        result = await update_many(collection, hidden, update, **options)
         if commits:
             trained = TrainedStep(step=1, trainer="dying", fence=1).model_dump()
             change = {"status": RowStatus.TRAINED, "trained": [trained]}

@@ -27,6 +27,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.policies import Lineage
+from agentrl.databases.quarantine import Quarantined, release
 from agentrl.databases.row_ledger import RowLedger
 from agentrl.databases.token_tree import TokenTree
 
@@ -94,6 +95,7 @@ class RowMachine(RuleBasedStateMachine):
     def begin(self, max_trained_count: int) -> None:
         self.max_trained_count = max_trained_count
         self.trained: dict[str, list[int]] = {f"r{seq}": [] for seq in range(ROWS)}
+        self.quarantined: set[str] = set()
         self.checkpoint = 0
         self.fence = 0
         self.replaced: list[Trainer] = []  # they do not know it yet
@@ -142,6 +144,21 @@ class RowMachine(RuleBasedStateMachine):
         elif saves:
             self.checkpoint = step
 
+    @precondition(lambda self: self.trainer.leased)
+    @rule()
+    def quarantine(self) -> None:
+        """A row of the step cannot be trained."""
+        row = self.trainer.leased.pop(0)
+        step = self.trainer.step + 1
+        assert self.do(self.trainer.ledger.quarantine(step, {row: "no good"})) == 1
+        self.quarantined.add(row)
+
+    @rule()
+    def release(self) -> None:
+        """A person puts back what is in quarantine."""
+        assert self.do(release(self.database)) == Quarantined(rows=len(self.quarantined))
+        self.quarantined.clear()
+
     @rule(writes=KILLED_AFTER)
     def kill(self, writes: int | None) -> None:
         self._start(writes)
@@ -175,6 +192,7 @@ class RowMachine(RuleBasedStateMachine):
         for name, row in rows.items():
             assert [trained.step for trained in row.trained] == self.trained[name]
             assert len(row.trained) <= self.max_trained_count
+            assert (row.status == RowStatus.QUARANTINED) == (name in self.quarantined)
             assert (row.status == RowStatus.TRAINED) == (len(row.trained) == self.max_trained_count)
         ours = {name for name, row in rows.items() if row.fence == self.trainer.fence}
         assert ours == set(self.trainer.leased) and all(
@@ -186,6 +204,7 @@ class RowMachine(RuleBasedStateMachine):
         """The last trainer trains whatever there is."""
         if not self.agrees:
             return  # the test has failed already
+        self.release()
         for _ in range(ROWS * self.max_trained_count):
             self.lease(2, None)
             if self.trainer.leased:

@@ -1,6 +1,8 @@
 """Task files: what is taken of which format and layout, and how all mistakes are told at once."""
 
+import asyncio
 import json
+import os
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +12,22 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from agentrl.databases.task_file import TaskFileError, TaskLine, scan_tasks
+from agentrl.databases.task_file import (
+    TaskCheck,
+    TaskFileError,
+    TaskLine,
+    checked_by,
+    go_on,
+    keep_check,
+    known_check,
+    known_digest,
+    open_tasks,
+    read_tasks,
+    reader,
+    scan_tasks,
+    task_rows,
+)
+from agentrl.file_digest import file_digest
 
 SCORERS, SCHEMAS, AGENTS = {"agentcpm", "math"}, {"answer", "boxed"}, {"tool_agent"}
 
@@ -118,6 +135,10 @@ def line_with(field: str, levels: int) -> str:
         ('{"query": "q", "own": [{"a": {"\\ud800": 1}}]}', "`own` holds half a character"),
         ('{"query": "q", "\\ud800": 1}', "`\\ud800` holds half a character"),
         ('{"query": "%s"}' % ("q" * 12_100_000), "has 12.1 MB, more than the 12 MB"),
+        ('{"query": "q", "own": [{"n": 1180591620717411303424}]}',
+         "`own` holds a whole number beyond 64 bits (1180591620717411303424): write it as a text"),
+        ('{"query": "q", "own": {"a\\u0000b": 1}}', "`own` holds a key with a NUL character"),
+        ('{"query": "q", "a\\u0000b": 1}', "holds a field with a NUL character in its name"),
         (line_with("scorer", 101), "`scorer` nests deeper than 100 levels"),
         (line_with("own", 900), "`own` nests deeper than 100 levels"),
         (line_with("own", 100_000), "nests deeper than 100 levels"),
@@ -340,7 +361,7 @@ USER = {"role": "user", "content": "q"}
             {"query": "q", "extra_info": {"tools_kwargs": "all"}},
             "`tools_kwargs` is a str, not an object",
         ),
-        ({"query": "q", "big": 1 << 70}, "holds a value that the database cannot store"),
+        ({"query": "q", "big": 1 << 70}, "`big` holds a whole number beyond 64 bits"),
     ],
 )
 def test_what_cannot_be_used_is_told_with_its_row_and_field(
@@ -382,3 +403,90 @@ def test_a_large_table_is_not_held_beside_its_tasks(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert len(tasks) == 5000
     assert peak < 1.5 * kept
+
+
+def contents(rows: Sequence[TaskLine]) -> list[TaskLine]:
+    return [rows[number] for number in reversed(range(len(rows)))][::-1]
+
+
+BOM = "\ufeff"
+
+
+@pytest.mark.parametrize("layout", ["lines", "lines for Windows", "list", "table"])
+def test_any_row_is_read_without_the_others_and_is_what_a_whole_reading_gives(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_rows, "CHUNK", 64)  # several pieces, lines across their borders
+    rows = [{"id": f"a{n}", "query": f"q{n} \u2028é" * (n % 5 + 1), "n": n} for n in range(40)]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    lines[7:7] = ["", "   \t", "\u3000", "\u00a0 "]
+    path = {
+        "lines": lambda: write(tmp_path, *lines),
+        "lines for Windows": lambda: write(tmp_path, BOM + lines[0] + "\r", *lines[1:], "\r"),
+        "list": lambda: write(tmp_path, json.dumps(rows)),
+        "table": lambda: write_table(tmp_path, rows),
+    }[layout]()
+    whole = list(read_tasks(path))
+    folder = tmp_path / "tasks"
+    assert contents(open_tasks(path, folder)) == whole and len(whole) == 40
+    os.utime(path, (1, 1))
+    assert contents(open_tasks(path, folder)) == whole
+    digest = known_digest(path, folder)
+    assert digest == file_digest(path)
+
+    def never(*_: object) -> Any:
+        raise AssertionError("the file was read again")
+
+    # a run that goes on knows the file by its size and times
+    for module, name in (
+        (task_rows, "file_digest"), (task_rows, "_find_lines"), (reader, "read_rows"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, never)
+    assert known_digest(path, folder) == digest
+    assert contents(open_tasks(path, folder)) == whole
+
+
+def test_a_row_that_is_no_task_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
+    good = '{"query": "q"}'
+    path = write(tmp_path, good, "", "{", good)
+    path.write_bytes(path.read_bytes() + b'\n{"query": "\xff"}\n')
+    rows = open_tasks(path, tmp_path / "tasks")
+    assert (len(rows), rows[0].id, rows[2].id) == (4, "1", "4")
+    with pytest.raises(TaskFileError, match=r"tasks.jsonl:3: not JSON"):
+        rows[1]
+    with pytest.raises(TaskFileError, match=r"tasks.jsonl:5: not UTF-8 text"):
+        rows[3]
+    path.write_text(good)
+    with pytest.raises(TaskFileError, match="was changed while the run reads it"):
+        rows[0]
+
+
+def test_a_file_of_any_size_is_checked_a_piece_at_a_time_and_only_once(tmp_path: Path) -> None:
+    lines = [json.dumps({"query": "q", "answer": "1", "scorer": "math", "anwser": "2"})] * 500
+    path = write(tmp_path, *lines, json.dumps({"query": "q"}))
+    os.utime(path, (1, 1))
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    check = TaskCheck(path, SCORERS, SCHEMAS, AGENTS)
+    assert not check.advance(0) and check.found.n_tasks == 1
+    found = asyncio.run(go_on(check))
+    assert [kind.rows for kind in found.kinds] == [500, 1]
+    assert found.kinds[1].places == [(501, "line 501 (id 501)")]
+    by = checked_by(SCORERS, SCHEMAS, AGENTS)
+    assert known_check(path, folder) is None
+    keep_check(found, folder, by)
+    known = known_check(path, folder, by)
+    assert known is not None and known_check(path, folder) == known
+    assert (known.kinds, known.doubts, known.n_tasks) == (found.kinds, found.doubts, 501)
+    assert known_check(path, folder, checked_by(["vibes"])) is None, "other names, another check"
+    path.write_text(lines[0])
+    assert known_check(path, folder, by) is None, "other content"
+
+
+def test_an_id_twice_is_found_at_the_end_of_a_check_in_pieces(tmp_path: Path) -> None:
+    rows = [json.dumps({"id": f"a{n % 300}", "query": "q"}) for n in range(301)]
+    check = TaskCheck(write(tmp_path, *rows))
+    while not check.advance(0):
+        assert not check.found.mistakes
+    (mistake,) = check.found.mistakes
+    assert mistake.endswith("tasks.jsonl:301: id 'a0' is already in line 1")

@@ -19,6 +19,7 @@ from agentrl.databases.documents import (
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.reaping import Reaped
 from agentrl.databases.records import RecordLedger
+from agentrl.databases.scorings import ScoringLedger
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger, open_groups
 
@@ -362,3 +363,83 @@ async def test_a_sampler_that_died_after_scoring_has_its_slot_completed(
     assert (slot.status, slot.score, slot.record) == ("completed", 0.5, lost.record_id)
     record = await database.records.find_one({"_id": lost.record_id})
     assert record is not None and record["status"] == "scored"
+
+
+async def test_one_that_lost_the_finalisation_closes_no_record(database: RunDatabase) -> None:
+    await fill(database, rollouts=1)
+    one, two = ledger(database, "one", lease_seconds=0.05), ledger(database, "two")
+    await one.release(await begin(database, one, "one"))
+    task = await one.complete(await begin(database, one, "one"), 1.0)
+    assert task is not None
+    await asyncio.sleep(0.1)
+    assert await two.claim_finalisation() is not None
+    lost = {"_id": "train-0-line0-t0-a0"}
+    await database.records.update_one(lost, {"$set": {"status": RecordStatus.SAMPLED}})
+    with pytest.raises(LeaseLost):
+        await one.finalised(task)
+    found = await database.records.find_one(lost)
+    assert found is not None and found["status"] == RecordStatus.SAMPLED
+
+
+async def test_a_trajectory_released_between_its_record_and_its_slot_is_not_closed(
+    database: RunDatabase,
+) -> None:
+    await fill(database, rollouts=1)
+    one = ledger(database, "one")
+    await one.release(await begin(database, one, "one"))
+    last = await begin(database, one, "one")
+    task = await one.leave(last, SlotStatus.QUARANTINED, {"error": "no score"})
+    assert task is not None
+    own = {"_id": last.record_id}
+    await database.records.update_one(own, {"$set": {"status": RecordStatus.SAMPLED}})
+    await one.finalised(task)
+    found = await database.records.find_one(own)
+    assert found is not None and found["status"] == RecordStatus.SAMPLED
+
+
+@pytest.mark.parametrize("way", ["failed", "handed back", "reaped"])
+async def test_a_slot_that_was_scored_in_vain_and_is_sampled_again_can_be_completed(
+    database: RunDatabase, way: str
+) -> None:
+    await fill(database, rollouts=1)
+    one = ledger(database, "one", lease_seconds=0.05 if way == "reaped" else 30.0)
+    sampled = await begin(database, one, "one")
+    scorings = ScoringLedger(database, one, max_failures=2)
+    again = {"scorings": 2, "scoring_failures": 2, "not_before": "$$NOW"}
+    await one.leave(sampled, SlotStatus.SAMPLED, again)
+    scoring = await scorings.claim()
+    assert scoring is not None and scoring.scorings == 2
+    if way == "failed":
+        await one.fail(scoring, "its Record is lost")
+    elif way == "handed back":
+        await one.release(scoring)
+    else:
+        await asyncio.sleep(0.1)
+        assert (await one.reap()).returned == 1
+    two = ledger(database, "two")
+    new = await begin(database, two, "two")
+    assert (new.attempt, new.scorings, new.scoring_failures) == (1, 0, 0)
+    assert await two.complete(new, 1.0) is not None
+
+
+async def test_a_finalisation_is_found_by_its_index_and_the_longest_due_comes_first(
+    database: RunDatabase,
+) -> None:
+    await fill(database, rollouts=1)
+    dead = [ledger(database, "dead", lease_seconds=seconds) for seconds in (0.2, 0.01)]
+    assert all([await one.complete(await claim(one), 1.0) for one in dead])
+    lives = ledger(database, "lives", lease_seconds=60)
+    assert await lives.complete(await claim(lives), 1.0) is not None
+    await asyncio.sleep(0.3)
+    due = {
+        "status": TaskStatus.FINALISING,
+        "$expr": {"$lte": ["$finalisation.lease_expires", "$$NOW"]},
+    }
+    found = database.tasks.find(due).sort("finalisation.lease_expires").hint("to_finalise")
+    assert (await found.explain())["executionStats"]["totalDocsExamined"] == 2
+    alive = ledger(database, "alive")
+    first = await alive.claim_finalisation()
+    assert first is not None and first.id == "train-0-line1"
+    assert await alive.claim_finalisation(["train-0-line0"]) is None
+    second = await alive.claim_finalisation()
+    assert second is not None and second.id == "train-0-line0"

@@ -1,7 +1,11 @@
 """The demo's tools as a client sees them: a real server process, a real MCP client."""
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from mcp import Client
@@ -108,3 +112,16 @@ async def test_a_task_finds_the_same_warehouse_after_reconnecting(tool_server_ur
     assert await first_bin_of_bolts("task-a") == await first_bin_of_bolts("task-a")
     bins = {await first_bin_of_bolts(f"task-{number}") for number in range(8)}
     assert len(bins) > 2
+
+
+def test_a_server_that_others_reach_wants_a_token() -> None:
+    script = Path(__file__).resolve().parents[2] / "assets" / "demo" / "tool_server.py"
+    for host in ("0.0.0.0", "::"):
+        refused = subprocess.run(
+            [sys.executable, str(script), "--host", host, "--port", "0"],
+            capture_output=True, text=True, env={**os.environ, "TOOLS_TOKEN": ""},
+        )  # fmt: skip
+        assert refused.returncode == 1
+        assert f"--host {host}: other machines reach the server there" in refused.stderr
+        assert "set TOOLS_TOKEN to one, and MCP_AUTH_TOKEN in the runs" in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1

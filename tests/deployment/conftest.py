@@ -6,5 +6,6 @@ The sandbox server as a process lies beside this file.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "chaos"))
+for tests in ("rollout", "chaos"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / tests))
 sys.path.insert(0, str(Path(__file__).parent))

@@ -1,5 +1,6 @@
 """`deploy/mongo` for real: a mongod with authentication and TLS, and what a run's user may do."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,13 +12,14 @@ from typing import Any
 from urllib.parse import quote_plus
 
 import pytest
+import scripted_run
 from pymongo import MongoClient
 from pymongo.database import Database
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
 
-from agentrl.databases import services
+from agentrl.databases import outages, services
 from agentrl.databases.changes import Changes, inserted
-from agentrl.databases.connection import connect
+from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.documents import Split
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.mongod import find_mongod, free_port
@@ -99,6 +101,9 @@ async def test_the_user_of_a_run_can_do_all_that_a_run_does(member: Member) -> N
         await services.register(database, "http://gpu:30000", "model", 8)
         await services.unregister(database, "http://gpu:30000")
         assert await services.live_services(database, 60) == []
+        await outages.report(database, "sampler", [outages.OpenBreaker("the judge", 1.0, "gone")])
+        assert len(await outages.current(database)) == 1
+        await outages.report(database, "sampler", [])
         await lease.release()
     finally:
         await database.close()
@@ -159,6 +164,52 @@ def test_a_new_password_ends_the_old_one_and_a_removed_user_is_gone(member: Memb
     administer("remove-run", RUN, "--url", member.admin_url)
     administer("remove-run", RUN, "--url", member.admin_url)  # already gone: nothing to do
     assert isinstance(why_refused(new), OperationFailure)
+
+
+async def test_the_password_of_a_run_is_changed_while_it_goes_on(member: Member) -> None:
+    """As the guide says: a further user, processes begun anew one by one, the old user removed."""
+    name = "rotated"
+    before = add_run(member, name)
+    old = await connect(before, name)
+    await scripted_run.begin_run(old)
+    await scripted_run.add(old, 40)
+    scripted = scripted_run.agent(lambda claim: float(claim.rollout), pause_s=0.05)
+    flags = scripted_run.config("--max_concurrent_samples_per_process", "2")
+
+    async def finished(database: RunDatabase) -> int:
+        return await database.tasks.count_documents({"status": "completed"})
+
+    async with scripted_run.scheduler(old, scripted, flags, owner="old") as sampler:
+        sampling = asyncio.create_task(sampler.run())
+        while await finished(old) < 5:
+            await asyncio.sleep(0.02)
+        after = administer("rotate-run", name, "--url", member.admin_url).removeprefix("DB_URL=")
+        new = await connect(after, name)
+        async with scripted_run.scheduler(new, scripted, flags, owner="new") as another:
+            going_on = asyncio.create_task(another.run())
+            done = await finished(new)
+            while await finished(new) < done + 5:
+                await asyncio.sleep(0.02)
+            sampler.stop()
+            await asyncio.wait_for(sampling, 30)
+            await old.close()
+            administer("retire-run", name, "--url", member.admin_url)
+            assert isinstance(why_refused(before), OperationFailure)
+            while await finished(new) < 40:
+                await asyncio.sleep(0.02)
+            another.stop()
+            await asyncio.wait_for(going_on, 30)
+    slots = [slot async for task in new.tasks.find() for slot in task["slots"]]
+    records = await new.records.find().to_list()
+    await new.close()
+    assert {slot["status"] for slot in slots} == {"completed"}
+    assert {record["owner"] for record in records} == {"old", "new"}
+    kept = [record["_id"] for record in records if record["status"] != "failed"]
+    assert sorted(kept) == sorted(slot["record"] for slot in slots), "each rollout once"
+    # once more: the newest user's own password, and then nobody's
+    assert f"//{name}.1:" in after
+    assert f"//{name}.1:" in add_run(member, name)
+    assert isinstance(why_refused(after), OperationFailure)
 
 
 def test_a_second_member_gets_a_certificate_of_the_same_authority(tmp_path: Path) -> None:

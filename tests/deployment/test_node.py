@@ -86,7 +86,7 @@ def test_a_slurm_job_serves_samples_and_trains_a_run_to_its_end(
         "TRAIN_FILE": str(DEMO / "train.jsonl"), "FLAGS": " ".join(flags),
         "MCP_URL": f"http://127.0.0.1:{tools_port}/mcp",
         "SERVICE_PORT": str(free_port()), "NODE_ADDRESS": "127.0.0.1", "SAMPLERS_PER_NODE": "1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(free_port()), "INFERENCE_API_KEY": "a-key",
     }  # fmt: skip
     with ExitStack() as stack:
         tools = stack.enter_context(

@@ -223,3 +223,12 @@ def test_a_machine_that_allows_no_sandbox_is_told_what_to_allow() -> None:
     assert started.returncode == 1
     assert "no sandbox can be made here" in started.stderr
     assert started.stderr.count("\n") == 1
+
+
+def test_a_server_that_others_reach_wants_a_token() -> None:
+    refused = subprocess.run(
+        [sys.executable, str(SERVER), "--host", "0.0.0.0", "--port", "0"],
+        capture_output=True, text=True, env={**os.environ, "SANDBOX_TOKEN": ""},
+    )  # fmt: skip
+    assert refused.returncode == 1 and len(refused.stderr.splitlines()) == 1
+    assert "may run programs, so it needs a key: set SANDBOX_TOKEN to one" in refused.stderr

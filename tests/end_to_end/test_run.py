@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -177,7 +178,7 @@ def test_the_summary_says_what_the_database_says(run: FinishedRun) -> None:
     summary = json.loads((run.output / "summary.json").read_text())
     assert set(summary) == {
         "steps", "seconds", "eval_before", "eval_after", "reward_first", "reward_last", "slots",
-        "rows", "max_staleness", "tokens", "conversations", "eval_file",
+        "rows", "max_staleness", "tokens", "conversations", "eval_file", "quarantined",
     }  # fmt: skip
     rows = Counter(row["status"] for row in run.database["record_data"].find({}, {"status": 1}))
     assert summary["steps"] == STEPS
@@ -289,7 +290,16 @@ def test_a_signal_stops_a_launch_in_order_with_a_checkpoint_and_without_tracebac
     message, _ = process.communicate(timeout=90)
     assert process.returncode == 130
     # No checkpoint was there when the signal came: the stop saved one.
-    assert "stopped by SIGINT; the same command resumes from checkpoint-" in message
+    last = message.splitlines()[-1]
+    saved = re.fullmatch(
+        r"stopped by SIGINT; saved: checkpoint-(\d+) in (\S+), (\d+) trajectories stored by this "
+        r"launch; the same command resumes from checkpoint-(\d+)",
+        last,
+    )
+    assert saved is not None, last
+    assert saved[1] == saved[4] and Path(saved[2]) == output
+    assert int(saved[1]) == steps_done(output)
+    assert int(saved[3]) >= ROWS_PER_STEP
     assert not processes_of(name, "sample")
     before = json.loads((output / "launch.json").read_text())["seconds"]
     assert before > 5, "the next launch counts on from here"

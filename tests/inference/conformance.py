@@ -184,11 +184,25 @@ class GenerationConformance:
         await engine.abort()
         assert {made.finish_reason for made in await asyncio.gather(*running)} == {"abort"}
 
-    async def test_a_time_out_is_an_error_and_ends_the_generation(self, engine) -> None:
-        with pytest.raises(RequestTimedOut, match=r"0\.1 s"):
-            await engine.generate(ask(PROMPT, 900), timeout_s=0.1)
+    async def test_an_answer_that_stands_still_is_an_error_and_ends(self, engine) -> None:
+        if "in_place" not in engine.capabilities.pauses:
+            pytest.skip("the engine cannot be held")
+        (running,) = await start(engine, PROMPT, 1, 900)
+        await engine.pause("in_place")
+        try:
+            with pytest.raises(RequestTimedOut, match=r"0\.3 s"):
+                await engine.generate(ask(PROMPT, 9), timeout_s=0.3)
+            assert not running.done()  # it may wait for longer
+        finally:
+            await engine.continue_()
+        await running
         async with asyncio.timeout(20):
             await until_idle(engine)
+
+    async def test_an_answer_that_goes_on_may_take_longer_than_the_time_out(self, engine) -> None:
+        whole = await engine.generate(ask(PROMPT, 900))
+        made = await engine.generate(ask(PROMPT, 900), timeout_s=max(0.2, whole.latency_s / 3))
+        assert len(made.output_ids) == 900
 
     async def test_the_load_counts_what_runs(self, engine) -> None:
         await until_idle(engine)

@@ -1,9 +1,7 @@
 """A tiny model with its tokenizer, and real engines over it in processes of their own."""
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked, preload_training
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.inference.protocol import Generation
 
 EOS, PAD = 257, 256
+preload_training()
 
 _SERVE = """
 import sys
@@ -48,7 +48,7 @@ class Folders:
 class EngineProcess:
     """An engine's process and where it answers."""
 
-    process: subprocess.Popen[str]
+    process: Forked
     url: str
 
     def kill(self) -> None:
@@ -120,12 +120,7 @@ def start_engine(folders: Folders) -> Iterator[Callable[[int], EngineProcess]]:
     started: list[EngineProcess] = []
 
     def start(port: int = 0) -> EngineProcess:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(folders.first), str(port)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        process = Forked(["-c", _SERVE, str(folders.first), str(port)], piped=True)
         engine = EngineProcess(process, "")
         started.append(engine)
         assert process.stdout is not None

@@ -30,7 +30,7 @@ def reader() -> ChunkReader:
     """A reader of the one answer to a request for up to 99 tokens."""
     building = GenerationBuilder(GenerateRequest("r", (7, 8, 9), SamplingParams(99)))
     building.next_request()
-    return ChunkReader(building, SOURCE)
+    return ChunkReader(building, SOURCE, 99)
 
 
 def chunk(ids: list[int], total: int | None = None, **meta: Any) -> dict[str, Any]:
@@ -114,6 +114,19 @@ def test_an_abort_keeps_its_tokens_unless_the_request_was_wrong() -> None:
         reader().add(
             last([], [], finish_reason=aborted | {"message": "too long", "status_code": 400})
         )
+
+
+def test_an_abort_in_the_queue_which_says_less_keeps_the_tokens_that_came_before_it() -> None:
+    output = reader()
+    output.add(chunk([5, 6], total=2))
+    # As SGLang 0.5.23 ends a retracted request under --incremental-streaming-output: the last id
+    # again, all logprobs, no count of cached tokens.
+    ended = chunk([6], total=2, output_token_logprobs=[[-5.0, 5, None], [-6.0, 6, None]])
+    ended["meta_info"]["finish_reason"] = {"type": "abort", "message": "Abort in waiting queue"}
+    del ended["meta_info"]["cached_tokens"]
+    output.add(ended)
+    made = output.building.generation(SOURCE, 0.1)
+    assert (made.finish_reason, made.output_ids) == ("abort", (5, 6))
 
 
 def test_events_are_read_as_they_become_whole() -> None:

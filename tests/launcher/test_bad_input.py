@@ -92,6 +92,10 @@ def test_bad_input_is_one_sentence_with_status_two_and_nothing_is_written(
     ("line", "words"),
     [
         ('{"query": "q", "scorer": "math"}', ["have no `answer`", "line 1 (id 1)"]),
+        (
+            '{"query": "q", "answer": "\\\\frac{1}{", "scorer": "f1 + 0.5*math"}',
+            ["tasks.jsonl:1: `answer`", "frac{1}{' is no mathematics, which scorer math compares"],
+        ),
         ('{"query": "q", "answer": "a"}', ["uses scorer agentcpm", "--agent_config_path"]),
         ('{"query": "q", "scorer": "ruler"}', ["uses scorer ruler", "`ruler_agent`"]),
         ('{"query": "q", "scorer": {"http": 1}}', ["uses scorer http", "`http_scorer`"]),

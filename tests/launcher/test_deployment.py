@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.configs import ConfigError, parse_config
-from agentrl.configs.run_flags import given_flags, joined_config, stored_flags
+from agentrl.configs.parsing import given_values
+from agentrl.configs.run_flags import joined_config, stored_flags
 from agentrl.launcher.deployment import count_gpus, describe_variables, read_deployment
 from agentrl.launcher.presets import DEMO, GRPO, PRESETS, ROWS_PER_STEP, Preset, preset_flags
 from agentrl.launcher.processes import Kind, Part
@@ -77,8 +78,9 @@ def test_without_variables_everything_is_started_here() -> None:
     parts = parts_of(stack)
     assert list(parts) == ["tools", "service", "trainer", "sampler-0"]
     for name in ("trainer", "sampler-0"):
-        assert flag(parts[name], "--db_connection_string") == "mongodb://127.0.0.1:7000"
-        assert flag(parts[name], "--mcp_manager_url") == "http://127.0.0.1:7001/mcp"
+        assert parts[name].environment["DB_URL"] == "mongodb://127.0.0.1:7000"
+        assert parts[name].environment["MCP_URL"] == "http://127.0.0.1:7001/mcp"
+    assert parts["service"].environment["DB_URL"] == "mongodb://127.0.0.1:7000"
     assert flag(parts["service"], "--port") == "7002"
     assert flag(parts["trainer"], "--config_file").endswith("assets/fsdp2_cpu.yml")
     assert parts["trainer"].log == Path("logs/as/demo_train_0.log")
@@ -94,7 +96,24 @@ def test_with_all_urls_given_nothing_embedded_is_started() -> None:
     parts = plan_parts(stack, ADDRESSES, {})
     assert [part.kind for part in parts] == [Kind.TRAINER, Kind.SAMPLER]
     assert flag(parts[1], "--inference_urls") == "http://a:1,http://b:1"
-    assert flag(parts[1], "--mcp_manager_url") == "http://tools/mcp"
+    assert parts[1].environment["MCP_URL"] == "http://tools/mcp"
+
+
+def test_no_part_is_told_a_password_by_its_command_line() -> None:
+    environment = {**ELSEWHERE, "DB_URL": "mongodb://me:pass%2Fword@db", "MCP_AUTH_TOKEN": "t0ken"}
+    stack = stack_of({**environment, "INFERENCE_URLS": ""}, "--inference_api_key_env", "KEY")
+    parts = plan_parts(stack, ADDRESSES, {})
+    assert [part.kind for part in parts] == [Kind.SERVICE, Kind.TRAINER, Kind.SAMPLER]
+    for part in parts:
+        assert not [word for word in part.command if "pass" in word or "t0ken" in word]
+        assert part.environment["DB_URL"] == environment["DB_URL"]
+        assert flag(part, "--inference_api_key_env") == "KEY"
+    for part in parts[1:]:
+        verb = "sample" if part.kind is Kind.SAMPLER else "agentrl.training.trainer"
+        flags = part.command[part.command.index(verb) + 1 :]
+        read = parse_config(flags, environment=part.environment)
+        assert read.run.db_connection_string == environment["DB_URL"]
+        assert read.agent.mcp_auth_token == "t0ken"
 
 
 def test_flags_after_the_name_take_precedence_over_variables() -> None:
@@ -129,7 +148,7 @@ def samplers_of(environment: dict[str, str], stored: list[str]) -> Stack:
     deployment = read_deployment({"SAMPLERS_ONLY": "1", **environment})
     flags = sampler_flags("demo", [], deployment)
     run = stored_flags(parse_config(["--model_name_or_path", str(DEMO / "model"), *stored]))
-    joined = joined_config("demo", run, {}, given_flags(flags, "agentrl launch"))
+    joined = joined_config("demo", run, {}, given_values(flags, "agentrl launch"))
     return plan_samplers(flags, joined, deployment)
 
 
@@ -140,9 +159,8 @@ def test_samplers_only_starts_samplers_which_need_no_more_than_the_run_s_databas
     parts = plan_parts(with_urls(stack, ELSEWHERE["DB_URL"], ADDRESSES), ADDRESSES, {})
     assert [part.kind for part in parts] == [Kind.SAMPLER, Kind.SAMPLER]
     for part in parts:
-        assert part.command[-4:] == (
-            "--db_connection_string", ELSEWHERE["DB_URL"], "--run_name", "demo",
-        )  # fmt: skip
+        assert part.command[-2:] == ("--run_name", "demo")
+        assert part.environment["DB_URL"] == ELSEWHERE["DB_URL"]
     with pytest.raises(ConfigError, match="DB_URL"):
         samplers_of({}, tools)
     secret = ["--mcp_manager_url", "http://user:password@tools/mcp"]
@@ -166,7 +184,7 @@ def test_further_machines_only_train_and_meet_at_the_first() -> None:
     assert trainer.log == Path("logs/as/demo_train_1.log")
     assert flag(trainer, "--main_process_ip") == "10.0.0.1"
     assert flag(trainer, "--machine_rank") == "1"
-    assert stack.deployment.meeting_port(free_port=1234) == 29500
+    assert stack.deployment.meeting_port == 29500
     with pytest.raises(ConfigError, match="DB_URL"):
         stack_of({"NUM_MACHINES": "2"})
 

@@ -63,13 +63,18 @@ def test_a_trainer_that_fails_ends_the_launch_with_its_reason_and_the_way_on(
     assert not mongod_holds(tmp_path / "output" / "demo" / "mongo")
 
 
-def test_sigterm_stops_a_launch_in_order_and_leaves_nothing(tmp_path: Path) -> None:
+def test_slurms_warning_stops_a_launch_in_order_and_leaves_nothing(tmp_path: Path) -> None:
     with launched(tmp_path) as process:
         family = family_of(process, 9)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGTERM)  # as Slurm sends it too, when the time is over
         output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, output
-    assert "stopped by SIGTERM" in output
+    assert process.returncode in (128 + signal.SIGUSR1, 128 + signal.SIGTERM), output
+    assert "stopped by SIG" in output
+    assert output.splitlines()[-1].endswith(
+        "saved: no checkpoint yet, 0 trajectories stored by this launch; the same command starts "
+        "it again: there is no checkpoint yet"
+    )
     assert alive(family) == []
     log = (tmp_path / "logs" / "as" / "demo_mongo.log").read_text()
     assert '"exitCode":0' in log, "mongod ended in order"

@@ -18,7 +18,7 @@ import pytest
 from agentrl import cli
 from agentrl.configs import parse_config
 from agentrl.databases.mongod import free_port
-from agentrl.databases.task_file import TaskLine
+from agentrl.databases.task_file import TaskKind, TaskLine
 from agentrl.launcher.probes import try_services
 from agentrl.launcher.stack import REPOSITORY
 from agentrl.rollout.tools.calls import ToolServerUnreachable
@@ -186,8 +186,8 @@ def test_one_model_of_a_list_that_fails_is_told_and_the_others_will_do(tmp_path:
             models("scorer_agent", url, "bad", "good") + models("ruler_agent", url, "ranker")
         )
         flags = ["--agent_config_path", str(clients)]
-        tasks = [TaskLine(id="1", query="q", answer="a", scorer="0.5*agentcpm + 0.5*ruler")]
+        task = TaskLine(id="1", query="q", answer="a", scorer="0.5*agentcpm + 0.5*ruler")
         told: list[str] = []
-        try_services(parse_config(flags), tasks, told.append)
+        try_services(parse_config(flags), [TaskKind(task)], told.append)
     (sentence,) = told
     assert "bad" in sentence and "No idea." in sentence

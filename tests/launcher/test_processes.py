@@ -190,7 +190,43 @@ time.sleep(60)
         await until(lambda kind=kind: "up" in log_words(tmp_path, kind.name))
     await supervisor.stop_all()
     ended = {kind: float(log_words(tmp_path, kind.name)[-1]) for kind in kinds}
-    assert sorted(kinds, key=lambda kind: ended[kind]) == sorted(kinds)
+    samplers_and_trainer = max(ended[Kind.SAMPLER], ended[Kind.TRAINER])
+    assert samplers_and_trainer < ended[Kind.SERVICE] < ended[Kind.TOOLS]
+
+
+async def test_samplers_and_trainer_have_the_same_seconds_to_end_in(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    code = """
+import signal, sys, time
+def end(*_):
+    print("told", time.monotonic(), flush=True); time.sleep(1.5); sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("up", flush=True)
+time.sleep(60)
+"""
+    kinds = [Kind.SAMPLER, Kind.TRAINER]
+    for kind in kinds:
+        supervisor.start(part(tmp_path, code, name=kind.name, kind=kind, grace_s=10))
+    for kind in kinds:
+        await until(lambda kind=kind: "up" in log_words(tmp_path, kind.name))
+    await supervisor.stop_all()
+    told = [float(log_words(tmp_path, kind.name)[-1]) for kind in kinds]
+    assert abs(told[0] - told[1]) < 1.0, "none waits for the other's end"
+
+
+async def test_what_slurm_warns_a_whole_job_with_ends_no_part(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    code = f"import os; print('pid', os.getpid(), os.getppid(), flush=True); {SLEEPER}"
+    supervisor.start(part(tmp_path, code))
+    await until(lambda: "pid" in log_words(tmp_path))
+    pids = [int(word) for word in log_words(tmp_path)[-2:]]
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        for pid in pids:
+            os.kill(pid, number)
+    await asyncio.sleep(0.3)
+    assert supervisor.poll() == [] and all(map(is_alive, pids))
 
 
 async def test_grandchildren_in_sessions_of_their_own_are_stopped_too(

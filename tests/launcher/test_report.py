@@ -17,6 +17,7 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from agentrl.configs import ConfigError, parse_config
+from agentrl.databases.attempt_tally import AttemptCounts
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
@@ -89,9 +90,11 @@ async def add_group(
         )
         for rollout, score in enumerate(scores)
     ]
+    seq = await database.tasks.count_documents({"split": split, "epoch": epoch})
+    order = group_order(epoch, seq)
     task = Task(
-        id=name, split=split, epoch=epoch, seq=0, group_order=group_order(epoch, 0), status=status,
-        task_id=name, query="?", pending=0, slots=slots,
+        id=name, split=split, epoch=epoch, seq=seq, group_order=order, status=status, task_id=name,
+        query="?", pending=0, slots=slots,
     )  # fmt: skip
     await database.tasks.insert_one(task.to_mongo())
     for rollout, score in enumerate(scores):
@@ -143,6 +146,7 @@ async def test_the_summary_counts_what_the_database_and_the_metrics_hold(
         "reward_last": 0.5,
         "slots": {"total": 15, "failed": 1},
         "rows": {"trained": 2, "waiting": 2, "evicted": 1},
+        "quarantined": {"groups": 0, "records": 0, "rows": 0},
         "max_staleness": 2,
         "tokens": {"sampled": 9 * 30, "trained": 200},
         "conversations": {"records": 9, "segments": 18, "continuations": 27, "drifts": 9},
@@ -237,10 +241,13 @@ async def test_a_snapshot_of_a_run_that_goes_on_has_its_past_and_what_is_under_w
     assert snapshot.history == (0.25, 0.75, 0.5), "by the steps before, and of now"
     assert (snapshot.loss, snapshot.grad_norm) == (0.25, 1.5)
     assert (snapshot.kl, snapshot.reference_kl) == (0.001, 0.02)
-    assert (snapshot.failed, snapshot.ended) == (0, 0), "none of them since this launch"
+    assert snapshot.attempts == AttemptCounts(), "none of them since this launch"
     await database.records.update_many({}, [{"$set": {"finished_at": "$$NOW"}}])
     snapshot = await reader.read()
-    assert (snapshot.failed, snapshot.ended) == (1, 9), "handed back is not failed"
+    ended = await database.records.count_documents({"finished_at": {"$ne": None}}) - 1
+    assert snapshot.attempts == AttemptCounts(ended, 1, ((1, "KeyError: 'x'"),)), (
+        "handed back is not failed"
+    )
     assert snapshot.checkpoint == 2
     assert snapshot.evaluating == Evaluating(step=2, done=1, rollouts=1)
 

@@ -26,8 +26,9 @@ async def add_group(database: RunDatabase, name: str, answers: tuple[str, ...]) 
         Slot(rollout=i, status=SlotStatus.COMPLETED, record=f"{name}-t{i}-a0", score=0.0)
         for i in range(len(answers))
     ]
+    seq = await database.tasks.count_documents({})
     task = Task(
-        _id=name, split=Split.EVAL, epoch=0, seq=0, group_order=0, task_id=name, query="q",
+        _id=name, split=Split.EVAL, epoch=0, seq=seq, group_order=seq, task_id=name, query="q",
         answer="the red bin", scorer="exact_match", pending=0, slots=slots,
         status=TaskStatus.COMPLETED,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from agentrl.databases.connection import COLLECTIONS, RunDatabase
 from agentrl.databases.documents import Run
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, write_launch
+from agentrl.launcher.run_state import read_run
 
 
 @pytest.fixture(autouse=True)
@@ -226,3 +227,14 @@ def test_an_open_database_is_held_for_compass_and_closed_in_order(
     assert (process.returncode, rest) == (0, "closed\n")
     lock = folder / "mongo" / "mongod.lock"
     assert lock.read_bytes() == b"", "mongod ended in order"
+
+
+def test_looking_at_a_run_does_not_make_it_a_new_one() -> None:
+    folder = make_run("old", step=4, status=0)
+    hour_ago = datetime.now(UTC).timestamp() - 3600
+    for part in (*folder.iterdir(), folder):
+        os.utime(part, (hour_ago, hour_ago))
+    (folder / "mongo" / "mongod.lock").touch()  # as `agentrl show` does
+    row = read_run(folder)
+    assert row is not None
+    assert row.changed == pytest.approx(hour_ago, abs=1)

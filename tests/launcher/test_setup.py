@@ -151,6 +151,7 @@ def test_without_a_network_it_says_so_in_one_sentence(project: Path) -> None:
     assert "no-such-package" in (project / ".cache" / "setup.log").read_text()
 
 
+@pytest.mark.slow  # three installations
 def test_uv_installs_where_it_is_there_and_pip_where_uv_fails_or_pip_alone_has_an_index(
     project: Path,
 ) -> None:

@@ -1,5 +1,8 @@
 """Task files before a launch: agents and scorers that they name must be there."""
 
+import asyncio
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from agentrl.configs import parse_config
 from agentrl.databases.task_file import TaskFileError
+from agentrl.launcher import preflight
 from agentrl.launcher.preflight import check_task_file
 from agentrl.rollout.agents import agent_registry as registry
 
@@ -67,3 +71,31 @@ def test_only_an_agent_that_scores_itself_needs_neither_answer_nor_scorer(
     assert (task.agent_name, task.answer) == (None, None)
     with pytest.raises(TaskFileError, match="1 of 1 tasks have no `answer`"):
         check_task_file(file, parse_config([*flags, "plain"]))
+
+
+def test_a_large_file_is_checked_to_its_end_beside_the_run_and_not_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_FIRST_CHECK_S", 0.0)
+    file = tmp_path / "train.jsonl"
+    good = [{"query": "q", "answer": str(n), "scorer": "math"} for n in range(300)]
+    wrong = {"query": "q", "answer": "=", "scorer": "math"}
+    (tmp_path / "run" / "tasks").mkdir(parents=True)
+    config = parse_config(["--train_file", str(file), "--output_dir", str(tmp_path / "run")])
+
+    def written(*rows: dict[str, Any]) -> preflight.TaskFileCheck:
+        file.write_text("\n".join(map(json.dumps, rows)))
+        os.utime(file, (1, 1))
+        (check,) = preflight.check_tasks(config)
+        return check
+
+    check = written(*good, wrong, {"query": "q", "scorer": "nobody's"})
+    assert check.found.n_tasks == 1, "the run begins"
+    with pytest.raises(TaskFileError) as error:
+        asyncio.run(check.go_on())
+    first, second = str(error.value).splitlines()
+    assert "train.jsonl:301: `answer`" in first and "scorer math" in first
+    assert 'train.jsonl:302: unknown scorer "nobody\'s"' in second
+    asyncio.run(written(*good).go_on())
+    (again,) = preflight.check_tasks(config)
+    assert again.found.n_tasks == 300, "known, and not read again"

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from agentrl.databases.attempt_tally import AttemptCounts
 from agentrl.launcher.progress import Snapshot
 from agentrl.launcher.success import Evaluating, HeldOut
 from agentrl.launcher.terminal import Painter
@@ -16,7 +17,8 @@ from agentrl.launcher.view import LiveView, RunPanel, duration, plain_line, spar
 FULL = Snapshot(
     status="training", step=23, max_steps=60, success=0.71, reward=0.705, turns=2.64,
     tool_calls=2.1, sampled_per_s=1900, trained_per_s=1200, staleness=0.8, max_staleness=2,
-    failed=3, ended=256, loss=-0.32341, grad_norm=0.417, kl=0.000211, waiting=40, services=1,
+    attempts=AttemptCounts(256, 3, ((3, "KeyError: 'x'"),)), loss=-0.32341, grad_norm=0.417,
+    kl=0.000211, waiting=40, services=1,
     samplers_elsewhere=2, checkpoint=20, seconds_left=75, history=(0.3, 0.5, 0.7),
     held_out=tuple(HeldOut(step, 100, 40 + step, 0.5) for step in range(0, 50, 5)),
     evaluating=Evaluating(step=50, done=123, rollouts=512),
@@ -52,6 +54,13 @@ def test_the_newest_number_of_everything_is_shown_at_any_usual_size(
         assert words in text, words
     without = shown(panel_of(replace(FULL, reference_kl=0.034)), width, height)
     assert "KL to reference" in "".join(without) and "0.034" in "".join(without)
+
+
+def test_what_is_waited_for_is_said_in_the_panel_and_on_the_line() -> None:
+    waits = "waiting for the tool server sql since 02:10:05 (35 s), last error: refused"
+    snapshot = replace(FULL, waiting_for=(waits,))
+    assert waits in " ".join("".join(shown(panel_of(snapshot), 100, 30)).split())
+    assert plain_line(snapshot, 0, 1).endswith(f" | {waits}")
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 12), (30, 24), (12, 5), (80, 6)])

@@ -25,6 +25,7 @@ class AnsweringService:
     prompts: list[list[int]] = field(default_factory=list)
     outputs: list[list[int]] = field(default_factory=list)
     url: str = ""
+    _runner: web.AppRunner | None = field(default=None, init=False)
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -53,11 +54,25 @@ class AnsweringService:
     @asynccontextmanager
     async def running(self) -> AsyncIterator["AnsweringService"]:
         """The service, on a free port."""
+        await self.start()
+        yield self
+        await self.stop()
+
+    async def start(self) -> None:
+        """Begin to listen, on the same port as before if there was one."""
         app = web.Application()
         app.router.add_post("/generate", self._generate)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield self
-        await runner.cleanup()
+        app.router.add_get("/ready", self._ready)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        port = int(self.url.rpartition(":")[2]) if self.url else 0
+        await web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        assert self._runner is not None, "it was started"
+        await self._runner.cleanup()
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return web.Response()

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,10 @@ from agentrl.rollout.chat import ChatRenderer
 DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo" / "model"
 sys.path.insert(0, str(Path(__file__).parent))  # `scripted_run`, which processes import too
 
-from forked import start_program  # noqa: E402
+from forked import Forked, preload  # noqa: E402
 from scripted_service import ScriptedService, Talk, serving, talk_with  # noqa: E402
 
+preload("mcp.server.mcpserver", "uvicorn")
 HOSTILE_SERVER = Path(__file__).with_name("hostile_mcp_server.py")
 
 
@@ -30,7 +30,7 @@ class HostileServer:
     flags: tuple[str, ...] = ()
     program: tuple[str, ...] = (str(HOSTILE_SERVER),)
     port: int = 0
-    _process: BaseProcess | None = field(default=None)
+    _process: Forked | None = field(default=None)
 
     @property
     def url(self) -> str:
@@ -41,26 +41,30 @@ class HostileServer:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 self.port = probe.getsockname()[1]
-        self._process = start_program(*self.program, str(self.port), *self.flags)
+        self._process = Forked([*self.program, str(self.port), *self.flags])
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            assert self._process.is_alive(), "the MCP server ended at once"
+            assert self._process.poll() is None, "the MCP server ended at once"
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             time.sleep(0.02)
         raise AssertionError("the MCP server did not start")
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None and self._process.pid is not None
+        return self._process.pid
+
     def stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.join()
+            self._process.wait()
             self._process = None
 
-    def wait_for_its_end(self) -> None:
+    def wait_for_its_end(self, timeout_s: float = 10) -> None:
         assert self._process is not None
-        self._process.join(timeout=10)
-        assert self._process.exitcode is not None, "the MCP server lives on"
+        self._process.wait(timeout=timeout_s)
 
 
 @pytest.fixture(scope="session")

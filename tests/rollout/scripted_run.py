@@ -30,24 +30,27 @@ Script = Callable[[Claim], float]  # the score of an attempt; may raise
 
 
 class ScriptedAgent(AsyncSampler):
-    """An agent that says one fixed turn and gets the score of its script."""
+    """An agent that says one fixed turn and gets the score of its script, which it keeps for its
+    scoring."""
 
-    script: Script
+    script: Script = staticmethod(lambda claim: 0.0)
     pause_s = 0.0
+    version = 0  # of the weights that say it
 
     async def run(self) -> Record:
         """One turn, said after a pause."""
         await self.say()
         self.record.stop_reason = StopReason.ANSWERED
+        self.record.scores["script"] = type(self).script(self.claim)
         return self.record
 
     async def say(self) -> None:
         """A turn of three tokens."""
-        self.begin_conversation([{"role": "user", "content": self.record.query}], None)
+        await self.begin_conversation([{"role": "user", "content": self.record.query}], None)
         made = Generation(
             output_ids=(5, 6, self.resources.renderer.turn_end_id),
             output_logprobs=(-1.0, -2.0, -0.5), finish_reason="stop",
-            versions=(VersionSpan(0, 0, 3),), prompt_tokens=len(self.context.ids),
+            versions=(VersionSpan(type(self).version, 0, 3),), prompt_tokens=len(self.context.ids),
             cached_tokens=0, latency_s=0.0, service="none",
         )  # fmt: skip
         tokens = self.context.add_turn(made.output_ids, made.output_logprobs, made.versions)
@@ -58,7 +61,7 @@ class ScriptedAgent(AsyncSampler):
 
     async def evaluate_record(self, record: Record) -> Record:
         """The script's score."""
-        return record.model_copy(update={"score": type(self).script(self.claim)})
+        return record.model_copy(update={"score": record.scores["script"]})
 
 
 def agent(script: Script, pause_s: float = 0.0) -> type[ScriptedAgent]:

@@ -1,5 +1,7 @@
 """Answer schemas."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,28 @@ def test_the_last_closed_answer_element_counts(text: str, answer: str | None) ->
 )
 def test_the_last_closed_box_counts_with_nested_braces(text: str, answer: str | None) -> None:
     assert extract_answer(text, "boxed") == answer
+
+
+@given(st.lists(st.sampled_from(["\\boxed{", "\\fbox {", "{", "}", "\\", "\\}", "a", " "])))
+def test_a_box_ends_at_the_first_brace_that_closes_it(words: list[str]) -> None:
+    text = "".join(words)
+    expected = None
+    for box in re.finditer(r"\\(?:boxed|fbox)\s*\{", text):
+        depth, place = 1, box.end()
+        while place < len(text) and depth:
+            if text[place] == "\\":
+                place += 1
+            else:
+                depth += {"{": 1, "}": -1}.get(text[place], 0)
+            place += 1
+        expected = expected if depth else text[box.end() : place - 1].strip()
+    assert extract_answer(text, "boxed") == expected
+
+
+def test_a_text_full_of_boxes_is_read_once() -> None:
+    # For each box again, this would be read for hours.
+    assert extract_answer("\\boxed{" * 100_000, "boxed") is None
+    assert extract_answer("\\boxed{" * 100_000 + "7}", "boxed") == "7"
 
 
 def test_without_a_schema_the_whole_text_is_the_answer() -> None:

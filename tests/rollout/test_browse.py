@@ -7,7 +7,7 @@ from chat_endpoint import ChatEndpoint, chat_endpoint
 
 from agentrl.configs import ContextConfig
 from agentrl.rollout.llm import client as llm_client
-from agentrl.rollout.llm.client import LLMClient, LLMReply
+from agentrl.rollout.llm.client import LLMClient, LLMReply, ModelsUnreachable
 from agentrl.rollout.llm.models import AgentModel
 from agentrl.rollout.tool_calls import ParsedCall
 from agentrl.rollout.tools.browse import BrowseAgent
@@ -27,7 +27,7 @@ async def summarise(
     endpoint: ChatEndpoint, *names: str, config: ContextConfig | None = None
 ) -> LLMReply[str] | None:
     models = [AgentModel(model=name, base_url=endpoint.url, retries=1) for name in names]
-    async with LLMClient(models) as opened:
+    async with LLMClient(models, "the browse agent") as opened:
         browse = BrowseAgent(opened, config or ContextConfig())
         return await browse.summarise("How high is the tower?", FETCH, PAGE)
 
@@ -61,10 +61,17 @@ async def test_models_are_tried_in_order_and_an_empty_reply_will_not_do(
     assert [request["model"] for request in endpoint.requests] == ["a", "a", "b", "c"]
 
 
-async def test_when_no_model_answers_there_is_no_summary(
+async def test_when_no_model_is_in_reach_it_is_an_outage(endpoint: ChatEndpoint) -> None:
+    endpoint.replies = {"a": [500, 500], "b": [503, 503]}
+    with pytest.raises(ModelsUnreachable, match="the browse agent is out of reach") as caught:
+        await summarise(endpoint, "a", "b")
+    assert caught.value.dependency == "the browse agent"
+
+
+async def test_when_no_reply_will_do_there_is_no_summary(
     endpoint: ChatEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    endpoint.replies = {"a": [500, 500]}
+    endpoint.replies = {"a": ["", ""]}
     assert await summarise(endpoint, "a") is None
     assert "no browse agent read the result of fetch" in caplog.text
 
@@ -84,5 +91,7 @@ def test_long_results_of_the_named_tools_are_read(
 ) -> None:
     config = ContextConfig(browse_tools=patterns, browse_min_chars=10)
     models = [AgentModel(model="a", base_url="http://a.example")]
-    assert BrowseAgent(LLMClient(models), config).reads(tool, "x" * length) is read
-    assert not BrowseAgent(LLMClient([]), config).reads(tool, "x" * length)
+    assert (
+        BrowseAgent(LLMClient(models, "the browse agent"), config).reads(tool, "x" * length) is read
+    )
+    assert not BrowseAgent(LLMClient([], "the browse agent"), config).reads(tool, "x" * length)

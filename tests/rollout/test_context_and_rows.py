@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from agentrl.databases.arrays import (
     pack_floats,
     pack_ints,
+    unpack_ints,
 )
 from agentrl.databases.documents import (
     DBRecordData,
@@ -160,6 +161,35 @@ def test_segments_that_share_a_prefix_share_its_node_and_its_generated_tokens_tr
     ]  # fmt: skip
     assert row.tree["ids"].tolist() == [1, 2, 3, 10, 99, 4, 20, 99, 7, 30, 99]
     assert row.tree["mask"].tolist() == [0, 0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
+
+
+def test_a_turn_that_begins_a_segment_stores_what_no_turn_before_it_has() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2, 3])
+    turns = [generate(context, output_of(10, 99))]
+    for thought in (20, 21, 22):  # a template that drops the last thought at every turn
+        context.begin_segment([*range(1, 4), *range(50, 30 + thought), thought])
+        turns.append(generate(context, output_of(10, thought, 99)))
+    deltas = [unpack_ints(turn.prompt_delta_ids).tolist() for turn in turns]
+    assert deltas == [[1, 2, 3], [20], [50, 21], [51, 22]]
+    tree = row_of(turns).tree
+    assert [tree.take(tree.places(path))["ids"].tolist() for path in tree.paths()] == [
+        [1, 2, 3, 10, 99],
+        [1, 2, 3, 20, 10, 20, 99],
+        [1, 2, 3, 50, 21, 10, 21, 99],
+        [1, 2, 3, 50, 51, 22, 10, 22, 99],
+    ]
+
+
+def test_a_branch_that_no_turn_has_is_refused() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2, 3])
+    first = generate(context, output_of(10, 99))
+    context.begin_segment([1, 2, 7])
+    second = generate(context, output_of(20, 99))
+    for update in ({"parent": "r-7"}, {"parent": None}, {"shared_len": 6}):
+        with pytest.raises(ValueError, match="record r do not fit together: turn"):
+            row_of([first, second.model_copy(update=update)])
 
 
 def test_two_samples_of_the_same_prompt_are_never_merged_where_both_were_generated() -> None:

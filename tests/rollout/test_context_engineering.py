@@ -287,7 +287,7 @@ async def test_a_long_result_is_read_by_the_browse_agent_and_kept_whole(
         f"browse_agent: [{{model: a, base_url: '{browse_endpoint.url}', retries: 0}}, "
         f"{{model: b, base_url: '{browse_endpoint.url}', retries: 0}}]"
     )
-    browse_endpoint.replies = {"a": [500, 500, "One x."], "b": ["Many x.", 500]}
+    browse_endpoint.replies = {"a": [500, 400, "One x."], "b": ["Many x.", 400]}
     flags = ["--agent_config_path", str(tmp_path / "agents.yml"), "--browse_min_chars", "300",
              "--max_tool_result_chars", "350", "--max_tokens", "4000"]  # fmt: skip
     # summarised by the second model, too short, by nobody, summarised again

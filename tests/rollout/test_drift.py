@@ -20,11 +20,11 @@ class TalkingSampler(AsyncSampler):
 
     async def run(self) -> Record:
         messages: list[Message] = [{"role": "user", "content": self.record.query}]
-        self.begin_conversation(messages, None)
+        await self.begin_conversation(messages, None)
         turn = await self.generate()
         await self.write_turn(turn, messages)
         added: list[Message] = [{"role": "user", "content": "Really?"}]
-        self.continue_conversation(turn, added)
+        await self.continue_conversation(turn, added)
         turn = await self.generate()
         await self.write_turn(turn, added)
         return self.record.model_copy(update={"score": 1.0})

@@ -4,15 +4,18 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from stored_turn import make_turn
 
 from agentrl.configs import RewardConfig
+from agentrl.databases.arrays import pack_floats
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
     DBRecordData,
+    Finalisation,
     GroupScore,
     Record,
     RecordStatus,
@@ -23,10 +26,19 @@ from agentrl.databases.documents import (
     TaskStatus,
     group_order,
 )
-from agentrl.databases.group_scores import GroupScores
+from agentrl.databases.failed_tasks import failed_tasks
+from agentrl.databases.finalisations import Finalisations
+from agentrl.databases.quarantine import (
+    Quarantined,
+    count_quarantined,
+    list_quarantined,
+    release,
+)
 from agentrl.databases.records import RecordLedger
-from agentrl.databases.tasks import LeaseLost, TaskLedger
-from agentrl.rollout.groups.finalise import Finaliser
+from agentrl.databases.tasks import LeaseLost, TaskLedger, open_groups
+from agentrl.failures import InfrastructureFailure
+from agentrl.rollout.groups import row_building
+from agentrl.rollout.groups.finalise import MAKING_ROWS, Finaliser
 from agentrl.rollout.llm.models import AgentModels
 from agentrl.rollout.scorers import Score, Scorers, register_scorer
 
@@ -61,6 +73,7 @@ async def scored_group(
         )  # fmt: skip
         await records.start([record], time.monotonic())
         await records.add_turn(make_turn(record.id))
+        await records.sampled(record.model_copy(update={"status": RecordStatus.SAMPLED}))
         scored = {"status": RecordStatus.SCORED, "score": score}
         await records.finish(record.model_copy(update=scored))
     return task
@@ -72,7 +85,7 @@ def finaliser(
     records = RecordLedger(database, lease_seconds=60)
     return Finaliser(
         TaskLedger(database, owner, lease_seconds, max_failures=1),
-        GroupScores(database, owner, lease_seconds),
+        Finalisations(database, owner, lease_seconds, max_failures=2),
         records,
         Scorers(AgentModels(), records),
         RewardConfig(**reward),
@@ -312,7 +325,9 @@ async def test_what_a_scorer_said_of_a_group_is_not_asked_again_by_who_takes_ove
         {"_id": "group"},
         {"$set": {
             "status": TaskStatus.FINALISING,
-            "finalisation": {"owner": "b", "lease_expires": datetime(2020, 1, 1, tzinfo=UTC)},
+            "finalisation": Finalisation(
+                owner=None, lease_expires=datetime(2020, 1, 1, tzinfo=UTC)
+            ).model_dump(),
         }},
     )  # fmt: skip
     taken = await TaskLedger(database, "b", 60, max_failures=1).claim_finalisation()
@@ -330,29 +345,119 @@ async def test_of_two_that_score_a_group_at_once_both_go_by_the_first(
         [GroupScore(record=f"group-t{rollout}-a0", scorer="r", score=score) for rollout in range(3)]
         for score in (0.25, 0.75)
     )
-    scores = GroupScores(database, "a", lease_seconds=60)
+    scores = Finalisations(database, "a", 60, max_failures=2)
     assert await scores.keep(task, first) == first
     assert await scores.keep(task, second) == first
-    late = GroupScores(database, "late", lease_seconds=60)
+    late = Finalisations(database, "late", 60, max_failures=2)
     assert await late.keep(task, second) == first
 
 
-async def test_a_scorer_that_fails_leaves_the_group_without_scores_and_untrained(
-    database: RunDatabase,
-) -> None:
+def broken_ranking(error: Exception) -> str:
     def broken(records: list[Record]) -> list[float]:
-        raise LookupError("the ranking model is gone")
+        raise error
 
     register_scorer("broken_ranking", broken)
-    task = await scored_group(database, scores=UNSCORED, scorer="broken_ranking")
-    assert await finaliser(database, "a").finalise(task) == 0
-    stored = await database.records.find_one({"_id": "group-t1-a0"})
-    assert stored is not None
-    assert (stored["status"], stored["score"], stored["left_out"]) == (
-        RecordStatus.ABANDONED, None, "not_scored",
+    return "broken_ranking"
+
+
+async def taken_over(database: RunDatabase, owner: str) -> Task:
+    """The finalisation, when the pause before it is over."""
+    soon = {"$set": {"finalisation.lease_expires": datetime(2020, 1, 1, tzinfo=UTC)}}
+    await database.tasks.update_one({}, soon)
+    taken = await TaskLedger(database, owner, 60, max_failures=1).claim_finalisation()
+    assert taken is not None
+    return taken
+
+
+async def test_a_group_that_fails_again_and_again_is_quarantined_with_its_error(
+    database: RunDatabase,
+) -> None:
+    scorer = broken_ranking(LookupError("the ranking model is gone"))
+    task = await scored_group(database, scores=UNSCORED, scorer=scorer)
+    assert await finaliser(database, "a").finalise(task) is None
+    put_off = Task.from_mongo(await database.tasks.find_one() or {})
+    assert put_off.status == TaskStatus.FINALISING and put_off.finalisation is not None
+    assert (put_off.finalisation.owner, put_off.finalisation.failures) == (None, 1)
+    # nobody takes it over before its pause is over
+    assert await TaskLedger(database, "b", 60, max_failures=1).claim_finalisation() is None
+    again = await taken_over(database, "b")
+    assert await open_groups(database, Split.TRAIN) == 1
+    assert await finaliser(database, "b").finalise(again) is None
+    ended = Task.from_mongo(await database.tasks.find_one() or {})
+    assert (ended.status, ended.finalisation) == (TaskStatus.QUARANTINED, None)
+    assert ended.error == "LookupError: the ranking model is gone"
+    assert await open_groups(database, Split.TRAIN) == 0  # it leaves the staleness bound
+    assert await database.records.count_documents({"status": RecordStatus.SCORED}) == 3
+    assert await count_quarantined(database) == Quarantined(groups=1)
+    (listed,) = await failed_tasks(database)
+    assert (listed.group, listed.error) == (True, ended.error)
+
+    register_scorer("broken_ranking", lambda records: [0.0, 0.5, 1.0])
+    assert await release(database) == Quarantined(groups=1)
+    assert await finaliser(database, "c").finalise(await taken_over(database, "c")) == 2
+    assert (await outcome(database))[2] == TaskStatus.COMPLETED
+    assert await count_quarantined(database) == Quarantined()
+    assert await failed_tasks(database) == []
+
+
+async def test_a_group_whose_scorer_is_out_of_reach_is_put_off_at_no_cost(
+    database: RunDatabase,
+) -> None:
+    outage = InfrastructureFailure("nobody is at home", dependency="the judge")
+    task = await scored_group(database, scores=UNSCORED, scorer=broken_ranking(outage))
+    assert await finaliser(database, "a").finalise(task) is None
+    for owner in ("b", "c", "d"):
+        task = await taken_over(database, owner)
+        assert task.finalisation is not None and task.finalisation.failures == 0
+        assert await finaliser(database, owner).finalise(task) is None
+
+
+async def test_a_group_of_which_its_samplers_die_is_quarantined(database: RunDatabase) -> None:
+    task = await scored_group(database)
+    for owner in ("b", "c"):
+        task = await taken_over(database, owner)  # who had it before has died
+    assert await finaliser(database, "c").finalise(task) is None
+    ended = Task.from_mongo(await database.tasks.find_one() or {})
+    assert (ended.status, ended.error) == (
+        TaskStatus.QUARANTINED, "every sampler that finalised it went silent",
     )  # fmt: skip
-    failure = "failed: LookupError: the ranking model is gone"
-    assert stored["explanations"] == {"broken_ranking": failure}
+
+
+@pytest.mark.parametrize("damage", ["lost turn", "nan logprob"])
+async def test_a_record_of_which_no_row_can_be_made_is_quarantined_and_its_group_goes_on(
+    database: RunDatabase, damage: str
+) -> None:
+    task = await scored_group(database)
+    if damage == "lost turn":
+        await database.turns.delete_one({"_id": "group-t1-a0-0"})
+        said = "the turns of record group-t1-a0 do not fit together: there are no turns"
+    else:
+        wrong = {"$set": {"output_logprobs": pack_floats([-0.5, float("nan")])}}
+        await database.turns.update_one({"_id": "group-t1-a0-0"}, wrong)
+        said = "`logprobs` of token 4 is nan"
+    assert await finaliser(database, "a").finalise(task) == 2
+    records, rows, status = await outcome(database)
+    assert status == TaskStatus.COMPLETED
+    assert isinstance(records, list) and isinstance(rows, list)
+    assert [record[1] for record in records] == ["ready", "quarantined", "ready"]
+    assert [row.id for row in rows] == ["group-t0-a0", "group-t2-a0"]
+    broken = Record.from_mongo(await database.records.find_one({"rollout": 1}) or {})
+    assert broken.error is not None and said in broken.error
+    group = Task.from_mongo(await database.tasks.find_one() or {})
+    assert group.outcome is not None and group.outcome.left_out == {"quarantined": 1}
+    (item,) = await list_quarantined(database)
+    assert (item.kind, item.id, item.error) == ("record", "group-t1-a0", broken.error)
+
+    # mended and released, it joins its group, and nothing of the others is done again
+    await database.turns.delete_one({"_id": "group-t1-a0-0"})
+    await database.turns.insert_one(make_turn("group-t1-a0").to_mongo())
+    await database.rows.update_one({"_id": "group-t0-a0"}, {"$set": {"status": "trained"}})
+    assert await release(database, ["group-t1-a0"]) == Quarantined(records=1)
+    assert await finaliser(database, "b").finalise(await taken_over(database, "b")) == 3
+    records, rows, status = await outcome(database)
+    assert isinstance(records, list) and isinstance(rows, list)
+    assert [record[1] for record in records] == ["ready"] * 3 and status == TaskStatus.COMPLETED
+    assert [row.status for row in rows] == ["trained", "ready", "ready"]
 
 
 async def test_one_that_is_told_to_stop_leaves_the_group_to_the_next_at_once(
@@ -367,3 +472,78 @@ async def test_one_that_is_told_to_stop_leaves_the_group_to_the_next_at_once(
     with pytest.raises(LeaseLost, match="left to another sampler"):
         await finalising
     assert await TaskLedger(database, "b", 60, max_failures=1).claim_finalisation() is not None
+
+
+async def test_the_finalisation_stays_ours_while_its_rows_take_longer_than_the_lease(
+    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await scored_group(database)
+    build = row_building.build_row
+
+    def slowly(*given: Any) -> DBRecordData:
+        time.sleep(0.6)
+        return build(*given)
+
+    monkeypatch.setattr("agentrl.rollout.groups.finalise.build_row", slowly)
+    soon = datetime.now(UTC) + timedelta(seconds=0.6)
+    await database.tasks.update_one({}, {"$set": {"finalisation.lease_expires": soon}})
+    a = finaliser(database, "a", lease_seconds=0.6)
+    finalising = asyncio.create_task(a.finalise(task))
+    other = TaskLedger(database, "b", 60, max_failures=1)
+    while not finalising.done():
+        assert await other.claim_finalisation() is None
+        await asyncio.sleep(0.05)
+    assert await finalising == 3
+    assert a.in_progress == frozenset()
+
+
+async def test_a_process_makes_the_rows_of_a_few_groups_at_once_and_keeps_the_others(
+    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await scored_group(database)
+    await database.tasks.delete_many({})
+    tasks = [task.model_copy(update={"id": f"g{i}", "group_order": 10 + i}) for i in range(12)]
+    await database.tasks.insert_many([each.to_mongo() for each in tasks])
+    now, most = 0, 0
+
+    async def slowly(*given: Any) -> tuple[list[DBRecordData], dict[str, str]]:
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        await asyncio.sleep(0.5)
+        now -= 1
+        return [], {}
+
+    monkeypatch.setattr("agentrl.rollout.groups.finalise.make_rows", slowly)
+    a = finaliser(database, "a", lease_seconds=0.6)
+    soon = datetime.now(UTC) + timedelta(seconds=0.6)
+    await database.tasks.update_many({}, {"$set": {"finalisation.lease_expires": soon}})
+    all_of_them = asyncio.gather(*(a.finalise(each) for each in tasks))
+    other = TaskLedger(database, "b", 60, max_failures=1)
+    while not all_of_them.done():
+        assert await other.claim_finalisation() is None
+        await asyncio.sleep(0.05)
+    await all_of_them
+    assert most == MAKING_ROWS
+    assert await database.tasks.count_documents({"status": TaskStatus.COMPLETED}) == 12
+
+
+async def test_several_records_of_a_group_are_released_at_once(database: RunDatabase) -> None:
+    task = await scored_group(database)
+    await database.turns.delete_many({"_id": {"$in": ["group-t1-a0-0", "group-t2-a0-0"]}})
+    assert await finaliser(database, "a").finalise(task) == 1
+    for rollout in (1, 2):
+        await database.turns.insert_one(make_turn(f"group-t{rollout}-a0").to_mongo())
+    assert await release(database) == Quarantined(records=2)
+    assert await finaliser(database, "b").finalise(await taken_over(database, "b")) == 3
+    assert (await outcome(database))[2] == TaskStatus.COMPLETED
+    assert await count_quarantined(database) == Quarantined()
+
+
+async def test_a_record_of_a_group_in_progress_stays_in_quarantine(database: RunDatabase) -> None:
+    task = await scored_group(database)
+    await database.turns.delete_many({"_id": {"$in": ["group-t1-a0-0", "group-t2-a0-0"]}})
+    assert await finaliser(database, "a").finalise(task) == 1
+    assert await release(database, ["group-t1-a0"]) == Quarantined(records=1)
+    await taken_over(database, "b")
+    assert await release(database) == Quarantined()
+    assert await count_quarantined(database) == Quarantined(records=1)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -23,12 +22,13 @@ from agentrl.databases.documents import Record, RecordStatus, Split
 from agentrl.databases.failed_tasks import failed_tasks
 from agentrl.databases.hopeless import OUTLIVED_S, HopelessWatch
 from agentrl.databases.outcomes import latest_groups
+from agentrl.databases.quarantine import count_quarantined
 from agentrl.databases.runs import RunHopeless, RunLease
 from agentrl.databases.tasks import Claim
 from agentrl.launcher.progress import ProgressReader
 from agentrl.rollout.agents.base import AsyncSampler
-from agentrl.rollout.scheduling.tracebacks import OneTraceback
 from agentrl.rollout.scorers import register_scorer
+from agentrl.tracebacks import OneTraceback
 
 NO_METRICS = Path("there-are-none.jsonl")
 
@@ -96,20 +96,29 @@ async def test_attempts_that_all_fail_end_the_run_with_their_error_but_no_short_
     assert await looks(disabled, clock, 2 * OUTLIVED_S) is None
 
 
-async def test_an_agent_that_calls_sys_exit_fails_its_attempt_and_not_its_sampler(
-    database: RunDatabase,
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        (SystemExit("no more tasks"), "called sys.exit('no more tasks')"),
+        (KeyboardInterrupt(), "raised KeyboardInterrupt"),
+    ],
+)
+async def test_an_agent_that_leaves_fails_its_attempt_and_not_its_sampler(
+    database: RunDatabase, left: BaseException, told: str
 ) -> None:
     def leaving(claim: Claim) -> float:
-        sys.exit("no more tasks")
+        raise left
 
     await begin_run(database)
     await add(database, 1)
     await sampled(database, leaving, completed(database, 1))
     async for record in database.records.find({}):
-        assert "called sys.exit('no more tasks')" in record["error"]
+        assert told in record["error"]
 
 
-async def test_one_attempt_with_a_score_begins_the_count_anew(database: RunDatabase) -> None:
+async def test_a_run_of_which_half_the_rollouts_fail_goes_on_until_all_do(
+    database: RunDatabase,
+) -> None:
     await begin_run(database)
     clock = Clock()
     watch = HopelessWatch(database, 6, clock)
@@ -121,7 +130,32 @@ async def test_one_attempt_with_a_score_begins_the_count_anew(database: RunDatab
     assert await looks(watch, clock, 2 * OUTLIVED_S) is None
     await add(database, 1, epoch=3)
     await sampled(database, failing, completed(database, 4))
-    assert await looks(watch, clock, 5) is not None, "8 in a row, and for long"
+    assert await looks(watch, clock, OUTLIVED_S - 5) is None
+    assert await looks(watch, clock, 10) is not None, "8 in a row, and for long"
+
+
+@pytest.mark.parametrize(("others", "ended"), [(2, False), (0, True)])
+async def test_a_run_of_which_most_rollouts_fail_in_the_same_way_is_ended(
+    database: RunDatabase, others: int, ended: bool
+) -> None:
+    def script(claim: Claim) -> float:
+        if claim.task.seq == 0:
+            return 1.0
+        if claim.task.seq <= others:
+            raise LookupError("another way")
+        raise KeyError("nowhere")
+
+    clock = Clock()
+    await begin_run(database)
+    watch = HopelessWatch(database, 26, clock)
+    await looks(watch, clock, 1)
+    await add(database, 7)  # with 2 rollouts each, which are attempted twice if they fail
+    await sampled(database, script, completed(database, 7))
+    reason = await looks(watch, clock, OUTLIVED_S + 5)
+    assert (reason is not None) is ended
+    if reason is not None:
+        assert "24 of its last 26 attempts failed, and 12 of 14 rollouts in the same way" in reason
+        assert "KeyError: 'nowhere' (at script" in reason
 
 
 async def test_time_in_which_nobody_looked_is_no_time_without_success(
@@ -197,9 +231,14 @@ async def test_a_failing_scorer_of_groups_is_counted_named_and_listed(
     reader = ProgressReader(database, NO_METRICS)
     await reader.read()
     await add(database, 3, scorer="confused")
-    async with scheduler(database, ScoredByItsTask, config()) as sampler:
+
+    async def quarantined() -> bool:
+        return (await count_quarantined(database)).groups == 3
+
+    flags = config("--max_scoring_failures", "1")
+    async with scheduler(database, ScoredByItsTask, flags) as sampler:
         running = asyncio.create_task(sampler.run())
-        await until(completed(database, 3))
+        await until(quarantined)
         sampler.stop()
         await running
     reason = await looks(watch, clock, OUTLIVED_S + 5)
@@ -207,9 +246,9 @@ async def test_a_failing_scorer_of_groups_is_counted_named_and_listed(
     assert "the scorer of the group failed: ValueError: no model ranked the group" in reason
     snapshot = await reader.read()
     assert snapshot.failures is not None
-    assert snapshot.failures.startswith("3 of the last 3 groups could not be scored (100%)")
+    assert snapshot.failures.startswith("3 of the last 3 groups could not be finalised (100%)")
     listed = await failed_tasks(database)
-    assert [(task.unscored, task.failed, task.again) for task in listed] == [(True, 0, 0)] * 3
+    assert [(task.group, task.failed, task.again) for task in listed] == [(True, 0, 0)] * 3
     assert listed[0].error == "ValueError: no model ranked the group"
 
 

@@ -108,9 +108,10 @@ async def test_a_sampler_waits_for_its_run_and_makes_no_database_of_another_name
 
 
 async def test_a_sampler_without_a_database_is_told_what_it_needs() -> None:
-    with pytest.raises(ConfigError, match=r"--db_connection_string is needed: .*--run_name grpo "):
+    needed = r"--db_connection_string is needed: .*--run_name grpo`\)"
+    with pytest.raises(ConfigError, match=needed):
         await join(["--run_name", "grpo"])
-    with pytest.raises(ConfigError, match=r"--run_name is needed: .*mongodb://db:27017"):
+    with pytest.raises(ConfigError, match=r"--run_name is needed: .*--run_name RUN`\)"):
         await join(["--db_connection_string", "mongodb://db:27017"])
 
 

@@ -7,13 +7,15 @@ from agentrl.configs import parse_config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, RecordStatus, Split
 from agentrl.databases.feeder import make_tasks
-from agentrl.databases.group_scores import GroupScores
+from agentrl.databases.finalisations import Finalisations
 from agentrl.databases.records import RecordLedger
+from agentrl.databases.scorings import ScoringLedger
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import Claim, TaskLedger
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.groups.finalise import Finaliser
 from agentrl.rollout.scheduling.attempt import Attempt
+from agentrl.rollout.scheduling.breakers import Breakers
 from agentrl.rollout.scorers import Scorers
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
@@ -49,15 +51,17 @@ async def test_a_record_stored_after_its_slot_was_lost_is_closed_by_its_attempt(
         make_sampler=unasked,
         started=asyncio.create_task(start()),
         ledger=ledger,
+        scorings=ScoringLedger(database, ledger, max_failures=2),
         records=records,
         finaliser=Finaliser(
             ledger,
-            GroupScores(database, "late", lease_seconds=60),
+            Finalisations(database, "late", 60, max_failures=2),
             records,
             Scorers.of_run(config, records),
             config.reward,
             config.temperature,
         ),
+        breakers=Breakers(lambda agent: frozenset(), lambda: None),
         config=config.sampling,
     )
     attempt.lose()

@@ -5,14 +5,13 @@ go and end is met; the last ones use the local engine with a small model.
 """
 
 import asyncio
-import os
+import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked import Forked, preload_training
 from scripted_service import (
     DEMO,
     END,
@@ -38,6 +37,8 @@ from agentrl.rollout.agents.mcp import MCPSampler
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.groups.row_building import build_row
 from agentrl.rollout.tools.calls import ToolServerUnreachable
+
+preload_training()
 
 
 async def test_tools_are_called_and_their_results_appended_until_the_answer(
@@ -256,7 +257,7 @@ class RewritingSampler(AsyncSampler):
         question = {"role": "user", "content": self.record.query}
         for note in ("first", "second"):
             messages = [question, {"role": "user", "content": note}]
-            self.begin_conversation(messages, None)
+            await self.begin_conversation(messages, None)
             turn = await self.generate()
             await self.write_turn(turn, messages)
         self.record.stop_reason = StopReason.ANSWERED
@@ -331,7 +332,11 @@ async def test_opening_says_what_cannot_be_used(database: RunDatabase, tmp_path:
             async with MCPSampler.open_resources(missing, pool, records):
                 pass
         empty = parse_config(["--model_name_or_path", str(tmp_path)])
-        with pytest.raises(ConfigError, match="holds no usable tokenizer"):
+        with pytest.raises(ConfigError, match=r"config\.json"):
+            async with MCPSampler.open_resources(empty, pool, records):
+                pass
+        shutil.copy(DEMO / "model" / "config.json", tmp_path)
+        with pytest.raises(ConfigError, match="has no chat template: put a"):
             async with MCPSampler.open_resources(empty, pool, records):
                 pass
         unreachable = make_config(gone, "--startup_timeout", "0.3")
@@ -351,10 +356,7 @@ def engine_url(demo_model: Path) -> Iterator[str]:
         "serve(EngineConfig(pathlib.Path(sys.argv[1]), port=int(sys.argv[2]), num_threads=1, "
         "weight_version='0'))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(demo_model), str(port)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    process = Forked(["-c", code, str(demo_model), str(port)])
     yield f"http://127.0.0.1:{port}"
     process.terminate()
     process.wait(timeout=20)
@@ -366,7 +368,7 @@ def demo_tools_url() -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(DEMO / "tool_server.py"), "--port", str(port)])
+    process = Forked([str(DEMO / "tool_server.py"), "--port", str(port)])
     yield f"http://127.0.0.1:{port}/mcp"
     process.terminate()
     process.wait(timeout=20)

@@ -21,7 +21,7 @@ from agentrl.databases.documents import (
     TaskStatus,
     TrainedStep,
 )
-from agentrl.databases.group_scores import GroupScores
+from agentrl.databases.finalisations import Finalisations
 from agentrl.databases.policies import Lineage
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescoring, RowOutcome, SelectionError
@@ -43,8 +43,9 @@ async def completed_group(
     and 2 the advantage is 1/3, and of 0 -2/3."""
     ids = [f"{name}-t{rollout}-a0" for rollout in range(3)]
     scores = [float(answer == "right") for answer in ANSWERS]
+    order = "gh".index(name)  # no two groups of a split have the same
     task = Task(
-        _id=name, split=split, epoch=0, seq=0, group_order=0, task_id=name, query="q",
+        _id=name, split=split, epoch=0, seq=order, group_order=order, task_id=name, query="q",
         answer="right",
         scorer="exact_match", pending=0, status=TaskStatus.FINALISING,
         slots=[
@@ -69,7 +70,8 @@ async def completed_group(
         await database.turns.insert_one(make_turn(record.id).to_mongo())
     records = RecordLedger(database, lease_seconds=60)
     await Finaliser(
-        TaskLedger(database, "a", 60, max_failures=1), GroupScores(database, "a", 60), records,
+        TaskLedger(database, "a", 60, max_failures=1),
+        Finalisations(database, "a", 60, max_failures=2), records,
         Scorers(AgentModels(), records), REWARD, temperature=1.0,
     ).finalise(task)  # fmt: skip
 

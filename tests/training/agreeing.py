@@ -6,7 +6,7 @@ from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import torch.distributed as dist
-from forks import FORKS
+from forked import FORKS
 
 from agentrl.training.parallel.agreement import Agreement, FailedElsewhere, ProcessLost
 

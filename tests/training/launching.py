@@ -20,3 +20,15 @@ def launch(program: Path, processes: int, out: Path, **environment: str) -> subp
         ],
         stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
+
+
+def on_two_processes(flags: list[str]) -> "subprocess.CompletedProcess[str]":
+    """The trainer with these flags, as two processes, until they end."""
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
+        "--num_processes", "2", "--main_process_port", "0", "-m", "agentrl.training.trainer",
+    ]  # fmt: skip
+    return subprocess.run(
+        [*command, *flags], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
+        text=True, timeout=100, check=False,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpointing import ROWS, Training, die_saving
-from forks import FORKS
+from forked import FORKS
 from launching import HERE, launch
 from test_ranks import results
 from torch.distributed.checkpoint.state_dict_saver import save

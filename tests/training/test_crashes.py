@@ -7,7 +7,7 @@ from pathlib import Path
 
 import crashing
 import pytest
-from forks import FORKS
+from forked import FORKS
 from tiny import linear_rows, make_row
 from trainer_run import Run, start
 

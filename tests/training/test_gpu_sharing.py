@@ -1,11 +1,10 @@
 """Services that share the trainer's GPUs, by real engines and the real ledger."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked import Forked
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.services import acknowledge, live_services, record_memory, register
@@ -34,14 +33,10 @@ serve(EngineConfig(Path(sys.argv[1]), weight_version=sys.argv[2], num_threads=1)
 @pytest.fixture
 def start() -> Iterator[Callable[[str], str]]:
     """Starts an engine with weights of a version; returns its URL."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[Forked] = []
 
     def start(version: str) -> str:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(DEMO_MODEL), version],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        process = Forked(["-c", SERVE, str(DEMO_MODEL), version], piped=True)
         started.append(process)
         assert process.stdout is not None
         return process.stdout.readline().strip()

@@ -2,13 +2,11 @@
 ranks."""
 
 import asyncio
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from launching import CONFIG
+from forked import ForkedRanks
 from trainer_run import Run
 
 from agentrl.databases.connection import RunDatabase
@@ -41,15 +39,7 @@ def test_a_run_without_a_row_in_all_its_epochs_ends_with_the_cause_on_all_ranks(
 ) -> None:
     flags = run.flags("--train_file", str(run.tasks), "--num_train_epochs", "1")
     log = tmp_path / "log"
-    with log.open("wb") as file:
-        trainer = subprocess.Popen(
-            [
-                sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
-                "--num_processes", str(processes), "--main_process_port", "0",
-                "-m", "agentrl.training.trainer", *flags,
-            ],
-            stdout=file, stderr=file,
-        )  # fmt: skip
+    trainer = ForkedRanks(processes, log, ["-m", "agentrl.training.trainer", *flags])
     run.database(sample_in_vain)
     assert trainer.wait(timeout=60) != 0
     said = [line for line in log.read_text().splitlines() if line.startswith("agentrl train")]

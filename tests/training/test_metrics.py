@@ -9,8 +9,7 @@ from accelerate.utils import ProjectConfiguration
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agentrl.configs import Config, ConfigError, check_tracker, parse_config
-from agentrl.databases.documents import RowStatus
-from agentrl.databases.row_ledger import RowHeader
+from agentrl.databases.row_ledger import RowCounts, RowHeader
 from agentrl.training.run.metrics import MetricsWriter, StepTimes, step_metrics
 from agentrl.training.step.train_step import StepStatistics
 
@@ -34,7 +33,7 @@ ROWS = [
     for index in range(2)
 ]  # fmt: skip
 
-COUNTS = {RowStatus.READY: 3, RowStatus.EVICTED: 2}
+COUNTS = RowCounts(ready=3, evicted=2)
 
 
 def writer(output: Path, step: int = 0, *flags: str) -> MetricsWriter:
@@ -56,7 +55,7 @@ def lines(output: Path) -> list[dict[str, float]]:
 def test_each_step_is_one_json_line_with_what_a_run_is_watched_by(tmp_path: Path) -> None:
     metrics = writer(tmp_path)
     for step in (1, 2):
-        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, 1.0, TIMES, COUNTS))
+        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, 1.0, TIMES, COUNTS, 0))
     metrics.close()
     first, second = lines(tmp_path)
     assert (first["step"], second["step"], second["version"]) == (1, 2, 1)
@@ -72,7 +71,7 @@ def test_each_step_is_one_json_line_with_what_a_run_is_watched_by(tmp_path: Path
 
 def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     metrics = writer(tmp_path, 0, "--report_to", "tensorboard", "--run_name", "board")
-    metrics.write(step_metrics(1, 0, STATISTICS, ROWS, 1.0, TIMES, COUNTS))
+    metrics.write(step_metrics(1, 0, STATISTICS, ROWS, 1.0, TIMES, COUNTS, 0))
     metrics.close()
     events = EventAccumulator(str(tmp_path / "tensorboard" / "board"))
     events.Reload()
@@ -87,11 +86,11 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
 def test_going_on_from_a_step_sets_later_lines_aside(tmp_path: Path) -> None:
     metrics = writer(tmp_path)
     for step in (1, 2, 3):
-        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, 1.0, TIMES, COUNTS))
+        metrics.write(step_metrics(step, step - 1, STATISTICS, ROWS, 1.0, TIMES, COUNTS, 0))
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "vers')  # a crash in the middle of a line
     again = writer(tmp_path, 2)
-    again.write(step_metrics(3, 5, STATISTICS, ROWS, 1.0, TIMES, COUNTS))
+    again.write(step_metrics(3, 5, STATISTICS, ROWS, 1.0, TIMES, COUNTS, 0))
     assert [(line["step"], line["version"]) for line in lines(tmp_path)] == [(1, 0), (2, 1), (3, 5)]
     aside = (tmp_path / "metrics.superseded.jsonl").read_text().splitlines()
     assert json.loads(aside[0])["step"] == 3

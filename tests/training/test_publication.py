@@ -2,14 +2,13 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
+from forked import Forked
 from tiny import tiny_model, write_tiny_folder
 
 from agentrl.configs import ComputeConfig
@@ -34,15 +33,13 @@ class Engine:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._command = [
-            sys.executable, "-m", "agentrl.cli", "serve", "--model", str(folder),
+            "-m", "agentrl.cli", "serve", "--model", str(folder),
             "--port", str(self.port), "--max_running_requests", "4",
         ]  # fmt: skip
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self.process = Forked(self._command, log=Path("/dev/null"))
 
     def kill(self) -> None:
         self.process.kill()

@@ -5,15 +5,14 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from launching import CONFIG
+from forked import Forked, ForkedRanks
+from launching import on_two_processes
 from tiny import linear_rows, tiny_model
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -207,10 +206,10 @@ def test_with_eval_steps_0_nothing_is_evaluated(run: Run) -> None:
 
 def test_services_get_every_version_also_those_that_come_back(run: Run) -> None:
     command = [
-        sys.executable, "-m", "agentrl.cli", "serve", "--model", str(run.model), "--port", "0",
+        "-m", "agentrl.cli", "serve", "--model", str(run.model), "--port", "0",
         "--db_connection_string", run.url, "--run_name", run.name,
     ]  # fmt: skip
-    server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    server = Forked(command)
     try:
         deadline = time.monotonic() + 60
         while not run.database(lambda db: services.live_services(db, 60)):
@@ -304,23 +303,13 @@ def test_services_out_of_reach_end_the_run_with_their_urls_and_the_time_they_wer
     assert "no inference service took the weights within 2 s (http://127.0.0.1:9: " in said
 
 
-def on_two_processes(flags: list[str]) -> "subprocess.CompletedProcess[str]":
-    command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
-        "--num_processes", "2", "--main_process_port", "0", "-m", "agentrl.training.trainer",
-    ]  # fmt: skip
-    return subprocess.run(
-        [*command, *flags], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, timeout=100, check=False,
-    )  # fmt: skip
-
-
 def test_two_processes_train_a_run_like_one_and_save_it_like_one(run: Run) -> None:
     flags = run.flags("--enable_sampling", "false")
     flags[flags.index("--per_device_train_batch_size") + 1] = "2"
     run.add(linear_rows(9))  # the last step has one row, which leaves a process without
-    launched = on_two_processes(flags)
-    assert launched.returncode == 0, launched.stderr
+    log = run.output.with_name("log")
+    ranks = ForkedRanks(2, log, ["-m", "agentrl.training.trainer", *flags])
+    assert ranks.wait() == 0, log.read_text()
     assert [row["trained"][0]["step"] for row in run.rows()] == [1] * 4 + [2] * 4 + [3]
     two = run.metrics()
     assert sorted(path.name for path in run.output.glob("checkpoint-*")) == [

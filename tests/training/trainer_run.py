@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from forked import Forked
 from tiny import write_tiny_folder
 
 from agentrl.databases.connection import RunDatabase, connect
@@ -59,13 +57,13 @@ class Run:
         file = self.output / "metrics.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def await_steps(self, count: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    def await_steps(self, count: int, process: Forked | None = None) -> None:
         deadline = time.monotonic() + 60
         while len(self.metrics()) < count and time.monotonic() < deadline:
             assert process is None or process.poll() is None, "the trainer ended"
             time.sleep(0.02)
 
-    def await_checkpoint(self, step: int, process: subprocess.Popen[bytes]) -> None:
+    def await_checkpoint(self, step: int, process: Forked) -> None:
         """Checkpoints are written while training goes on."""
         deadline = time.monotonic() + 60
         while not (self.output / f"checkpoint-{step}").exists() and time.monotonic() < deadline:
@@ -73,9 +71,5 @@ class Run:
             time.sleep(0.02)
 
 
-def start(flags: list[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "agentrl.training.trainer", *flags],
-            stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+def start(flags: list[str], log: Path) -> Forked:
+    return Forked(["-m", "agentrl.training.trainer", *flags], log=log)

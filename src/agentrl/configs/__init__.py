@@ -15,6 +15,7 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
     run_flags.py  whose each flag is: the run's, or a process's
     verbs.py      the flags of each verb
     digests.py    what files that flags name hold
+    run_json.py   JSON files of a run's folder
     model_path.py   a model's folder
     user_module.py   a user's own file that a flag names
 """

@@ -1,12 +1,13 @@
-"""The content of a file or a model's folder as a short text, equal for equal content.
+"""The content of a model's folder as a short text, equal for equal content.
 
 It tells whether a path holds what a run began with, wherever that is now. None if there is nothing
 to read.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from agentrl.file_digest import Digest
 
 _TOKENS = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "spiece.model",
@@ -14,12 +15,6 @@ _TOKENS = (
 )  # fmt: skip
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _SAMPLE = 1 << 20  # bytes at the beginning, in the middle and at the end of a file of weights
-_DIGITS = 16
-
-
-def file_digest(file: Path) -> str | None:
-    """Of a whole file."""
-    return _digest([file.read_bytes()]) if file.is_file() else None
 
 
 def tokenizer_digest(folder: Path) -> str | None:
@@ -53,8 +48,7 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _digest(parts: Iterable[bytes]) -> str:
-    whole = hashlib.sha256()
+    digest = Digest()
     for part in parts:
-        whole.update(len(part).to_bytes(8, "little"))
-        whole.update(part)
-    return whole.hexdigest()[:_DIGITS]
+        digest.part(part)
+    return digest.text()

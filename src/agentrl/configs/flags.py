@@ -93,7 +93,7 @@ class Flag:
                     info.check(part)
             except ValueError as error:
                 given = part if info.kind == "JSON" or part.split() == [part] else repr(part)
-                raise ConfigError(f"--{self.name} {given}: {error}") from None
+                raise ConfigError(f"--{self.name} {without_passwords(given)}: {error}") from None
 
     @property
     def bounds(self) -> str:
@@ -142,6 +142,12 @@ def written(value: Value) -> str:
     if isinstance(value, float) and float(f"{value:g}") == value:
         return f"{value:g}"
     return str(value)
+
+
+def holds_secret(flag: Flag, value: Value) -> bool:
+    """Whether a value is a secret, or has one in it."""
+    text = written(value)
+    return flag.info.secret or without_passwords(text) != text
 
 
 def shown(flag: Flag, value: Value) -> str:

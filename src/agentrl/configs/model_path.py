@@ -1,22 +1,29 @@
-"""Where a model is: a folder on this machine. Nothing is fetched from a model hub by itself."""
+"""Where a model is: a folder on this machine. Nothing is fetched from a model hub by itself.
+
+What is often given in its place, a run's checkpoint or an adapter, is recognised, and the sentence
+says what makes a model of it.
+"""
 
 import re
 from pathlib import Path
 
 from agentrl.configs.flag import ConfigError
 
+CONFIG_FILE = "config.json"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_folder(path: str, given_with: str) -> Path:
-    """The folder at `path`.
+    """The folder at `path`, which has a model's config.json.
 
     `given_with`: the flag or variable that named it. Raises `ConfigError`, which says how to get a
     folder, if there is none.
     """
     folder = Path(path)
-    if folder.is_dir():
+    if (folder / CONFIG_FILE).is_file():
         return folder
+    if folder.is_dir():
+        raise ConfigError(f"{given_with} {path}: {_what_else(folder)}")
     if folder.exists():
         raise ConfigError(
             f"{given_with} {path}: is a file; a model is the folder that holds its config.json"
@@ -32,3 +39,26 @@ def model_folder(path: str, given_with: str) -> Path:
         f"{missing}{where}: give the folder of a Hugging Face model, the one with its config.json "
         "(`hf download NAME --local-dir FOLDER` gets one)"
     )
+
+
+def _what_else(folder: Path) -> str:
+    """What a folder without config.json is, and what to give in its place."""
+    if any(folder.glob("*.distcp")):
+        return (
+            f"is a checkpoint of a run, which holds sharded weights; `agentrl export {folder} "
+            "FOLDER` writes it as a model, and FOLDER is to be given"
+        )
+    if any(folder.glob("checkpoint-*/*.distcp")):
+        return (
+            f"is the folder of a run; `agentrl export {folder} FOLDER` writes its last checkpoint "
+            "as a model, and FOLDER is to be given"
+        )
+    if (folder / "adapter_config.json").is_file():
+        return (
+            "is an adapter of PEFT without its model; merge the two "
+            "(`PeftModel.merge_and_unload`, `save_pretrained`) and give that folder"
+        )
+    inside = next(iter(sorted(folder.glob(f"*/{CONFIG_FILE}"))), None)
+    if inside is not None:
+        return f"has no {CONFIG_FILE}, but {inside.parent} has: give that folder"
+    return f"has no {CONFIG_FILE}: give the folder of a Hugging Face model, the one that has"

@@ -12,9 +12,16 @@ from typing import Any
 from agentrl.configs.combinations import check_combinations
 from agentrl.configs.command_line import run_parser
 from agentrl.configs.config import Config
-from agentrl.configs.flags import FLAGS, Value, shown, written
+from agentrl.configs.flags import FLAGS, Value, holds_secret, shown, written
 from agentrl.configs.losses import LOSSES, loss_defaults
 from agentrl.configs.run_file import read_run_file
+from agentrl.configs.secret_variables import (
+    flags_in_environment,
+    secret_environment,
+    without_secret_flags,
+)
+
+COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True)
@@ -33,10 +40,10 @@ def layers_given(
     Raises `ConfigError` for a file that cannot be used.
     """
     in_files = [Layer(f"file {file}", read_run_file(file)) for file in files]
-    return [*in_files, *environment, Layer("command line", values)]
+    return [*in_files, *environment, Layer(COMMAND_LINE, values)]
 
 
-def read_flags(flags: Sequence[str], origin: str = "command line") -> Layer:
+def read_flags(flags: Sequence[str], origin: str = COMMAND_LINE) -> Layer:
     """Flags as words, as they are recorded and handed to other processes."""
     return Layer(origin, run_parser("agentrl train").parse(flags).values)
 
@@ -127,13 +134,48 @@ def config_of(values: Mapping[str, Value | None]) -> Config:
     return config
 
 
-def parse_config(argv: Sequence[str], prog: str = "agentrl train") -> Config:
+def parse_config(
+    argv: Sequence[str],
+    prog: str = "agentrl train",
+    environment: Mapping[str, str] | None = None,
+) -> Config:
     """The configuration that the flags in `argv` give, and the files that they name.
 
-    Raises `ConfigError`: an unknown flag, a value of the wrong type or out of its range.
+    `environment`: of a process that is handed its secrets by it (`secret_variables`). Raises
+    `ConfigError`: an unknown flag, a value of the wrong type or out of its range.
+    """
+    return config_of(given_values(argv, prog, environment))
+
+
+def given_values(
+    argv: Sequence[str], prog: str, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The flags that stand in `argv`, in files that it names and in `environment`, no defaults.
+
+    Raises `ConfigError`.
     """
     given = run_parser(prog).parse(argv)
-    return config_of(merged(layers_given(given.values, given.files)))
+    secrets = Layer("environment", flags_in_environment(environment or {}))
+    return merged(layers_given(given.values, given.files, [secrets]))
+
+
+def handed_on(
+    flags: Sequence[str], environment: Mapping[str, str] | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """Flags for a process that we start: its command line, and its environment for those that may
+    hold a secret. `environment`: where such stand beside `flags`."""
+    values = given_values(flags, "agentrl", environment)
+    return as_words([Layer("", without_secret_flags(values))]), secret_environment(values)
+
+
+def recorded(flags: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Flags for a file: those without a secret, and the others as they may be shown, by name."""
+    values = read_flags(flags).values
+    withheld = {name: value for name, value in values.items() if holds_secret(FLAGS[name], value)}
+    kept = {name: value for name, value in values.items() if name not in withheld}
+    return as_words([Layer("", kept)]), {
+        name: shown(FLAGS[name], value) for name, value in withheld.items()
+    }
 
 
 def _with_loss_defaults(config: Config) -> Config:

@@ -7,17 +7,17 @@ Not in here: what a task file or a model holds (`digests.py`), and where flags a
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentrl.configs.command_line import run_parser
 from agentrl.configs.config import Config
-from agentrl.configs.digests import file_digest, tokenizer_digest
+from agentrl.configs.digests import tokenizer_digest
 from agentrl.configs.flag import ConfigError, FlagClass, is_function
 from agentrl.configs.flags import FLAGS, flags_named
-from agentrl.configs.parsing import config_of, layers_given, merged
+from agentrl.configs.parsing import config_of
+from agentrl.file_digest import file_digest
 
 Flags = dict[str, Any]  # values by the flags' names, without dashes
 
@@ -114,15 +114,6 @@ def _shown(value: Any) -> str:
         power = f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
         return min(f"{value:g}", power, key=len)
     return str(value)
-
-
-def given_flags(argv: Sequence[str], prog: str) -> Flags:
-    """The flags that stand in `argv` and in files that it names, and no defaults.
-
-    Raises `ConfigError`.
-    """
-    given = run_parser(prog).parse(argv)
-    return merged(layers_given(given.values, given.files))
 
 
 def read_digests(config: Config) -> dict[str, str]:

@@ -4,13 +4,19 @@ from dataclasses import dataclass
 
 from agentrl.configs.flag import FlagClass, flag
 from agentrl.configs.losses import ADVANTAGES, loss_defaults
-from agentrl.configs.text_checks import check_sampling_params, check_service_url
+from agentrl.configs.secret_variables import read_key
+from agentrl.configs.text_checks import (
+    check_sampling_params,
+    check_service_url,
+    check_variable_name,
+)
 
 TOOL_CALL_PARSERS = (
     "qwen25", "qwen", "qwen3_coder", "mistral", "llama3", "deepseekv3", "pythonic", "kimi_k2",
-    "glm45", "gpt-oss", "minicpm",
+    "glm45", "gpt-oss", "minicpm", "gemma4",
 )  # fmt: skip
 NEW_CONTEXTS = ("disabled", "discard_all_tools", "discard_all")
+TOOL_OUTAGES = ("hand_back", "text")
 WEIGHT_UPDATES = ("disk", "distributed", "tensor")
 WEIGHT_UPDATE_PAUSES = ("retract", "in_place")
 
@@ -70,17 +76,26 @@ class SamplingConfig:
     num_generations: int = flag(
         8, "number of rollouts of each training task, which are one group", least=1
     )
+    sampler_processes: int | None = flag(
+        None,
+        "number of sampler processes on a machine, each with an event loop of its own",
+        unset="one for each core, at most 8; in a launch one for each core that its other parts "
+        "leave, or NUM_SAMPLERS",
+        least=1,
+        belongs=FlagClass.OWN,
+    )
     max_concurrent_samples_per_process: int = flag(
         64,
-        "largest number of trajectories that one sampler process runs at once",
+        "largest number of trajectories that one sampler process runs at once; a machine runs "
+        "--sampler_processes times as many",
         least=1,
         belongs=FlagClass.OWN,
     )
     target_concurrency: int = flag(
         0,
-        "number of trajectories that a sampler aims at for each inference service; it runs more "
-        "while the service has room and fewer while it is overloaded "
-        "(0: --max_concurrent_samples_per_process)",
+        "number of trajectories that the sampler processes of a machine together aim at for each "
+        "inference service; they run more while the service has room and fewer while it is "
+        "overloaded (0: --max_concurrent_samples_per_process of each process)",
         least=0,
         belongs=FlagClass.OWN,
     )
@@ -113,10 +128,17 @@ class SamplingConfig:
     max_failures: int = flag(
         3, "number of failed attempts after which a rollout is given up as failed", least=1
     )
+    max_scoring_failures: int = flag(
+        5,
+        "number of failed scorings of a trajectory, or of failed finalisations of a group, after "
+        "which it is put into quarantine; `agentrl release` puts it back",
+        least=1,
+    )
     max_failures_without_success: int = flag(
         128,
-        "number of attempts that fail in a row, or of groups in a row that give no row to train, "
-        "after which the run ends; a short outage is waited for (0: the run never ends so)",
+        "number of attempts after which the run ends if all of them fail, or three quarters of "
+        "their rollouts in the same way; and number of groups in a row that give no row to train "
+        "after which it ends; a short outage is waited for (0: the run never ends so)",
         least=0,
         belongs=FlagClass.TRAINING,
     )
@@ -128,16 +150,22 @@ class SamplingConfig:
     )
     drain_seconds: float = flag(
         30.0,
-        "seconds after SIGTERM in which a sampler may finish its trajectories in progress",
+        "seconds after a signal that ends a run (SIGTERM, Ctrl-C, SIGUSR1) in which samplers "
+        "finish trajectories and the trainer saves a checkpoint, after the step that it is at if "
+        "there is time for both; set it to more than a checkpoint takes to be written",
         least=0,
         belongs=FlagClass.OWN,
     )
     record_timeout: float = flag(
-        1800.0, "time limit of one trajectory, in seconds", least=0.1, belongs=FlagClass.OWN
+        1800.0,
+        "time limit of the sampling of one trajectory, and of each scoring of it, in seconds",
+        least=0.1,
+        belongs=FlagClass.OWN,
     )
     request_timeout: float = flag(
         600.0,
-        "time limit of one request to an inference service, in seconds",
+        "seconds without a new token after which a request to an inference service is taken to "
+        "another one",
         least=0.1,
         belongs=FlagClass.OWN,
     )
@@ -157,6 +185,20 @@ class SamplingConfig:
         check=check_service_url,
         belongs=FlagClass.OWN,
     )
+    inference_api_key_env: str | None = flag(
+        None,
+        "name of the environment variable that holds the key of all inference services, which is "
+        "sent to them as a bearer token",
+        unset="no key",
+        kind="NAME",
+        check=check_variable_name,
+        belongs=FlagClass.OWN,
+    )
+
+    @property
+    def inference_api_key(self) -> str | None:
+        """The key. Raises `ConfigError` if its variable is not set."""
+        return read_key(self.inference_api_key_env, "inference_api_key_env")
 
 
 @dataclass(frozen=True)
@@ -260,6 +302,12 @@ class AgentConfig:
     )
     tool_timeout: float = flag(
         60.0, "time limit of one tool call, in seconds", least=0.1, belongs=FlagClass.OWN
+    )
+    on_tool_outage: str = flag(
+        "hand_back",
+        "treatment of an attempt whose tool server is out of reach: hand_back ends it at no cost "
+        "and it is made again, and text gives the model an error to read in place of the result",
+        choices=TOOL_OUTAGES,
     )
     max_tool_result_chars: int = flag(
         100_000,

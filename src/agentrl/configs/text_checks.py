@@ -11,6 +11,7 @@ SAMPLING_PARAMS = (
 )  # fmt: skip
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,37}")  # MongoDB: 63 bytes for a database's name
 _SERVICE_URL = re.compile(r"([a-z0-9_]+\+)?https?://")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_run_name(text: str) -> None:
@@ -22,11 +23,25 @@ def check_run_name(text: str) -> None:
 
 
 def check_service_url(text: str) -> None:
-    """The URL of an inference service. The name of an engine may stand before it."""
+    """The URL of an inference service. The name of an engine may stand before it.
+
+    It names the service in logs and in the database, so it holds no password.
+    """
     if not _SERVICE_URL.match(text):
         raise ValueError(
             "must begin with http:// or https://, or with the name of an engine and a + before that"
         )
+    if "@" in text or "?" in text:
+        raise ValueError(
+            "must hold no password and no query: give the services' key with "
+            "--inference_api_key_env"
+        )
+
+
+def check_variable_name(text: str) -> None:
+    """The name of an environment variable."""
+    if not _VARIABLE_NAME.fullmatch(text):
+        raise ValueError("must be the name of an environment variable, not the key itself")
 
 
 def json_object(text: str) -> dict[str, Any]:

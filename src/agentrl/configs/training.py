@@ -152,10 +152,10 @@ class LossConfig:
     )
     rollout_rs: str | None = flag(
         None,
-        "level at which tokens and sequences are left out if the ratio of the proximal policy to "
-        "the sampler's is outside --rollout_rs_threshold",
+        "level of the ratio of the proximal policy to the sampler's that leaves tokens or "
+        "sequences out of the loss where it is outside --rollout_rs_threshold",
         choices=RATIO_LEVELS,
-        unset="nothing is",
+        unset="nothing is left out",
     )
     rollout_rs_threshold: float = flag(
         2.0, "largest ratio of proximal and sampler's policy that --rollout_rs keeps", least=1
@@ -175,7 +175,7 @@ class LossConfig:
     )
     normalize_advantages: bool | None = flag(
         None,
-        "whether the advantages of a step are normalized to mean 0 and deviation 1 over its tokens",
+        "whether the advantages of a step get mean 0 and standard deviation 1 over its tokens",
         unset="as the loss's paper does",
     )
     beta: float = flag(0.0, "coefficient of the KL divergence to the reference policy", least=0)
@@ -261,7 +261,7 @@ class CriticConfig:
     )
     gae_gamma: float = flag(
         1.0,
-        "discount of the reward of PPO for each trained token before it, between 0 and 1",
+        "discount factor of PPO from one trained token to the next, between 0 and 1",
         least=0,
         most=1,
     )
@@ -288,10 +288,13 @@ class OptimizerConfig:
     learning_rate: float = flag(1e-6, "largest learning rate, after warm-up", least=0)
     weight_decay: float = flag(0.0, "coefficient of AdamW's weight decay")
     adam_beta1: float = flag(
-        0.9, "decay rate of AdamW's mean of gradients, below 1", least=0, below=1
+        0.9, "decay rate of AdamW's first moment, the mean of gradients; below 1", least=0, below=1
     )
     adam_beta2: float = flag(
-        0.95, "decay rate of AdamW's mean of squared gradients, below 1", least=0, below=1
+        0.95,
+        "decay rate of AdamW's second moment, the mean of squared gradients; below 1",
+        least=0,
+        below=1,
     )
     adam_epsilon: float = flag(
         1e-8, "number that AdamW adds to the denominator of its update", above=0

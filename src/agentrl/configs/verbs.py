@@ -1,18 +1,21 @@
 """The command lines of the verbs that load much: apart from them, so that `--help` is quick."""
 
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.configs.command_line import RUN_FLAGS_EPILOG, Parser
 from agentrl.configs.flags import flags_named
 from agentrl.configs.parsing import in_brackets, in_force
+from agentrl.configs.text_checks import check_service_url, check_variable_name
 
 _RUN_FLAGS_FOLLOW = "Flags of the run may follow: `agentrl train --help` lists them."
 SGLANG_COMMAND = "python3 -m sglang.launch_server"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DOCTOR_FLAGS = flags_named(
-    "chat_template_kwargs", "db_connection_string", "mcp_manager_url", "mcp_server_name",
-    "mcp_auth_token", "mcp_allow_tools", "mcp_block_tools", "inference_urls",
+    "chat_template_kwargs", "tool_call_parser", "db_connection_string", "mcp_manager_url",
+    "mcp_server_name", "mcp_auth_token", "mcp_allow_tools", "mcp_block_tools", "inference_urls",
+    "inference_api_key_env", "max_prompt_tokens", "max_tokens",
 )  # fmt: skip
 # Flags of a run, and of `agentrl serve` by itself, that only SGLang has.
 SGLANG_FLAGS = flags_named("inf_tp_size", "inf_ep_size", "inf_mem_ratio")
@@ -20,6 +23,12 @@ _LAUNCHED = "Those that are not given are as the run was launched."
 SHOWN_RECORDS = 20
 DEFAULTS = in_brackets(in_force(()))
 _ITS_OWN = {**DEFAULTS, "db_connection_string": "default: the run's own"}
+_GIVEN = {**DEFAULTS, "db_connection_string": "needed"}
+_CHECKED = {
+    **DEFAULTS,
+    "db_connection_string": "default: none is checked",
+    "inference_urls": "default: none is checked",
+}
 
 
 def train_parser() -> Parser:
@@ -41,7 +50,7 @@ def _whole(prog: str, description: str) -> Parser:
         epilog=RUN_FLAGS_EPILOG,
     )
     parser.add_config()
-    parser.add_run_flags(shown=DEFAULTS)
+    parser.add_run_flags(shown=_GIVEN)
     return parser
 
 
@@ -185,7 +194,7 @@ def show_parser() -> Parser:
     wanted.add_argument(
         "--failed",
         action="store_true",
-        help="list the tasks with failures: rollouts given up or tried again, groups not scored",
+        help="list what failed: rollouts given up or tried again, and what is in quarantine",
     )
     for order, which in (("list", "newest"), ("worst", "worst"), ("best", "best")):
         wanted.add_argument(
@@ -253,6 +262,21 @@ def db_parser() -> Parser:
     return parser
 
 
+def release_parser() -> Parser:
+    """`agentrl release`."""
+    parser = Parser(
+        "agentrl release", "Put what is in quarantine back: groups, records and rows of a run."
+    )
+    _add_run(parser)
+    parser.add_argument(
+        "ids",
+        metavar="ID",
+        nargs="*",
+        help="ids that `agentrl show RUN --failed` lists (default: all that is in quarantine)",
+    )
+    return parser
+
+
 def delete_parser() -> Parser:
     """`agentrl delete`."""
     parser = Parser("agentrl delete", "Delete a run: its folder, its database and its logs.")
@@ -280,13 +304,29 @@ def _add_run(parser: Parser) -> None:
     parser.add_run_flags(("output_dir", "db_connection_string"), _ITS_OWN)
 
 
+def _service_url(text: str) -> str:
+    return _checked(text, check_service_url)
+
+
+def _variable_name(text: str) -> str:
+    return _checked(text, check_variable_name)
+
+
+def _checked(text: str, check: Callable[[str], None]) -> str:
+    try:
+        check(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return text
+
+
 def doctor_parser() -> Parser:
     """`agentrl doctor`."""
     parser = Parser("agentrl doctor", "Check this machine, and what else is given.")
     parser.add_argument(
         "--model", metavar="DIR", help="folder of the model to check (default: none)"
     )
-    parser.add_run_flags(DOCTOR_FLAGS, DEFAULTS)
+    parser.add_run_flags(DOCTOR_FLAGS, _CHECKED)
     return parser
 
 
@@ -334,17 +374,23 @@ def serve_parser() -> Parser:
     flag("--seed", metavar="N", type=int, default=0, help="seed of sampling (default: 0)")
     flag(
         "--db_connection_string", metavar="URL",
-        help="mongodb:// URL of the run that the service is announced to (default: none)",
+        help="mongodb:// URL of the MongoDB of the run that the service is announced to (default: "
+        "DB_URL if --run_name is given, else it is announced to no run)",
     )  # fmt: skip
     flag(
         "--run_name",
         metavar="NAME",
-        default="run",
-        help="name of the run that the service is announced to (default: run)",
+        help="name of the run that the service is announced to (default: run, with "
+        "--db_connection_string)",
     )
     flag(
-        "--public_url", metavar="URL",
+        "--public_url", metavar="URL", type=_service_url,
         help="URL under which other machines reach the service (default: host and port)",
+    )  # fmt: skip
+    flag(
+        "--inference_api_key_env", metavar="NAME", type=_variable_name,
+        help="name of the environment variable that holds the key that clients must show as a "
+        "bearer token; needed where other machines reach --host (default: no key)",
     )  # fmt: skip
     sglang = parser.add_argument_group("with --engine sglang").add_argument
     sglang(

@@ -7,8 +7,11 @@ What is stored
 The ledgers
     tasks.py, expressions.py   of sampling: who works on which rollout
     held_leases.py, reaping.py, owners.py   leases: held, taken away, and by whom
-    records.py, group_commit.py   what samplers write of their work
-    group_scores.py, rescoring.py   scores of whole groups, and scores given anew
+    scorings.py   of trajectories that have no score yet
+    retries.py   how often what failed is tried again, and how soon
+    records.py, group_commit.py, storable.py   what samplers write of their work
+    finalisations.py, rescoring.py   the end of a group, and scores given anew
+    quarantine.py   what waits for a person, and its release
     row_ledger.py   of training: which rows a step trains
     feeder.py   from task files to the ledger
 The run

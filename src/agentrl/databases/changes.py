@@ -19,9 +19,9 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
-from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
-from agentrl.databases.connection import Documents, RunDatabase
+from agentrl.databases.connection import Documents, RunDatabase, is_outage
 
 logger = logging.getLogger(__name__)
 
@@ -137,12 +137,14 @@ class Changes:
         while True:
             try:
                 stream = await self._database.watch(self._pipeline)
-            except ConnectionFailure as error:
-                logger.debug("no change stream for now: %s", error)
-                self._settled.set()
-                await asyncio.sleep(_REOPEN_S)
-                continue
-            except OperationFailure as error:
+            except PyMongoError as error:
+                if is_outage(error):
+                    logger.debug("no change stream for now: %s", error)
+                    self._settled.set()
+                    await asyncio.sleep(_REOPEN_S)
+                    continue
+                if not isinstance(error, OperationFailure):
+                    raise
                 _say_once(_why_none(error))
                 self._settled.set()
                 return

@@ -12,16 +12,18 @@ from enum import StrEnum
 
 _SHOWN_CHARACTERS = 200  # of an error
 _SHOWN_KINDS = 3
+MOST = 0.75  # of the rollouts that were attempted lately
 _SHOWN_REASONS = 2
 _MENDED = "use tasks that it solves sometimes, raise --num_generations, or start from a better"
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """How an attempt ended: with a score, or with an error that was its own."""
+    """How an attempt at a rollout ended: with a score, or with an error that was its own."""
 
     at: datetime
     error: str | None
+    rollout: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def failures(attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd] = ()) ->
         f"{len(failed)} of the last {among} {what} ({len(failed) / among:.0%}): {_by_kind(failed)}"
         for failed, among, what in (
             (errors, len(attempts), "attempts failed"),
-            (unscored, len(groups), "groups could not be scored"),
+            (unscored, len(groups), "groups could not be finalised"),
         )
         if failed
     ]
@@ -105,15 +107,30 @@ def barren_groups(groups: Sequence[GroupEnd]) -> str:
 
 
 def hopeless_attempts(run: str, attempts: Sequence[AttemptEnd], limit: int) -> str | None:
-    """Why a run ends whose last `limit` attempts all failed; None if they did not.
+    """Why a run ends whose last `limit` attempts failed: all of them, or most of them in the same
+    way; None if they did not.
 
-    `attempts`: those since the last one that ended with a score.
+    Most are `MOST` of the rollouts that were attempted, by their newest attempt each: one that
+    fails is attempted more often than one that succeeds.
     """
     if len(attempts) < limit:
         return None
     errors = [attempt.error for attempt in attempts if attempt.error is not None]
+    newest: dict[str, AttemptEnd] = {}
+    for attempt in attempts:
+        newest.setdefault(attempt.rollout, attempt)
+    failing = kinds_of(end.error for end in newest.values() if end.error is not None)
+    if len(errors) == len(attempts):
+        told = f"its last {len(attempts)} attempts all failed"
+    elif failing and failing[0][0] >= MOST * len(newest):
+        told = (
+            f"{len(errors)} of its last {len(attempts)} attempts failed, and {failing[0][0]} of "
+            f"{len(newest)} rollouts in the same way"
+        )
+    else:
+        return None
     return (
-        f"run {run} gets nowhere, its last {len(attempts)} attempts all failed: {_by_kind(errors)} "
+        f"run {run} gets nowhere, {told}: {_by_kind(errors)} "
         f"(`agentrl show {run} --failed` lists them; {_ended_by(limit)})"
     )
 
@@ -156,13 +173,14 @@ def kinds_of(errors: Iterable[str]) -> list[tuple[int, str]]:
 def _by_kind(errors: Sequence[str]) -> str:
     kinds = kinds_of(errors)
     if len(kinds) == 1:
-        return _shown(kinds[0][1])
-    told = [f"{count} x {_shown(error)}" for count, error in kinds[:_SHOWN_KINDS]]
+        return shown_error(kinds[0][1])
+    told = [f"{count} x {shown_error(error)}" for count, error in kinds[:_SHOWN_KINDS]]
     others = len(kinds) - len(told)
     return "; ".join(told) + (f"; and {others} other kinds" if others else "")
 
 
-def _shown(error: str) -> str:
+def shown_error(error: str) -> str:
+    """An error on one line, cut; where it was raised is kept."""
     line = " ".join(error.split())
     if len(line) <= _SHOWN_CHARACTERS:
         return line

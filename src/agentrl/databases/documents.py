@@ -32,24 +32,29 @@ class TaskStatus(StrEnum):
     RUNNING = "running"  # some slot is leased, pending again, or terminal
     FINALISING = "finalising"  # all slots are terminal and one process holds the finalisation
     COMPLETED = "completed"  # advantages and rows are written
+    QUARANTINED = "quarantined"  # they could not be, and it waits for a person; `error` says why
     LEFT_OUT = "left_out"  # of other data than the run goes on with, and nobody had begun it
 
 
 class SlotStatus(StrEnum):
     """A slot is one of a Task's rollouts."""
 
-    PENDING = "pending"
-    LEASED = "leased"
+    PENDING = "pending"  # to be sampled
+    LEASED = "leased"  # somebody samples it, or scores what is sampled: its Record says which
+    SAMPLED = "sampled"  # its Record is to be scored, from `not_before` on
     COMPLETED = "completed"  # terminal: its Record is scored
     FAILED = "failed"  # terminal: `max_failures` Records ended in an error
+    QUARANTINED = "quarantined"  # terminal: its Record could not be scored, and waits for a person
 
 
 class RecordStatus(StrEnum):
     """A Record is the trajectory that one attempt at a rollout made."""
 
     SAMPLING = "sampling"
+    SAMPLED = "sampled"  # its conversation is over and stored; it has no score yet
     SCORED = "scored"
     FAILED = "failed"  # it ended in an error, which it keeps; its slot was tried again or given up
+    QUARANTINED = "quarantined"  # it cannot be scored, or not be trained; its `error` says why
     READY = "ready"  # the group is finalised and this Record became a training row
     ABANDONED = "abandoned"  # the group is finalised and a filter left this Record out
 
@@ -62,6 +67,7 @@ class RowStatus(StrEnum):
     TRAINED = "trained"
     EVICTED = "evicted"  # older than the staleness bound: not trained
     WITHDRAWN = "withdrawn"  # scored anew, and left out by its group's rewards since
+    QUARANTINED = "quarantined"  # the trainer cannot use it; its `error` says why
 
 
 class StopReason(StrEnum):
@@ -130,9 +136,11 @@ def group_order(epoch: int, seq: int) -> int:
 class Slot(SubDocument):
     """One rollout of a Task: a member of its group, numbered by `rollout` from 0.
 
-    `attempt` counts the leases that ended without a result, so that every lease has a Record id of
-    its own; `failures` those among them that count against `max_failures`: errors and dead
-    samplers, not slots handed back in order.
+    `attempt` counts the leases that ended without a trajectory, so that every trajectory has a
+    Record id of its own; `failures` those among them that count against `max_failures`: errors and
+    dead samplers, not slots handed back in order. `outages` counts those that were handed back
+    because something was out of reach. In the same way `scorings` counts the leases that
+    ended with the trajectory and without a score, and `scoring_failures` those that count.
     """
 
     rollout: int
@@ -141,16 +149,27 @@ class Slot(SubDocument):
     lease_expires: datetime | None = None  # on the server's clock
     attempt: int = 0
     failures: int = 0
+    outages: int = 0
+    scorings: int = 0
+    scoring_failures: int = 0
+    not_before: datetime | None = None  # of a sampled slot: when it may be scored
     record: str | None = None
     score: float | None = None
     error: str | None = None
 
 
 class Finalisation(SubDocument):
-    """Who computes the group's advantages and writes its rows."""
+    """Who computes the group's advantages and writes its rows.
 
-    owner: str
+    Without an owner it may be taken over when the lease has expired, as one that was put off.
+    `tries` counts those that came to nothing, `failures` those among them that count.
+    """
+
+    owner: str | None
     lease_expires: datetime
+    tries: int = 0
+    failures: int = 0
+    error: str | None = None  # of the last one
 
 
 class GroupScore(SubDocument):
@@ -160,7 +179,6 @@ class GroupScore(SubDocument):
     scorer: str
     score: float | None  # None: not scored
     explanation: str | None = None
-    error: str | None = None  # what ended the scorer, if it failed
 
 
 class GroupOutcome(SubDocument):
@@ -187,13 +205,15 @@ class Task(Document):
     agent_name: str | None = None  # the agent that works on it (None: --agent_name)
     messages: list[dict[str, Any]] | None = None  # a prompt given as a conversation
     fields: dict[str, Any] = Field(default_factory=dict)  # what else the line held
-    pending: int  # slots nobody holds: what the claim query matches
+    pending: int  # slots to be sampled that nobody holds: what the claim query matches
+    score_at: datetime | None = None  # when the first of its scorings is due: as `pending` is
     slots: list[Slot]
     finalisation: Finalisation | None = None
     group_scores: list[GroupScore] | None = None  # kept once, so that all who finalise see the same
     outcome: GroupOutcome | None = None  # once it is finalised; None for an evaluation
+    error: str | None = None  # of a quarantined Task
     created_at: datetime | None = None
-    completed_at: datetime | None = None
+    completed_at: datetime | None = None  # or quarantined
 
 
 class TokenCounts(SubDocument):
@@ -271,7 +291,8 @@ class Record(Document):
     left_out: str | None = None  # why an abandoned Record is not trained
     error: str | None = None
     started_at: datetime | None = None
-    finished_at: datetime | None = None
+    sampled_at: datetime | None = None  # its conversation was over
+    finished_at: datetime | None = None  # it was scored, or given up
 
 
 class ResultFile(SubDocument):
@@ -298,7 +319,8 @@ class DispatchedSamplingTask(Document):
     """One turn: a request to an inference service and its answer.
 
     The prompt of a turn is the prompt of the segment's last turn, its output, and
-    `prompt_delta_ids`; the first turn of a segment holds its whole prompt in `prompt_delta_ids`.
+    `prompt_delta_ids`. That of a segment's first turn is the first `shared_len` tokens of `parent`
+    (its prompt and its output), and `prompt_delta_ids`.
     """
 
     record_id: str
@@ -359,6 +381,7 @@ class DBRecordData(Document):
     trainer: str | None = None  # who leases it
     fence: int | None = None  # that trainer's number, see `Run`; or of the one that evicted it
     step: int | None = None  # for which step it is leased, or was too old
+    error: str | None = None  # of a quarantined row
     created_at: datetime | None = None
 
     @property
@@ -441,6 +464,7 @@ class DataSet(SubDocument):
     fence: int = 0  # of the trainer that began it
     epoch: int = 0  # its first epoch of training tasks
     step: int = 0  # optimizer steps done before it
+    seed: int = 0  # of the order of its tasks, for as long as it lasts
     train_file: str | None = None
     train_digest: str | None = None
     eval_file: str | None = None

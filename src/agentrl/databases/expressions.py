@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from agentrl.databases.documents import SlotStatus
+from agentrl.databases.storable import brief
 
 Expression = Any  # a MongoDB aggregation expression
 
@@ -26,6 +27,11 @@ SLOT_RECORD: Expression = {  # the id of the Record that the slot's next attempt
 def literal(value: object) -> Expression:
     """A value that must not be read as an expression, as text that begins with `$` would be."""
     return {"$literal": value}
+
+
+def told(error: str) -> Expression:
+    """An error as a Task keeps it: cut, and as MongoDB can store it."""
+    return literal(brief(error))
 
 
 def all_of(*conditions: Expression) -> Expression:
@@ -71,6 +77,19 @@ def slots_scored(scores: Mapping[str, float | None]) -> list[dict[str, Expressio
 def slots_in(statuses: Collection[SlotStatus]) -> Expression:
     """How many slots are in one of these states."""
     return {"$size": slots_where({"$in": ["$$slot.status", sorted(statuses)]})}
+
+
+def next_scoring() -> Expression:
+    """When the first of the slots that wait for their scoring may be scored; null if none waits."""
+    waiting = slots_where({"$eq": ["$$slot.status", SlotStatus.SAMPLED]})
+    return {"$min": {"$map": {"input": waiting, "as": "slot", "in": "$$slot.not_before"}}}
+
+
+def first_to_score() -> Expression:
+    """The rollout number of the slot that the Task's `score_at` is of."""
+    due = {"$eq": ["$$slot.not_before", "$score_at"]}
+    waiting = slots_where(all_of({"$eq": ["$$slot.status", SlotStatus.SAMPLED]}, due))
+    return {"$first": {"$map": {"input": waiting, "as": "slot", "in": "$$slot.rollout"}}}
 
 
 def first_pending(count: int) -> Expression:

@@ -1,8 +1,8 @@
-"""Tasks with failures: rollouts given up after `max_failures` errors, rollouts that are tried again
-after an error, and groups whose scorer failed.
+"""Tasks with failures: rollouts given up after `max_failures` errors, rollouts that are sampled or
+scored again after an error, and groups that could not be finalised so far.
 
 They stay in the ledger with their last error. Groups are finalised with the rollouts that have a
-score. This file only reads.
+score. What is in quarantine is `quarantine.py`'s. This file only reads.
 """
 
 from dataclasses import dataclass
@@ -13,24 +13,26 @@ from agentrl.databases.tasks import record_id
 
 # No index: a person asks, now and then.
 _FAILURES = {
-    "$or": [{"slots.error": {"$type": "string"}}, {"group_scores.error": {"$type": "string"}}]
+    "$or": [{name: {"$type": "string"}} for name in ("slots.error", "finalisation.error", "error")]
 }
 
 
 @dataclass(frozen=True)
 class FailedTask:
-    """A Task with failures: of its `rollouts` slots `failed` were given up, and `again` are tried
-    again. `unscored`: the scorer of its group failed."""
+    """A Task with failures: of its `rollouts` slots `failed` were given up, `quarantined` could not
+    be scored, and `again` are sampled or scored again. `group`: its group could not be finalised,
+    for a scorer of the whole group, say."""
 
     task_id: str  # the line's own id
     split: Split
     epoch: int
     failed: int
+    quarantined: int
     again: int
-    unscored: bool
+    group: bool
     rollouts: int
     error: str  # the last one
-    record: str  # the Record that it ended; of a group one of them
+    record: str | None  # the Record that it ended; None of a group
 
 
 async def count_failed_tasks(database: RunDatabase) -> int:
@@ -45,24 +47,29 @@ async def failed_tasks(database: RunDatabase) -> list[FailedTask]:
 
 
 def _read(task: Task) -> FailedTask:
-    failed = [slot for slot in task.slots if slot.status == SlotStatus.FAILED]
-    again = [slot for slot in task.slots if slot.error is not None and slot not in failed]
-    unscored = [said for said in task.group_scores or [] if said.error is not None]
-    error: str | None
-    record: str | None
-    if unscored:
-        error, record = unscored[-1].error, unscored[-1].record
-    else:
-        last = (failed or again)[-1]
+    of_status = {
+        status: [slot for slot in task.slots if slot.status == status]
+        for status in (SlotStatus.FAILED, SlotStatus.QUARANTINED)
+    }
+    failed, quarantined = of_status.values()
+    again = [
+        slot for slot in task.slots if slot.error is not None and slot not in failed + quarantined
+    ]
+    error = task.error or (task.finalisation.error if task.finalisation else None)
+    record: str | None = None
+    group = error is not None
+    if not group:
+        last = (failed or quarantined or again)[-1]
         error, record = last.error, _failed_record(task, last)
-    assert error is not None and record is not None, f"{task.id} lost its error"
+    assert error is not None, f"{task.id} lost its error"
     return FailedTask(
         task_id=task.task_id,
         split=Split(task.split),
         epoch=task.epoch,
         failed=len(failed),
+        quarantined=len(quarantined),
         again=len(again),
-        unscored=bool(unscored),
+        group=group,
         rollouts=len(task.slots),
         error=error,
         record=record,
@@ -70,7 +77,8 @@ def _read(task: Task) -> FailedTask:
 
 
 def _failed_record(task: Task, slot: Slot) -> str | None:
-    """The Record of a slot's last attempt that ended; a leased slot has that of the next."""
-    if slot.status != SlotStatus.LEASED:
+    """The Record of a slot's last attempt that ended; a leased slot has that of the next, unless it
+    is scored again."""
+    if slot.status != SlotStatus.LEASED or slot.scorings:
         return slot.record
     return record_id(task.id, slot.rollout, slot.attempt - 1)

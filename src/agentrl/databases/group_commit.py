@@ -17,7 +17,12 @@ from typing import Any
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import BulkWriteError, WriteError
 
-from agentrl.databases.connection import DatabaseUnreachable, Documents, retry_through_outages
+from agentrl.databases.connection import (
+    DatabaseUnreachable,
+    Documents,
+    is_outage,
+    retry_through_outages,
+)
 
 Write = InsertOne[dict[str, Any]] | UpdateOne
 
@@ -112,7 +117,7 @@ class GroupCommit:
         except BulkWriteError as error:
             assert error.details is not None
             result = error.details
-            if result["writeConcernErrors"]:
+            if result["writeConcernErrors"] or is_outage(error):
                 raise
             errors = _own_errors(result["writeErrors"], writes)
         found_all = result["nMatched"] + result["nUpserted"] == updates

@@ -84,6 +84,11 @@ class GrowingTree:
         """The ids of a branch with those that it shares, or the first `length` of them."""
         return self._along(branch, "ids", self.length(branch) if length is None else length)
 
+    def own_ids(self, branch: int) -> NDArray[np.int32]:
+        """The ids of a branch without those that it shares; a view."""
+        start, end = self._own(branch)
+        return self._column("ids", self._n_tokens)[start:end]
+
     def line(self, branch: int) -> TokenTree:
         """The tokens of a branch with those that it shares, as one line."""
         length = self.length(branch)

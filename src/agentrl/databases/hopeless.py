@@ -1,31 +1,27 @@
 """`--max_failures_without_success`: decides when a run that gets nowhere is ended.
 
-The database is counted, so the counts cover any number of samplers: attempts that failed since the
-last one that ended with a score, and groups that gave nothing to train since the last one that gave
-something. Failures before the watch began are not counted, because the cause may have been fixed
-before the restart.
+The database is counted, so the counts cover any number of samplers: the latest attempts, of which
+most fail in the same way, or all in any; and groups that gave nothing to train since the last one
+that gave something. Failures before the watch began are not counted, because the cause may have
+been fixed before the restart.
 
-In an outage of tools or judge, attempts fail by the hundred. So the failures must also last for a
-while: an outage of `OUTLIVED_S` ends no run.
+An outage that an agent does not know as one (`failures.py`) makes attempts fail by the hundred. So
+the failures must also last for a while: an outage of `OUTLIVED_S` ends no run.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
 
 from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.diagnosis import (
-    AttemptEnd,
     GroupEnd,
     hopeless_attempts,
     hopeless_groups,
     never_trained,
 )
 from agentrl.databases.outcomes import latest_attempts, latest_groups
-
-End = TypeVar("End", AttemptEnd, GroupEnd)
 
 OUTLIVED_S = 40.0
 _LOOK_EVERY_S = 1.0
@@ -35,20 +31,26 @@ _LONGEST_GAP_S = 10.0  # between two looks; nobody knows of longer ones what hap
 
 @dataclass
 class _Streak:
-    """What came since the last success."""
+    """The groups since the last one that gave rows."""
 
-    after: datetime | None  # the last success, or the latest of what was there at the first look
+    after: datetime | None  # that one, or the latest of those that were there at the first look
     since: float  # when that was seen
 
-    def after_success(
-        self, ends: Sequence[End], succeeded: Callable[[End], bool], now: float
-    ) -> Sequence[End]:
+    def barren(self, ends: Sequence[GroupEnd], now: float) -> Sequence[GroupEnd]:
         """Those of `ends`, newest first, that came after the last success; it begins anew there."""
         for number, end in enumerate(ends):
-            if succeeded(end):
+            if end.rows != 0:
                 self.after, self.since = end.at, now
                 return ends[:number]
         return ends
+
+
+@dataclass
+class _Failing:
+    """The attempts since the first look."""
+
+    after: datetime | None  # the latest of those that were there at the first look
+    since: float | None = None  # when most of them were seen to fail, while they do
 
 
 class HopelessWatch:
@@ -64,7 +66,7 @@ class HopelessWatch:
         self._database = database
         self._limit = limit
         self._clock = clock
-        self._attempts: _Streak | None = None
+        self._attempts: _Failing | None = None
         self._groups: _Streak | None = None
         self._looked: float | None = None
 
@@ -80,7 +82,7 @@ class HopelessWatch:
         self._looked = now
         if gap > _LONGEST_GAP_S:
             for streak in (self._attempts, self._groups):
-                if streak is not None:
+                if streak is not None and streak.since is not None:
                     streak.since += gap
         self.reason = await retry_through_outages(
             lambda: self._look(now, training), "the look for failures"
@@ -99,21 +101,25 @@ class HopelessWatch:
 
     async def _look(self, now: float, training: bool) -> str | None:
         reason = await self._failing(now)
-        if reason is None and training:
+        # Attempts that fail make barren groups too, and their own sentence says more.
+        if reason is None and training and (self._attempts is None or self._attempts.since is None):
             reason = await self._barren(now)
         return reason
 
     async def _failing(self, now: float) -> str | None:
         if self._attempts is None:
             newest = await latest_attempts(self._database, 1)
-            self._attempts = _Streak(newest[0].at if newest else None, now)
+            self._attempts = _Failing(newest[0].at if newest else None)
             return None
-        streak = self._attempts
-        ends = await latest_attempts(self._database, self._limit, streak.after)
-        failed = streak.after_success(ends, lambda end: end.error is None, now)
-        if now - streak.since < OUTLIVED_S:
+        failing = self._attempts
+        ends = await latest_attempts(self._database, self._limit, failing.after)
+        reason = hopeless_attempts(self._database.name, ends, self._limit)
+        if reason is None:
+            failing.since = None
             return None
-        return hopeless_attempts(self._database.name, failed, self._limit)
+        if failing.since is None:
+            failing.since = now
+        return reason if now - failing.since >= OUTLIVED_S else None
 
     async def _barren(self, now: float) -> str | None:
         if self._groups is None:
@@ -122,7 +128,7 @@ class HopelessWatch:
             return None
         streak = self._groups
         ends = await latest_groups(self._database, self._limit, streak.after)
-        barren = streak.after_success(ends, lambda end: end.rows != 0, now)
+        barren = streak.barren(ends, now)
         if now - streak.since < OUTLIVED_S:
             return None
         return hopeless_groups(self._database.name, barren, self._limit)

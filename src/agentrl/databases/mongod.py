@@ -8,10 +8,10 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib import util
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,8 @@ from typing import Any, Self
 
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
+
+from agentrl.held_port import HeldPort
 
 REPLICA_SET = "rs0"
 ALREADY_INITIALIZED = 23  # error code of a replica set that has its configuration
@@ -51,10 +53,9 @@ def find_mongod() -> Path:
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A loopback TCP port that nobody listens on now: for tests, as `HeldPort` keeps one."""
+    with HeldPort() as port:
+        return port.number
 
 
 # Becomes the command after it, which then takes SIGTERM when the process that started it (whose
@@ -82,6 +83,7 @@ class EmbeddedMongod:
         self.log_file = log_file
         self.cache_gb = cache_gb
         self.port = 0
+        self._held: HeldPort | None = None  # from the first start to `stop`
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -95,11 +97,18 @@ class EmbeddedMongod:
         return self._process.pid if self._process else None
 
     def start(self, timeout_s: float = 60.0) -> str:
-        """Start it, make it a replica set and wait until it takes writes."""
+        """Start it, make it a replica set and wait until it takes writes.
+
+        One that has died is started again at the same address, which was held for it.
+        """
+        if self._process is not None:
+            self._process.wait()
         binary = find_mongod()
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        self.port = self._last_port() or free_port()
+        if self._held is None:
+            self._held = self._hold_port()
+        self.port = self._held.number
         command = [
             str(binary), "--dbpath", str(self.data_dir), "--port", str(self.port),
             "--bind_ip", "127.0.0.1", "--replSet", REPLICA_SET,
@@ -130,9 +139,7 @@ class EmbeddedMongod:
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """End it in order; mongod flushes its data on SIGTERM."""
-        if self._process is None:
-            return
-        if self._process.poll() is None:
+        if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(timeout_s)
@@ -140,6 +147,7 @@ class EmbeddedMongod:
                 self._process.kill()
                 self._process.wait()
         self._process = None
+        self._let_port_go()
 
     def kill(self) -> None:
         """End it as a crash would (for tests)."""
@@ -147,21 +155,21 @@ class EmbeddedMongod:
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
+        self._let_port_go()
 
-    def _last_port(self) -> int | None:
-        """The port of the last start, so that a URL in a log stays true; the replica set's own
-        configuration names it too."""
+    def _hold_port(self) -> HeldPort:
+        """The port of the last start if it is to be had, so that a URL in a log stays true; the
+        replica set's own configuration names it too."""
         file = self.data_dir / "port"
-        if not file.exists():
-            return None
-        port = int(json.loads(file.read_text()))
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                return None
-        return port
+        if file.exists():
+            with suppress(OSError):
+                return HeldPort(int(json.loads(file.read_text())))
+        return HeldPort()
+
+    def _let_port_go(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._held = None
 
     def _await_primary(self, deadline: float) -> bool:
         """Wait until it takes writes; False if it ended because another mongod holds its folder."""

@@ -1,9 +1,10 @@
 """How the latest attempts and groups of a run ended: small reads by indexes, newest first."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from agentrl.databases.connection import RunDatabase
+from agentrl.databases.connection import BEFORE_ALL, RunDatabase
 from agentrl.databases.diagnosis import AttemptEnd, GroupEnd
 from agentrl.databases.documents import HANDED_BACK, SlotStatus, Split, TaskStatus
 
@@ -17,34 +18,42 @@ async def latest_attempts(
         "finished_at": {"$ne": None} if after is None else {"$gt": after},
         "error": {"$not": {"$regex": f"^{HANDED_BACK}"}},
     }
-    cursor = database.records.find(wanted, {"finished_at": 1, "error": 1})
-    newest = cursor.sort("finished_at", -1).limit(limit)
-    return [AttemptEnd(document["finished_at"], document["error"]) async for document in newest]
+    shown = {"finished_at": 1, "error": 1, "task": 1, "rollout": 1}
+    newest = database.records.find(wanted, shown).sort("finished_at", -1).limit(limit)
+    return [attempt_end(document) async for document in newest]
+
+
+def attempt_end(record: Mapping[str, Any]) -> AttemptEnd:
+    """How the attempt of a stored Record ended."""
+    rollout = f"{record['task']}-{record['rollout']}"
+    return AttemptEnd(record["finished_at"], record["error"], rollout)
 
 
 async def latest_groups(
     database: RunDatabase, limit: int, after: datetime | None = None
 ) -> list[GroupEnd]:
-    """Training groups that were finalised."""
-    wanted: dict[str, Any] = {"split": Split.TRAIN, "status": TaskStatus.COMPLETED}
-    if after is not None:
-        wanted["completed_at"] = {"$gt": after}
+    """Training groups that were finalised, or quarantined."""
+    wanted: dict[str, Any] = {
+        "split": Split.TRAIN,
+        "status": {"$in": [TaskStatus.COMPLETED, TaskStatus.QUARANTINED]},
+        "completed_at": {"$gt": after or BEFORE_ALL},
+    }
     shown = {
         "completed_at": 1, "outcome": 1, "slots.status": 1, "slots.score": 1, "slots.error": 1,
-        "group_scores.error": 1,
+        "error": 1,
     }  # fmt: skip
     cursor = database.tasks.find(wanted, shown).sort([("split", -1), ("completed_at", -1)])
     return [_group_end(document) async for document in cursor.limit(limit).hint("completed")]
 
 
 def _group_end(task: dict[str, Any]) -> GroupEnd:
+    error = task.get("error")
     outcome = task.get("outcome")  # of an earlier version's groups there is none
-    said = task.get("group_scores") or []
     return GroupEnd(
         at=task["completed_at"],
-        rows=outcome["rows"] if outcome else None,
+        rows=outcome["rows"] if outcome else 0 if error else None,
         left_out=outcome["left_out"] if outcome else {},
         scores=[slot["score"] for slot in task["slots"] if slot["score"] is not None],
         given_up=[slot["error"] for slot in task["slots"] if slot["status"] == SlotStatus.FAILED],
-        scorer_error=next((s["error"] for s in said if s.get("error")), None),
+        scorer_error=error,
     )

@@ -5,7 +5,11 @@ lease it ends. How far the attempt came, its Record says, and `_end_of` says wha
 
 * there is none: a claim whose answer was lost, or whose sampler died before it could begin. That
   says nothing against the task, and the slot is pending again at no cost.
-* it is scored: the sampler died before it could complete the slot, which is done here.
+* it is scored, or quarantined: the sampler died before it could say so of the slot, which is done
+  here.
+* it is sampled: the trajectory stays, and its scoring is tried again. That counts against
+  `max_scoring_failures`, because a scorer may end the process that it runs in; what comes of the
+  count is for the next that claims the scoring.
 * else the attempt has failed, and the slot is tried again, or given up after `max_failures`.
 """
 
@@ -15,8 +19,17 @@ from typing import Any
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import RecordStatus, Slot, SlotStatus, Task, TaskStatus
-from agentrl.databases.expressions import EXPIRED, all_of, any_slot, literal, slots_where
+from agentrl.databases.expressions import (
+    EXPIRED,
+    Expression,
+    all_of,
+    any_slot,
+    literal,
+    slots_where,
+)
 from agentrl.databases.transitions import change_records, group_settled, slots_changed
+
+_WITHOUT_RECORD = frozenset({SlotStatus.PENDING, SlotStatus.FAILED})  # what its lease made is lost
 
 
 @dataclass(frozen=True)
@@ -25,20 +38,22 @@ class Reaped:
 
     returned: int = 0  # slots that went back to pending
     failed: int = 0  # slots given up after `max_failures`
+    sampled: int = 0  # slots whose Record is to be scored again
     completed: int = 0  # slots whose Record had its score
+    quarantined: int = 0  # slots whose Record is
 
 
 @dataclass(frozen=True)
 class _End:
-    """What becomes of a slot whose lease has run out. `fields`: values, beside the status."""
+    """What becomes of a slot whose lease has run out. `fields`: beside the status."""
 
     slot: Slot  # as it was read
     status: SlotStatus
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Expression]
 
 
-async def reap_expired(database: RunDatabase, owner: str, max_failures: int) -> Reaped:
-    """End all leases that have run out, as `owner`."""
+async def reap_expired(database: RunDatabase, max_failures: int) -> Reaped:
+    """End all leases that have run out."""
     outcomes: list[SlotStatus] = []
     overdue = await database.tasks.aggregate(
         [
@@ -49,17 +64,19 @@ async def reap_expired(database: RunDatabase, owner: str, max_failures: int) -> 
     async for task in overdue:
         slots = [Slot.model_validate(slot) for slot in task["slots"]]
         found = database.records.find(
-            {"_id": {"$in": [slot.record for slot in slots]}}, {"status": 1, "score": 1}
+            {"_id": {"$in": [slot.record for slot in slots]}}, {"status": 1, "score": 1, "error": 1}
         )
         records = {record["_id"]: record async for record in found}
         ends = [_end_of(slot, records.get(slot.record), max_failures) for slot in slots]
-        ended = await _end_leases(database, owner, task["_id"], ends)
-        lost = [end.slot.record for end in ended if end.status != SlotStatus.COMPLETED]
+        ended = await _end_leases(database, task["_id"], ends)
+        lost = [end.slot.record for end in ended if end.status in _WITHOUT_RECORD]
         await close_lost_records(database, {"_id": {"$in": lost}})
         outcomes += [end.status for end in ended]
     return Reaped(
         returned=outcomes.count(SlotStatus.PENDING),
         failed=outcomes.count(SlotStatus.FAILED),
+        sampled=outcomes.count(SlotStatus.SAMPLED),
+        quarantined=outcomes.count(SlotStatus.QUARANTINED),
         completed=outcomes.count(SlotStatus.COMPLETED),
     )
 
@@ -75,36 +92,48 @@ async def close_lost_records(database: RunDatabase, selection: dict[str, Any]) -
 
 
 def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> _End:
-    """The rules. `record`: status and score of the Record that the lease was for, if there is one.
+    """The rules. `record`: status, score and error of the Record that the lease was for, if there
+    is one.
 
     What is read of the slot holds as long as its `record` does: every lease has one of its own.
     """
-    unheld = {"owner": None, "lease_expires": None}
-    if record is not None and record["status"] == RecordStatus.SCORED:
-        scored = {**unheld, "score": record["score"], "error": None}
-        return _End(slot, SlotStatus.COMPLETED, scored)
-    failures = slot.failures + (record is not None)
+    unheld: dict[str, Expression] = {"owner": None, "lease_expires": None}
     silent = {
-        **unheld,
-        "failures": failures,
-        "error": f"lease expired: sampler {slot.owner} went silent",
-    }
-    if record is not None and failures >= max_failures:
-        return _End(slot, SlotStatus.FAILED, silent)
-    return _End(slot, SlotStatus.PENDING, {**silent, "attempt": slot.attempt + 1})
+        **unheld, "error": literal(f"lease expired: sampler {slot.owner} went silent")
+    }  # fmt: skip
+    state = None if record is None else record["status"]
+    if record is not None and state == RecordStatus.SCORED:
+        scored = {**unheld, "score": literal(record["score"]), "error": None}
+        return _End(slot, SlotStatus.COMPLETED, scored)
+    if record is not None and state == RecordStatus.QUARANTINED:
+        kept = {**unheld, "error": literal(record["error"])}
+        return _End(slot, SlotStatus.QUARANTINED, kept)
+    if state == RecordStatus.SAMPLED:
+        again = {
+            "scorings": slot.scorings + 1,
+            "scoring_failures": slot.scoring_failures + 1,
+            "not_before": "$$NOW",
+        }
+        return _End(slot, SlotStatus.SAMPLED, {**silent, **again})
+    failures = slot.failures + (state is not None)
+    if state is not None and failures >= max_failures:
+        return _End(slot, SlotStatus.FAILED, {**silent, "failures": failures})
+    return _End(
+        slot, SlotStatus.PENDING, {**silent, "failures": failures, "attempt": slot.attempt + 1}
+    )
 
 
-async def _end_leases(
-    database: RunDatabase, owner: str, task: str, ends: Sequence[_End]
-) -> list[_End]:
+async def _end_leases(database: RunDatabase, task: str, ends: Sequence[_End]) -> list[_End]:
     """End leases of a Task; returns those that were ended."""
     # If this ends the group's last slot, the next `claim_finalisation` is to find the group.
-    ended_at_once = {"owner": literal(owner), "lease_expires": "$$NOW"}
+    ended_at_once = {
+        "owner": None, "lease_expires": "$$NOW", "tries": 0, "failures": 0, "error": None,
+    }  # fmt: skip
     stages = [
         slots_changed(
             all_of(EXPIRED, {"$eq": ["$$slot.record", literal(end.slot.record)]}),
             end.status,
-            {name: literal(value) for name, value in end.fields.items()},
+            end.fields,
         )
         for end in ends
     ]

@@ -5,6 +5,7 @@ checkpoint rewinds the ledger to it. Along one lineage of checkpoints each row i
 `max_trained_count` times, unless it grows too old.
 
     lease* -> commit      for every step, by the trainer that holds the run
+           -> quarantine  of rows that cannot be trained (`quarantine.py` releases them)
     rewind                by the next trainer, to the step of its checkpoint
     release               by a trainer that stops, of the rows that it leased ahead
 
@@ -14,7 +15,7 @@ successor leased or trained: rows carry the fencing number of their holder, and 
 back the rows of lower numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,16 @@ _HEADER_FIELDS = (
     "n_continuations", "n_drifts",
 )  # fmt: skip
 _UNHELD = {"trainer": None, "fence": None, "step": None}
+_FOR_A_STEP = {"step": {"$gt": 0}}  # all that are held are; named so that the index serves
+COUNTED = 10_000  # rows that wait; of more it is not asked how many
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Rows by what became of them. `ready`: up to `COUNTED`; `evicted`: of the whole run."""
+
+    ready: int
+    evicted: int
 
 
 class RowLedger:
@@ -64,6 +75,8 @@ class RowLedger:
         self._max_trained_count = max_trained_count
         self._retrained_interval = retrained_interval
         self._first_group = 0
+        self._evicted = 0  # for the steps up to `_evicted_up_to`, which evict no more
+        self._evicted_up_to = 0
 
     def begin_at(self, group_order: int) -> None:
         """Rows of groups before `group_order`, of an earlier `DataSet`, are not trained."""
@@ -75,16 +88,17 @@ class RowLedger:
         `step` is the optimizer step that would train them, by weights of the step before.
         """
         young = lineage.young_versions(step - 1, max_staleness)
-        old: dict[str, Any] = {
-            "policy_versions": {"$elemMatch": {"$nin": young, "$lte": lineage.newest}}
-        }
+        old_versions = {"$elemMatch": {"$nin": young, "$lte": lineage.newest}}
+        # By index each, so that rows that are young enough cost nothing, however many wait.
+        old: list[tuple[dict[str, Any], str]] = [({"policy_versions": old_versions}, "versions")]
         if self._first_group:
-            old = {"$or": [old, {"group_order": {"$lt": self._first_group}}]}
-        return await change_rows(
-            self._rows,
-            old,
-            RowStatus.EVICTED,
-            {"step": step, "fence": self._fence},
+            old.append(({"group_order": {"$lt": self._first_group}}, "lease"))
+        by = {"step": step, "fence": self._fence}
+        return sum(
+            [
+                await change_rows(self._rows, rows, RowStatus.EVICTED, by, index=index)
+                for rows, index in old
+            ]
         )
 
     async def lease(
@@ -103,7 +117,7 @@ class RowLedger:
         """
         # what a replaced trainer leased after our `rewind`, because it did not know yet
         await self._return(self._held_before())
-        held = await self._rows.count_documents(self._held(step))
+        held = await self._rows.count_documents(self._held(step), hint="held")
         young = lineage.young_versions(step - 1, max_staleness)
         trainable: dict[str, Any] = {
             "status": RowStatus.READY,
@@ -114,12 +128,14 @@ class RowLedger:
         if not waive_interval:
             trainable["not_before"] = {"$lte": step}
         if held < count:
-            oldest = self._rows.find(trainable, {"_id": 1}).sort(
+            oldest = self._rows.find(trainable, {"_id": 1}, hint="lease").sort(
                 [("status", 1), ("group_order", 1)]
             )
             ids = [document["_id"] async for document in oldest.limit(count - held)]
             holder = {"trainer": {"$literal": self._trainer}, "fence": self._fence, "step": step}
-            await change_rows(self._rows, {"_id": {"$in": ids}}, RowStatus.LEASED, holder)
+            await change_rows(
+                self._rows, {"_id": {"$in": ids}}, RowStatus.LEASED, holder, index="_id_"
+            )
         return await self._headers(self._held(step))
 
     async def returning(self, step: int) -> bool:
@@ -127,7 +143,10 @@ class RowLedger:
         again: list[dict[str, Any]] = [self._held_before()]
         if self._max_trained_count > 1:
             again.append({**self._held({"$lt": step}), **self._training_is(last=False)})
-        return await self._rows.find_one({"$or": again}, {"_id": 1}) is not None
+        for held in again:
+            if await self._rows.find_one(held, {"_id": 1}, hint="held") is not None:
+                return True
+        return False
 
     async def commit(self, step: int, ids: Sequence[str]) -> int:
         """The step is done: its rows are trained, or ready for another time.
@@ -145,14 +164,55 @@ class RowLedger:
                 RowStatus.READY,
                 {**leaves, "not_before": step + self._retrained_interval},
                 expected=[RowStatus.LEASED],
+                index="_id_",
             )
         await change_rows(
-            self._rows, {**held, **self._training_is(last=True)}, RowStatus.TRAINED, leaves
+            self._rows,
+            {**held, **self._training_is(last=True)},
+            RowStatus.TRAINED,
+            leaves,
+            index="_id_",
         )
         by_this_step = {"$elemMatch": {"step": step, "fence": self._fence}}
         return await self._rows.count_documents(
-            {"_id": {"$in": list(ids)}, "trained": by_this_step}
+            {"_id": {"$in": list(ids)}, "trained": by_this_step}, hint="_id_"
         )
+
+    async def counts(self, step: int) -> RowCounts:
+        """How many rows there are, after `step` was committed.
+
+        What the steps before evicted is counted once, and remembered: the cost does not grow with
+        the rows of the run.
+        """
+        evicted = {"status": RowStatus.EVICTED}
+        if step > self._evicted_up_to:
+            span = {"$gt": self._evicted_up_to, "$lte": step}
+            self._evicted += await self._rows.count_documents(
+                {**evicted, "step": span}, hint="held"
+            )
+            self._evicted_up_to = step
+        ready = await self._rows.count_documents(
+            {"status": RowStatus.READY}, limit=COUNTED, hint="lease"
+        )
+        ahead = await self._rows.count_documents(
+            {**evicted, "step": {"$gt": self._evicted_up_to}}, hint="held"
+        )
+        return RowCounts(ready, self._evicted + ahead)
+
+    async def quarantine(self, step: int, faults: Mapping[str, str]) -> int:
+        """Take rows out that were leased for `step` and cannot be trained; `faults`: why, by id.
+
+        Returns how many were taken: not those that a successor has.
+        """
+        taken = 0
+        for row, error in faults.items():
+            taken += await change_rows(
+                self._rows,
+                {"_id": row, **self._held(step)},
+                RowStatus.QUARANTINED,
+                {**_UNHELD, "error": {"$literal": error}},
+            )
+        return taken
 
     async def rewind(self, step: int) -> int:
         """Go back to the state after `step`, as earlier trainers left it.
@@ -161,9 +221,14 @@ class RowLedger:
         """
         undone_by = {"step": {"$gt": step}, "fence": {"$lt": self._fence}}
         trained_later = {"trained": {"$elemMatch": undone_by}}
-        evicted_later = {"status": RowStatus.EVICTED, **undone_by}
-        undone = {"$and": [{"$gt": ["$$this.step", step]}, {"$lt": ["$$this.fence", self._fence]}]}
-        kept = {"$filter": {"input": "$trained", "cond": {"$not": [undone]}}}
+        # Each by its index: a run that goes on does not read all that it has trained.
+        undone: list[tuple[dict[str, Any], RowStatus, str]] = [
+            (self._held_before(), RowStatus.LEASED, "held"),
+            (trained_later, RowStatus.TRAINED, "trained"),
+            (undone_by, RowStatus.EVICTED, "held"),
+        ]
+        later = {"$and": [{"$gt": ["$$this.step", step]}, {"$lt": ["$$this.fence", self._fence]}]}
+        kept = {"$filter": {"input": "$trained", "cond": {"$not": [later]}}}
         next_time = {"$add": [{"$max": "$$kept.step"}, self._retrained_interval]}
         not_before = {"$cond": [{"$eq": ["$$kept", []]}, 0, next_time]}
         state = {
@@ -173,15 +238,14 @@ class RowLedger:
         }
         rewound = 0
         while True:
-            changed = await change_rows(
-                self._rows,
-                {"$or": [self._held_before(), trained_later, evicted_later]},
-                RowStatus.READY,
-                state,
-                expected=[RowStatus.LEASED, RowStatus.TRAINED, RowStatus.EVICTED],
-            )
+            changed = 0
+            for rows, status, index in undone:
+                changed += await change_rows(
+                    self._rows, rows, RowStatus.READY, state, expected=[status], index=index
+                )
+            staying = {"$in": [RowStatus.READY, RowStatus.QUARANTINED]}
             waiting = await self._rows.update_many(
-                {"status": RowStatus.READY, **trained_later}, [{"$set": state}]
+                {"status": staying, **trained_later}, [{"$set": state}], hint="trained"
             )
             changed += waiting.modified_count
             if changed == 0:
@@ -191,11 +255,11 @@ class RowLedger:
 
     async def release(self) -> int:
         """Give back what this trainer leased and did not train. Returns how many rows."""
-        return await self._return({"fence": self._fence})
+        return await self._return({"fence": self._fence, **_FOR_A_STEP})
 
     async def _return(self, held: dict[str, Any]) -> int:
         return await change_rows(
-            self._rows, held, RowStatus.READY, _UNHELD, expected=[RowStatus.LEASED]
+            self._rows, held, RowStatus.READY, _UNHELD, expected=[RowStatus.LEASED], index="held"
         )
 
     def _held(self, step: int | dict[str, int]) -> dict[str, Any]:
@@ -207,7 +271,7 @@ class RowLedger:
         }
 
     def _held_before(self) -> dict[str, Any]:
-        return {"status": RowStatus.LEASED, "fence": {"$lt": self._fence}}
+        return {"status": RowStatus.LEASED, "fence": {"$lt": self._fence}, **_FOR_A_STEP}
 
     def _training_is(self, *, last: bool) -> dict[str, Any]:
         """Rows for which the training that they are leased for is their last, or is not."""
@@ -217,7 +281,7 @@ class RowLedger:
         return {f"trained.{self._max_trained_count - 2}": {"$exists": last}}
 
     async def _headers(self, query: dict[str, Any]) -> list[RowHeader]:
-        cursor = self._rows.find(query, dict.fromkeys(_HEADER_FIELDS, 1)).sort(
+        cursor = self._rows.find(query, dict.fromkeys(_HEADER_FIELDS, 1), hint="held").sort(
             [("group_order", 1), ("_id", 1)]
         )
         return [
@@ -229,25 +293,45 @@ class RowLedger:
         ]
 
 
-async def fetch_rows(database: RunDatabase, ids: Sequence[str]) -> list[DBRecordData]:
-    """The rows themselves, in the order of `ids`. Raises KeyError if one is not there."""
-    cursor = database.rows.find({"_id": {"$in": list(ids)}})
-    rows = {document["_id"]: DBRecordData.from_mongo(document) async for document in cursor}
-    return [rows[row] for row in ids]
+@dataclass(frozen=True)
+class FetchedRows:
+    """Rows in the order that was asked for, and by id those that cannot be read: why not."""
+
+    rows: Sequence[DBRecordData]
+    faults: Mapping[str, str]
+
+
+async def fetch_rows(database: RunDatabase, ids: Sequence[str]) -> FetchedRows:
+    """The rows themselves."""
+    faults = dict.fromkeys(ids, "it is not in the database any more")
+    rows: dict[str, DBRecordData] = {}
+    async for document in database.rows.find({"_id": {"$in": list(ids)}}):
+        row = document["_id"]
+        try:
+            rows[row] = DBRecordData.from_mongo(document)
+        except (ValueError, TypeError) as error:  # one damaged row is not the others' end
+            faults[row] = f"it cannot be read: {error}"
+        else:
+            del faults[row]
+    return FetchedRows([rows[row] for row in ids if row in rows], faults)
 
 
 async def count_rows(database: RunDatabase) -> dict[RowStatus, int]:
-    """How many rows are in each state."""
+    """How many rows are in each state. By an index, all of which is read: not for every step."""
     counts = dict.fromkeys(RowStatus, 0)
     async for group in await database.rows.aggregate(
-        [{"$group": {"_id": "$status", "n": {"$sum": 1}}}]
+        [
+            {"$sort": {"status": 1, "group_order": 1}},
+            {"$group": {"_id": "$status", "n": {"$sum": 1}}},
+        ],
+        hint="lease",
     ):
         counts[RowStatus(group["_id"])] = group["n"]
     return counts
 
 
-async def count_waiting(database: RunDatabase) -> int:
-    """Rows that are accepted and not trained yet: ready or leased."""
+async def count_waiting(database: RunDatabase, limit: int = COUNTED) -> int:
+    """Rows that are accepted and not trained yet, ready or leased; `limit` if there are more."""
     return await database.rows.count_documents(
-        {"status": {"$in": [RowStatus.READY, RowStatus.LEASED]}}
+        {"status": {"$in": [RowStatus.READY, RowStatus.LEASED]}}, limit=limit, hint="lease"
     )

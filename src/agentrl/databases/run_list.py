@@ -10,10 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from pymongo import AsyncMongoClient
-from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from agentrl.databases.connection import COLLECTIONS, DatabaseUnreachable, RunDatabase
 from agentrl.databases.documents import Run
+from agentrl.databases.mongodb_url import URL_ERRORS, why_no_url
 from agentrl.databases.runs import load_run
 from agentrl.redaction import without_passwords
 
@@ -35,11 +36,13 @@ async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoC
     """A client of the MongoDB at `url`. Raises `DatabaseUnreachable`, also for what goes wrong
     inside the block."""
     shown = without_passwords(url)
+    if (fault := why_no_url(url)) is not None:
+        raise DatabaseUnreachable(fault)
     try:
         client: AsyncMongoClient[Any] = AsyncMongoClient(
             url, tz_aware=True, appname="agentrl", serverSelectionTimeoutMS=int(timeout_s * 1000)
         )
-    except (InvalidURI, ConfigurationError, ValueError) as error:
+    except URL_ERRORS as error:
         raise DatabaseUnreachable(
             f"--db_connection_string {shown} is not a MongoDB URL: {error}"
         ) from None

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from pymongo.write_concern import WriteConcern
+
 from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import InferenceService
@@ -46,8 +48,10 @@ async def register_urls(database: RunDatabase, urls: Iterable[str]) -> None:
 
 
 async def heartbeat(database: RunDatabase, url: str) -> None:
-    """The service is alive."""
-    await database.services.update_one({"_id": url}, [{"$set": {"heartbeat": "$$NOW"}}])
+    """The service is alive. The primary's word is enough: another one comes soon."""
+    await database.services.with_options(write_concern=WriteConcern(1)).update_one(
+        {"_id": url}, [{"$set": {"heartbeat": "$$NOW"}}]
+    )
 
 
 async def unregister(database: RunDatabase, url: str) -> None:

@@ -4,7 +4,8 @@ Every transition is one atomic update whose filter names the state it expects. S
 needed, and any process may die between any two transitions. Times are the server's (`$$NOW`); the
 clocks of samplers do not matter.
 
-    claim -> heartbeat* -> complete | fail | release      by the sampler that holds the lease
+    claim -> heartbeat* -> complete | fail | release      by the sampler that holds the lease,
+                                                           or as `scorings.py` says
     reap                                                   by anyone, now and then
     claim_finalisation                                     by anyone, when its holder died
     finalised                                              by who made the last slot terminal
@@ -41,8 +42,10 @@ from agentrl.databases.expressions import (
     literal,
     slots_scored,
     slots_updated,
+    told,
 )
 from agentrl.databases.reaping import Reaped, close_lost_records, reap_expired
+from agentrl.databases.task_choice import NO_TASKS, TaskChoice
 from agentrl.databases.transitions import (
     TERMINAL_SLOTS,
     TransitionRefused,
@@ -60,12 +63,20 @@ class LeaseLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Claim:
-    """A leased slot. Its Record's id follows from task, rollout and attempt."""
+    """A leased slot. Its Record's id follows from task, rollout and attempt.
+
+    `scorings` tells the leases of one trajectory from each other: the first samples and scores it,
+    each further one (`to_score`) scores it again.
+    """
 
     task: Task  # as it was before the claim, with the claimed slots only
     rollout: int
     attempt: int
     failures: int  # of earlier attempts
+    scorings: int = 0  # earlier ones of this trajectory
+    scoring_failures: int = 0  # those of them that count
+    to_score: bool = False
+    outages: int = 0  # that earlier attempts met
 
     @property
     def record_id(self) -> str:
@@ -94,10 +105,10 @@ class TaskLedger:
     def __init__(
         self, database: RunDatabase, owner: str, lease_seconds: float, max_failures: int
     ) -> None:
+        self.owner = owner
+        self.lease_ms = int(lease_seconds * 1000)
         self._database = database
         self._tasks = database.tasks
-        self._owner = owner
-        self._lease_ms = int(lease_seconds * 1000)
         self._max_failures = max_failures
 
     async def add(self, tasks: Sequence[Task]) -> int:
@@ -132,17 +143,20 @@ class TaskLedger:
         count: int = 1,
         admission_limit: int | None = UNBOUNDED,
         epoch: int | None = None,
+        without: TaskChoice = NO_TASKS,
     ) -> list[Claim]:
         """Lease up to `count` free slots of one group, the oldest that has any; [] if none has.
 
         `admission_limit`: groups that nobody has begun are begun only up to this group order, or
         not at all if it is None; groups already begun are worked on wherever they are. `epoch`:
-        only its groups.
+        only its groups. `without`: none of these.
         """
+        if without.everything:
+            return []
         places: dict[str, int] = {}
         if epoch is not None:
             places = {"$gte": group_order(epoch, 0), "$lt": group_order(epoch + 1, 0)}
-        free = {"split": split, "pending": {"$gt": 0}}
+        free = {"split": split, "pending": {"$gt": 0}, **without.others()}
         before = None
         if admission_limit is not None:
             admitted = {**free, "group_order": {**places, "$lte": admission_limit}}
@@ -157,7 +171,10 @@ class TaskLedger:
         pending = [slot for slot in before["slots"] if slot["status"] == SlotStatus.PENDING]
         # Slots are most of what a Task takes to check, and nobody asks for those of others.
         task = Task.from_mongo({**before, "slots": pending[:count]})
-        return [Claim(task, slot.rollout, slot.attempt, slot.failures) for slot in task.slots]
+        return [
+            Claim(task, slot.rollout, slot.attempt, slot.failures, outages=slot.outages)
+            for slot in task.slots
+        ]
 
     async def heartbeat(self, records: Collection[str]) -> set[str]:
         """Extend our leases on the slots of `records`; returns those that we still hold.
@@ -165,17 +182,17 @@ class TaskLedger:
         A slot that is not named runs out, though its owner lives: nobody works on it any more.
         """
         wanted = sorted(records)
-        ours = {"owner": self._owner, "status": SlotStatus.LEASED, "record": {"$in": wanted}}
+        ours = {"owner": self.owner, "status": SlotStatus.LEASED, "record": {"$in": wanted}}
         held = {
             "_id": {"$in": sorted({task_of(record) for record in wanted})},
             "slots": {"$elemMatch": ours},
         }
         is_ours = all_of(
-            {"$eq": ["$$slot.owner", literal(self._owner)]},
+            {"$eq": ["$$slot.owner", literal(self.owner)]},
             {"$eq": ["$$slot.status", SlotStatus.LEASED]},
             {"$in": ["$$slot.record", literal(wanted)]},
         )
-        extended = slots_updated(is_ours, {"lease_expires": in_milliseconds(self._lease_ms)})
+        extended = slots_updated(is_ours, {"lease_expires": in_milliseconds(self.lease_ms)})
 
         async def extend() -> set[str]:
             await self._tasks.update_many(held, [{"$set": {"slots": extended}}])
@@ -184,7 +201,7 @@ class TaskLedger:
                 slot["record"]
                 async for document in documents
                 for slot in document["slots"]
-                if slot["owner"] == self._owner and slot["status"] == SlotStatus.LEASED
+                if slot["owner"] == self.owner and slot["status"] == SlotStatus.LEASED
             }.intersection(wanted)
 
         return await retry_through_outages(extend, "a heartbeat") if wanted else set()
@@ -193,40 +210,90 @@ class TaskLedger:
         """The slot is terminal, with its score (None: not scored, or not yet). Returns the Task if
         that was the group's last slot: the caller then holds the finalisation. Raises `LeaseLost`.
         """
-        return await self._leave(claim, SlotStatus.COMPLETED, {"score": score, "error": None})
+        return await self.leave(claim, SlotStatus.COMPLETED, {"score": score, "error": None})
 
     async def fail(self, claim: Claim, error: str, *, retry: bool = True) -> Task | None:
         """The attempt ended in an error: the slot is tried again, or is given up after
         `max_failures`. Returns the Task if the group is now finished. Raises `LeaseLost`."""
-        failed = {"error": literal(error), "failures": claim.failures + 1}
+        failed = {"error": told(error), "failures": claim.failures + 1}
         if retry and claim.failures + 1 < self._max_failures:
             again = {**failed, "attempt": claim.attempt + 1}
-            return await self._leave(claim, SlotStatus.PENDING, again)
-        return await self._leave(claim, SlotStatus.FAILED, failed)
+            return await self.leave(claim, SlotStatus.PENDING, again)
+        return await self.leave(claim, SlotStatus.FAILED, failed)
 
-    async def release(self, claim: Claim) -> None:
-        """Hand the slot back; this costs none of `max_failures`. Raises `LeaseLost`."""
-        await self._leave(claim, SlotStatus.PENDING, {"attempt": claim.attempt + 1})
+    async def release(self, claim: Claim, *, outage: bool = False) -> None:
+        """Hand the slot back, because of an `outage` or for another reason; this costs none of
+        `max_failures`. Raises `LeaseLost`."""
+        again = {"attempt": claim.attempt + 1, "outages": claim.outages + outage}
+        await self.leave(claim, SlotStatus.PENDING, again)
+
+    async def leave(
+        self, claim: Claim, status: SlotStatus, fields: Mapping[str, Expression]
+    ) -> Task | None:
+        """Give up our lease on a slot, which becomes `status` with `fields`.
+
+        Leases the group's finalisation with it, and returns the Task, if it was the last that was
+        not terminal. Raises `LeaseLost`.
+        """
+        ours = {
+            "rollout": claim.rollout,
+            "attempt": claim.attempt,
+            "scorings": claim.scorings,
+            "owner": self.owner,
+            "status": SlotStatus.LEASED,
+        }
+        left = slots_changed(
+            {"$eq": ["$$slot.rollout", claim.rollout]},
+            status,
+            {"owner": None, "lease_expires": None, **fields},
+        )
+
+        async def leave() -> dict[str, Any] | None:
+            return await self._tasks.find_one_and_update(
+                {"_id": claim.task.id, "slots": {"$elemMatch": ours}},
+                [{"$set": {"slots": left}}, *group_settled(self._finalisation())],
+                return_document=ReturnDocument.AFTER,
+            )
+
+        what = f"the end of {claim.record_id}"
+        document = await retry_through_outages(leave, what)
+        if document is None:
+            document = await retry_through_outages(lambda: self._left_already(claim, status), what)
+        task = Task.from_mongo(document)
+        ends_group = (
+            task.status == TaskStatus.FINALISING
+            and task.finalisation is not None
+            and task.finalisation.owner == self.owner
+        )
+        return task if ends_group else None
 
     async def reap(self) -> Reaped:
         """Take expired leases away from whoever held them: see `reaping.py`."""
         return await retry_through_outages(
-            lambda: reap_expired(self._database, self._owner, self._max_failures),
+            lambda: reap_expired(self._database, self._max_failures),
             "the reaping of expired leases",
         )
 
-    async def claim_finalisation(self) -> Task | None:
-        """Take over the finalisation of a finished group whose holder died, or that has none."""
+    async def claim_finalisation(self, without: Collection[str] = ()) -> Task | None:
+        """Take over the finalisation that has been due for longest: of a finished group whose
+        holder died, which counts as a failure of it, or that has none. `without`: none of these
+        groups."""
+        died = {"$cond": [{"$eq": ["$finalisation.owner", None]}, 0, 1]}
+        counted = {
+            name: {"$add": [f"$finalisation.{name}", died]} for name in ("tries", "failures")
+        }
+        taken = {"$mergeObjects": ["$finalisation", counted, self._lease()]}
 
         async def take() -> dict[str, Any] | None:
             return await self._tasks.find_one_and_update(
                 {
                     "status": TaskStatus.FINALISING,
                     "$expr": {"$lte": ["$finalisation.lease_expires", "$$NOW"]},
+                    **({"_id": {"$nin": sorted(without)}} if without else {}),
                 },
-                [{"$set": {"finalisation": self._finalisation()}}],
-                sort=[("split", 1), ("group_order", 1)],
-                hint="state",
+                [{"$set": {"finalisation": taken}}],
+                sort=[("finalisation.lease_expires", 1)],
+                hint="to_finalise",
                 return_document=ReturnDocument.AFTER,
             )
 
@@ -261,8 +328,8 @@ class TaskLedger:
             chosen,
             SlotStatus.LEASED,
             {
-                "owner": literal(self._owner),
-                "lease_expires": in_milliseconds(self._lease_ms),
+                "owner": literal(self.owner),
+                "lease_expires": in_milliseconds(self.lease_ms),
                 "record": SLOT_RECORD,
             },
         )
@@ -282,41 +349,6 @@ class TaskLedger:
             "a claim",
         )
 
-    async def _leave(
-        self, claim: Claim, status: SlotStatus, fields: dict[str, Expression]
-    ) -> Task | None:
-        """Give up our lease on a slot; lease the finalisation with it if it was the last."""
-        ours = {
-            "rollout": claim.rollout,
-            "attempt": claim.attempt,
-            "owner": self._owner,
-            "status": SlotStatus.LEASED,
-        }
-        left = slots_changed(
-            {"$eq": ["$$slot.rollout", claim.rollout]},
-            status,
-            {"owner": None, "lease_expires": None, **fields},
-        )
-
-        async def leave() -> dict[str, Any] | None:
-            return await self._tasks.find_one_and_update(
-                {"_id": claim.task.id, "slots": {"$elemMatch": ours}},
-                [{"$set": {"slots": left}}, *group_settled(self._finalisation())],
-                return_document=ReturnDocument.AFTER,
-            )
-
-        what = f"the end of {claim.record_id}"
-        document = await retry_through_outages(leave, what)
-        if document is None:
-            document = await retry_through_outages(lambda: self._left_already(claim, status), what)
-        task = Task.from_mongo(document)
-        ends_group = (
-            task.status == TaskStatus.FINALISING
-            and task.finalisation is not None
-            and task.finalisation.owner == self._owner
-        )
-        return task if ends_group else None
-
     async def _left_already(self, claim: Claim, status: SlotStatus) -> dict[str, Any]:
         """The Task whose slot this very attempt made terminal: its answer was lost.
 
@@ -332,37 +364,47 @@ class TaskLedger:
         refused = TransitionRefused(
             f"slot {claim.rollout} of {claim.task.id}, attempt {slot.attempt}",
             found,
-            f"{status} by attempt {claim.attempt} of {self._owner}",
+            f"{status} by attempt {claim.attempt} of {self.owner}",
         )
         raise LeaseLost(str(refused)) from refused
 
     async def _finalised(
         self, task: Task, scores: Mapping[str, float | None], outcome: GroupOutcome | None
     ) -> None:
+        ours = {
+            "_id": task.id,
+            "status": TaskStatus.FINALISING,
+            "finalisation.owner": self.owner,
+        }
         if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
-            # A reaper died before it could, or looked before a Record had its score.
-            counted = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
-            await close_lost_records(self._database, {"task": task.id, "_id": {"$nin": counted}})
+            # A reaper died before it could, or looked before a Record had its score. Only while
+            # the finalisation is ours: another may have ended it, and a release begun it again.
+            if await self._tasks.find_one(ours, {"_id": 1}) is None:
+                await self._finalised_already(task)
+                return
+            # That of a quarantined slot is no lease's: it may be released at any time.
+            kept = [slot.record for slot in task.slots if slot.status != SlotStatus.FAILED]
+            await close_lost_records(self._database, {"task": task.id, "_id": {"$nin": kept}})
         result = await self._tasks.update_one(
-            {
-                "_id": task.id,
-                "status": TaskStatus.FINALISING,
-                "finalisation.owner": self._owner,
-            },
+            ours,
             [
                 {
                     "$set": {
                         "status": task_status(TaskStatus.COMPLETED),
                         "finalisation": None,
                         "completed_at": "$$NOW",
+                        "error": None,
                         "outcome": literal(outcome.model_dump() if outcome else None),
                     }
                 },
                 *slots_scored(scores),
             ],
         )
-        if result.matched_count:
-            return
+        if not result.matched_count:
+            await self._finalised_already(task)
+
+    async def _finalised_already(self, task: Task) -> None:
+        """Raises `LeaseLost` unless the group is completed."""
         document = await self._tasks.find_one({"_id": task.id})
         assert document is not None, f"{task.id} is gone, and the pipeline deletes nothing"
         found = Task.from_mongo(document)
@@ -370,12 +412,15 @@ class TaskLedger:
             return
         holder = f" by {found.finalisation.owner}" if found.finalisation else ""
         refused = TransitionRefused(
-            f"task {task.id}", f"{found.status}{holder}", f"completed by {self._owner}"
+            f"task {task.id}", f"{found.status}{holder}", f"completed by {self.owner}"
         )
         raise LeaseLost(str(refused)) from refused
 
     def _finalisation(self) -> Expression:
-        return {"owner": literal(self._owner), "lease_expires": in_milliseconds(self._lease_ms)}
+        return {**self._lease(), "tries": 0, "failures": 0, "error": None}
+
+    def _lease(self) -> Expression:
+        return {"owner": literal(self.owner), "lease_expires": in_milliseconds(self.lease_ms)}
 
 
 def _without_id(document: dict[str, Any]) -> dict[str, Any]:

@@ -248,6 +248,13 @@ class TokenTree:
         return cls(tuple(Node(**node) for node in document["nodes"]), columns)
 
 
+def common_prefix(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """How many ids two lines of tokens begin with alike."""
+    length = min(len(one), len(other))
+    different = one[:length] != other[:length]
+    return int(different.argmax()) if different.any() else length
+
+
 def packed_fields() -> set[str]:
     """The names of the fields that `TokenTree.pack` makes."""
     stored = {column.stored for column in COLUMNS.values() if column.stored is not None}

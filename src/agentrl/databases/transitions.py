@@ -2,8 +2,9 @@
 
 Nothing else writes `status`. The filter of each atomic update names the states from which its table
 allows the change. A change that does not match is refused, with the state found and the state
-wanted. When and why a change is made is decided in `tasks.py` (Tasks and slots), `records.py`
-(Records), `row_ledger.py` (rows) and `rescoring.py` (Records and rows that are scored again).
+wanted. When and why a change is made is decided in `tasks.py` and `scorings.py` (Tasks and slots),
+`records.py` (Records), `row_ledger.py` (rows) and `rescoring.py` (Records and rows that are scored
+again).
 
 A Task and its slots are one document. So their changes are expressions that one update pipeline
 combines: `slots_changed` and `task_status`.
@@ -17,43 +18,75 @@ from pymongo import UpdateOne
 from pymongo.asynchronous.collection import AsyncCollection
 
 from agentrl.databases.documents import RecordStatus, RowStatus, SlotStatus, TaskStatus
-from agentrl.databases.expressions import Expression, all_of, slots_in, slots_updated
+from agentrl.databases.expressions import (
+    Expression,
+    all_of,
+    next_scoring,
+    slots_in,
+    slots_updated,
+)
 
 Status = TypeVar("Status", bound=StrEnum)
 
 TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.CREATED: frozenset({TaskStatus.RUNNING, TaskStatus.LEFT_OUT}),
     TaskStatus.RUNNING: frozenset({TaskStatus.FINALISING}),
-    TaskStatus.FINALISING: frozenset({TaskStatus.COMPLETED}),
-    TaskStatus.COMPLETED: frozenset(),
+    TaskStatus.FINALISING: frozenset({TaskStatus.COMPLETED, TaskStatus.QUARANTINED}),
+    # Something of it was released from quarantine, and is scored or finalised again.
+    TaskStatus.COMPLETED: frozenset({TaskStatus.RUNNING, TaskStatus.FINALISING}),
+    TaskStatus.QUARANTINED: frozenset({TaskStatus.RUNNING, TaskStatus.FINALISING}),
     TaskStatus.LEFT_OUT: frozenset(),
 }
 SLOT_TRANSITIONS: dict[SlotStatus, frozenset[SlotStatus]] = {
     SlotStatus.PENDING: frozenset({SlotStatus.LEASED}),
-    SlotStatus.LEASED: frozenset({SlotStatus.PENDING, SlotStatus.COMPLETED, SlotStatus.FAILED}),
+    SlotStatus.LEASED: frozenset(
+        {
+            SlotStatus.PENDING,
+            SlotStatus.SAMPLED,
+            SlotStatus.COMPLETED,
+            SlotStatus.FAILED,
+            SlotStatus.QUARANTINED,
+        }
+    ),
+    SlotStatus.SAMPLED: frozenset({SlotStatus.LEASED}),
     SlotStatus.COMPLETED: frozenset(),
     SlotStatus.FAILED: frozenset(),
+    SlotStatus.QUARANTINED: frozenset({SlotStatus.SAMPLED}),  # released
 }
 RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
-    RecordStatus.SAMPLING: frozenset({RecordStatus.SCORED, RecordStatus.FAILED}),
+    RecordStatus.SAMPLING: frozenset({RecordStatus.SAMPLED, RecordStatus.FAILED}),
+    RecordStatus.SAMPLED: frozenset(
+        # failed: the slot was lost before the trajectory was stored
+        {RecordStatus.SCORED, RecordStatus.QUARANTINED, RecordStatus.FAILED}
+    ),
     RecordStatus.SCORED: frozenset(
-        # failed: the slot was lost when the score came
-        {RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.FAILED}
+        # failed: the slot was lost when the score came; quarantined: no row can be made of it
+        {
+            RecordStatus.READY,
+            RecordStatus.ABANDONED,
+            RecordStatus.FAILED,
+            RecordStatus.QUARANTINED,
+        }
     ),
     RecordStatus.FAILED: frozenset(),
+    # Released, to be scored again, or to be made a row of.
+    RecordStatus.QUARANTINED: frozenset({RecordStatus.SAMPLED, RecordStatus.SCORED}),
     # Scored anew, the group's rules may decide otherwise.
     RecordStatus.READY: frozenset({RecordStatus.ABANDONED}),
     RecordStatus.ABANDONED: frozenset({RecordStatus.READY}),
 }
 ROW_TRANSITIONS: dict[RowStatus, frozenset[RowStatus]] = {
     RowStatus.READY: frozenset({RowStatus.LEASED, RowStatus.EVICTED, RowStatus.WITHDRAWN}),
-    RowStatus.LEASED: frozenset({RowStatus.READY, RowStatus.TRAINED}),
+    RowStatus.LEASED: frozenset({RowStatus.READY, RowStatus.TRAINED, RowStatus.QUARANTINED}),
     # The trainer resumed from before the step that trained it, or that it was too old for.
     RowStatus.TRAINED: frozenset({RowStatus.READY}),
     RowStatus.EVICTED: frozenset({RowStatus.READY}),
     RowStatus.WITHDRAWN: frozenset({RowStatus.READY}),
+    RowStatus.QUARANTINED: frozenset({RowStatus.READY}),  # released
 }
-TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED})
+# A group of which no row comes any more, unless something of it is released.
+ENDED_TASKS = frozenset({TaskStatus.COMPLETED, TaskStatus.QUARANTINED, TaskStatus.LEFT_OUT})
+TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED, SlotStatus.QUARANTINED})
 
 
 class TransitionRefused(RuntimeError):
@@ -92,11 +125,13 @@ def slots_changed(
     """The `slots` of a Task after those that `which` holds for became `to`.
 
     `which` and `fields` speak of the slot as `$$slot`. Slots that may not become `to` stay as they
-    are: the update's filter says what is an error.
+    are: the update's filter says what is an error. A slot that becomes pending has no trajectory
+    any more, and none of its scorings count for the next.
     """
+    unscored = {"scorings": 0, "scoring_failures": 0} if to == SlotStatus.PENDING else {}
     return slots_updated(
         all_of({"$in": ["$$slot.status", states_before(SLOT_TRANSITIONS, to)]}, which),
-        {**fields, "status": to},
+        {**fields, **unscored, "status": to},
     )
 
 
@@ -116,6 +151,7 @@ def group_settled(finalisation: Expression) -> list[dict[str, Expression]]:
         {
             "$set": {
                 "pending": slots_in({SlotStatus.PENDING}),
+                "score_at": next_scoring(),
                 "status": task_status(TaskStatus.FINALISING, finished),
                 "finalisation": {"$cond": [finished, finalisation, "$finalisation"]},
             }
@@ -166,16 +202,19 @@ async def change_rows(
     fields: Mapping[str, Expression],
     *,
     expected: Collection[RowStatus] | None = None,
+    index: str | None = None,
 ) -> int:
     """Change all rows of `selection` that may become `to`; returns how many did.
 
     `fields` are expressions over the row as it was (text must be a `$literal`). `expected`: only
     rows in these states. A selection may hold rows in other states, which stay as they are; who
-    needs a number of rows compares it with the one returned.
+    needs a number of rows compares it with the one returned. `index`: by which they are found;
+    without, the server chooses.
     """
     sources = states_before(ROW_TRANSITIONS, to, expected)
     result = await rows.update_many(
         {"$and": [{"status": {"$in": sources}}, dict(selection)]},
         [{"$set": {**fields, "status": to}}],
+        hint=index,
     )
     return result.modified_count

@@ -1,34 +1,20 @@
-"""What SGLang's API sends, as values: chunks of an answer, loads, model limits, error messages.
+"""What SGLang's API sends, as values: chunks of an answer, loads, error messages. Pure."""
 
-Pure, but for the reading of a model folder's config.json.
-"""
-
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from agentrl.inference.generation_builder import GenerationBuilder
 from agentrl.inference.protocol import (
-    GenerateRequest,
     InferenceError,
-    ModelLimits,
-    PromptTooLong,
     RequestRejected,
     ServiceLoad,
     ServiceUnreachable,
     version_from_wire,
 )
 from agentrl.policy_version import VersionSpan, check_spans, join_spans
-
-# Of the context, SGLang keeps two positions for itself, and it refuses a prompt that leaves fewer
-# than five for the output. The longest prompt that `/server_info` tells is the first refused one.
-_KEPT_POSITIONS = 2
-_LEAST_ROOM = 5
-BEYOND_PROMPT = _KEPT_POSITIONS + _LEAST_ROOM - 1
 
 
 @dataclass(slots=True)
@@ -38,11 +24,13 @@ class ChunkReader:
     Chunks repeat all output so far, or (a server with `--incremental-streaming-output`) hold only
     what is new: how many tokens there are in all says which. Nothing is taken from a chunk whose
     ids and logprobs do not fit together, so that what is built can always be trained on or
-    continued. `source`: the service's URL, for errors. One reader for each answer.
+    continued. `source`: the service's URL, for errors. `most`: how many tokens were asked for. One
+    reader for each answer.
     """
 
     building: GenerationBuilder
     source: str
+    most: int
     _version: int | None = None  # what the service had when it sent the last chunk
     _spans: list[VersionSpan] = field(default_factory=list)
 
@@ -54,6 +42,14 @@ class ChunkReader:
         when the service aborted the request as one that it cannot serve.
         """
         have = self.building.n_piece
+        aborted = _aborted(chunk)
+        status = None if aborted is None else aborted.get("status_code")
+        if aborted is not None and isinstance(status, int) and 400 <= status < 500:
+            # Before any token is taken: SGLang sends one along that was never sampled.
+            raise RequestRejected(
+                f"{self.source}/generate refused the request: {aborted.get('message')}",
+                status=status,
+            )
         try:
             meta = chunk["meta_info"]
             ids: Sequence[int] = chunk["output_ids"]
@@ -69,6 +65,11 @@ class ChunkReader:
             agree = [triple[1] for triple in new] == list(new_ids)
             spans = self._read_spans(meta, have, total)
         except (KeyError, TypeError, IndexError, ValueError) as error:
+            if aborted is not None:
+                # SGLang aborts what waits in its queue, a retracted request for one, with less
+                # than it says otherwise: the tokens that came before it stay.
+                self.building.piece_ending = "abort"
+                return
             raise InferenceError(
                 f"{self.source}/generate gave an answer that is not SGLang's ({error!r}):"
                 f" {chunk!r:.300}"
@@ -81,16 +82,14 @@ class ChunkReader:
             check_spans(spans, total)
         except ValueError as error:
             raise InferenceError(f"{self.source}/generate: {error}") from None
+        if total > self.most:
+            raise InferenceError(
+                f"{self.source}/generate gave {total} tokens where {self.most} were asked for"
+            )
         self._spans = spans
         self.building.add(new_ids, logprobs, spans, cached_tokens)
         if finish is not None:
             self.building.piece_ending = finish["type"]
-            status = finish.get("status_code")
-            if status is not None and 400 <= status < 500:
-                raise RequestRejected(
-                    f"{self.source}/generate refused the request: {finish.get('message')}",
-                    status=status,
-                )
 
     def _read_spans(self, meta: Mapping[str, Any], have: int, total: int) -> list[VersionSpan]:
         """The versions of all tokens so far.
@@ -112,36 +111,6 @@ class ChunkReader:
             return self._spans
         made_by = now if then is None else then
         return join_spans(self._spans, [VersionSpan(made_by, 0, total - have)])
-
-
-def fit_request(request: GenerateRequest, limits: ModelLimits) -> GenerateRequest:
-    """The request, its `max_new_tokens` cut to what the context leaves.
-
-    Raises RequestRejected for an empty prompt and a token id outside the vocabulary (which kills an
-    SGLang server), PromptTooLong for a prompt that leaves no room for an answer.
-    """
-    if not request.input_ids:
-        raise RequestRejected(f"request {request.rid}: the prompt is empty")
-    if min(request.input_ids) < 0 or (
-        limits.vocab_size is not None and max(request.input_ids) >= limits.vocab_size
-    ):
-        raise RequestRejected(
-            f"request {request.rid}: prompt ids run from {min(request.input_ids)} to"
-            f" {max(request.input_ids)} but the model's vocabulary is {limits.vocab_size} ids"
-            " from 0: was it tokenised with another model's tokenizer?"
-        )
-    if limits.context_length is None:
-        return request
-    room = limits.context_length - _KEPT_POSITIONS - len(request.input_ids)
-    if room < _LEAST_ROOM:
-        raise PromptTooLong(
-            f"request {request.rid}: the prompt of {len(request.input_ids)} tokens leaves no room"
-            f" in the service's context of {limits.context_length}: shorten it, or start the"
-            " service with a longer context"
-        )
-    if request.sampling_params.max_new_tokens <= room:
-        return request
-    return replace(request, sampling_params=replace(request.sampling_params, max_new_tokens=room))
 
 
 def read_events(buffer: bytes) -> tuple[list[bytes], bytes]:
@@ -193,14 +162,11 @@ def error_message(content: bytes) -> str:
     return str(body)
 
 
-def read_model_limits(model_path: str) -> ModelLimits:
-    """The limits in a model folder's config.json; empty where there is no such file here."""
-    file = Path(model_path) / "config.json"
-    if not file.is_file():
-        return ModelLimits()
-    config = json.loads(file.read_text())
-    text = config.get("text_config", config)
-    return ModelLimits(text.get("vocab_size"), text.get("max_position_embeddings"))
+def _aborted(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Why the service aborted the request, if a chunk that says little else says that."""
+    meta = chunk.get("meta_info")
+    finish = meta.get("finish_reason") if isinstance(meta, Mapping) else None
+    return finish if isinstance(finish, Mapping) and finish.get("type") == "abort" else None
 
 
 def _tail(values: Sequence[Any], have: int, total: int) -> Sequence[Any]:

@@ -6,8 +6,10 @@ about a service that fails is the pool's business, not in here.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,17 @@ import aiohttp
 import orjson
 
 from agentrl.inference.answers import (
-    BEYOND_PROMPT,
     ChunkReader,
     error_message,
-    fit_request,
     parse_loads,
     read_events,
-    read_model_limits,
     stream_error,
+)
+from agentrl.inference.context import (
+    BEYOND_PROMPT,
+    fit_request,
+    read_model_limits,
+    told_context,
 )
 from agentrl.inference.engine_protocol import Capabilities, Engine, PauseMode
 from agentrl.inference.generation_builder import GenerationBuilder
@@ -45,6 +50,8 @@ from agentrl.inference.transport import Transport
 _LEAST_INTERVAL = 32
 _CHUNKS = 32
 _READY_S = 5.0
+# How large a chunk may be: a token takes some 40 bytes, id, logprob and text.
+_CHUNK_BYTES, _TOKEN_BYTES = 2**20, 1024
 _CAPABILITIES = Capabilities(
     weight_ways=frozenset({"disk", "distributed", "tensor"}),
     pauses=frozenset({"abort", "retract", "in_place"}),
@@ -95,27 +102,48 @@ class SGLangClient(Engine):
         """Generate what an answer still lacks, as a piece of it.
 
         It is streamed: the tokens that arrived stay in `building` when the service fails before the
-        piece is whole.
+        piece is whole. A service whose context was not known and is too short says so when it
+        refuses: then it is known.
         """
-        request = fit_request(building.next_request(), self.limits)
-        receiving = asyncio.create_task(self._receive(request, building, timeout_s))
-        heard = -1
+        while True:
+            request = fit_request(building.next_request(), self.limits)
+            try:
+                return await self._extend(request, building, timeout_s)
+            except RequestRejected as refusal:
+                context, known = told_context(str(refusal)), self.limits.context_length
+                if context is None or (known is not None and known <= context):
+                    raise
+                self.limits = replace(self.limits, context_length=context)
+
+    async def _extend(
+        self, request: GenerateRequest, building: GenerationBuilder, timeout_s: float
+    ) -> None:
+        """Receive one answer for as long as tokens of it arrive.
+
+        A service that says nothing for a while is asked whether it lives.
+        """
+        receiving = asyncio.create_task(self._receive(request, building))
+        heard, heard_at = 0, time.monotonic()
         try:
             while not receiving.done():
-                await asyncio.wait({receiving}, timeout=self._silence_s)
-                if not receiving.done() and building.n_piece == heard and not await self.alive():
+                left_s = heard_at + timeout_s - time.monotonic()
+                await asyncio.wait({receiving}, timeout=min(self._silence_s, max(0.0, left_s)))
+                if building.n_piece != heard:
+                    heard, heard_at = building.n_piece, time.monotonic()
+                elif receiving.done():
+                    break
+                elif time.monotonic() - heard_at >= timeout_s:
+                    raise RequestTimedOut(f"{self.url}/generate gave no token for {timeout_s:g} s")
+                elif not await self.alive() and building.n_piece == heard and not receiving.done():
                     raise ServiceUnreachable(
                         f"{self.url} said nothing for {self._silence_s:g} s and is gone"
                     )
-                heard = building.n_piece
         finally:
             receiving.cancel()
             await asyncio.wait({receiving})
         receiving.result()
 
-    async def _receive(
-        self, request: GenerateRequest, building: GenerationBuilder, timeout_s: float
-    ) -> None:
+    async def _receive(self, request: GenerateRequest, building: GenerationBuilder) -> None:
         params = request.sampling_params.to_json()
         longest = request.sampling_params.max_new_tokens
         params["stream_interval"] = max(_LEAST_INTERVAL, longest // _CHUNKS)
@@ -128,11 +156,17 @@ class SGLangClient(Engine):
                 "stream": True,
             }
         )
-        reader = ChunkReader(building, self.url)
+        reader = ChunkReader(building, self.url, longest)
+        largest = _CHUNK_BYTES + _TOKEN_BYTES * longest
         buffer = b""
-        async with aclosing(self._transport.stream("/generate", body, timeout_s)) as pieces:
+        async with aclosing(self._transport.stream("/generate", body)) as pieces:
             async for piece in pieces:
                 events, buffer = read_events(buffer + piece)
+                if len(buffer) > largest:
+                    raise ServiceUnreachable(
+                        f"{self.url}/generate gave a chunk of more than {largest} bytes for"
+                        f" {longest} tokens, which was not read further"
+                    )
                 for event in events:
                     if event == b"[DONE]":
                         continue
@@ -315,7 +349,7 @@ class SGLangClient(Engine):
         return [worker["url"].rstrip("/") for worker in answer["workers"]]
 
     async def alive(self, *, timeout_s: float = _READY_S) -> bool:
-        """Whether somebody answers at once, also while generation is paused."""
+        """Whether somebody answers us at once, also while generation is paused."""
         try:
             await self._transport.call("GET", "/model_info", b"", timeout_s)
         except RequestRejected:
@@ -325,9 +359,9 @@ class SGLangClient(Engine):
         return True
 
     async def ready(self, *, timeout_s: float = _READY_S) -> bool:
-        """Whether the service takes requests and generates; at once.
+        """Whether the service takes requests of ours and generates; at once.
 
-        False while generation is paused, and when nobody answers.
+        False while generation is paused, when nobody answers and when our key is another.
         """
         try:
             await self._transport.call("GET", "/ready", b"", timeout_s)
@@ -336,7 +370,7 @@ class SGLangClient(Engine):
             return error.status == 404 and await self.health(timeout_s=timeout_s)
         except (ServiceUnreachable, RequestTimedOut):
             return False
-        return True
+        return await self.alive(timeout_s=timeout_s)  # who has no key is told only that it is ready
 
     async def health(self, *, timeout_s: float = 30.0) -> bool:
         """Whether the service can generate; it generates one token to find out."""

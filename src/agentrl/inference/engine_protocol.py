@@ -118,6 +118,8 @@ class Engine(ABC):
     async def generate(self, request: GenerateRequest, *, timeout_s: float = 600.0) -> Generation:
         """Generate from a token prompt; `latency_s` runs from sending to the end of the answer.
 
+        `timeout_s` as in `extend`.
+
         An answer that was aborted has the tokens made so far.
         """
         began = time.monotonic()
@@ -131,8 +133,9 @@ class Engine(ABC):
 
         Its request is `building.next_request()`, cut to what the context leaves. Tokens go into
         `building` as they arrive, each with its logprob and version, and stay there when the
-        service fails before the piece is whole. Raises PromptTooLong without asking the service
-        where the context leaves no room.
+        service fails before the piece is whole. Raises PromptTooLong where the context leaves no
+        room, and RequestTimedOut when no token has come for `timeout_s` seconds: an answer that
+        goes on may take longer.
         """
 
     @abstractmethod
@@ -163,9 +166,9 @@ class Engine(ABC):
 
     @abstractmethod
     async def ready(self, *, timeout_s: float = 5.0) -> bool:
-        """Whether the service takes requests and generates; at once.
+        """Whether the service takes requests of ours and generates; at once.
 
-        False while generation is paused, and when nobody answers.
+        False while generation is paused, when nobody answers and when our key is another.
         """
 
     @abstractmethod

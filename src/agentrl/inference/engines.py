@@ -21,6 +21,10 @@ ENGINES: dict[str, type[Engine]] = {"sglang": SGLangClient}
 _DEFAULT = "sglang"
 
 
+class UnknownEngine(ValueError):
+    """A URL names an engine that is not registered. The message is one sentence for the user."""
+
+
 def engine_at(
     url: str,
     api_key: str | None = None,
@@ -31,18 +35,20 @@ def engine_at(
 ) -> Engine:
     """The engine for the service at a URL; the rest as `Engine` is made with.
 
-    Raises ValueError for the name of an engine that is not registered.
+    Raises `UnknownEngine`.
     """
     name = engine_name(url) or _DEFAULT
     if name not in ENGINES:
-        raise ValueError(
+        raise UnknownEngine(
             f"inference service {url}: no engine is called {name!r}, only {', '.join(ENGINES)}"
         )
     return ENGINES[name](url, api_key, limits=limits, session=session, silence_s=silence_s)
 
 
 @asynccontextmanager
-async def open_engines(urls: Iterable[str]) -> AsyncIterator[list[Engine]]:
+async def open_engines(
+    urls: Iterable[str], api_key: str | None = None
+) -> AsyncIterator[list[Engine]]:
     """The engines at these URLs, in their order, over connections that end with the block."""
     async with open_session() as session:
-        yield [engine_at(url, session=session) for url in urls]
+        yield [engine_at(url, api_key, session=session) for url in urls]

@@ -46,10 +46,12 @@ _LOADS_S = 5.0
 @dataclass(slots=True, eq=False)
 class _Member:
     """One service. `outstanding` counts the tokens of its requests in flight, prompt and maximum
-    output; `learning` asks for its model's limits, once; `probe` runs while it is down."""
+    output; `learning` asks for its model's limits, once; `probe` runs while it is down. `failure`:
+    why it was down the last time."""
 
     engine: Engine
     up: bool = True
+    failure: ServiceUnreachable | None = None
     outstanding: int = 0
     learning: asyncio.Task[None] | None = None
     probe: asyncio.Task[None] | None = None
@@ -62,9 +64,9 @@ class ServicePool:
     A record stays with the service that answered its last turn (its prefix is cached there) while
     that service is up. A service whose connection fails, or that says nothing for `silence_s`
     seconds and is gone, is down until `/ready` says otherwise, asked with back-off. A request
-    whose service dies, aborts it or takes longer than `request_timeout_s` goes on at another from
-    the tokens that it has. When none is up, requests wait `patience_s` seconds for one before
-    `ServiceUnreachable` is raised.
+    whose service dies, aborts it or gives no token for `request_timeout_s` goes on at another from
+    the tokens that it has. When none is up, or those that are fail it again and again, a request
+    waits `patience_s` seconds before `ServiceUnreachable` is raised.
 
     `limits` are what the caller knows of the model; the rest is asked of each service before its
     first request. Belongs to one event loop. Use as `async with ServicePool() as pool`.
@@ -128,6 +130,17 @@ class ServicePool:
         """The URLs of the services that are up."""
         return [url for url, member in self._members.items() if member.up]
 
+    @property
+    def outage(self) -> ServiceUnreachable | None:
+        """Why no service can be asked, where there are some and all are down."""
+        errors = [member.failure for member in self._members.values() if not member.up]
+        return errors[-1] if errors and len(errors) == len(self._members) else None
+
+    async def check(self) -> None:
+        """Raises `ServiceUnreachable` while there are services and all are down."""
+        if (outage := self.outage) is not None:
+            raise outage
+
     async def loads(self) -> dict[str, ServiceLoad]:
         """How busy each service is that is up and says so, by URL."""
         engines = [m.engine for m in self._members.values() if m.up]
@@ -154,8 +167,9 @@ class ServicePool:
         """Generate at the record's service, or at the least busy one; at others if that fails.
 
         The answer ends by "stop" or "length". Raises ServiceUnreachable when no service could be
-        reached for `patience_s` seconds or all aborted the request for so long, RequestTimedOut
-        when it was too slow at each, and RequestRejected when it cannot be served.
+        reached for `patience_s` seconds or all aborted or failed the request for so long,
+        RequestTimedOut when it was too slow at each, PromptTooLong when its prompt leaves no room
+        in the service's context, and RequestRejected when it cannot be served.
         """
         building = GenerationBuilder(request)
         tokens = len(request.input_ids) + request.sampling_params.max_new_tokens
@@ -163,6 +177,7 @@ class ServicePool:
         too_slow: dict[str, RequestTimedOut] = {}
         aborted_by: _Member | None = None
         retry_s = _FIRST_RETRY_S
+        failing_since: float | None = None  # without a token since then
         while True:
             member = self._choose(record_id, aborted_by, too_slow)
             if member is None:
@@ -177,6 +192,9 @@ class ServicePool:
                 aborted_by = member
             except ServiceUnreachable as error:
                 self._mark_down(member, error)
+                failing_since = failing_since or time.monotonic()
+                if time.monotonic() - failing_since > self.patience_s:
+                    raise  # it says that it is ready, and is not
             except RequestTimedOut as error:
                 too_slow[member.engine.url] = error
             except PromptTooLong:
@@ -187,7 +205,7 @@ class ServicePool:
             finally:
                 member.outstanding -= tokens
             if len(building.ids) > had:
-                progressed, retry_s = time.monotonic(), _FIRST_RETRY_S
+                progressed, retry_s, failing_since = time.monotonic(), _FIRST_RETRY_S, None
             if building.ending is not None:
                 return building.generation(member.engine.url, time.monotonic() - began)
             if aborted_by is not None and len(building.ids) == had:
@@ -251,15 +269,17 @@ class ServicePool:
                 f"no inference service is registered after {waited_s:.0f} s: start one with"
                 " `agentrl serve`, or give its URL"
             )
+        failures = {m.failure for m in self._members.values() if m.failure is not None}
+        said = f" ({'; '.join(map(str, failures))})" if failures else ""
         return ServiceUnreachable(
             f"no inference service answered for {waited_s:.0f} s: tried"
-            f" {', '.join(sorted(self._members))}; start one, or correct the URLs"
+            f" {', '.join(sorted(self._members))}{said}; start one, or correct the URLs"
         )
 
     def _mark_down(self, member: _Member, error: ServiceUnreachable) -> None:
         if not member.up:
             return
-        member.up = False
+        member.up, member.failure = False, error
         log.warning("inference service %s is down: %s", member.engine.url, error)
         if self._members.get(member.engine.url) is member:
             member.probe = asyncio.create_task(self._probe(member))

@@ -7,6 +7,7 @@ a service sends, `client` does the exchange.
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from agentrl.failures import InfrastructureFailure, Need
 from agentrl.policy_version import VersionSpan, check_spans, cut_spans
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -16,20 +17,36 @@ FRESH_VERSION = -1
 
 _FRESH_WIRE = "default"
 
+INFERENCE = "inference"
+"""The services as a dependency of a run."""
+
 
 class InferenceError(Exception):
     """A request to an inference service failed."""
 
 
-class ServiceUnreachable(InferenceError):
+class _ServiceFailed(InferenceError, InfrastructureFailure):
+    """The services are the fault. As a dependency all services are one: any of them will do."""
+
+    need = Need.SAMPLING
+
+    def __init__(self, message: str) -> None:
+        InfrastructureFailure.__init__(self, message, dependency=INFERENCE)
+
+
+class ServiceUnreachable(_ServiceFailed):
     """No complete answer: connection refused or broken, or the service says it is not ready.
 
     Generation changes nothing but a cache, so the same request may be sent elsewhere.
     """
 
 
-class RequestTimedOut(InferenceError):
-    """The service is reachable but did not finish the request within its time-out."""
+class KeyRefused(ServiceUnreachable):
+    """The service wants another key than ours. It may be given one: keys are rotated."""
+
+
+class RequestTimedOut(_ServiceFailed):
+    """The service is reachable, but its answer did not come, or did not go on, in time."""
 
 
 class RequestRejected(InferenceError):
@@ -44,7 +61,7 @@ class RequestRejected(InferenceError):
 
 
 class PromptTooLong(RequestRejected):
-    """The prompt leaves no room for an answer in the service's context: it was not sent."""
+    """The prompt leaves no room for an answer in the service's context: nothing was generated."""
 
 
 @dataclass(frozen=True, slots=True)

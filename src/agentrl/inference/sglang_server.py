@@ -8,21 +8,28 @@ is the caller's business (`announcement`), as with the local engine.
 import asyncio
 import logging
 import os
-import signal
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
+from agentrl.access import require_key
 from agentrl.inference.client import SGLangClient
-from agentrl.inference.engine import Announcement
+from agentrl.inference.engine import KEY_OF_SERVICES, Announcement
 from agentrl.inference.protocol import InferenceError
+from agentrl.stop_signals import stop_signals
 
 log = logging.getLogger(__name__)
 
 _READY_POLL_S = 0.5
 _ABORT_S = 10.0
+_LAST_WORDS_S = 5.0
+_READ_BYTES = 64 * 1024
+_LONGEST_LINE = 2**20
 
 
 class SGLangError(RuntimeError):
@@ -35,7 +42,8 @@ class SGLangConfig:
 
     `launch` is the command that takes SGLang's arguments, and may hold some already. None leaves
     a choice to SGLang. `memory_fraction`, of each GPU, holds weights and cache. With `memory_saver`
-    the server can give that memory back while it is not used (`inference.memory`).
+    the server can give that memory back while it is not used (`inference.memory`). `api_key` is
+    what clients must show; raises `KeyNeeded` without one where other machines reach `host`.
     """
 
     model_path: Path
@@ -52,6 +60,10 @@ class SGLangConfig:
     ep_size: int = 1
     memory_fraction: float | None = None
     memory_saver: bool = False
+    api_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        require_key(self.host, self.api_key, KEY_OF_SERVICES)
 
     @property
     def url(self) -> str:
@@ -73,6 +85,9 @@ def sglang_command(config: SGLangConfig) -> list[str]:
         "--random-seed", str(config.seed),
         "--tp-size", str(config.tp_size),
         "--ep-size", str(config.ep_size),
+        # Else each chunk repeats the output so far: an answer would cost its length times its
+        # chunks to send and to read.
+        "--incremental-streaming-output",
     ]  # fmt: skip
     if config.device is not None:
         command += ["--device", config.device]
@@ -107,36 +122,75 @@ async def _serve(
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
-    child = await asyncio.create_subprocess_exec(
-        *guard,
-        *sglang_command(config),
-        stdin=asyncio.subprocess.PIPE,  # closed when we end, which the guard notices
-        stdout=sys.stderr,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},  # a model is a folder: nothing to ask the hub
-        start_new_session=True,  # signals of a terminal or a process group reach us alone
-    )
-    ended = asyncio.create_task(child.wait())
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        async with SGLangClient(config.url) as client:
-            if await _ready(client, ended, stopping):
-                log.info("SGLang serves %s at %s", config.model_path, config.url)
-                async with announcement(config.url) if announcement else nullcontext():
-                    await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done():
-                    await _abort_requests(client)
-    finally:
-        stopping.cancel()
-        if not ended.done():
-            child.terminate()
-        status = await ended
+    with _key_file(config.api_key) as key_flags:
+        output = sys.stderr if config.api_key is None else asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(
+            *guard,
+            *sglang_command(config),
+            *key_flags,
+            stdin=asyncio.subprocess.PIPE,  # closed when we end, which the guard notices
+            stdout=output,
+            stderr=sys.stderr if config.api_key is None else asyncio.subprocess.STDOUT,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},  # a model is a folder: nothing to ask the hub
+            start_new_session=True,  # signals of a terminal or a process group reach us alone
+        )
+        ended = asyncio.create_task(child.wait())
+        relayed = asyncio.create_task(_relay(child.stdout, config.api_key))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            async with SGLangClient(config.url, config.api_key) as client:
+                if await _ready(client, ended, stopping):
+                    log.info("SGLang serves %s at %s", config.model_path, config.url)
+                    async with announcement(config.url) if announcement else nullcontext():
+                        await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                    if not ended.done():
+                        await _abort_requests(client)
+        finally:
+            stopping.cancel()
+            if not ended.done():
+                child.terminate()
+            status = await ended
+            await asyncio.wait({relayed}, timeout=_LAST_WORDS_S)
+            relayed.cancel()
     if not stop.is_set():
         raise SGLangError(
             f"SGLang ended by itself with status {status}: its own messages are above; it was"
             f" started as `{' '.join(sglang_command(config))}`"
         )
+
+
+@contextmanager
+def _key_file(key: str | None) -> Iterator[list[str]]:
+    """SGLang's arguments for a key: a file that only its owner reads, because a command line is
+    read by every user of the machine. None without a key."""
+    if key is None:
+        yield []
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:  # made with mode 0600
+        yaml.safe_dump({"api-key": key}, file)
+        file.flush()
+        yield ["--config", file.name]
+
+
+async def _relay(output: asyncio.StreamReader | None, key: str | None) -> None:
+    """Copy the server's log to ours without the key, which SGLang writes among its arguments."""
+    if output is None or key is None:
+        return
+    rest = b""
+    while piece := await output.read(_READ_BYTES):
+        lines, newline, rest = (rest + piece).rpartition(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            lines, newline, rest = lines + newline + rest, b"", b""
+        _write((lines + newline).replace(key.encode(), b"***"))
+    _write(rest.replace(key.encode(), b"***"))
+
+
+def _write(log_lines: bytes) -> None:
+    with suppress(BrokenPipeError):  # nobody reads our log any more: the server serves on
+        sys.stderr.buffer.write(log_lines)
+        sys.stderr.buffer.flush()
 
 
 async def _ready(

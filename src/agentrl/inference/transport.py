@@ -10,10 +10,19 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from agentrl.inference.answers import error_message
-from agentrl.inference.protocol import RequestRejected, RequestTimedOut, ServiceUnreachable
+from agentrl.inference.protocol import (
+    KeyRefused,
+    RequestRejected,
+    RequestTimedOut,
+    ServiceUnreachable,
+)
+from agentrl.limited_read import AnswerTooLarge, read_limited
 
 _JSON_HEADERS = {"Content-Type": "application/json"}
 _NOT_SERVING = frozenset({502, 503, 504})
+_NO_ENTRY = frozenset({401, 403})
+_LARGEST_ANSWER = 64 * 2**20  # of all routes but `/generate`, whose answers are streamed
+_LARGEST_ERROR = 64 * 1024
 _CONNECT_S = 10.0
 _ENGINE_NAME = re.compile(r"([a-z0-9_]+)\+(?=https?://)")
 
@@ -75,20 +84,25 @@ class Transport:
     async def call(self, method: str, path: str, body: bytes, timeout_s: float) -> bytes:
         """Send one request and return the body of its 2xx answer."""
         async with self._exchange(method, path, body, timeout_s) as response:
-            return await response.read()
+            return await read_limited(response, _LARGEST_ANSWER)
 
-    async def stream(self, path: str, body: bytes, timeout_s: float) -> AsyncGenerator[bytes]:
-        """POST a body and return the pieces of its 2xx answer as they come."""
-        async with self._exchange("POST", path, body, timeout_s) as response:
+    async def stream(self, path: str, body: bytes) -> AsyncGenerator[bytes]:
+        """POST a body and return the pieces of its 2xx answer as they come, however long it takes.
+
+        How large a piece of meaning may be, and how long it may take, is the caller's to say.
+        """
+        async with self._exchange("POST", path, body, None) as response:
             async for piece in response.content.iter_any():
                 yield piece
 
     @asynccontextmanager
     async def _exchange(
-        self, method: str, path: str, body: bytes, timeout_s: float
+        self, method: str, path: str, body: bytes, timeout_s: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Map aiohttp's errors to ours, those of reading the answer included."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, _CONNECT_S))
+        timeout = aiohttp.ClientTimeout(
+            total=timeout_s, sock_connect=min(timeout_s or _CONNECT_S, _CONNECT_S)
+        )
         try:
             async with self.session.request(
                 method,
@@ -98,8 +112,13 @@ class Transport:
                 timeout=timeout,
             ) as response:
                 if response.status >= 400:
-                    said = error_message(await response.read())
+                    said = error_message(await read_limited(response, _LARGEST_ERROR))
                     message = f"{self.url}{path} answered {response.status}: {said}"
+                    if response.status in _NO_ENTRY:
+                        raise KeyRefused(
+                            f"{message}: give its key by an environment variable that"
+                            " --inference_api_key_env names"
+                        )
                     if response.status in _NOT_SERVING:
                         raise ServiceUnreachable(message)
                     raise RequestRejected(message, status=response.status)
@@ -108,7 +127,10 @@ class Transport:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ServiceUnreachable(f"cannot connect to {self.url}{path}: {error}") from error
         except TimeoutError as error:
-            raise RequestTimedOut(f"{self.url}{path} gave no answer in {timeout_s:g} s") from error
+            waited_s = timeout_s or _CONNECT_S
+            raise RequestTimedOut(f"{self.url}{path} gave no answer in {waited_s:g} s") from error
+        except AnswerTooLarge as error:
+            raise ServiceUnreachable(f"{self.url}{path}: {error}") from None
         except aiohttp.ClientError as error:
             raise ServiceUnreachable(
                 f"{self.url}{path} broke off: {error or type(error).__name__}"

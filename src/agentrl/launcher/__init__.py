@@ -7,7 +7,7 @@ A launch
     run.py, launch.py, launch_help.py   `agentrl launch`, from the flags to the report
     preflight.py, probes.py   what is checked and tried before
     presets.py, deployment.py, stack.py   which processes there are, with which command lines
-    processes.py, subreaper.py, accelerate.py   child processes
+    processes.py, subreaper.py, accelerate.py, sampler_processes.py   child processes
     run_folder.py, run_parts.py   what a run writes in its folder
 What is seen
     progress.py, success.py, view.py, terminal.py, other_samplers.py   while the run lasts

@@ -17,9 +17,9 @@ from agentrl.configs.flags import (
     TITLES,
     Flag,
     Value,
+    holds_secret,
     plain,
     shown,
-    written,
 )
 from agentrl.configs.parsing import (
     DEFAULT,
@@ -35,7 +35,6 @@ from agentrl.configs.verbs import config_parser
 from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment
 from agentrl.launcher.presets import DEMO_ORIGIN, GRPO, PRESETS, Preset, launch_layers
 from agentrl.launcher.run_folder import LaunchRecord, read_launch
-from agentrl.redaction import without_passwords
 
 _RECORDED = "launch: "
 
@@ -147,8 +146,7 @@ def _set_by_launch(held: InForce) -> bool:
 
 
 def _is_secret(flag: Flag, held: InForce) -> bool:
-    text = "" if held.value is None else written(held.value)
-    return held.value is not None and (flag.info.secret or without_passwords(text) != text)
+    return held.value is not None and holds_secret(flag, held.value)
 
 
 def _as_yaml(held: Mapping[str, InForce], head: str, *, all_flags: bool) -> str:

@@ -14,7 +14,7 @@ from agentrl.configs.parsing import config_of
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import REPLICA_SET, EmbeddedMongod
 from agentrl.launcher.deployment import read_deployment
-from agentrl.launcher.run_folder import read_launch
+from agentrl.launcher.run_folder import read_launch, refuse_withheld
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.run_state import launched_at
 
@@ -26,7 +26,10 @@ def place_config(given: Given) -> Config:
     config = config_of(place)
     url = config.run.db_connection_string or read_deployment(os.environ).db_url
     if url is None and not (config.output / "mongo").is_dir():
-        url = launched_at(read_launch(config.output))
+        launch = read_launch(config.output)
+        if launch is not None:
+            refuse_withheld(launch, (), ["db_connection_string"])
+        url = launched_at(launch)
     return config_of({**place, "db_connection_string": url}) if url else config
 
 

@@ -5,7 +5,6 @@ until Ctrl-C.
 """
 
 import asyncio
-import signal
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -15,6 +14,7 @@ from agentrl.databases.mongod import EmbeddedMongod, MongodError
 from agentrl.launcher.database import ended, place_config, run_database
 from agentrl.launcher.report import print_lines
 from agentrl.redaction import without_passwords
+from agentrl.stop_signals import stop_signals
 
 _LOOK_S = 0.25
 
@@ -52,7 +52,7 @@ async def _until_signal(mongod: EmbeddedMongod) -> None:
     """Wait for Ctrl-C or its like. Raises `MongodError` if mongod ends before."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in stop_signals():
         loop.add_signal_handler(number, asked.set)
     while not asked.is_set():
         if ended(mongod):

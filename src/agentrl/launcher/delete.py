@@ -20,7 +20,7 @@ from agentrl.databases.run_list import StoredRun, drop_run, server, stored_runs
 from agentrl.launcher.database import mongod_holds
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.report import print_lines
-from agentrl.launcher.run_folder import RunLock, lock_holder, read_launch
+from agentrl.launcher.run_folder import RunLock, lock_holder, read_launch, refuse_withheld
 from agentrl.launcher.run_parts import disk_bytes, logs_of, parts_of, shown_bytes
 from agentrl.launcher.run_state import launched_at
 from agentrl.redaction import without_passwords
@@ -96,10 +96,13 @@ def _url_of(folder: Path, given: str | None) -> str | None:
     if given is not None or (folder / "mongo").exists():
         return given
     try:
-        launched = launched_at(read_launch(folder))
+        launch = read_launch(folder)
     except ConfigError:  # a damaged file is deleted like any other
-        launched = None
-    return launched or read_deployment(os.environ).db_url
+        launch = None
+    url = launched_at(launch) or read_deployment(os.environ).db_url
+    if url is None and launch is not None:
+        refuse_withheld(launch, (), ["db_connection_string"])
+    return url
 
 
 async def _find(run: str, folder: Path, url: str | None) -> _Doomed:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs import ConfigError
-from agentrl.configs.flags import flags_named
+from agentrl.configs.flags import FLAGS, flags_named
 from agentrl.configs.parsing import Layer, as_words
 from agentrl.redaction import without_passwords
 
 _LAST_PORT = 65535
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_MOST_SAMPLERS = 8  # each makes hundreds of turns in a second: more than services answer
 _SEVERAL_MACHINES_PORT = 29500  # torch's own default: all machines must know it beforehand
 
 
@@ -64,13 +66,20 @@ class Deployment:
         "URL of an MCP server (default: the demo's is started here, with its model)",
         "mcp_manager_url",
     )
+    mcp_auth_token: str | None = _variable(
+        None,
+        "bearer token for tool servers that are given by URL (default: none)",
+        "mcp_auth_token",
+    )
     inference_urls: str | None = _variable(
         None,
         "URLs of inference services, separated by commas (default: started here)",
         "inference_urls",
     )
     num_samplers: int | None = _variable(
-        None, "number of sampler processes on this machine (default: 1, on further machines 0)"
+        None,
+        "number of sampler processes on this machine (default: --sampler_processes, on further "
+        "machines 0)",
     )
     num_services: int | None = _variable(
         None, "number of inference services to start (default: 1, none if INFERENCE_URLS is set)"
@@ -99,12 +108,11 @@ class Deployment:
         """`layers` as a command line has them."""
         return as_words(self.layers)
 
-    @property
-    def samplers(self) -> int:
-        """Sampler processes to start here."""
+    def samplers(self, wanted: int) -> int:
+        """Sampler processes to start here, if `wanted` are where nothing else is said."""
         if self.num_samplers is not None:
             return self.num_samplers
-        return 1 if self.samplers_only or self.machine_rank == 0 else 0
+        return wanted if self.samplers_only or self.machine_rank == 0 else 0
 
     @property
     def services(self) -> int:
@@ -115,11 +123,12 @@ class Deployment:
         """Trainer processes on all machines together, if each machine has `gpus` GPUs to use."""
         return self.num_processes or max(1, gpus) * self.num_machines
 
-    def meeting_port(self, free_port: int) -> int:
-        """Where trainers meet: `free_port` unless another machine must know it too."""
+    @property
+    def meeting_port(self) -> int | None:
+        """Where trainers meet: None where no other machine must know it, and torch takes one."""
         if self.master_port is not None:
             return self.master_port
-        return free_port if self.num_machines == 1 else _SEVERAL_MACHINES_PORT
+        return None if self.num_machines == 1 else _SEVERAL_MACHINES_PORT
 
 
 def read_deployment(environment: Mapping[str, str]) -> Deployment:
@@ -198,7 +207,9 @@ def describe_variables(deployment: Deployment) -> dict[str, str]:
         value = getattr(deployment, variable.name)
         text = variable.metadata["help"]
         if value != variable.default:
-            text += f" (set: {without_passwords(str(value))})"
+            flag = variable.metadata["flag"]
+            hidden = flag is not None and FLAGS[flag].info.secret
+            text += " (set)" if hidden else f" (set: {without_passwords(str(value))})"
         elif "(default: " not in text and value is not None:
             text += f" (default: {int(value) if isinstance(value, bool) else value})"
         described[variable.name.upper()] = text
@@ -206,5 +217,18 @@ def describe_variables(deployment: Deployment) -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may run on, and may use fully: a container may have fewer."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = _CPU_QUOTA.read_text().split()
+    except (FileNotFoundError, ValueError):  # not in a container, or one of another kind
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def default_sampler_processes(cores: int, computing: int = 0) -> int:
+    """Sampler processes of a machine where nobody says how many: one for each core.
+
+    `computing`: cores that other parts of a launch need.
+    """
+    return max(1, min(cores - computing, _MOST_SAMPLERS))

@@ -5,7 +5,6 @@ what to do.
 """
 
 import asyncio
-import json
 import platform
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,9 +21,10 @@ from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import doctor_parser
 from agentrl.databases.connection import DatabaseUnreachable, connect
 from agentrl.databases.mongod import MongodError, find_mongod
-from agentrl.inference.engines import open_engines
+from agentrl.inference.engines import UnknownEngine, open_engines
 from agentrl.inference.protocol import InferenceError
 from agentrl.launcher.preflight import check_model
+from agentrl.rollout.agents.limits import check_context
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.chat.exactness import check_exactness
 from agentrl.rollout.tools.calls import ToolServerUnreachable
@@ -79,11 +79,11 @@ def checks_for(model: str | None, config: Config) -> list[Check]:
     url = config.run.db_connection_string
     checks.append(Check("mongodb", partial(_mongodb, url) if url else _embedded_mongod))
     if model:
-        checks.append(Check("model", partial(_model, model, config.model.chat_template_kwargs)))
+        checks.append(Check("model", partial(_model, model, config)))
     if config.agent.mcp_manager_url:
         checks.append(Check("tools", partial(_tools, config.agent)))
     for service in config.inference_urls:
-        checks.append(Check("inference", partial(_service, service)))
+        checks.append(Check("inference", partial(_service, service, config)))
     return checks
 
 
@@ -144,25 +144,19 @@ async def _mongodb(url: str) -> str:
     return f"MongoDB {info['version']}, {kind}, takes writes"
 
 
-async def _model(path: str, template_options: str) -> str:
+async def _model(path: str, config: Config) -> str:
     try:
         folder = check_model(path, "--model")
-        renderer = ChatRenderer.load(folder, json.loads(template_options))
+        renderer = ChatRenderer.load(
+            folder, config.chat_template_options, config.agent.tool_call_parser
+        )
     except ValueError as error:
         raise NotInOrder(str(error)) from None
-    exactness = check_exactness(renderer)
-    if exactness.inexact is not None:
-        raise NotInOrder(exactness.sentence())
-    parsers = " or ".join(renderer.parsers)
-    calls = (
-        f"its tool calls are read by the parser {parsers}"
-        if parsers
-        else "the template writes no tool calls: choose a --tool_call_parser"
-    )
-    return (
-        f"tokenizer and chat template found; a turn ends with {renderer.turn_end!r}; {calls}; "
-        f"{exactness.sentence()}"
-    )
+    parser, exactness = renderer.parser_choice, check_exactness(renderer)
+    findings = f"{parser.sentence}; {exactness.sentence()}"
+    if parser.unread or exactness.faulty:
+        raise NotInOrder(findings)
+    return f"tokenizer and chat template found; a turn ends with {renderer.turn_end!r}; {findings}"
 
 
 async def _tools(agent: AgentConfig) -> str:
@@ -180,9 +174,14 @@ async def _tools(agent: AgentConfig) -> str:
     return f"{len(tools.tools)} tools: {'; '.join(found)}{renamed}"
 
 
-async def _service(url: str) -> str:
+async def _service(url: str, config: Config) -> str:
     try:
-        async with open_engines([url]) as [engine]:
-            return f"{url} serves {await engine.description()}"
-    except (InferenceError, ValueError) as error:
+        async with open_engines([url], config.sampling.inference_api_key) as [engine]:
+            serves = f"{url} serves {await engine.description()}"
+            context = (await engine.fetch_limits()).context_length
+            if context is None:
+                return serves
+            doubt = check_context(config.sampling, context, url)
+            return f"{serves}, with a context of {context} tokens{f'; {doubt}' if doubt else ''}"
+    except (ConfigError, InferenceError, UnknownEngine) as error:
         raise NotInOrder(f"{error}") from None

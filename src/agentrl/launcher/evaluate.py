@@ -9,7 +9,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,13 @@ from agentrl.configs.parsing import Layer, as_words, config_of, layers_given, me
 from agentrl.configs.verbs import eval_parser
 from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Split, TaskStatus
+from agentrl.databases.documents import Split
 from agentrl.databases.feeder import make_tasks
-from agentrl.databases.mongod import free_port
 from agentrl.databases.services import acknowledge, live_services, register_urls
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
+from agentrl.databases.transitions import ENDED_TASKS
+from agentrl.held_port import HeldPort
 from agentrl.inference.engines import open_engines
 from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
 from agentrl.inference.weights.disk import DiskUpdater
@@ -40,11 +41,17 @@ from agentrl.launcher.evaluation import (
     summarise_rollouts,
     write_report,
 )
-from agentrl.launcher.preflight import check_model, check_output, check_task_file
+from agentrl.launcher.preflight import (
+    check_lengths,
+    check_model,
+    check_output,
+    check_task_file,
+)
 from agentrl.launcher.processes import Change, Supervisor, last_lines
 from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
-from agentrl.launcher.run_folder import LaunchRecord, RunLock, read_launch
+from agentrl.launcher.run_folder import LaunchRecord, RunLock, read_launch, refuse_withheld
 from agentrl.launcher.run_parts import LOGS
+from agentrl.launcher.service_checks import check_services
 from agentrl.launcher.stack import service_part, tools_part, tools_url
 from agentrl.rollout.scheduling.worker import sample
 from agentrl.training.checkpoint.layout import CheckpointError, list_checkpoints, read_state
@@ -67,6 +74,7 @@ def main(argv: Sequence[str]) -> int:
     """
     given = eval_parser().parse(argv)
     arguments = given.own
+    _refuse_checkpoint_as_run(arguments.run)
     layers = layers_given(given.values, given.files, read_deployment(os.environ).layers)
     launch, layers = _launched(arguments.run, layers)
     flags = as_words(layers)
@@ -78,10 +86,11 @@ def main(argv: Sequence[str]) -> int:
     checked = check_task_file(config.data.eval_file, config)
     task_file = HeldOutFile.of(Path(config.data.eval_file))
     folder = config.output / "eval"
+    check_services(config, lambda told: print_lines(Console(), [told]))
     check_output(LOGS, 0)
     check_output(folder, 2 * sum(file.stat().st_size for file in model.glob("*.safetensors")))
     console = Console()
-    print_lines(console, checked.doubts)
+    print_lines(console, [*check_lengths(config, model), *checked.doubts])
     with RunLock(config.output) as lock:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
@@ -105,9 +114,23 @@ def main(argv: Sequence[str]) -> int:
         return _INTERRUPTED
     print_report(console, report)
     path = write_report(folder, report)
-    show = f"{agentrl_command()} show {run_arguments(config)} --split eval"
-    print_lines(console, [f"written to {path}", f"look at a trajectory: {show}"])
-    return 0
+    show = f"{agentrl_command()} show {run_arguments(config)}"
+    lines = [f"written to {path}", f"look at a trajectory: {show} --split eval"]
+    if report.failed_rollouts:
+        lines.append(f"look at what failed: {show} --failed")
+    if report.most_failed:
+        lines.append("most rollouts failed: the exit status is 1")
+    print_lines(console, lines)
+    return 1 if report.most_failed else 0
+
+
+def _refuse_checkpoint_as_run(run: str) -> None:
+    if list_checkpoints(Path(run).parent).count(Path(run)):
+        name = read_state(Path(run)).run_name
+        raise ConfigError(
+            f"{run} is a checkpoint of run {name}: `agentrl eval {name} --checkpoint {run}` "
+            "evaluates it"
+        )
 
 
 def _launched(run: str, given: Sequence[Layer]) -> tuple[LaunchRecord, list[Layer]]:
@@ -123,6 +146,7 @@ def _launched(run: str, given: Sequence[Layer]) -> tuple[LaunchRecord, list[Laye
             f"run {run!r} was never launched in {output}: is the name right, and is this the "
             "folder that it was launched in?"
         )
+    refuse_withheld(launch, merged(given), launch.withheld)
     return launch, [read_flags(launch.flags, "the run's launch"), *given]
 
 
@@ -135,7 +159,8 @@ def _find_checkpoint(config: Config, wanted: str | None) -> Path:
     for checkpoint in checkpoints:
         if wanted in (checkpoint.name, checkpoint.name.removeprefix("checkpoint-")):
             return checkpoint
-    if list_checkpoints(Path(wanted).parent).count(Path(wanted)):
+    if Path(wanted).is_dir():
+        read_state(Path(wanted))  # says what it is, if it is no checkpoint
         return Path(wanted)
     known = ", ".join(checkpoint.name for checkpoint in checkpoints) or "none"
     raise ConfigError(f"--checkpoint {wanted}: no such checkpoint; {config.output} holds {known}")
@@ -157,19 +182,20 @@ class Evaluation:
         """The report, or None if a signal stopped it. Raises `EvaluationFailed`."""
         config = parse_config(self.flags)
         supervisor = Supervisor(inherited=lock.fileno())
-        async with run_database(config, run_lives=False) as opened:
-            try:
-                return await self._evaluate(supervisor, opened)
-            finally:
-                await supervisor.stop_all()
+        with ExitStack() as ports:
+            async with run_database(config, run_lives=False) as opened:
+                try:
+                    return await self._evaluate(supervisor, ports, opened)
+                finally:
+                    await supervisor.stop_all()
 
     async def _evaluate(
-        self, supervisor: Supervisor, opened: OpenDatabase
+        self, supervisor: Supervisor, ports: ExitStack, opened: OpenDatabase
     ) -> EvaluationReport | None:
         database = opened.database
         latest = await policies.latest(database)
         version = latest.version + 1 if latest else 0
-        config = self._start_parts(supervisor, opened.url, version)
+        config = self._start_parts(supervisor, ports, opened.url, version)
         await _while_alive(supervisor, self._bring_services(database, config, version))
         step = read_state(self.checkpoint).step
         await policies.publish(database, version, step, str(self.checkpoint))
@@ -200,12 +226,16 @@ class Evaluation:
             )
         except ValueError as error:
             raise EvaluationFailed(
-                f"{error}; `error` of the records of split eval, epoch {epoch} in the database "
-                "says why"
+                f"{error}: `agentrl show {run_arguments(config)} --failed` says why"
             ) from None
 
-    def _start_parts(self, supervisor: Supervisor, url: str, version: int) -> Config:
-        """Start tools and services as far as none are given; returns the config with all URLs."""
+    def _start_parts(
+        self, supervisor: Supervisor, ports: ExitStack, url: str, version: int
+    ) -> Config:
+        """Start tools and services as far as none are given; returns the config with all URLs.
+
+        `ports`: holds theirs.
+        """
         deployment = read_deployment(os.environ)
         flags = [
             *self.flags,
@@ -214,7 +244,7 @@ class Evaluation:
         ]  # fmt: skip
         config = parse_config(flags)
         if self.demo_tools and config.agent.mcp_manager_url is None:
-            port = free_port()
+            port = ports.enter_context(HeldPort()).number
             supervisor.start(tools_part(config.run.run_name, port))
             config = parse_config([*flags, "--mcp_manager_url", tools_url(port)])
         if not config.inference_urls:
@@ -223,7 +253,7 @@ class Evaluation:
             for number in range(services):
                 part = service_part(
                     config,
-                    free_port(),
+                    ports.enter_context(HeldPort()).number,
                     number=number if services > 1 else None,
                     gpus=0 if config.parallel.use_cpu else count_gpus(os.environ),
                     threads={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)},
@@ -244,7 +274,7 @@ class Evaluation:
         while asyncio.get_running_loop().time() < deadline:
             live = await live_services(database)
             behind = [service.url for service in live if service.weight_version != version]
-            async with open_engines(behind) as engines:
+            async with open_engines(behind, config.sampling.inference_api_key) as engines:
                 outcomes = await update_services(
                     DiskUpdater(), engines, PublishedWeights(version, self.model)
                 )
@@ -280,7 +310,7 @@ class Evaluation:
 async def _open_tasks(database: RunDatabase, epoch: int) -> int:
     """How many tasks of the evaluation are not finished."""
     return await database.tasks.count_documents(
-        {"split": Split.EVAL, "epoch": epoch, "status": {"$ne": TaskStatus.COMPLETED}}
+        {"split": Split.EVAL, "epoch": epoch, "status": {"$nin": sorted(ENDED_TASKS)}}
     )
 
 

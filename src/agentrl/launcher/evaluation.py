@@ -31,7 +31,7 @@ class TaskRollouts:
     scores: Sequence[float]
     turns: Sequence[int]
     failed: int  # given up after errors: no rollout of the model's, so in no rate
-    unscored: int  # a scorer had nothing to say of them: in no rate either
+    unscored: int  # a scorer had nothing to say of them, or failed: in no rate either
 
     @property
     def outcome(self) -> TaskOutcome:
@@ -57,6 +57,16 @@ class EvaluationReport:
     mean_score: Estimate
     pass_at: Mapping[int, Estimate]  # by k
     mean_turns: Estimate
+
+    @property
+    def most_failed(self) -> bool:
+        """Whether more rollouts failed than ended."""
+        return 2 * self.failed_rollouts > self.all_rollouts
+
+    @property
+    def all_rollouts(self) -> int:
+        """With a score or without, failed or not."""
+        return self.rollouts + self.unscored_rollouts + self.failed_rollouts
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,9 @@ async def read_rollouts(database: RunDatabase, epoch: int) -> list[TaskRollouts]
                 scores=[slot["score"] for slot in scored],
                 turns=[turns[slot["record"]] for slot in scored],
                 failed=statuses.count(SlotStatus.FAILED),
-                unscored=statuses.count(SlotStatus.COMPLETED) - len(scored),
+                unscored=statuses.count(SlotStatus.COMPLETED)
+                + statuses.count(SlotStatus.QUARANTINED)
+                - len(scored),
             )
         )
     return rollouts
@@ -147,8 +159,8 @@ def print_report(console: Console, report: EvaluationReport) -> None:
     console.print(table)
     if report.failed_rollouts:
         console.print(
-            f"{report.failed_rollouts} rollouts ended in errors and count in no rate: `error` of "
-            "their records says why"
+            f"{report.failed_rollouts} of {report.all_rollouts} rollouts ended in errors and count "
+            "in no rate: `error` of their records says why"
         )
     if report.unscored_rollouts:
         console.print(

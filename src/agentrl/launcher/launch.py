@@ -2,38 +2,48 @@
 
 import asyncio
 import os
-import re
+import shutil
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 from pymongo.errors import PyMongoError
 from rich.console import Console
 
 from agentrl.databases import runs
-from agentrl.databases.connection import RunDatabase, connect
-from agentrl.databases.mongod import EmbeddedMongod, MongodError, free_port
+from agentrl.databases.connection import PATIENCE_S, RunDatabase, connect
+from agentrl.databases.mongod import EmbeddedMongod, MongodError
 from agentrl.databases.runs import FINISHED, HOPELESS, load_run
+from agentrl.databases.task_file import TaskFileError
+from agentrl.held_port import HeldPort
 from agentrl.launcher.database import ended, mongod_of
 from agentrl.launcher.deployment import usable_cores
-from agentrl.launcher.presets import Preset
-from agentrl.launcher.processes import (
-    Change,
-    Event,
-    Kind,
-    Part,
-    Supervisor,
-    last_lines,
-    signal_name,
+from agentrl.launcher.ending import (
+    FAILED,
+    REFUSED,
+    Outcome,
+    Saved,
+    failures_lines,
+    last_lines_of,
+    part_failed,
+    stopped_by,
 )
+from agentrl.launcher.preflight import TaskFileCheck
+from agentrl.launcher.presets import Preset
+from agentrl.launcher.processes import RESTARTS, Change, Event, Kind, Part, Supervisor
 from agentrl.launcher.progress import ProgressReader, Snapshot, read_metrics
-from agentrl.launcher.report import gather_report, next_steps, print_lines, write_summary
+from agentrl.launcher.report import (
+    gather_report,
+    next_steps,
+    print_lines,
+    run_arguments,
+    write_summary,
+)
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, write_launch
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.stack import (
-    RESTARTS,
     Addresses,
     Stack,
     plan_parts,
@@ -42,6 +52,7 @@ from agentrl.launcher.stack import (
 )
 from agentrl.launcher.view import LiveView, duration
 from agentrl.redaction import without_passwords
+from agentrl.stop_signals import StopRequest, stop_signals
 from agentrl.training.run.entry import enter, settle
 
 _TICK_S = 0.25
@@ -49,20 +60,7 @@ _READ_EVERY_S = 3.0  # the database is asked so often; a step takes longer than 
 _LAST_READ_S = 2.0
 _UNTOLD_S = 3.0  # a database that answers within this is not waited for
 _SAVE_EVERY_S = 15.0
-_SHOWN_LOG_LINES = 12
-_ELASTIC_REPORT = "] failed (exitcode: "
-_RANK_KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")  # by a signal
-_FAILED = 1
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a launch ended."""
-
-    status: int
-    reason: str = ""  # for people, if it did not end as it should
-    log: str = ""  # the end of the log that says more
-    first: str = ""  # what has to be done before it can go on
+_MONGOD_SPACE = 64 << 20  # bytes: journal files, and some minutes of documents
 
 
 class _Stopped(Exception):
@@ -71,7 +69,8 @@ class _Stopped(Exception):
 
 class Launch:
     """Everything that one call of a script starts. `record` is None where nothing is reported:
-    on further machines, and where only samplers are added to a run."""
+    on further machines, and where only samplers are added to a run. `checks`: of task files, which
+    are read to their end while the run begins."""
 
     def __init__(
         self,
@@ -80,28 +79,32 @@ class Launch:
         lock: RunLock | None = None,
         record: LaunchRecord | None = None,
         console: Console | None = None,
+        checks: Sequence[TaskFileCheck] = (),
     ) -> None:
+        self._checks = checks
         self._stack = stack
         self._preset = preset
         self._record = record
         self._console = console or Console()
         self._supervisor = Supervisor(inherited=lock.fileno() if lock else None)
         self._began = time.monotonic()
-        self._signal: int | None = None
+        self._stop = StopRequest()
         self._snapshot = Snapshot()
         self._mongod: EmbeddedMongod | None = None
         self._mongod_restarts = 0
+        self._disk_full = False  # so that mongod cannot run
         self._given_up: int | None = None  # the trainer that had given the run up before
+        self._ports = ExitStack()  # held as long as anything is started on them
         self._addresses = Addresses(
-            tools_port=free_port(),
-            service_ports=tuple(free_port() for _ in range(stack.services)),
-            trainer_port=stack.deployment.meeting_port(free_port()),
+            tools_port=self._hold_port(),
+            service_ports=tuple(self._hold_port() for _ in range(stack.services)),
+            trainer_port=stack.deployment.meeting_port,
         )
 
     async def run(self) -> int:
         """Run to the end; returns the exit status. Nothing is left running."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._interrupt, number)
         # Words are not torn apart in a terminal, and a log has it on one line.
         self._console.print(
@@ -118,13 +121,17 @@ class Launch:
             outcome = await self._train(database)
             if outcome.status == 0 and self._record is not None:
                 await self._report(database)
+                if self._snapshot.attempts.most_failed:
+                    outcome = Outcome(FAILED)
             if self._record is not None:
-                self._save(replace(self._record, status=outcome.status, ended=outcome.reason))
+                why = outcome.reason or self._snapshot.attempts.sentence or ""
+                ended = why if outcome.status else ""
+                self._save(replace(self._record, status=outcome.status, ended=ended))
         except _Stopped:
             outcome = self._stopped()
         except Exception as error:
             if self._record is not None:
-                self._save(replace(self._record, status=_FAILED, ended=str(error)))
+                self._save(replace(self._record, status=FAILED, ended=str(error)))
             raise
         finally:
             await self._supervisor.stop_all()
@@ -132,18 +139,18 @@ class Launch:
                 await database.close()
             if self._mongod is not None:
                 self._mongod.stop()
-        if outcome.reason:
-            # Only now: the trainer may have saved a checkpoint when it was stopped.
-            sentence = f"{outcome.reason}; {outcome.first}{self._how_to_go_on()}"
-            end = f". The log ends:{outcome.log}" if outcome.log else ""
-            print_lines(self._console, ["", sentence + end])
+            self._ports.close()
+        # Only now: the trainer may have saved a checkpoint when it was stopped.
+        print_lines(self._console, last_lines_of(outcome, self._saved))
         return outcome.status
 
+    def _hold_port(self) -> int:
+        return self._ports.enter_context(HeldPort()).number
+
     def _interrupt(self, number: int) -> None:
-        """The first signal stops everything in order; a second one at once."""
-        if self._signal is not None:
+        """The first signal stops everything in order; the same again at once."""
+        if self._stop.take(number):
             self._supervisor.kill_all()
-        self._signal = number
 
     @property
     def _seconds(self) -> float:
@@ -184,7 +191,7 @@ class Launch:
         began, told = time.monotonic(), False
         while not connecting.done():
             await asyncio.wait({connecting}, timeout=_TICK_S)
-            if self._signal is not None:
+            if self._stop.first is not None:
                 connecting.cancel()
                 await asyncio.wait({connecting})
                 raise _Stopped
@@ -224,11 +231,15 @@ class Launch:
             progress = ProgressReader(database, self._stack.config.output)
             reader = asyncio.create_task(self._read_progress(progress, view))
             reader.add_done_callback(lambda task: _tell_failure(task, view))
+            checking = asyncio.create_task(self._check_on())
             try:
                 while (outcome := self._judge(self._supervisor.poll(), view)) is None:
+                    if checking.done() and (mistakes := checking.result()) is not None:
+                        outcome = mistakes
+                        break
                     self._show(view)
                     await asyncio.sleep(_TICK_S)
-                if self._signal is not None:
+                if self._stop.first is not None:
                     saved = ", with a checkpoint" if self._stack.trainers else ""
                     view.notice(
                         f"stopping in order{saved}; the same signal again ends everything at once"
@@ -240,8 +251,9 @@ class Launch:
                 stopping.result()
             finally:
                 loop.remove_signal_handler(signal.SIGCONT)
-                reader.cancel()
-                await asyncio.gather(reader, return_exceptions=True)
+                for task in (reader, checking):
+                    task.cancel()
+                await asyncio.gather(reader, checking, return_exceptions=True)
             # What stays on the screen is how it ended. A database that is gone is not waited for.
             with suppress(PyMongoError, TimeoutError):
                 async with asyncio.timeout(_LAST_READ_S):
@@ -249,9 +261,19 @@ class Launch:
             self._show(view, last=True)
         if outcome.status == 0 and self._record is not None:
             return await self._check_finished(database)
-        if outcome.status and self._signal is None:
+        if outcome.status and self._stop.first is None:
             return await self._hopeless(database) or outcome
         return outcome
+
+    async def _check_on(self) -> Outcome | None:
+        """Read large task files to their end; how the launch ends if one has mistakes."""
+        try:
+            for check in self._checks:
+                await check.go_on()
+        except TaskFileError as error:
+            mend = "mend the file, then, with --change_data added, "
+            return Outcome(REFUSED, f"the run ends for its tasks:\n{error}\n", first=mend)
+        return None
 
     async def _hopeless(self, database: RunDatabase) -> Outcome | None:
         """What the trainer said when it gave the run up: no log says it better."""
@@ -262,7 +284,7 @@ class Launch:
         if run is None or run.status != HOPELESS or run.fence == self._given_up:
             return None
         mend = "fix that first (other tasks or another model make another run), then "
-        return Outcome(_FAILED, str(run.failure), first=mend)
+        return Outcome(FAILED, str(run.failure), first=mend)
 
     def _show(self, view: LiveView, *, last: bool = False) -> None:
         alive = self._supervisor.alive(Kind.SAMPLER)
@@ -272,7 +294,7 @@ class Launch:
     def _logs(self, parts: Sequence[Part]) -> str:
         """Where the parts write, in few words: `logs/as/RUN_*.log (train_0, sample-0)`."""
         run = f"{self._stack.config.run.run_name}_"
-        logs = [part.log for part in parts]
+        logs = [part.log for part in parts if part.log is not None]
         if self._mongod is not None:
             logs.append(self._mongod.log_file)
         names = ", ".join(log.stem.removeprefix(run) for log in logs)
@@ -283,35 +305,57 @@ class Launch:
         run = await load_run(database)
         if run is not None and run.status == FINISHED:
             return Outcome(0)
-        return Outcome(_FAILED, "the trainer was stopped before the end of the run")
+        return Outcome(FAILED, "the trainer was stopped before the end of the run")
 
     def _stopped(self) -> Outcome:
-        assert self._signal is not None
-        return Outcome(128 + self._signal, f"stopped by {signal_name(self._signal)}")
+        assert self._stop.first is not None
+        return stopped_by(self._stop.first)
+
+    @property
+    def _saved(self) -> Saved | None:
+        """What there is of the run, where this launch reports on it."""
+        if self._record is None:
+            return None
+        config, snapshot = self._stack.config, self._snapshot
+        drain = config.sampling.drain_seconds
+        return Saved(run_arguments(config), config.output, snapshot.step, drain, snapshot.attempts)
 
     def _judge(self, events: Sequence[Event], view: LiveView) -> Outcome | None:
         """Whether the run has ended, by what became of its parts."""
-        if self._signal is not None:
+        if self._stop.first is not None:
             return self._stopped()
         for event in events:
             if event.part.kind == Kind.TRAINER:
-                return Outcome(0) if event.change == Change.DONE else self._failure(event)
+                return Outcome(0) if event.change == Change.DONE else part_failed(event)
             if event.change == Change.LOST and not self._supervisor.expected(event.part.kind):
-                return self._failure(event)
+                return part_failed(event)
             if event.change != Change.DONE:
                 view.notice(event.sentence)
         if not self._stack.trainers and not self._supervisor.expected(Kind.SAMPLER):
             return Outcome(0)  # samplers were added to a run, and it is finished
-        if self._mongod is not None and ended(self._mongod):
+        if self._mongod is not None and (self._disk_full or ended(self._mongod)):
             return self._start_again(self._mongod, view)
         return None
 
     def _start_again(self, mongod: EmbeddedMongod, view: LiveView) -> Outcome | None:
-        """Start a mongod that died again, at the same address: the parts wait for it."""
+        """Start a mongod that died again, at the same address: the parts wait for it.
+
+        It ends when its disk is full. Then that is waited for, for as long as the parts wait.
+        """
         mongod.stop()
+        if shutil.disk_usage(mongod.data_dir).free < _MONGOD_SPACE:
+            if not self._disk_full:
+                view.notice(
+                    f"mongod ended, because the disk of {mongod.data_dir} is full: it is started "
+                    f"again once {_MONGOD_SPACE >> 20} MB are free (the run waits "
+                    f"{PATIENCE_S / 60:.0f} minutes)"
+                )
+            self._disk_full = True
+            return None
+        self._disk_full = False
         if self._mongod_restarts == RESTARTS:
             return Outcome(
-                _FAILED,
+                FAILED,
                 f"mongod ended {RESTARTS + 1} times, see {mongod.log_file}",
             )
         self._mongod_restarts += 1
@@ -320,29 +364,8 @@ class Launch:
             # In this thread, and the view stands still meanwhile: see _open_database.
             mongod.start()
         except MongodError as error:
-            return Outcome(_FAILED, str(error))
+            return Outcome(FAILED, str(error))
         return None
-
-    def _failure(self, event: Event) -> Outcome:
-        lines = last_lines(event.part.log, 500)
-        # torch's launcher adds some forty lines that say no more than that its child failed.
-        added = [i for i, line in enumerate(lines) if _ELASTIC_REPORT in line]
-        shown = lines[: added[0] if added else None][-_SHOWN_LOG_LINES:]
-        log = "".join(f"\n    {line}" for line in shown)
-        killed = _RANK_KILLED.search(lines[added[0]]) if added else None
-        if killed is None:
-            return Outcome(_FAILED, event.sentence, log)
-        number, rank = killed.groups()
-        ended = f"{event.sentence}; its process {rank} was ended by {signal_name(int(number))}"
-        return Outcome(_FAILED, ended, log)
-
-    def _how_to_go_on(self) -> str:
-        if self._record is None:
-            return "the same command starts it again"
-        step = last_checkpoint(self._stack.config.output)
-        if step is None:
-            return "the same command starts it again: there is no checkpoint yet"
-        return f"the same command resumes from checkpoint-{step}"
 
     async def _read_progress(self, reader: ProgressReader, view: LiveView) -> None:
         """Keep the snapshot fresh and what `launch.json` says of the run. Nothing depends on it."""
@@ -395,6 +418,7 @@ class Launch:
             [
                 "",
                 f"{config.run.run_name}: {s.steps} steps in {duration(s.seconds)}{held_out}",
+                *failures_lines(self._snapshot.attempts, run_arguments(config)),
                 f"report: {summary}, {curve} and {training}",
                 "",
                 *next_steps(config, self._preset.script),

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import Record, Split, StopReason, Task
 from agentrl.databases.feeder import make_tasks
-from agentrl.databases.task_file import TaskLine
+from agentrl.databases.task_file import TaskKind, TaskLine
+from agentrl.failures import InfrastructureFailure
 from agentrl.launcher.preflight import scorers_in_use
 from agentrl.rollout.llm.client import LLMClient, NoModelAnswered
 from agentrl.rollout.llm.models import AgentModel, load_agent_models
@@ -33,19 +34,19 @@ _HIDDEN = logging.getLogger("agentrl.rollout")
 _HIDDEN.addHandler(logging.NullHandler())  # what it would warn of is raised here
 
 
-def try_services(config: Config, tasks: Sequence[TaskLine], say: Say) -> None:
-    """Try what the run of `config` needs on these tasks and is given from elsewhere.
+def try_services(config: Config, kinds: Sequence[TaskKind], say: Say) -> None:
+    """Try what the run of `config` needs on tasks of these kinds and is given from elsewhere.
 
     `say`: told what is waited for, and of models that fail while others of their list do not.
     Raises `ConfigError`, or `ToolServerUnreachable`.
     """
-    asyncio.run(_try_all(config, tasks, say))
+    asyncio.run(_try_all(config, kinds, say))
 
 
-async def _try_all(config: Config, tasks: Sequence[TaskLine], say: Say) -> None:
+async def _try_all(config: Config, kinds: Sequence[TaskKind], say: Say) -> None:
     file = config.agent.agent_config_path
     agents = load_agent_models(file)
-    used = scorers_in_use(tasks, config)
+    used = scorers_in_use(kinds, config)
     trials: list[Awaitable[None]] = []
     if read_servers(config.agent):
         trials.append(_try_tools(config, say))
@@ -86,11 +87,12 @@ async def _try_models(
     async with _told(f"the models of `{key}` in {file}", say):
         for model in models:
             # One more try than none: a model may be asked its first question for minutes.
-            alone = LLMClient([model.model_copy(update={"retries": min(model.retries, 1)})])
+            once = model.model_copy(update={"retries": min(model.retries, 1)})
+            alone = LLMClient([once], f"the model of `{key}`")
             async with alone:
                 try:
                     await ask(alone)
-                except (JudgeError, NoModelAnswered, RulerError) as error:
+                except (InfrastructureFailure, JudgeError, NoModelAnswered, RulerError) as error:
                     failures.append(
                         f"`{key}` in {file}: {model.model} at {model.base_url} cannot be used: "
                         f"{error} (what it must reply: docs/reference/rewards.md)"
@@ -106,7 +108,7 @@ async def _try_reward_service(service: RewardService, line: TaskLine, say: Say) 
     async with _told("the reward service of `http_scorer`", say), service:
         try:
             await service.score(task, record, messages)
-        except RewardServiceError as error:
+        except (InfrastructureFailure, RewardServiceError) as error:
             raise ConfigError(
                 f"`http_scorer`: {error} (what it must answer: docs/reference/rewards.md)"
             ) from None

@@ -11,21 +11,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from pathlib import Path
+from typing import IO
 
 from agentrl.launcher import subreaper
 
+RESTARTS = 10  # how often a part that should last as long as the run is started again
 USER_ERROR = 2  # exit status of a part that was called wrongly: calling it again would not help
 _POLL_S = 0.05
 _START_MARK = "=== "
 
 
 class Kind(IntEnum):
-    """What a part is. They are stopped in this order, the database after them all."""
+    """What a part is. They are stopped in this order, the database after them all; samplers and
+    trainer together, because both have `--drain_seconds` and need what comes after them."""
 
     SAMPLER = 0
     TRAINER = 1
@@ -40,7 +44,7 @@ class Part:
     name: str
     kind: Kind
     command: Sequence[str]
-    log: Path  # standard output and error are appended here
+    log: Path | None  # standard output and error are appended here; None: they are this process's
     environment: Mapping[str, str] = field(default_factory=dict)  # beside the launcher's own
     restarts: int = 0  # how often it is started again after it died
     may_end: bool = False  # exit status 0 means that its work is done, not that it died
@@ -76,7 +80,8 @@ class Event:
             Change.DIED: "it is started again",
             Change.LOST: "it is not started again",
         }[self.change]
-        return f"{self.part.name} {ended}: {then} (log: {self.part.log})"
+        where = "" if self.part.log is None else f" (log: {self.part.log})"
+        return f"{self.part.name} {ended}: {then}{where}"
 
 
 @dataclass
@@ -147,10 +152,17 @@ class Supervisor:
             await _gone(process, watched.part.grace_s + 5)
             watched.process = None
 
+    def hurry(self, kind: Kind) -> None:
+        """Hand on a further signal to parts of this kind that are being stopped."""
+        for watched in self._of(kind):
+            if watched.process is not None:
+                watched.process.send_signal(signal.SIGTERM)
+
     async def stop_all(self) -> None:
         """End everything, in the order of `Kind`."""
-        for kind in Kind:
-            await self.stop(kind)
+        await asyncio.gather(self.stop(Kind.SAMPLER), self.stop(Kind.TRAINER))
+        await self.stop(Kind.SERVICE)
+        await self.stop(Kind.TOOLS)
 
     def kill_all(self) -> None:
         """End everything now, without a chance to finish anything."""
@@ -173,12 +185,7 @@ class Supervisor:
     def _spawn(self, watched: _Watched) -> None:
         part = watched.part
         watched.start_at = None
-        part.log.parent.mkdir(parents=True, exist_ok=True)
-        with part.log.open("ab") as log:
-            log.write(
-                f"{_START_MARK}{part.name} starts, {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode()
-            )
-            log.flush()
+        with _output(part) as log:
             watched.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", subreaper.__file__, str(part.grace_s), *part.command],
                 stdin=subprocess.PIPE,  # closed by our end, however we end: the subreaper's notice
@@ -210,6 +217,19 @@ async def _gone(process: subprocess.Popen[bytes], timeout_s: float) -> None:
         await asyncio.sleep(_POLL_S)
 
 
+@contextmanager
+def _output(part: Part) -> Iterator[IO[bytes] | None]:
+    """Where a part that starts writes to; None for this process's own output."""
+    if part.log is None:
+        yield None
+        return
+    part.log.parent.mkdir(parents=True, exist_ok=True)
+    with part.log.open("ab") as log:
+        log.write(f"{_START_MARK}{part.name} starts, {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+        log.flush()
+        yield log
+
+
 def signal_name(number: int) -> str:
     """`SIGKILL`, of a signal's number."""
     try:
@@ -218,8 +238,10 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def last_lines(log: Path, count: int) -> list[str]:
+def last_lines(log: Path | None, count: int) -> list[str]:
     """The last lines of a log that hold something, since the part was last started."""
+    if log is None:
+        return []
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))

@@ -7,16 +7,18 @@ import json
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from agentrl.databases import outages
+from agentrl.databases.attempt_tally import AttemptCounts, AttemptTally
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.diagnosis import AttemptEnd, failures, why_no_step
-from agentrl.databases.documents import HANDED_BACK, RecordStatus, SlotStatus, Split, TaskStatus
-from agentrl.databases.outcomes import latest_groups
+from agentrl.databases.diagnosis import failures, why_no_step
+from agentrl.databases.documents import HANDED_BACK, SlotStatus, Split, TaskStatus
+from agentrl.databases.outcomes import attempt_end, latest_groups
 from agentrl.databases.row_ledger import count_waiting
 from agentrl.databases.runs import TRAINING, load_run
 from agentrl.databases.services import live_services
@@ -30,6 +32,7 @@ Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 _RECENT_RECORDS = 256
 _RECORD_FIELDS = (
     "score", "n_turns", "n_tool_calls", "tokens", "finished_at", "owner", "status", "error",
+    "task", "rollout",
 )  # fmt: skip
 _RECENT_GROUPS = 64
 _RECENT_STEPS = 10
@@ -53,8 +56,7 @@ class Snapshot:
     tool_calls: float | None = None
     sampled_per_s: float | None = None  # tokens that models generated, in the last half minute
     trained_per_s: float | None = None  # of these, tokens that recent steps trained
-    failed: int = 0  # recent attempts at training, of this launch, that ended in an error,
-    ended: int = 0  # of so many
+    attempts: AttemptCounts = field(default_factory=AttemptCounts)  # of this launch
     loss: float | None = None
     grad_norm: float | None = None  # before clipping
     kl: float | None = None  # between trainer and sampler
@@ -71,6 +73,7 @@ class Snapshot:
     history: tuple[float, ...] = ()  # success at each step so far
     failures: str | None = None  # count, share and errors of what failed recently
     why_no_step: str | None = None  # while none comes
+    waiting_for: tuple[str, ...] = ()  # sentences: what is out of reach, since when, and why
 
 
 class MetricsTail:
@@ -118,7 +121,7 @@ class ProgressReader:
         self._history: dict[int, float] | None = None
         self._evaluations = Evaluations(database)
         self._samplers = OtherSamplers()
-        self._began: datetime | None = None  # what was before says nothing of what is mended now
+        self._tally: AttemptTally | None = None
 
     async def read(self) -> Snapshot:
         """The run now: some ten small queries."""
@@ -137,10 +140,11 @@ class ProgressReader:
             self._history[step] = success
         max_steps = run.max_steps if run and run.max_steps else None
         now = await self._server_time()
-        began = self._began = self._began or now
-        ended = [r for r in records if r["finished_at"] >= began and not _is_handed_back(r)]
+        # What was before this launch says nothing of what is mended now.
+        tally = self._tally = self._tally or AttemptTally(self._database, now)
+        began = tally.since
         attempts = [
-            AttemptEnd(record["finished_at"], record["error"])
+            attempt_end(record)
             for record in (*records, *evaluated)
             if record["finished_at"] >= began and not _is_handed_back(record)
         ]
@@ -163,8 +167,7 @@ class ProgressReader:
             tool_calls=_mean([record["n_tool_calls"] for record in scored]),
             sampled_per_s=_add(_sampling_rate(records, now), _sampling_rate(evaluated, now)),
             trained_per_s=_training_rate(recent),
-            failed=sum(record["status"] == RecordStatus.FAILED for record in ended),
-            ended=len(ended),
+            attempts=await tally.read(now),
             loss=last.get("loss"),
             grad_norm=last.get("grad_norm"),
             kl=last.get("mismatch_kl"),
@@ -180,6 +183,7 @@ class ProgressReader:
             seconds_left=_time_left(recent, step, max_steps),
             history=tuple(self._history[step] for step in sorted(self._history)),
             failures=failures(attempts, groups),
+            waiting_for=tuple(o.sentence(now) for o in await outages.current(self._database)),
             why_no_step=why_no_step(attempts, groups, n_services, silent) if waits else None,
         )
 

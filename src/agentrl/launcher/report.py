@@ -14,6 +14,7 @@ from rich.console import Console
 from agentrl.configs import Config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, RowStatus, SlotStatus, Split, TaskStatus
+from agentrl.databases.quarantine import count_quarantined
 from agentrl.databases.runs import load_run
 from agentrl.databases.transitions import TERMINAL_SLOTS
 from agentrl.launcher.presets import DEMO, REPOSITORY
@@ -39,6 +40,15 @@ class Rows:
     trained: int
     waiting: int
     evicted: int  # too old when their turn came
+
+
+@dataclass(frozen=True)
+class InQuarantine:
+    """What failed again and again, and waits for `agentrl release`."""
+
+    groups: int
+    records: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,7 @@ class Summary:
     reward_last: float | None
     slots: Slots
     rows: Rows
+    quarantined: InQuarantine
     max_staleness: int
     tokens: Tokens
     conversations: Conversations
@@ -115,6 +126,7 @@ async def gather_report(database: RunDatabase, output: Path, seconds: float) -> 
             waiting=rows.get(RowStatus.READY, 0) + rows.get(RowStatus.LEASED, 0),
             evicted=rows.get(RowStatus.EVICTED, 0),
         ),
+        quarantined=InQuarantine(**asdict(await count_quarantined(database))),
         sampled=await _sampled(database),
         eval_file=data.eval_file,
     )
@@ -129,6 +141,7 @@ def summarise(
     seconds: float,
     slots: Slots,
     rows: Rows,
+    quarantined: InQuarantine,
     sampled: Sampled,
     eval_file: str | None = None,
 ) -> Summary:
@@ -143,6 +156,7 @@ def summarise(
         reward_last=_pooled_reward(curve[-_EDGE_STEPS:]),
         slots=slots,
         rows=rows,
+        quarantined=quarantined,
         max_staleness=max((line["staleness_max"] for line in metrics), default=0),
         tokens=Tokens(
             sampled=sampled.tokens, trained=sum(line["n_train_tokens"] for line in metrics)

@@ -25,7 +25,7 @@ from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.launcher.database import run_database
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.preflight import agent_config_of
-from agentrl.launcher.run_folder import read_launch
+from agentrl.launcher.run_folder import read_launch, refuse_withheld
 from agentrl.rollout.groups.rescoring import Rescorer, RescoringReport
 from agentrl.rollout.llm.models import load_agent_models
 from agentrl.rollout.scorers import Scorers
@@ -56,6 +56,8 @@ def _config_of(run: str, given: Given) -> Config:
         Layer("command line", {"run_name": run}),
     ]
     launch = read_launch(config_of(merged(layers)).output)
+    if launch is not None:
+        refuse_withheld(launch, merged(layers), ["db_connection_string"])
     recorded = [read_flags(launch.flags, "the run's launch")] if launch else []
     return config_of(merged([*recorded, *layers]))
 

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from agentrl.configs import ConfigError, check_tracker
-from agentrl.databases.task_file import TaskFile, TaskLine
+from agentrl.configs.flags import FLAGS, holds_secret
+from agentrl.configs.parsing import COMMAND_LINE, read_flags, recorded
+from agentrl.configs.secret_variables import VARIABLES
 from agentrl.launcher import launch_help
-from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment
+from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment, usable_cores
 from agentrl.launcher.launch import Launch
 from agentrl.launcher.preflight import (
+    TaskFileCheck,
     bytes_needed,
+    check_lengths,
     check_model,
     check_output,
     check_tasks,
@@ -27,6 +31,7 @@ from agentrl.launcher.run_folder import (
     steps_finished,
 )
 from agentrl.launcher.run_parts import LOGS
+from agentrl.launcher.service_checks import check_services
 from agentrl.launcher.stack import Stack, plan_samplers, plan_stack, sampler_flags
 from agentrl.rollout.scheduling.joining import join
 from agentrl.training.run.entry import data_of, read_mark, refuse_other_data
@@ -45,15 +50,17 @@ def main(argv: Sequence[str]) -> int:
     deployment = read_deployment(os.environ)
     if deployment.samplers_only:
         return _add_samplers(preset, rest[0], rest[1:], deployment, command)
-    stack = plan_stack(preset, rest[0], rest[1:], deployment, count_gpus(os.environ), command)
-    tasks = _check(stack)
+    stack = plan_stack(
+        preset, rest[0], rest[1:], deployment, count_gpus(os.environ), command, usable_cores()
+    )
+    checks = _check(stack)
     if stack.is_first_machine:
         _refuse_other_data(stack)
     if not _is_finished(stack):
-        _try_services(stack, tasks)
+        _try_services(stack, checks)
     with RunLock(stack.config.output, stack.deployment.machine_rank) as lock:
         if not stack.is_first_machine:
-            return asyncio.run(Launch(stack, preset, lock=lock).run())
+            return asyncio.run(Launch(stack, preset, lock=lock, checks=checks).run())
         if _is_finished(stack):
             if stack.config.run.change_data:
                 raise ConfigError(
@@ -72,15 +79,17 @@ def main(argv: Sequence[str]) -> int:
             print_lines(console, next_steps(stack.config, preset.script))
             return 0
         before = read_launch(stack.config.output)
+        flags, withheld = recorded(stack.flags)
         record = LaunchRecord(
             preset.name,
-            stack.flags,
+            flags,
+            withheld=withheld,
             seconds=before.seconds if before else 0.0,
             demo_tools=stack.tools,
             origins=stack.origins,
             held_out=before.held_out if before else [],
         )
-        return asyncio.run(Launch(stack, preset, lock=lock, record=record).run())
+        return asyncio.run(Launch(stack, preset, lock=lock, record=record, checks=checks).run())
 
 
 def _add_samplers(
@@ -88,7 +97,7 @@ def _add_samplers(
 ) -> int:
     """Samplers for a run that lives elsewhere, with the flags that its database has."""
     flags = sampler_flags(run, user_flags, deployment, command)
-    stack = plan_samplers(flags, asyncio.run(join(flags, command)), deployment)
+    stack = plan_samplers(flags, asyncio.run(join(flags, command)), deployment, usable_cores())
     _try_services(stack, _check(stack))
     return asyncio.run(Launch(stack, preset).run())
 
@@ -104,10 +113,11 @@ def _refuse_other_data(stack: Stack) -> None:
         refuse_other_data(stack.config, mark.data, now)
 
 
-def _check(stack: Stack) -> list[TaskLine]:
+def _check(stack: Stack) -> list[TaskFileCheck]:
     """Everything that can be wrong on this machine before a start; says what is hardly meant.
 
-    Returns the tasks, where there is a trainer. Raises `ConfigError` or `TaskFileError`.
+    Returns the checks of task files, where there is a trainer: of a large file it goes on while the
+    run begins. Raises `ConfigError` or `TaskFileError`.
     """
     config = stack.config
     check_tracker(config.run.report_to)
@@ -117,22 +127,41 @@ def _check(stack: Stack) -> list[TaskLine]:
     if stack.samplers:
         check_tools(config)
     check_output(LOGS, 0)
-    files: Sequence[TaskFile] = ()
+    checks: list[TaskFileCheck] = []
     if stack.trainers:
-        files = check_tasks(config)
+        checks = check_tasks(config)
         check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
-    print_lines(Console(), [doubt for file in files for doubt in file.doubts])
-    return [task for file in files for task in file.tasks]
+    doubts = [doubt for check in checks for doubt in check.found.doubts]
+    print_lines(Console(), [*_shown_secrets(stack), *check_lengths(config, model), *doubts])
+    return checks
 
 
-def _try_services(stack: Stack, tasks: Sequence[TaskLine]) -> None:
+def _shown_secrets(stack: Stack) -> list[str]:
+    """What of the command line other users should not have read."""
+    return [
+        f"--{name} holds a secret, and every user of this machine can read a command line: give it "
+        f"as {VARIABLES[name]} instead"
+        for name, value in read_flags(stack.flags).values.items()
+        if stack.origins.get(name) == COMMAND_LINE
+        and name in VARIABLES
+        and holds_secret(FLAGS[name], value)
+    ]
+
+
+def _try_services(stack: Stack, checks: Sequence[TaskFileCheck]) -> None:
     """What samplers need from elsewhere answers. Raises `ConfigError` if it does not."""
     agent = stack.config.agent
+    check_services(stack.config, _tell)
     if stack.samplers and (agent.mcp_manager_url or agent.agent_config_path):
         # Imported here: the MCP SDK takes a while, and most first runs have nothing to try.
         from agentrl.launcher.probes import try_services
 
-        try_services(stack.config, tasks, lambda told: print_lines(Console(), [told]))
+        kinds = [kind for check in checks for kind in check.found.kinds]
+        try_services(stack.config, kinds, _tell)
+
+
+def _tell(told: str) -> None:
+    print_lines(Console(), [told])
 
 
 def _is_finished(stack: Stack) -> bool:

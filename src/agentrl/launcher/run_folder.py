@@ -10,15 +10,17 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict
 
 from agentrl.configs import ConfigError
+from agentrl.configs.run_json import read_run_json
+from agentrl.configs.secret_variables import VARIABLES
 from agentrl.whole_file import write_whole
 
 
@@ -111,6 +113,7 @@ class LaunchRecord:
 
     `seconds`: wall time of all its launches so far. `demo_tools`: the demo's tool server is the
     run's, and is started where the run is evaluated, too. `origins`: where each flag came from.
+    `withheld`: flags that hold a secret, which is kept nowhere, as they may be shown.
     `held_out`: success of the first and the last evaluation. `status`, `ended`: of the last launch,
     its exit status and why it was not 0; None while it lives, and for ever if it was killed.
     """
@@ -122,6 +125,7 @@ class LaunchRecord:
     seconds: float = 0.0
     demo_tools: bool = False
     origins: Mapping[str, str] = field(default_factory=dict)
+    withheld: Mapping[str, str] = field(default_factory=dict)
     max_steps: int | None = None
     held_out: Sequence[float] = field(default_factory=list)
     status: int | None = None
@@ -129,7 +133,7 @@ class LaunchRecord:
 
 
 def write_launch(folder: Path, launch: LaunchRecord) -> None:
-    """Store it; readable by its owner only, because flags may hold passwords."""
+    """Store it, for its owner to read."""
     with write_whole(folder / "launch.json") as partial:
         partial.touch(mode=0o600)
         partial.write_text(json.dumps(asdict(launch), indent=1), encoding="utf-8")
@@ -137,16 +141,18 @@ def write_launch(folder: Path, launch: LaunchRecord) -> None:
 
 def read_launch(folder: Path) -> LaunchRecord | None:
     """How the run in this folder was launched, if it ever was. Raises `ConfigError`."""
-    file = folder / "launch.json"
-    if not file.is_file():
-        return None
-    try:
-        return TypeAdapter(LaunchRecord).validate_json(file.read_bytes())
-    except ValidationError:
-        raise ConfigError(
-            f"{file} is damaged: restore it, or remove the run with `agentrl delete RUN` and "
-            "start again"
-        ) from None
+    return read_run_json(folder / "launch.json", LaunchRecord)
+
+
+def refuse_withheld(launch: LaunchRecord, given: Collection[str], needed: Collection[str]) -> None:
+    """Raises `ConfigError` for a flag of `needed` that the launch had, that is kept nowhere because
+    it holds a secret, and that is not `given` again."""
+    for name in needed:
+        if name in launch.withheld and name not in given:
+            raise ConfigError(
+                f"--{name}: the run was launched with {launch.withheld[name]}, and its password is "
+                f"kept nowhere: set {VARIABLES.get(name, f'--{name}')} as for the launch"
+            )
 
 
 def steps_finished(folder: Path) -> int | None:

@@ -29,14 +29,16 @@ class _Kind:
 
 _FILES = re.compile(
     r"(launch|run|summary)\.json|launch(-\d+)?\.lock|metrics\.jsonl|(curve|training)\.png"
-    r"|\.(launch|run|summary|metrics|curve|training)\.partial\.\w+|\.seen-by-all-\w+"
+    r"|\.(launch|run|summary|metrics|curve|training)(\.\d+)?\.partial\.\w+|\.seen-by-all-\w+"
 )
+_TASK_NOTES = re.compile(r"files\.json|\w{16}(\.npz|\.arrow|-\w+\.checked)|\..*\.partial\.\w+")
 _FOLDERS = (
     _Kind(re.compile("mongo"), _holds("WiredTiger*", "storage.bson", "mongod.lock", "port")),
     _Kind(re.compile(r"checkpoint-\d+"), _holds("*.distcp")),
     _Kind(re.compile(r"checkpoint-\d+(\.\w+)*\.(partial|removed)")),
     _Kind(re.compile("weights"), inside=re.compile(r"v\d+(\.partial)?")),
     _Kind(re.compile("eval"), inside=re.compile(r"\.?checkpoint-\d+.*\.json|\.export-.*")),
+    _Kind(re.compile("tasks"), inside=_TASK_NOTES),
     _Kind(re.compile("tensorboard"), _holds("**/events.out.tfevents.*")),
 )
 

@@ -76,8 +76,10 @@ def read_run(folder: Path) -> RunRow | None:
     elif state is None:
         state, note = _state(folder, launch, summary, step, most)
     done = state is State.FINISHED
+    # Who only looks starts mongod too, and that changes its folder.
+    told = [part for part in parts if part.name != "mongo"] or parts
     embedded = (folder / "mongo").exists()
-    url = _flag(launch, "db_connection_string")
+    url = launched_at(launch) or (launch and launch.withheld.get("db_connection_string"))
     url = url or flags.get("run", {}).get("db_connection_string")
     return RunRow(
         name=folder.name,
@@ -88,7 +90,7 @@ def read_run(folder: Path) -> RunRow | None:
         before=summary.get("eval_before") if done else before,
         after=summary.get("eval_after") if done else after,
         bytes=sum(map(disk_bytes, parts)),
-        changed=max(os.lstat(part).st_mtime for part in parts if os.path.lexists(part)),
+        changed=max(os.lstat(part).st_mtime for part in told if os.path.lexists(part)),
         folder=str(folder),
         database="embedded" if embedded else without_passwords(url) if url else None,
     )
@@ -122,7 +124,7 @@ def _who(process: str) -> str:
 
 
 def launched_at(launch: LaunchRecord | None) -> str | None:
-    """The MongoDB that the run was launched with, if it was given one."""
+    """The MongoDB that the run was launched with, if it was given one without a password."""
     return _flag(launch, "db_connection_string")
 
 

@@ -10,19 +10,24 @@ import shlex
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+
+from pymongo.errors import PyMongoError
 
 from agentrl.configs import ConfigError, model_folder
 from agentrl.configs.flags import FLAGS
+from agentrl.configs.secret_variables import flags_in_environment, read_key
 from agentrl.configs.verbs import SGLANG_COMMAND, SGLANG_FLAGS, serve_parser
 from agentrl.databases import services
-from agentrl.databases.connection import OUTAGE, RunDatabase, connect
-from agentrl.databases.mongod import free_port
+from agentrl.databases.connection import RunDatabase, connect, is_outage
+from agentrl.held_port import HeldPort
 from agentrl.inference.engine import EngineConfig, serve
 from agentrl.inference.protocol import version_to_wire
 from agentrl.inference.sglang_server import SGLangConfig, SGLangError, serve_sglang
 from agentrl.launcher import subreaper
+from agentrl.tracebacks import log_to_stderr
 
 HEARTBEAT_S = 5.0
 SGLANG_GRACE_S = 20.0  # SGLang looks for a SIGTERM every 5 s and takes a moment to end
@@ -34,22 +39,39 @@ def main(argv: Sequence[str]) -> int:
     """Serve a model folder until SIGTERM."""
     arguments = serve_parser().parse(argv).own
     model_folder(str(arguments.model), "--model")
-    if not (arguments.model / "config.json").is_file():
-        raise ConfigError(
-            f"--model {arguments.model}: no Hugging Face model folder (it has no config.json)"
-        )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr("%(asctime)s %(levelname)s %(message)s")
+    run = announced_to(arguments, os.environ)
     if arguments.engine == "sglang":
         reaped = (sys.executable, "-I", "-S", subreaper.__file__, str(SGLANG_GRACE_S))
         config = sglang_config(arguments)
         try:
-            serve_sglang(config, reaped, lambda url: _announced(arguments, url))
+            with HeldPort(host=config.host) if config.port == 0 else nullcontext() as held:
+                if held is not None:
+                    config = replace(config, port=held.number)
+                serve_sglang(config, reaped, lambda url: _announced(arguments, run, url))
         except SGLangError as error:
             log.error("%s", error)
             return 1  # not 2, which says that to start it again would not help
     else:
-        serve(engine_config(arguments), lambda url: _announced(arguments, url))
+        serve(engine_config(arguments), lambda url: _announced(arguments, run, url))
     return 0
+
+
+@dataclass(frozen=True)
+class AnnouncedTo:
+    """The run that a service is announced to."""
+
+    db_url: str
+    run: str
+
+
+def announced_to(arguments: Namespace, environment: Mapping[str, str]) -> AnnouncedTo | None:
+    """The run that flags and environment name. The flag's URL is enough, `DB_URL` needs a name."""
+    given, run = arguments.db_connection_string, arguments.run_name
+    if given is not None:
+        return AnnouncedTo(given, run or "run")
+    url = flags_in_environment(environment).get("db_connection_string")
+    return AnnouncedTo(url, run) if url and run else None
 
 
 def engine_config(arguments: Namespace) -> EngineConfig:
@@ -67,7 +89,12 @@ def engine_config(arguments: Namespace) -> EngineConfig:
         max_running_requests=arguments.max_running_requests,
         weight_version=version_to_wire(arguments.weight_version),
         seed=arguments.seed,
+        api_key=_key(arguments),
     )
+
+
+def _key(arguments: Namespace) -> str | None:
+    return read_key(arguments.inference_api_key_env, "inference_api_key_env")
 
 
 def sglang_config(arguments: Namespace) -> SGLangConfig:
@@ -81,10 +108,16 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
             f"--sglang_command {command!r} (SGLANG_COMMAND): no such program; it"
             " starts SGLang's server in the environment that requirements-sglang.txt made"
         )
+    key = _key(arguments)
+    if key is not None and "--config" in launch:
+        raise ConfigError(
+            f"--sglang_command {command!r} (SGLANG_COMMAND): SGLang takes one --config, by which it"
+            " is told the key of --inference_api_key_env: give what stands in yours as arguments"
+        )
     return SGLangConfig(
         model_path=arguments.model.resolve(),
         host=arguments.host,
-        port=arguments.port or free_port(),
+        port=arguments.port,
         launch=launch,
         device=arguments.device,
         dtype=arguments.dtype or "auto",
@@ -96,18 +129,21 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
         ep_size=arguments.inf_ep_size,
         memory_fraction=arguments.inf_mem_ratio,
         memory_saver=arguments.memory_saver,
+        api_key=key,
     )
 
 
 @asynccontextmanager
-async def _announced(arguments: Namespace, url: str) -> AsyncIterator[None]:
+async def _announced(
+    arguments: Namespace, run: AnnouncedTo | None, url: str
+) -> AsyncIterator[None]:
     """Tell the run's database, if one is given, of the service at `url` as long as it serves."""
     url = arguments.public_url or url
     log.info("serving %s at %s", arguments.model, url)
-    if arguments.db_connection_string is None:
+    if run is None:
         yield
         return
-    database = await connect(arguments.db_connection_string, arguments.run_name)
+    database = await connect(run.db_url, run.run)
     await services.register(
         database,
         url,
@@ -132,7 +168,9 @@ async def _beat(database: RunDatabase, url: str) -> None:
         await asyncio.sleep(HEARTBEAT_S)
         try:
             await services.heartbeat(database, url)
-        except OUTAGE as error:
+        except PyMongoError as error:
+            if not is_outage(error):
+                raise
             log.warning("the heartbeat did not reach MongoDB, the next one may: %s", error)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.panel import Panel
@@ -10,9 +11,11 @@ from rich.text import Text
 
 from agentrl.configs import ConfigError
 from agentrl.configs.verbs import SHOWN_RECORDS, show_parser
+from agentrl.databases import outages
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, ToolCall, TurnStatus
 from agentrl.databases.failed_tasks import FailedTask, count_failed_tasks, failed_tasks
+from agentrl.databases.quarantine import QuarantinedItem, list_quarantined
 from agentrl.launcher.database import place_config, run_database
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import list_records, print_list
@@ -37,7 +40,9 @@ def main(argv: Sequence[str]) -> int:
         async with run_database(config, run_lives=True) as opened:
             database = opened.database
             if arguments.failed:
-                print_failed_tasks(Console(), await failed_tasks(database))
+                console = Console()
+                print_failed_tasks(console, await failed_tasks(database))
+                print_quarantined(console, arguments.run, await list_quarantined(database))
                 return
             if listing:
                 records = await list_records(
@@ -46,6 +51,8 @@ def main(argv: Sequence[str]) -> int:
                 )  # fmt: skip
                 print_list(Console(), records, config.run.run_name)
                 return
+            for outage in await outages.current(database):
+                Console().print(Text(outage.sentence(datetime.now(UTC)), "red"), soft_wrap=True)
             n_failed = await count_failed_tasks(database)
             failed = f"{n_failed} tasks have failures: `agentrl show {arguments.run} --failed`"
             try:
@@ -168,16 +175,26 @@ def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
 def print_failed_tasks(console: Console, tasks: Sequence[FailedTask]) -> None:
     """Two lines for each task: how many of its rollouts failed, and why the last one did."""
     if not tasks:
-        console.print("nothing of this run failed")
-        return
+        console.print("no rollout and no group of this run failed")
     for task in tasks:
         failed = [
             f"{task.failed} of {task.rollouts} given up" if task.failed else "",
+            f"{task.quarantined} of {task.rollouts} not scored" if task.quarantined else "",
             f"{task.again} of {task.rollouts} tried again" if task.again else "",
-            "group not scored" if task.unscored else "",
+            "group not finalised" if task.group else "",
         ]
         head = f"task {task.task_id}, {task.split} epoch {task.epoch}: "
-        head += f"{', '.join(filter(None, failed))}; last record {task.record}"
+        head += ", ".join(filter(None, failed))
+        head += f"; last record {task.record}" if task.record else ""
         # Not cut: the place in a file stands at the end.
         console.print(Text(head), soft_wrap=True)
         console.print(Text(f"    {task.error}", "red"), soft_wrap=True)
+
+
+def print_quarantined(console: Console, run: str, items: Sequence[QuarantinedItem]) -> None:
+    """Two lines for each of what is in quarantine, and how it is released."""
+    for item in items:
+        console.print(Text(f"{item.kind} {item.id} is in quarantine"), soft_wrap=True)
+        console.print(Text(f"    {item.error}", "red"), soft_wrap=True)
+    if items:
+        console.print(Text(f"`agentrl release {run}` puts back what is in quarantine"))

@@ -1,8 +1,10 @@
 """Which processes a run needs on this machine, and the command line of each.
 
-All processes get the same run flags. The URLs of services that are started here are added.
+All processes get the same run flags. The URLs of services that are started here are added. What may
+hold a password goes by environment and not by command line, which every user of a machine reads.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,19 +17,24 @@ from agentrl.configs.parsing import (
     Layer,
     as_words,
     config_of,
+    handed_on,
     layers_given,
     merged,
     origins_of,
 )
+from agentrl.configs.secret_variables import VARIABLES
 from agentrl.configs.verbs import SGLANG_FLAGS
 from agentrl.inference.protocol import FRESH_VERSION
-from agentrl.launcher.deployment import Deployment
+from agentrl.launcher.deployment import Deployment, default_sampler_processes
 from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, is_demo, launch_layers
-from agentrl.launcher.processes import Kind, Part
+from agentrl.launcher.processes import RESTARTS, Kind, Part
 from agentrl.launcher.run_parts import LOGS
+from agentrl.launcher.sampler_processes import sampler_part
 from agentrl.rollout.agents import NEED_TOOLS
+from agentrl.rollout.scheduling.process_share import ProcessShare
 
-RESTARTS = 10  # how often a sampler, a service, the tool server or mongod is started again
+_CORES_BESIDE_A_GPU = 2  # of a trainer process or a service: its own loop, and what it reads
+_END_S = 15.0  # that a trainer has after --drain_seconds, to give back rows and run
 _SGLANG_GRACE_S = 40.0  # more than `agentrl serve` itself waits for SGLang to end
 
 
@@ -78,8 +85,10 @@ def plan_stack(
     deployment: Deployment,
     gpus: int,
     command: str = "agentrl launch",
+    cores: int = 1,
 ) -> Stack:
     """What the variables, files of flags and flags ask for. `command`: what the user calls.
+    `gpus`, `cores`: of this machine.
 
     Raises `ConfigError`.
     """
@@ -106,6 +115,9 @@ def plan_stack(
             )
         elsewhere = config.sampling.inference_urls is not None or deployment.machine_rank > 0
         services = 0 if elsewhere else deployment.services
+    here = services + trainers // deployment.num_machines
+    computing = cores if here and not use_gpus else _CORES_BESIDE_A_GPU * here
+    samplers = _samplers(config, deployment, default_sampler_processes(cores, computing))
     if trainers:
         _refuse_processes_that_do_not_fit(config.parallel, deployment, trainers, use_gpus)
     if services and deployment.sglang_command is None:
@@ -115,9 +127,9 @@ def plan_stack(
         flags=tuple(as_words(layers)),
         origins=origins_of(layers),
         mongod=not has_database,
-        tools=demo and not has_tools and deployment.samplers > 0,
+        tools=demo and not has_tools and samplers > 0,
         services=services,
-        samplers=deployment.samplers if config.sampling.enable_sampling else 0,
+        samplers=samplers,
         trainers=trainers,
         gpus=use_gpus,
         deployment=deployment,
@@ -159,7 +171,9 @@ def sampler_flags(
     return as_words([*layers, Layer("run", {"run_name": run})])
 
 
-def plan_samplers(flags: Sequence[str], config: Config, deployment: Deployment) -> Stack:
+def plan_samplers(
+    flags: Sequence[str], config: Config, deployment: Deployment, cores: int = 1
+) -> Stack:
     """Samplers alone, which are started with `flags` and find `config` by themselves.
 
     Raises `ConfigError`.
@@ -177,11 +191,18 @@ def plan_samplers(flags: Sequence[str], config: Config, deployment: Deployment) 
         mongod=False,
         tools=False,
         services=0,
-        samplers=deployment.samplers if config.sampling.enable_sampling else 0,
+        samplers=_samplers(config, deployment, default_sampler_processes(cores)),
         trainers=0,
         gpus=0,
         deployment=deployment,
     )
+
+
+def _samplers(config: Config, deployment: Deployment, default: int) -> int:
+    """Sampler processes to start here."""
+    if not config.sampling.enable_sampling:
+        return 0
+    return deployment.samplers(config.sampling.sampler_processes or default)
 
 
 def _refuse_sglang_flags(services: ServiceConfig) -> None:
@@ -196,11 +217,14 @@ def _refuse_sglang_flags(services: ServiceConfig) -> None:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where this launch puts what it starts: loopback ports that were free when it began."""
+    """Where this launch puts what it starts: loopback ports that it holds.
+
+    `trainer_port`: None for one that torch itself takes.
+    """
 
     tools_port: int
     service_ports: tuple[int, ...]
-    trainer_port: int
+    trainer_port: int | None
 
 
 def with_urls(stack: Stack, database_url: str, addresses: Addresses) -> Stack:
@@ -241,15 +265,11 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
         parts.append(_trainer_part(stack, addresses.trainer_port, threads))
     for number in range(stack.samplers):
         parts.append(
-            Part(
-                name=f"sampler-{number}",
-                kind=Kind.SAMPLER,
-                command=_agentrl("sample", *stack.flags),
-                log=LOGS / f"{run}_sample-{number}.log",
-                environment={"OMP_NUM_THREADS": "1"},  # it waits and parses: nothing to compute
-                restarts=RESTARTS,
-                may_end=True,
-                grace_s=stack.config.sampling.drain_seconds + 10.0,  # to hand back what is left
+            sampler_part(
+                ProcessShare(number, stack.samplers),
+                stack.flags,
+                stack.config.sampling.drain_seconds,
+                LOGS / f"{run}_sample-{number}.log",
             )
         )
     return parts
@@ -289,6 +309,8 @@ def service_part(
     they are one of the run's.
     """
     suffix = "" if number is None else f"-{number}"
+    variable = config.sampling.inference_api_key_env
+    key = ["--inference_api_key_env", variable] if variable else []
     assert config.run.db_connection_string and config.model.model_name_or_path
     if sglang_command is None:
         # A GPU's trainer computes and publishes in bfloat16 (assets/fsdp2_dst.yml).
@@ -302,14 +324,14 @@ def service_part(
             "serve",
             "--model", config.model.model_name_or_path,
             "--port", str(port),
-            "--db_connection_string", config.run.db_connection_string,
             "--run_name", config.run.run_name,
             "--weight_version", str(weight_version),
             "--max_running_requests", str(config.sampling.max_concurrent_samples_per_process),
+            *key,
             *engine,
         ),
         log=LOGS / f"{config.run.run_name}_serve{suffix}.log",
-        environment=threads,
+        environment={**threads, VARIABLES["db_connection_string"]: config.run.db_connection_string},
         restarts=RESTARTS,
         grace_s=10.0 if sglang_command is None else _SGLANG_GRACE_S,
     )  # fmt: skip
@@ -334,10 +356,13 @@ def _sglang_flags(services: ServiceConfig, command: str, number: int, gpus: int)
     return flags
 
 
-def _trainer_part(stack: Stack, port: int, threads: dict[str, str]) -> Part:
+def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Part:
     deployment = stack.deployment
     name = "fsdp2_dst.yml" if stack.gpus else "fsdp2_cpu.yml"
+    drain = stack.config.sampling.drain_seconds
+    meeting = [] if port is None else ["--main_process_port", str(port)]
     settings = deployment.accelerate_config or str(REPOSITORY / "assets" / name)
+    flags, secrets = handed_on(stack.flags)
     return Part(
         name="trainer",
         kind=Kind.TRAINER,
@@ -348,14 +373,19 @@ def _trainer_part(stack: Stack, port: int, threads: dict[str, str]) -> Part:
             "--num_machines", str(deployment.num_machines),
             "--machine_rank", str(deployment.machine_rank),
             "--main_process_ip", deployment.master_addr or "127.0.0.1",
-            "--main_process_port", str(port),
+            *meeting,
             "-m", "agentrl.training.trainer",
-            *stack.flags,
+            *flags,
         ),
         log=trainer_log(stack.config.run.run_name, deployment.machine_rank),
-        environment=threads,
+        environment={
+            **threads,
+            **secrets,
+            # torch's agent ends what still runs after 30 s, unless it is told otherwise.
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(drain + _END_S)),
+        },
         may_end=True,
-        grace_s=30.0,  # a checkpoint may be under way
+        grace_s=drain + 2 * _END_S,
     )  # fmt: skip
 
 

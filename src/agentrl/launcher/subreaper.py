@@ -4,10 +4,12 @@
 
 The subreaper starts the command and ends with its status. When it gets SIGTERM, or when its
 standard input closes (which also happens when the launcher is killed with SIGKILL), it sends the
-command's process group SIGTERM, waits up to GRACE_SECONDS, and then kills what is left of the
-command's whole family. As the family's subreaper it also finds processes that left the group or
-lost their parent, such as the workers of `accelerate launch`. It imports only the standard library
-and starts in milliseconds.
+command's process group SIGTERM (and again with each further SIGTERM that it gets), waits up to
+GRACE_SECONDS, and then kills what is left of the command's whole family. As the family's subreaper
+it also finds processes that left the group or lost their parent, such as the workers of
+`accelerate launch`. SIGUSR1 and SIGUSR2, with which Slurm may warn all processes of a job, are for
+the launcher, which stops the parts in order: subreaper and command ignore them. It imports only the
+standard library and starts in milliseconds.
 """
 
 import ctypes
@@ -54,7 +56,7 @@ class Subreaper:
     def __init__(self, command: list[str], grace_s: float) -> None:
         self._grace_s = grace_s
         self._status: int | None = None
-        self._stop_asked = False
+        self._stops_asked = 0
         # Signals wake the loop through a pipe: a flag alone could be set just before it sleeps.
         self._wake_read, wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -63,6 +65,8 @@ class Subreaper:
         signal.signal(signal.SIGTERM, self._ask_stop)
         signal.signal(signal.SIGINT, self._ask_stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        for warning in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(warning, signal.SIG_IGN)  # which the command inherits
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -75,10 +79,10 @@ class Subreaper:
 
     def run(self) -> int:
         """Wait for the command, or for the wish to end it. Returns its status, as a shell would."""
-        while self._status is None and not self._stop_asked:
+        while self._status is None and not self._stops_asked:
             readable, _, _ = select.select([sys.stdin, self._wake_read], [], [])
             if sys.stdin in readable and not os.read(sys.stdin.fileno(), 1):
-                self._stop_asked = True
+                self._stops_asked += 1
             if self._wake_read in readable:
                 os.read(self._wake_read, 4096)
             self._reap()
@@ -87,7 +91,7 @@ class Subreaper:
         return self._status
 
     def _ask_stop(self, number: int, frame: FrameType | None) -> None:
-        self._stop_asked = True
+        self._stops_asked += 1
 
     def _end_family(self) -> None:
         """SIGTERM, the grace period, SIGKILL; until nobody is left."""
@@ -98,10 +102,14 @@ class Subreaper:
             for pid in descendants(os.getpid()):
                 self._signal(pid, signal.SIGTERM)
         deadline = time.monotonic() + self._grace_s
+        handed_on = 1
         while family := descendants(os.getpid()):
             if time.monotonic() > deadline:
                 for pid in family:
                     self._signal(pid, signal.SIGKILL)
+            if self._stops_asked > handed_on and self._status is None:
+                handed_on = self._stops_asked
+                self._signal(-self._process.pid, signal.SIGTERM)
             time.sleep(_POLL_S)
             self._reap()
         while self._status is None:

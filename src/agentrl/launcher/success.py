@@ -8,7 +8,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, Run, Split, TaskStatus, group_order
 from agentrl.databases.feeder import of_data
 from agentrl.databases.runs import load_run
-from agentrl.databases.transitions import TERMINAL_SLOTS
+from agentrl.databases.transitions import ENDED_TASKS, TERMINAL_SLOTS
 from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 
 
@@ -145,7 +145,7 @@ class Evaluations:
     async def _groups(self) -> list[Mapping[str, Any]]:
         """Counts of each evaluation that is not known yet, by step."""
         success = {"$cond": [{"$gte": ["$slots.score", SUCCESS_SCORE]}, 1, 0]}
-        completed = {"$eq": ["$status", TaskStatus.COMPLETED]}
+        ended = {"$in": ["$status", list(ENDED_TASKS)]}
         terminal = {"$in": ["$slots.status", list(TERMINAL_SLOTS)]}
         cursor = await self._database.tasks.aggregate(
             [
@@ -162,7 +162,7 @@ class Evaluations:
                 {
                     "$group": {
                         "_id": "$epoch",
-                        "open": {"$sum": {"$cond": [completed, 0, 1]}},
+                        "open": {"$sum": {"$cond": [ended, 0, 1]}},
                         "rollouts": {"$sum": 1},
                         "done": {"$sum": {"$cond": [terminal, 1, 0]}},
                         "scored": {"$sum": {"$cond": [{"$eq": ["$slots.score", None]}, 0, 1]}},

@@ -68,13 +68,14 @@ def plain_line(snapshot: Snapshot, seconds: float, samplers: int) -> str:
         f" held-out={held_out} evaluating={evaluating}"
         f" loss={_number(s.loss, '.4g')} grad_norm={_number(s.grad_norm, '.3g')}"
         f" kl={_number(s.kl, '.3g')} reference_kl={_number(s.reference_kl, '.3g')}"
-        f" failed={s.failed}/{s.ended}"
+        f" failed={s.attempts.failed}/{s.attempts.ended}"
         f" turns={_number(s.turns, '.1f')} tool_calls={_number(s.tool_calls, '.1f')}"
         f" sampled={_number(s.sampled_per_s, '.0f')}tok/s"
         f" trained={_number(s.trained_per_s, '.0f')}tok/s"
         f" staleness={_number(s.staleness, '.2f')} waiting={_number(s.waiting, 'd')}"
         f" services={s.services} samplers={samplers} elsewhere={s.samplers_elsewhere}"
         f" checkpoint={_number(s.checkpoint, 'd')} left={duration(s.seconds_left)}"
+        + "".join(f" | {sentence}" for sentence in s.waiting_for)
         + (f" | failures: {s.failures}" if s.failures else "")
         + (f" | why no step: {s.why_no_step}" if s.why_no_step else "")
     )
@@ -138,7 +139,8 @@ class RunPanel:
         staleness = _number(s.staleness, ".2f")
         if s.max_staleness is not None:
             staleness += f" (max {s.max_staleness})"
-        failed = Text(f"{s.failed} of {s.ended}", "yellow" if s.failed else "")
+        a = s.attempts
+        failed = Text(f"{a.failed} of {a.ended}", "yellow" if a.failed else "")
         alive, expected = self.samplers
         parts = f"services {s.services} · samplers {alive}/{expected}"
         if s.samplers_elsewhere:
@@ -179,9 +181,11 @@ class RunPanel:
         return shown
 
     def _notes(self, console: Console, width: int) -> Iterator[Text]:
-        """Why nothing comes, what fails, and the last notices, each cut to two lines."""
+        """What is waited for, why nothing comes, what fails, and the last notices, each cut to two
+        lines."""
         s = self.snapshot
-        told = [
+        told = [Text(sentence, "red") for sentence in s.waiting_for]
+        told += [
             Text(f"{label}: {sentence}", "red")
             for label, sentence in (("why no step", s.why_no_step), ("failures", s.failures))
             if sentence

@@ -10,6 +10,6 @@
     attention/    attention over forests of tokens
     losses/       pure functions of per-token tensors
 
-A room imports only from those below it in this order, but for checkpoint/, which model/ reads.
+A room imports only from those below it in this order.
 Nothing here knows how trajectories are sampled.
 """

@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -45,10 +45,13 @@ from agentrl.databases.runs import (
 )
 from agentrl.databases.task_file import TaskFileError
 from agentrl.inference.protocol import ServiceUnreachable
+from agentrl.stop_signals import stop_signals
+from agentrl.tracebacks import log_to_stderr
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.checkpoint.layout import (
     CheckpointError,
     TrainerState,
+    checkpoint_path,
     clear_unfinished,
     recorded_config,
     supersede_others,
@@ -62,11 +65,13 @@ from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.parallel.agreement import (
     Agreement,
     FailedElsewhere,
-    ProcessLost,
     known_to_all,
+    process_lost,
 )
 from agentrl.training.parallel.launch import join_processes
 from agentrl.training.run.coordinator import HeldRun, RunCoordinator
+from agentrl.training.run.drain import Drain, StepLeft
+from agentrl.training.run.finite_steps import FiniteSteps, GradientKeepsFailing
 from agentrl.training.run.metrics import MetricsWriter, StepTimes, step_metrics
 from agentrl.training.run.publication import gather_publication
 from agentrl.training.run.startup import (
@@ -85,7 +90,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _USER_ERRORS = (
-    CheckpointError, ConfigError, DatabaseUnreachable, ModelFolderError, RunHopeless,
+    CheckpointError, ConfigError, DatabaseUnreachable, GradientKeepsFailing, ModelFolderError,
+    RunHopeless,
     ServiceUnreachable, TaskFileError, TrainerAlive, TrainerReplaced,
 )  # fmt: skip
 
@@ -96,13 +102,13 @@ def main(argv: Sequence[str]) -> int:
     Bad input and unreachable services are one sentence on stderr and status 2.
     """
     rank = int(os.environ.get("RANK", "0"))
-    logging.basicConfig(
+    log_to_stderr(
+        f"%(asctime)s %(levelname)s train[{rank}] %(message)s",
         level=logging.INFO if rank == 0 else logging.WARNING,
-        format=f"%(asctime)s %(levelname)s train[{rank}] %(message)s",
     )
     transformers.utils.logging.disable_progress_bar()
     try:
-        config = parse_config(argv, prog="agentrl train")
+        config = parse_config(argv, "agentrl train", os.environ)
         accelerator = make_accelerator(config)
     except ConfigError as error:  # on all processes
         return _refuse(error) if rank == 0 else 2
@@ -111,10 +117,13 @@ def main(argv: Sequence[str]) -> int:
             Trainer(config, accelerator, stack).run()
     except FailedElsewhere:
         return 2  # what failed is said there
-    except ProcessLost as error:  # on all that are left
-        return _refuse(error) if rank == 0 else 2
     except _USER_ERRORS as error:
         return _refuse(error, "" if rank == 0 else f" (process {rank})")
+    except RuntimeError as error:
+        lost = process_lost(error)  # on all that are left, also in the middle of a step
+        if lost is None:
+            raise
+        return _refuse(lost) if rank == 0 else 2
     return 0
 
 
@@ -141,7 +150,8 @@ class Trainer:
         self._config = config
         self._output = config.output
         self._stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        self._drain = Drain(config.sampling.drain_seconds)
+        for number in stop_signals():
             signal.signal(number, self._on_signal)
         self._accelerator = accelerator
         self._database: RunDatabase | None = None
@@ -208,7 +218,10 @@ class Trainer:
         source = self._coordinator.source(self._stop) if self._coordinator else None
         learner = self._learner
         costs = FlopsModel.of(learner.model)
-        stream = RowStream(self._background, self._database, source, learner.mesh, costs)
+        vocab_size = learner.model.config.get_text_config().vocab_size
+        stream = RowStream(
+            self._background, self._database, source, learner.mesh, costs, vocab_size
+        )
         # A policy that has not been tried on these tasks before is evaluated as it is.
         untried = self._step == 0 or bool(self._coordinator and self._coordinator.begins_data)
         self._publish(evaluate=untried)
@@ -229,6 +242,7 @@ class Trainer:
 
     def _train(self, stream: RowStream, metrics: MetricsWriter) -> None:
         """Steps until the last one, the last row, or a stop."""
+        steps = FiniteSteps(self._learner, self._quarantine, self._config.run.run_name)
         ended = time.monotonic()
         while True:
             rows, wait_seconds = stream.take()
@@ -242,7 +256,11 @@ class Trainer:
             began = time.monotonic()
             if self._config.services.inf_share_gpus:
                 self._from_main(lambda coordinator: coordinator.release_gpus())
-            statistics = self._learner.step(rows.mine)
+            try:
+                statistics, rows = steps.take(self._step + 1, rows, self._between_passes)
+            except StepLeft:
+                self._leave_step(stream, last=last)
+                return
             train_seconds = time.monotonic() - began
             self._step += 1
             began = time.monotonic()
@@ -274,6 +292,27 @@ class Trainer:
             if last or stopping:
                 return
 
+    def _quarantine(self, step: int, faults: Mapping[str, str]) -> None:
+        """Collective; `faults` as all processes have found them."""
+        self._from_main(lambda coordinator: coordinator.quarantine(step, faults))
+
+    def _between_passes(self) -> None:
+        """Raises `StepLeft`, on all processes, once one of them has to save before it is ended."""
+        (must_save,) = self._agreement.any(self._drain.must_save(self._saver.seconds))
+        if must_save:
+            raise StepLeft
+
+    def _leave_step(self, stream: RowStream, *, last: bool) -> None:
+        logger.info(
+            "step %d is left, because it does not end within --drain_seconds %g: its rows are "
+            "trained after the next start",
+            self._step + 1, self._config.sampling.drain_seconds,
+        )  # fmt: skip
+        self._stop.set()
+        self._learner.leave_step()
+        if not last:
+            stream.drop()
+
     def _commit(self, rows: StepRows) -> None:
         """For rank 0."""
         assert self._coordinator is not None
@@ -285,17 +324,23 @@ class Trainer:
         metrics: MetricsWriter,
         rows: StepRows,
         trained_version: int,
-        statistics: StepStatistics,
+        statistics: StepStatistics | None,
         times: StepTimes,
     ) -> None:
-        """The step that was taken, in the database, the metrics and the log. For rank 0."""
+        """The step that was taken, in the database, the metrics and the log; of one that was
+        skipped there are no metrics. For rank 0."""
         assert self._coordinator is not None
         step, total = self._step, self._held.total_steps
         self._background.run(self._coordinator.report(step, self._version, TRAINING))
-        counts = self._background.run(self._coordinator.counts())
+        if statistics is None:
+            logger.error("step %d of %d left the weights as they were", step, total)
+            return
+        counts = self._background.run(self._coordinator.counts(step))
+        outages = self._background.run(self._coordinator.outages())
         line = step_metrics(
-            step, trained_version, statistics, rows.headers, rows.balance, times, counts
-        )
+            step, trained_version, statistics, rows.headers, rows.balance, times, counts,
+            len(outages),
+        )  # fmt: skip
         metrics.write(line)
         logger.info(
             "step %d of %d: reward %.3f, loss %.4g, gradient norm %.3g, %.2f s",
@@ -358,6 +403,12 @@ class Trainer:
         that still ran.
         """
         began = time.monotonic()
+        took, allowed = self._saver.seconds, self._config.sampling.drain_seconds
+        if self._coordinator and took is not None and took > allowed:
+            logger.warning(
+                "the last checkpoint took %.0f s, longer than --drain_seconds %g: a run that is "
+                "stopped may be ended before one is written; raise --drain_seconds", took, allowed,
+            )  # fmt: skip
         state = TrainerState(
             step=self._step,
             version=self._version,
@@ -378,7 +429,8 @@ class Trainer:
     def _finish(self) -> None:
         """The last checkpoint and evaluation; or, after a stop, the checkpoint only."""
         stopped = self._any_rank_stops()
-        if self._saved_step < self._step:
+        # The start weights need no checkpoint of a run that was stopped before its first step.
+        if self._saved_step < self._step and (self._step > 0 or not stopped):
             self._save()
         self._saver.wait()
         self._finish_publishing()
@@ -392,15 +444,17 @@ class Trainer:
             background.run(run.evaluate(self._step, self._stop))
             if not self._stop.is_set():
                 background.run(run.report(self._step, self._version, FINISHED))
+        saved = "there is nothing to save yet"
+        if self._saved_step >= 0:
+            saved = f"saved {checkpoint_path(self._output, self._saved_step)}"
         logger.info(
-            "%s after step %d of %d",
-            "stopped" if self._stop.is_set() else "finished", self._step, self._held.total_steps,
+            "%s after step %d of %d; %s", "stopped" if self._stop.is_set() else "finished",
+            self._step, self._held.total_steps, saved,
         )  # fmt: skip
 
     def _give_up(self, hopeless: RunHopeless) -> None:
         """Keep what was trained, then say why the run ends: samplers and launcher end with that."""
         self._stop.set()
-        self._saved_step = max(self._saved_step, 0)  # the start weights need no checkpoint
         self._finish()
         self._from_main(lambda coordinator: coordinator.give_up(str(hopeless)))
 
@@ -429,7 +483,7 @@ class Trainer:
         url = self._config.run.db_connection_string
         if url is None:
             raise ConfigError(
-                "--db_connection_string is needed: the URL of the run's MongoDB "
+                "DB_URL or --db_connection_string is needed: the URL of the run's MongoDB "
                 "(`agentrl launch` starts one and gives it)"
             )
         name, timeout = self._config.run.run_name, self._config.sampling.startup_timeout
@@ -445,7 +499,8 @@ class Trainer:
                 self._background.submit(self._database.close()).result()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Finish the step that runs, then leave in order."""
+        """Leave in order, with the step that runs if there is time for it."""
+        self._drain.begin()
         self._stop.set()
 
 

@@ -117,19 +117,28 @@ async def test_several_kinds_of_agents_work_in_one_run(stage: Stage) -> None:
     assert {row["_id"] for row in rows} == {record.id for record in found}
 
 
-async def test_tools_that_cannot_be_reached_end_the_process_and_cost_no_attempt(
-    stage: Stage,
+async def test_tools_that_are_away_when_their_agent_is_first_asked_for_are_asked_for_again(
+    stage: Stage, own_server: Any
 ) -> None:
-    stage.mcp_url = "http://127.0.0.1:1/mcp"
+    own_server.start()
+    own_server.stop()
+    stage.mcp_url, stage.lines = own_server.url, ["<answer>42</answer>"] * 2
     stage.flags = ("--num_generations", "2", "--startup_timeout", "0.2")
     await add(stage.database, ["mcp"])
     await begin_run(stage.database, service=stage.service.url)
     async with process(stage, "single_turn") as scheduler:
-        with pytest.raises(ToolServerUnreachable):
-            await scheduler.run()
+        running = asyncio.create_task(scheduler.run())
+
+        async def handed_back() -> bool:
+            return await stage.database.records.count_documents({"status": "failed"}) > 0
+
+        await until(handed_back)
+        await asyncio.to_thread(own_server.start)
+        await until(completed(stage.database, 1))
+        scheduler.stop()
+        await running
     [task] = await all_tasks(stage.database)
-    assert task.pending == 2
-    assert {(slot.status, slot.failures) for slot in task.slots} == {(SlotStatus.PENDING, 0)}
+    assert {(slot.status, slot.failures) for slot in task.slots} == {(SlotStatus.COMPLETED, 0)}
 
 
 async def test_an_agent_that_this_process_does_not_know_ends_it(stage: Stage) -> None:

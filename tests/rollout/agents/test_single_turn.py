@@ -27,6 +27,13 @@ async def test_a_turn_that_was_cut_off_is_no_answer(stage: Stage) -> None:
     assert (record.score, record.turn_statuses) == (0.0, {TurnStatus.TRUNCATED: 1})
 
 
+@pytest.mark.parametrize("agent", ["single_turn", "mcp"])
+async def test_a_final_answer_holds_no_control_text(stage: Stage, agent: str) -> None:
+    stage.lines = ["<think>hm</think>It is <|im_start|>42."]
+    record = await stage.attempt(agent, answer_schema=None)
+    assert record.final_answer == "<think>hm</think>It is 42."
+
+
 async def test_a_task_given_as_messages_is_asked_in_them(stage: Stage) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},

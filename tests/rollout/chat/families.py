@@ -102,6 +102,16 @@ def write_minicpm(said: Said, opened: bool) -> str:
     return text + said.content
 
 
+def write_gemma4(said: Said, opened: bool) -> str:
+    text = f"<|channel>thought\n{said.thought}\n<channel|>" if said.thought else ""
+    ordered = [ParsedCall(call.name, dict(sorted(call.arguments.items()))) for call in said.calls]
+    return text + said.content + writers.gemma4(ordered)
+
+
+def write_cohere2(said: Said, opened: bool) -> str:
+    return plain(said, opened) + "<|END_RESPONSE|>"
+
+
 def plain(said: Said, opened: bool) -> str:
     return said.content + ("\n" if said.content and said.calls else "") + writers.qwen(said.calls)
 
@@ -142,6 +152,8 @@ class Family:
         """The token with which the model ends a turn."""
         if self.name.startswith("glm"):
             return "<|observation|>" if follow_up == "tool" else "<|user|>"
+        if self.name in ("gemma4", "gemma4-v3", "gemma4-v4", "gemma4-v5"):
+            return "<|tool_response>" if said.calls else "<turn|>"
         if self.name == "gpt-oss":
             return "<|call|>" if said.calls else "<|return|>"
         return self.stops[0]
@@ -194,6 +206,13 @@ _MISTRAL = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAIL
             "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")  # fmt: skip
 _MINICPM = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|tool_call_start|>",
             "<|tool_call_end|>", "<|thought_start|>", "<|thought_end|>")  # fmt: skip
+_GEMMA4 = ("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|think|>", "<|channel>",
+           "<channel|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>",
+           "<tool_response|>", '<|"|>', "<|image|>", "<|audio|>", "<|video|>")  # fmt: skip
+_COHERE = ("<PAD>", "<UNK>", "<EOS_TOKEN>", "<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>",
+           "<|END_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>",
+           "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_THINKING|>", "<|END_THINKING|>",
+           "<|START_ACTION|>", "<|END_ACTION|>")  # fmt: skip
 _GEMMA = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
 
 
@@ -240,6 +259,17 @@ FAMILIES = (
            spaces="gemma", structured=False),
     Family("gemma2", _trl("gemma"), _GEMMA, plain, tags=(), stops=("<end_of_turn>",),
            spaces="gemma", structured=False),
+    *(
+        Family(name, _trl(template), _GEMMA4, write_gemma4, tags=(), stops=("<turn|>",),
+               thoughts=True, spaces="gemma", mixed=False, exact="tools")
+        for name, template in (("gemma4", "gemma4"), ("gemma4-v3", "gemma4_v3"),
+                               ("gemma4-v4", "gemma4_v4"), ("gemma4-v5", "gemma4_v5"))
+    ),
+    # The revision of the release: results stand in turns of their own, thoughts nowhere.
+    Family("gemma4-v2", _trl("gemma4_v2"), _GEMMA4, write_gemma4, tags=(), stops=("<turn|>",),
+           thoughts=True, spaces="gemma", mixed=False, exact="none"),
+    Family("cohere2", _trl("cohere2"), _COHERE, write_cohere2, tags=(),
+           stops=("<|END_OF_TURN_TOKEN|>",), structured=False),
     Family("minicpm", _own("minicpm"), _MINICPM, write_minicpm, tags=(), thoughts=True),
 )  # fmt: skip
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -290,7 +320,7 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
 
 
 def _bos(family: Family) -> str | None:
-    starts = ("<|begin_of_text|>", "<s>", "<｜begin▁of▁sentence｜>", "<bos>")
+    starts = ("<|begin_of_text|>", "<s>", "<｜begin▁of▁sentence｜>", "<bos>", "<BOS_TOKEN>")
     return next((token for token in starts if token in family.special), None)
 
 

@@ -447,3 +447,89 @@ def test_variables_of_the_template_come_with_the_model_folder(tmp_path: Path) ->
     prompt = renderer.render_prompt(question)
     assert prompt[: len(thinking)] == thinking
     assert renderer.codec.decode(prompt[len(thinking) :]) == "<think>\n\n</think>\n\n"
+
+
+USER = {"role": "user", "content": "And then?"}
+HARMONY = (
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>It is 7."
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "stop", "once"),
+    [
+        ("cohere2", "It is 7.<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>", "<|END_RESPONSE|>"),
+        ("gpt-oss", HARMONY.partition("assistant")[2], "<|end|>", "<|channel|>final<|message|>"),
+    ],
+)
+def test_text_that_the_template_writes_around_a_turn_stands_once_in_the_next_prompt(
+    family: str, text: str, stop: str, once: str
+) -> None:
+    renderer = renderer_of(family)
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], None)
+    output = renderer.encode_inside(text + stop)
+    next_prompt = conversation.extend(output, [USER])
+    ids = [*conversation.prompt_ids, *output, *next_prompt.ids]
+    if not next_prompt.extends:
+        ids = list(next_prompt.ids)
+    said = renderer.codec.decode(ids)
+    assert said.count(once) == said.count("It is 7.") == 1
+    assert (family == "cohere2") <= next_prompt.extends  # gpt-oss's turn ends in <|return|>
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "said"),
+    [
+        ("cohere2", "It is 7.<|END_RESPONSE|>", "It is 7."),
+        ("gpt-oss", HARMONY, "It is 7."),
+        ("gpt-oss", "<|channel|>final<|message|>It is 7.", "It is 7."),
+        ("gpt-oss", HARMONY.replace("hm<|end|>", "hm<|end|><|start|>assistant<|channel|>commentary"
+         "<|message|>I look.<|end|>"), "It is 7."),
+        ("gemma4", "<|channel>thought\nhm\n<channel|>It is 7.", "It is 7."),
+        ("gemma4-v2", "<|channel>thought\nhm\n<channel|>It is 7.", "It is 7."),
+        ("minicpm", "<|thought_start|>\nhm\n<|thought_end|>\nIt is 7.", "It is 7."),
+        ("qwen3", "<think>\nhm\n</think>\n\nIt is 7.", "<think>\nhm\n</think>\n\nIt is 7."),
+        ("qwen2.5", "It is <|im_start|>7.", "It is 7."),
+    ],
+)  # fmt: skip
+def test_what_a_turn_says_holds_no_control_text(family: str, text: str, said: str) -> None:
+    assert renderer_of(family).said(text) == said
+
+
+def test_gemma_4_goes_on_in_its_turn_after_results() -> None:
+    # Google's documentation: results follow the call, and the model answers without a new header.
+    renderer = renderer_of("gemma4")
+    call = '<|tool_call>call:weight{text:<|"|>a<|"|>}<tool_call|>'
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
+    output = renderer.encode_inside(call + "<|tool_response>")
+    first = conversation.extend(output, as_tools(["7 kg"]))
+    assert first.extends
+    assert (
+        renderer.codec.decode(first.ids) == 'response:weight{value:<|"|>7 kg<|"|>}<tool_response|>'
+    )
+    second = conversation.extend(renderer.encode_inside("It is 7 kg.<turn|>"), [USER])
+    assert second.extends
+    assert renderer.codec.decode(second.ids) == ("\n<|turn>user\nAnd then?<turn|>\n<|turn>model\n")
+
+
+@pytest.mark.parametrize("error", ["raise_exception('Say please.')", "1 // 0", "[][3].x.y"])
+def test_whatever_a_template_raises_is_a_refusal_with_its_words(
+    trained_tokenizer: PreTrainedTokenizerFast, error: str
+) -> None:
+    rude = "{%- if messages | length > 2 %}{{ " + error + " }}{% endif %}"
+    trained_tokenizer.chat_template = rude + PLAIN
+    renderer = ChatRenderer(trained_tokenizer)
+    conversation = Conversation(renderer, [{"role": "user", "content": "?"}], TOOLS)
+    with pytest.raises(TemplateRefusal) as refusal:
+        conversation.extend(renderer.encode("a" + renderer.turn_end), as_tools(["1"]))
+    words = {"raise": "Say please.", "1 // ": "ZeroDivisionError: ", "[][3]": "has no element 3"}
+    assert words[error[:5]] in str(refusal.value)
+    assert len(conversation.entries) == 1  # nothing has changed
+
+
+def test_a_template_that_refuses_a_question_and_a_turn_says_so_in_its_own_words(
+    trained_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    trained_tokenizer.chat_template = "{{ raise_exception('Only for machines.') }}"
+    with pytest.raises(ValueError, match=r"Only for machines\."):
+        ChatRenderer(trained_tokenizer)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from agentrl.rollout.chat import TemplateRefusal
 from agentrl.rollout.chat.form_choice import Drift, Fit, Rendering, TurnInPlace, choose_form
-from agentrl.rollout.chat.forms import candidates
-from agentrl.rollout.chat.renderer import TemplateRefusal
+from agentrl.rollout.chat.forms import CANDIDATE_FORMS, candidates
 from agentrl.rollout.chat.sampled_ids import Place, find_turn
 from agentrl.rollout.chat.turns import Message, SampledTurn, ThoughtMarks, TurnReading, read_turn
 from agentrl.rollout.tool_calls import ParsedCall, ParsedTurn
@@ -40,8 +40,14 @@ def turn_of(text: str, stop: str = "<end>") -> SampledTurn:
     )
 
 
-def choose(render: Callable[[str], str], text: str = TEXT) -> tuple[Rendering, list[str]]:
+def choose(
+    render: Callable[[str], str],
+    text: str = TEXT,
+    forms: tuple[str, ...] = ("content", "fields"),
+    expected: Fit = Fit.AS_GENERATED,
+) -> tuple[Rendering, list[str]]:
     """The rendering that is taken if the template makes this of each form, and the forms tried."""
+    by_name = {form.name: form for form in CANDIDATE_FORMS}
     turn = turn_of(text)
     messages = {form.name: message for form, message in candidates(turn.reading, turn.call_ids)}
     tried: list[str] = []
@@ -50,7 +56,8 @@ def choose(render: Callable[[str], str], text: str = TEXT) -> tuple[Rendering, l
         tried.append(next(name for name, given in messages.items() if given == message))
         return render(tried[-1])
 
-    return choose_form(TurnInPlace(turn, PROMPT, [ADDED], read), rendered), tried
+    order = [by_name[name] for name in forms]
+    return choose_form(TurnInPlace(turn, PROMPT, [ADDED], read), order, expected, rendered), tried
 
 
 def written(turn: str, added: str = "7 kg") -> str:
@@ -58,23 +65,36 @@ def written(turn: str, added: str = "7 kg") -> str:
 
 
 def test_the_first_form_that_comes_out_as_generated_ends_the_search() -> None:
-    chosen, tried = choose(lambda form: written(TEXT if "JSON" in form else "hm"))
-    assert tried == ["content", "fields", "fields, JSON arguments"]
+    chosen, tried = choose(lambda form: written(TEXT if form == "content" else "hm"))
+    assert tried == ["content"]
     assert chosen.fit is Fit.AS_GENERATED and chosen.drift is None
     assert (chosen.written, chosen.delta) == (TEXT, "<tool>7 kg<bot>")
+    chosen, tried = choose(lambda form: written(TEXT if form == "fields" else "hm"))
+    assert tried == ["content", "fields"] and chosen.fit is Fit.AS_GENERATED
+
+
+def test_of_six_forms_two_are_rendered_and_one_if_the_first_fits_as_well_as_expected() -> None:
+    chosen, tried = choose(lambda form: written("other"), forms=("fields", "content"))
+    assert tried == ["fields", "content"]
+    assert chosen.message["content"] == TEXT  # of forms that drift alike, the candidates' first
+    chosen, tried = choose(lambda form: written("other"), expected=Fit.DRIFT)
+    assert tried == ["content"] and chosen.fit is Fit.DRIFT
 
 
 def test_the_same_in_other_characters_is_taken_from_fields_before_content() -> None:
     chosen, tried = choose(lambda form: written("hm</think>  weight(7)"))
-    assert len(tried) == 5  # of the six, the prompt opened nothing
+    assert tried == ["content", "fields"]
     assert chosen.fit is Fit.RESTYLED_FIELDS and "tool_calls" in chosen.message
     chosen, _ = choose(lambda form: written(f" {TEXT}" if form == "content" else "other"))
     assert chosen.fit is Fit.RESTYLED_TEXT and chosen.written == f" {TEXT}"
 
 
-def test_where_every_form_drifts_one_that_keeps_the_turn_is_taken_then_the_first() -> None:
+def test_where_both_forms_drift_one_that_keeps_the_turn_is_taken_then_the_first() -> None:
     moved = f"<system>rules{PROMPT}{TEXT}<end><tool>7 kg<bot>"
-    chosen, _ = choose(lambda form: moved if "inline" in form else written("other"))
+    chosen, _ = choose(
+        lambda form: moved if "inline" in form else written("other"),
+        forms=("content", "inline thought"),
+    )
     assert chosen.fit is Fit.DRIFT_KEEPS_TURN and chosen.drift is Drift.EARLIER_REWRITTEN
     chosen, _ = choose(lambda form: written("other"))
     assert chosen.fit is Fit.DRIFT and chosen.drift is Drift.TURN_REWRITTEN
@@ -95,6 +115,10 @@ def test_refused_forms_are_passed_over_and_the_first_refusal_is_told_if_all_are(
 
     chosen, _ = choose(lambda form: refuse(form) if form == "content" else written(TEXT))
     assert chosen.fit is Fit.AS_GENERATED and "tool_calls" in chosen.message
+    # Where both are refused, another form is better than no next turn.
+    chosen, tried = choose(lambda form: written(TEXT) if "inline" in form else refuse(form))
+    assert tried == ["content", "fields", "fields, JSON arguments", "inline thought"]
+    assert chosen.fit is Fit.AS_GENERATED
     with pytest.raises(TemplateRefusal, match=r"^content$"):
         choose(refuse)
 

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from chat_endpoint import ChatEndpoint
 from scoring import make_record, make_task
 
 from agentrl.databases.records import RecordLedger
+from agentrl.rollout.llm.client import ModelsUnreachable
 from agentrl.rollout.llm.models import AgentModel, AgentModels
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.judge import JudgeError, read_verdict
@@ -71,7 +73,24 @@ async def test_an_unreachable_judge_is_an_error_and_not_a_zero(
     endpoint: ChatEndpoint, judge: Ask
 ) -> None:
     endpoint.url = "http://127.0.0.1:9/v1"
-    with pytest.raises(JudgeError, match="Connection error"):
+    with pytest.raises(ModelsUnreachable, match=r"the judge is out of reach.*Connection error"):
+        await judge("a")
+
+
+@pytest.mark.parametrize(
+    ("replies", "whose"),
+    [
+        ([500, 500], ModelsUnreachable),
+        ([401], ModelsUnreachable),
+        ([400], JudgeError),  # this question is too long for it, say: others are not
+        ([500, "Hm!"], JudgeError),
+    ],
+)
+async def test_a_judge_that_does_not_answer_is_an_outage_and_one_that_answers_badly_is_not(
+    endpoint: ChatEndpoint, judge: Ask, replies: list[Any], whose: type[Exception]
+) -> None:
+    endpoint.replies = {"a": replies}
+    with pytest.raises(whose):
         await judge("a")
 
 

@@ -15,7 +15,7 @@ from agentrl.databases.documents import Record, StopReason
 from agentrl.databases.records import RecordLedger
 from agentrl.rollout.llm.models import AgentModels, RewardServiceConfig
 from agentrl.rollout.scorers import Scorers, reward_service
-from agentrl.rollout.scorers.reward_service import RewardServiceError
+from agentrl.rollout.scorers.reward_service import RewardServiceError, RewardServiceUnreachable
 
 
 @dataclass
@@ -100,13 +100,13 @@ async def test_a_busy_or_slow_service_is_asked_again(
 
 async def test_an_error_says_what_the_service_did(service: Service, records: RecordLedger) -> None:
     service.answers = [500, 500]
-    with pytest.raises(RewardServiceError, match="gave no score in 2 tries: status 500: 'no'"):
+    with pytest.raises(RewardServiceUnreachable, match="no score in 2 tries: status 500: 'no'"):
         await ask(service, records, retries=1)
     service.answers = [401]
     with pytest.raises(RewardServiceError, match="refused the request with status 401"):
         await ask(service, records)
     service.url = "http://127.0.0.1:9/reward"
-    with pytest.raises(RewardServiceError, match="in 1 tries: ClientConnectorError"):
+    with pytest.raises(RewardServiceUnreachable, match="in 1 tries: ClientConnectorError"):
         await ask(service, records, retries=0)
 
 

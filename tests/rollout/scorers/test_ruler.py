@@ -11,6 +11,7 @@ from scoring import make_record, make_task, make_turn
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import GroupScore, Record
 from agentrl.databases.records import RecordLedger
+from agentrl.rollout.llm.client import ModelsUnreachable
 from agentrl.rollout.llm.models import AgentModel, AgentModels
 from agentrl.rollout.scorers import Score, Scorers
 from agentrl.rollout.scorers.ruler import SHOWN_CHARACTERS, RulerError, material, scores_reader
@@ -91,8 +92,11 @@ async def test_a_group_that_no_model_ranks_is_an_error_that_says_what_each_did(
     endpoint: ChatEndpoint, database: RunDatabase, rank: Rank, scorers: Scorers
 ) -> None:
     records = await attempts(database, "B7", "C1")
-    endpoint.replies = {"a": [401]}
+    endpoint.replies = {"a": [400]}
     with pytest.raises(RulerError, match="no model ranked the group: a at http"):
+        await rank(records)
+    endpoint.replies = {"a": [401]}
+    with pytest.raises(ModelsUnreachable, match="the ranking model is out of reach: a at http"):
         await rank(records)
     with pytest.raises(RulerError, match="list some under ruler_agent or scorer_agent"):
         await scorers.score_group(make_task("ruler"), records)

@@ -1,9 +1,7 @@
 """Scorers: exact match, mathematics in its own process, and registered ones."""
 
-import asyncio
 import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from agentrl.databases.documents import Record, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.rollout.scorers import Score, Scorers, known_scorers, register_scorer
 from agentrl.rollout.scorers.compared_texts import contains, exact_match, f1
-from agentrl.rollout.scorers.math_verifier import MathVerifier
 from agentrl.rollout.scorers.mcp_factory import MCPScorerFactory
 
 
@@ -25,68 +22,16 @@ async def score(scorers: Scorers, name: str, answer: str, truth: str | None) -> 
 
 @pytest.mark.parametrize(
     ("answer", "truth", "expected"),
-    [("Paris", "paris ", 1.0), ("a  b\n", "A b", 1.0), ("42.", "42", 0.0), ("", "42", 0.0)],
-)
-async def test_exact_match_ignores_case_and_white_space(
+    [
+        ("Paris", "paris ", 1.0), ("a  b\n", "A b", 1.0), ("42.", "42", 0.0), ("", "42", 0.0),
+        ("Ang\u0065\u0301", "ang\u00e9", 1.0), ("\u1100\u1161", "\uac00", 1.0),
+        ("\u0130stanbul", "i\u0307stanbul", 1.0), ("\u00b2", "2", 0.0), ("e", "\u00e9", 0.0),
+    ],
+)  # fmt: skip
+async def test_exact_match_ignores_case_white_space_and_the_form_of_unicode(
     scorers: Scorers, answer: str, truth: str, expected: float
 ) -> None:
     assert await score(scorers, "exact_match", answer, truth) == expected
-
-
-async def test_math_compares_values_and_not_texts(scorers: Scorers) -> None:
-    cases = [
-        ("0.5", r"\frac{1}{2}", 1.0),
-        (r"2\sqrt{3}", r"\sqrt{12}", 1.0),
-        (r"2\sqrt{3}", "2", 0.0),
-        ("12,000", "12000", 1.0),
-        (r"so it is $\boxed{x^2+1}$", "1+x^2", 1.0),
-        ("(1, 2)", "(1,2)", 1.0),
-        ("3", "4", 0.0),
-        ("no idea", "4", 0.0),
-        ("", "4", 0.0),
-        ("line\nends\n7", "7", 1.0),
-        (r"\frac{" * 20, "4", 0.0),
-        ("9^{9^{9^{9}}}", "4", 0.0),
-    ]
-    for answer, truth, expected in cases:
-        assert await score(scorers, "math", answer, truth) == expected, (answer, truth)
-
-
-async def test_a_ground_truth_that_is_no_mathematics_is_an_error(scorers: Scorers) -> None:
-    with pytest.raises(ValueError, match="is no mathematics"):
-        await score(scorers, "math", "4", "")
-
-
-async def test_math_that_hangs_does_not_hold_up_the_event_loop_and_costs_one_score() -> None:
-    async with MathVerifier(timeout_s=0.01) as verifier:  # less than the child takes to start
-        ticks, began = 0, time.monotonic()
-        hanging = asyncio.create_task(verifier.score("1", "1"))
-        while not hanging.done():
-            await asyncio.sleep(0.002)
-            ticks += 1
-        with pytest.raises(TimeoutError, match=r"scorer math took longer than 0\.01 s for '1'"):
-            await hanging
-        assert ticks >= 2
-        assert time.monotonic() - began < 2
-        verifier._timeout_s = 30.0
-        assert await verifier.score("1", "1.0") == 1.0
-
-
-async def test_a_math_process_that_dies_costs_one_score() -> None:
-    async with MathVerifier() as verifier:
-        assert await verifier.score("1", "1") == 1.0
-        assert verifier._child is not None
-        verifier._child.kill()
-        with pytest.raises(RuntimeError, match="scorer math died of '2'"):
-            await verifier.score("2", "2")
-        assert await verifier.score("3", "3") == 1.0
-
-
-async def test_many_math_scores_at_once_each_get_their_own_result(
-    scorers: Scorers,
-) -> None:
-    results = await asyncio.gather(*(score(scorers, "math", str(i % 3), "1") for i in range(12)))
-    assert results == [float(i % 3 == 1) for i in range(12)]
 
 
 async def test_a_registered_scorer_is_called_by_its_parameter_names(
@@ -135,6 +80,8 @@ def test_a_function_that_cannot_be_a_scorer_is_refused() -> None:
         register_scorer("mixed", mixed)
     with pytest.raises(ValueError, match="no function"):
         register_scorer("number", 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'largest' is .*whose parameters cannot be seen"):
+        register_scorer("largest", max)
     with pytest.raises(ValueError, match="'math' is built in"):
         register_scorer("math", exact_match)
     with pytest.raises(ValueError, match="without `\\*`, `\\+` and white space"):

@@ -7,6 +7,7 @@ import pytest
 from agentrl.rollout.tool_calls import (
     MalformedCall,
     ParsedCall,
+    TemplateCalls,
     choose_parser,
     tool_call_parser,
 )
@@ -239,9 +240,79 @@ def test_xml_entities_outside_cdata_are_replaced() -> None:
     assert call == ParsedCall("f", {"text": "a < b && c"})
 
 
-def test_the_parser_asked_for_goes_before_the_template_s(caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_parser(None, ["glm45"]) is tool_call_parser("glm45")
-    assert not caplog.records
-    assert choose_parser("qwen", ["glm45"]) is tool_call_parser("qwen25")
-    assert "qwen cannot read what the model's chat template writes; glm45 can" in caplog.text
-    assert choose_parser(None, []) is tool_call_parser("qwen25")
+def test_the_parser_asked_for_goes_before_the_template_s() -> None:
+    glm = TemplateCalls(("glm45",), "<tool_call>f")
+    own = choose_parser(None, glm, writes_tools=True)
+    assert own.parse is tool_call_parser("glm45") and own.certain
+    other = choose_parser("qwen", glm, writes_tools=True)
+    assert other.parse is tool_call_parser("qwen25") and other.unread and not other.certain
+    assert "qwen cannot read the tool calls that the chat template writes" in other.sentence
+    assert other.sentence.endswith("glm45 can")
+    same = choose_parser("glm45", glm, writes_tools=True)
+    assert same.certain and same.sentence.endswith("glm45, as --tool_call_parser says")
+    with pytest.raises(ValueError, match="unknown tool call parser 'nobody'"):
+        choose_parser("nobody", glm, writes_tools=True)
+
+
+def test_no_parser_is_taken_silently_where_the_template_does_not_show_one() -> None:
+    none = TemplateCalls()
+    told = choose_parser(None, none, writes_tools=False)  # we describe the tools, and how to call
+    assert (told.name, told.certain) == ("qwen25", True)
+    assert "knows no tools" in told.sentence and "qwen25" in told.sentence
+    guessed = choose_parser(None, none, writes_tools=True)
+    assert (guessed.name, guessed.certain, guessed.unread) == ("qwen25", False, False)
+    assert "does not show how the model writes them" in guessed.sentence
+    assert choose_parser("pythonic", none, writes_tools=True).certain
+    for wanted in (None, "pythonic"):
+        unread = choose_parser(wanted, TemplateCalls((), "<call f>"), writes_tools=True)
+        assert unread.unread and not unread.certain
+        assert "writes tool calls as '<call f>', which no parser reads" in unread.sentence
+
+
+GEMMA_STRING = '<|"|>'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        # Google's own examples, and what vLLM's and SGLang's parsers read.
+        (f"{{location:{GEMMA_STRING}London{GEMMA_STRING}}}", {"location": "London"}),
+        ("{}", {}),
+        ("{ n : 3 , x : -1.5e3 , t : true , f:false, z:null, o:None }",
+         {"n": 3, "x": -1500.0, "t": True, "f": False, "z": None, "o": None}),
+        (f"{{l:[1,{GEMMA_STRING}a,}}]{GEMMA_STRING},[]],d:{{k:{{}}}}}}",
+         {"l": [1, "a,}]", []], "d": {"k": {}}}),
+        (f"{{t:{GEMMA_STRING}a <tool_call|> b\n{GEMMA_STRING}}}", {"t": "a <tool_call|> b\n"}),
+        (f"{{{GEMMA_STRING}a key{GEMMA_STRING}:1}}", {"a key": 1}),
+        ('{city:New York, "k":"v\\n"}', {"city": "New York", "k": "v\n"}),
+    ],
+)  # fmt: skip
+def test_gemma_4_s_values_are_read_with_their_types(arguments: str, read: object) -> None:
+    (call,) = tool_call_parser("gemma4")(f"<|tool_call>call:f{arguments}<tool_call|>").calls
+    assert call == ParsedCall("f", read)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("call:f(a)", "does not begin with call:NAME{, but with 'call:f(a)'"),
+        (f"call:f{{a:{GEMMA_STRING}x}}", 'a string is not closed with <|"|>'),
+        ("call:f{a:}", "a value was expected instead of '}'"),
+        ("call:f{a 1}", "':' was expected after the key 'a 1'"),
+        ("call:f{a:1,a:2}", "the key 'a' is given twice"),
+        ("call:f{a:1}x", "holds 'x' after its last brace"),
+        ("call:f{a:" + "9" * 30 + "}", "more than 64 bits"),
+        ("call:f{a:" + "[" * 40 + "]" * 40 + "}", "too many levels of nesting"),
+        ("call:f{a:1", "'}' was expected after the value of 'a' instead of the end of the call"),
+    ],
+)
+def test_a_call_of_gemma_4_that_cannot_be_read_says_where(call: str, error: str) -> None:
+    (read,) = tool_call_parser("gemma4")(f"<|tool_call>{call}<tool_call|>").calls
+    assert isinstance(read, MalformedCall)
+    assert error in read.error
+
+
+def test_a_call_in_the_thought_of_gemma_4_is_not_made() -> None:
+    thought = "<|channel>thought\nI may <|tool_call>call:f{}<tool_call|>.\n<channel|>"
+    turn = tool_call_parser("gemma4")(thought + "<|tool_call>call:g{}<tool_call|>")
+    assert turn.calls == (ParsedCall("g", {}),)

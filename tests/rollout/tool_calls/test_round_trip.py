@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 from writers import MARKS, WRITERS, Calls, dumps, tools_for
 
-from agentrl.rollout.tool_calls import PARSERS, ParsedCall, parsers_of_template, tool_call_parser
+from agentrl.rollout.tool_calls import (
+    PARSERS,
+    ParsedCall,
+    TemplateCalls,
+    calls_of_template,
+    tool_call_parser,
+)
 
 spec = find_spec("trl")  # found, not imported: its templates are all that is wanted
 assert spec is not None and spec.origin is not None, "trl is not installed"
@@ -41,6 +47,12 @@ FAMILIES = {
     "gptoss": ("gpt-oss", 1),
     "lfm2_v2": ("pythonic", 4),
     "lfm2_2_5": ("pythonic", 4),
+    "gemma4": ("gemma4", 4),
+    "gemma4_v2": ("gemma4", 4),
+    "gemma4_v3": ("gemma4", 4),
+    "gemma4_v4": ("gemma4", 4),
+    "gemma4_v5": ("gemma4", 4),
+    "diffusion_gemma": ("gemma4", 4),
 }
 
 NAMES = st.from_regex(r"[a-z][a-z_]{0,8}", fullmatch=True).filter(
@@ -152,14 +164,23 @@ def test_calls_that_the_family_s_own_template_writes_are_read_back(
 
 @pytest.mark.parametrize("template", FAMILIES)
 def test_a_template_shows_which_parser_reads_it(template: str) -> None:
-    fitting = parsers_of_template(lambda messages, tools: render(template, messages, tools))
+    found = calls_of_template(lambda messages, tools: render(template, messages, tools))
+    fitting = found.parsers
+    assert "probe_tool" in found.written
     assert fitting[0] == FAMILIES[template][0]
     assert len({PARSERS[name] for name in fitting}) == 1
 
 
-@pytest.mark.parametrize("template", ["gemma3", "phi3", "cohere"])
+@pytest.mark.parametrize("template", ["gemma3", "phi3", "cohere", "lfm2"])
 def test_a_template_that_writes_no_calls_shows_no_parser(template: str) -> None:
-    assert parsers_of_template(lambda messages, tools: render(template, messages, tools)) == ()
+    found = calls_of_template(lambda messages, tools: render(template, messages, tools))
+    assert found == TemplateCalls()
+
+
+def test_a_template_may_write_calls_that_no_parser_reads() -> None:
+    found = calls_of_template(lambda messages, tools: render("muse_glimmer", messages, tools))
+    assert found.parsers == ()
+    assert '<atem:invoke name="probe_tool">' in found.written
 
 
 @st.composite
@@ -205,6 +226,8 @@ HOSTILE = [
     '\n[{"name":', "<|python_tag|>", "<｜tool▁call▁begin｜><｜tool▁sep｜>",
     "<|tool_call_begin|>f:0", "<|start|>assistant<|channel|>", "<|message|>", "\n[f(",
     "\n[f(a='", '\n[f(a="""', "[f(a=[[[[", "<|tool_call_start|>",
+    "<|tool_call>call:f{", "<|tool_call>call:f{a:", '<|tool_call>call:f{a:<|"|>', "a:{", "a:[",
+    "a:1,", "<|channel>", "<channel|>", "<tool_call|>",
     "<|tool_call_start|>```python\nf(", '<function name="f"><param name="a">', "</param> ",
     "<think>", "</think>", " ", "\n", "\t[", "-", "(", "9",
 ]  # fmt: skip
@@ -219,3 +242,4 @@ def test_a_long_hostile_text_is_parsed_before_the_test_s_time_is_over(
     PARSERS[parser](body)
     for opening in ("<tool_call>", "<|tool_call_start|>[f(a=", '[TOOL_CALLS][{"name":"'):
         PARSERS[parser](opening + body + "</tool_call>")
+    PARSERS[parser]("<|tool_call>call:f{a:" + body + "<tool_call|>")

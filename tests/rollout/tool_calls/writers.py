@@ -140,6 +140,26 @@ def minicpm_elements(calls: Calls) -> str:
     )
 
 
+_GEMMA_QUOTE = '<|"|>'
+
+
+def _gemma_value(value: object) -> str:
+    """Strings between tokens of their own, keys bare, the rest as JSON."""
+    if isinstance(value, str):
+        return f"{_GEMMA_QUOTE}{value}{_GEMMA_QUOTE}"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_gemma_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_gemma_value, value)) + "]"
+    return dumps(value)
+
+
+def gemma4(calls: Calls) -> str:
+    return "".join(
+        f"<|tool_call>call:{call.name}{_gemma_value(call.arguments)}<tool_call|>" for call in calls
+    )
+
+
 # Parser, and a way of writing that it reads.
 WRITERS: tuple[tuple[str, Callable[[Calls], str]], ...] = (
     ("qwen25", qwen),
@@ -158,6 +178,7 @@ WRITERS: tuple[tuple[str, Callable[[Calls], str]], ...] = (
     ("pythonic", pythonic_marked),
     ("minicpm", minicpm3),
     ("minicpm", minicpm_elements),
+    ("gemma4", gemma4),
 )
 
 # What families write around names and values.
@@ -173,6 +194,7 @@ MARKS = (
     "<|return|>", "<|channel|>", "<|constrain|>", "<|message|>", "assistant", "commentary",
     "analysis", "final", " to=functions.f ", "<|tool_call_start|>", "<|python_start|>",
     "<|python_end|>", '<function name="', "<param name='", '<param name="k">', "</param>",
+    "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>thought\n", "<channel|>", "call:f{", "a:",
     "<![CDATA[", "]]>", "<think>", "</think>", "[f(", "f(", "a=", "a='", 'a="', "'''", '"""', "\\",
     '"', "'", "{", "}", "[", "]", "(", ")", ",", ":", ";", "=", ">", "-", "1", "9" * 30, "1e999",
     "true", "None", " ", "\n", "\t", "\0", "\\u", "\\ud800", "é", "😀",

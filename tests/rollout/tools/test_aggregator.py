@@ -15,6 +15,7 @@ from tool_session import a_task, names_of, session_with, tools_of
 from agentrl.configs import ConfigError
 from agentrl.rollout.tools.aggregator import read_answer
 from agentrl.rollout.tools.calls import ToolServerUnreachable
+from agentrl.rollout.tools.connection import ConnectFailed
 from agentrl.rollout.tools.results import read_result
 
 
@@ -112,7 +113,7 @@ def test_whatever_it_answers_is_a_text(body: Any) -> None:
 
 
 async def test_what_fails_is_a_text_for_the_model(url: str) -> None:
-    async with session_with(url, tool_timeout=2) as tools:
+    async with session_with(url, tool_timeout=2, on_tool_outage="text") as tools:
         assert "HTTP 502" in (await tools.call("fetch", {})).text
         assert "did not answer within 2 s" in (await tools.call("hang", {})).text
         assert (await tools.call("files__search", {"name": "c"})).text == "files: c"
@@ -120,10 +121,24 @@ async def test_what_fails_is_a_text_for_the_model(url: str) -> None:
 
 async def test_an_aggregator_that_is_gone_costs_the_call() -> None:
     runner, url = await serve(AggregatorAPI())
-    async with session_with(url) as tools:
+    async with session_with(url, on_tool_outage="text") as tools:
         await runner.cleanup()
         answer = await tools.call("whose", {})
         assert answer.is_error and "cannot be reached" in answer.text
+
+
+async def test_an_aggregator_that_is_gone_or_has_lost_a_server_is_an_outage() -> None:
+    runner, url = await serve(AggregatorAPI())
+    async with session_with(url, tool_timeout=2) as tools:
+        with pytest.raises(ToolServerUnreachable, match=f"{url} is out of reach: HTTP 502") as met:
+            await tools.call("fetch", {})
+        assert (await tools.call("hang", {})).is_error  # it is slow, and its aggregator there
+        await met.value.probe()
+        await runner.cleanup()
+        with pytest.raises(ToolServerUnreachable, match=f"{url} is out of reach"):
+            await tools.call("whose", {})
+        with pytest.raises(ConnectFailed):
+            await met.value.probe()
 
 
 async def test_the_token_is_sent_and_a_wrong_one_is_refused() -> None:

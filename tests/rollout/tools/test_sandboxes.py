@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tool_session import a_task, config_file, names_of, session_with, tools_of
 
-from agentrl.rollout.tools.calls import ToolSessionFailed
+from agentrl.rollout.tools.calls import ToolServerUnreachable, ToolSessionFailed
 from agentrl.rollout.tools.catalogue import Offer, catalogue
 from agentrl.rollout.tools.sandboxes import create_kwargs
 
@@ -112,7 +112,7 @@ async def test_a_model_that_loses_its_session_is_told_and_gets_a_new_one(
 ) -> None:
     server = counting_server("http", "--create")
     task = a_task(**given(count={"start": 10}))
-    async with session_with(server.url, task, tool_timeout=20) as tools:
+    async with session_with(server.url, task, tool_timeout=20, on_tool_outage="text") as tools:
         assert (await tools.call("count", {})).text == "11"
         await asyncio.to_thread(server.stop)
         await asyncio.to_thread(server.start)
@@ -120,6 +120,28 @@ async def test_a_model_that_loses_its_session_is_told_and_gets_a_new_one(
         assert all(answer.is_error for answer in both)
         assert any("state of its tools with it" in answer.text for answer in both)
         assert (await tools.call("count", {})).text == "11"
+
+
+async def test_a_record_whose_server_is_gone_or_came_back_without_its_state_is_an_outage(
+    counting_server: Callable[..., Any],
+) -> None:
+    server = counting_server("http", "--create")
+    async with tools_of(server.url, tool_timeout=20) as box:
+        async with box.session(a_task(), "record") as tools:
+            assert (await tools.call("count", {})).text == "1"
+            await asyncio.to_thread(server.stop)
+            with pytest.raises(ToolServerUnreachable, match="out of reach"):
+                await tools.call("count", {})
+            with pytest.raises(ToolServerUnreachable, match="it opened no session for a record"):
+                async with box.session(a_task(), "another"):
+                    pass
+        await asyncio.to_thread(server.start)
+        async with box.session(a_task(), "record") as tools:
+            assert (await tools.call("count", {})).text == "1"
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start)
+            with pytest.raises(ToolServerUnreachable, match="lost the session of a record"):
+                await tools.call("count", {})
 
 
 async def test_the_config_file_opens_any_server_for_each_record(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import os
+import signal
 import time
 from typing import Any
 
 import pytest
 from tool_session import a_task, session_with, tools_of
 
+from agentrl.rollout.tools import session as session_module
 from agentrl.rollout.tools.calls import ToolServerUnreachable
+from agentrl.rollout.tools.connection import ConnectFailed
 from agentrl.rollout.tools.results import ToolAnswer
 
 
@@ -59,7 +63,8 @@ async def test_any_number_of_calls_may_wait_for_their_tools_at_once(hostile_serv
 async def test_every_failure_is_a_text_for_the_model_and_the_next_call_works(
     hostile_server: Any, tool: str, arguments: dict[str, Any], text: str
 ) -> None:
-    async with session_with(hostile_server.url, tool_timeout=0.5) as session:
+    read = {"tool_timeout": 0.5, "on_tool_outage": "text"}
+    async with session_with(hostile_server.url, **read) as session:
         answer = await session.call(tool, arguments)
         assert answer.is_error
         assert text in answer.text
@@ -68,7 +73,7 @@ async def test_every_failure_is_a_text_for_the_model_and_the_next_call_works(
 
 
 async def test_a_failing_call_does_not_disturb_those_beside_it(hostile_server: Any) -> None:
-    async with session_with(hostile_server.url, tool_timeout=5) as session:
+    async with session_with(hostile_server.url, tool_timeout=5, on_tool_outage="text") as session:
         slow = asyncio.create_task(session.call("hang", {"seconds": 0.5}))
         await asyncio.sleep(0.1)
         kinds = ("cut off", "no json", "html")
@@ -93,7 +98,7 @@ async def test_a_dead_server_costs_calls_until_it_is_back(
 ) -> None:
     own_server.flags = flags
     own_server.start()
-    async with session_with(own_server.url, tool_timeout=5) as session:
+    async with session_with(own_server.url, tool_timeout=5, on_tool_outage="text") as session:
         died = await session.call("die", {})
         assert died.is_error
         await asyncio.to_thread(own_server.wait_for_its_end)
@@ -153,3 +158,39 @@ async def test_entering_waits_for_a_server_that_is_still_starting(own_server: An
     async with tools_of(own_server.url, startup_timeout_s=30) as box:
         assert box.schemas
     await starting
+
+
+@pytest.mark.parametrize("flags", [(), ("--sessions",)])
+async def test_a_call_that_met_a_dead_server_is_an_outage_and_no_answer(
+    own_server: Any, flags: tuple[str, ...]
+) -> None:
+    own_server.flags = flags
+    own_server.start()
+    async with session_with(own_server.url, tool_timeout=5) as session:
+        waiting = asyncio.create_task(session.call("hang", {"seconds": 60}))
+        await asyncio.sleep(0.2)
+        own_server.stop()
+        for call in (waiting, session.call("echo", {"text": "a"})):
+            with pytest.raises(ToolServerUnreachable, match=own_server.url) as met:
+                await call
+            assert met.value.dependency == f"the tool server {own_server.url}"
+            with pytest.raises(ConnectFailed):  # it is asked whether it answers again: not yet
+                await met.value.probe()
+        await asyncio.to_thread(own_server.start)
+        await met.value.probe()
+        assert (await session.call("echo", {"text": "a"})).text == "a"
+
+
+async def test_a_call_out_of_time_is_the_tools_fault_unless_the_server_is_silent_too(
+    own_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_SIGN_OF_LIFE_S", 1.0)
+    own_server.start()
+    async with session_with(own_server.url, tool_timeout=0.5) as session:
+        slow = await session.call("hang", {"seconds": 60})
+        assert (slow.text, slow.is_error) == ("The tool hang did not answer within 0.5 s.", True)
+        os.kill(own_server.pid, signal.SIGSTOP)
+        with pytest.raises(ToolServerUnreachable, match=r"did not answer within 0.5 s"):
+            await session.call("echo", {"text": "a"})
+        os.kill(own_server.pid, signal.SIGCONT)
+        assert (await session.call("echo", {"text": "a"})).text == "a"

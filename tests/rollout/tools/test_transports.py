@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from tool_session import a_task, config_file, names_of, session_with, tools_of
 
+from agentrl.rollout.tools import session as session_module
 from agentrl.rollout.tools.calls import ToolServerUnreachable
 
 COUNTING = Path(__file__).with_name("counting_mcp_server.py")
@@ -33,7 +35,7 @@ async def test_a_process_is_a_server_and_sees_only_the_environment_it_is_given(
 
 async def test_a_process_that_dies_costs_calls_and_is_started_again(tmp_path: Path) -> None:
     file = config_file(tmp_path, {"counting": counting_process()})
-    async with session_with(file) as tools:
+    async with session_with(file, on_tool_outage="text") as tools:
         assert (await tools.call("count", {"by": 5})).text == "5"
         waiting = asyncio.create_task(tools.call("hang", {}))
         died = await tools.call("die", {})
@@ -41,6 +43,30 @@ async def test_a_process_that_dies_costs_calls_and_is_started_again(tmp_path: Pa
         assert "was lost while hang was at work" in (await waiting).text
         again = await tools.call("count", {})
         assert (again.text, again.is_error) == ("1", False)
+
+
+async def test_a_process_that_all_share_and_that_dies_or_hangs_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_SIGN_OF_LIFE_S", 1.0)
+    file = config_file(tmp_path, {"counting": counting_process(timeout=2)})
+    async with session_with(file) as tools:
+        with pytest.raises(ToolServerUnreachable, match="was lost while die was at work"):
+            await tools.call("die", {})
+        pid = int((await tools.call("pid", {})).text)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(ToolServerUnreachable, match="did not answer within 2 s"):
+            await tools.call("count", {})
+        assert int((await tools.call("pid", {})).text) != pid
+
+
+async def test_a_record_that_kills_the_process_of_its_own_reads_of_it(tmp_path: Path) -> None:
+    file = config_file(tmp_path, {"counting": counting_process(session="record")})
+    async with session_with(file) as tools:
+        died = await tools.call("die", {})
+        assert died.is_error and "was lost while die was at work" in died.text
+        assert "state of its tools with it" in (await tools.call("count", {})).text
+        assert (await tools.call("count", {})).text == "1"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +89,8 @@ async def test_a_server_over_sse_is_used_and_used_again_after_its_end(
     counting_server: Callable[..., Any],
 ) -> None:
     server = counting_server("sse")
-    async with session_with(f"http://127.0.0.1:{server.port}/sse", tool_timeout=20) as tools:
+    url = f"http://127.0.0.1:{server.port}/sse"
+    async with session_with(url, tool_timeout=20, on_tool_outage="text") as tools:
         assert (await tools.call("count", {"by": 2})).text == "2"
         waiting = asyncio.create_task(tools.call("hang", {}))
         died = await tools.call("die", {})
@@ -83,7 +110,8 @@ async def test_servers_of_every_kind_are_used_at_once_and_one_that_dies_costs_no
         "events": {"url": f"http://127.0.0.1:{sse.port}/sse"},
         "hostile": {"url": hostile_server.url},
     }
-    flags = {"mcp_allow_tools": "count,die,echo", "mcp_block_tools": "hostile.die"}
+    flags = {"mcp_allow_tools": "count,die,echo", "mcp_block_tools": "hostile.die",
+             "on_tool_outage": "text"}  # fmt: skip
     async with tools_of(config_file(tmp_path, servers), **flags) as box:
         assert names_of(box) == [
             "process__count", "process__die", "events__count", "events__die", "echo",

@@ -1,8 +1,5 @@
 """However processes share the work, it is the same training: loss, norm, gradients, weights."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
@@ -12,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from forked import ForkedRanks
 from parallel_cases import ARRANGEMENTS, CASES, run
 
 from agentrl.training.parallel import make_mesh
 
 HERE = Path(__file__).parent
-CONFIG = HERE.parents[2] / "assets" / "fsdp2_cpu.yml"
 
 
 @cache
@@ -28,15 +25,9 @@ def alone(case: str) -> dict[str, Any]:
 
 def launch(processes: int, out: Path, *names: str) -> Path:
     """The folder of what so many processes make of their arrangements, or of those named."""
-    ended = subprocess.run(
-        [
-            sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIG),
-            "--num_processes", str(processes), "--main_process_port", "0",
-            str(HERE / "parallel_worker.py"), str(out), *names,
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-5000:]
+    log = out / "log"
+    ranks = ForkedRanks(processes, log, [str(HERE / "parallel_worker.py"), str(out), *names])
+    assert ranks.wait(timeout=240) == 0, log.read_text()[-5000:]
     return out
 
 

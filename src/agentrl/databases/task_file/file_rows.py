@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-_BATCH_ROWS = 1024
+BATCH_ROWS = 1024
 _LEVELS = 100  # MongoDB's limit
 _DIGITS = 4300  # Python's limit for a whole number that is text
 _TEXT = "utf-8-sig"  # with or without the mark that Windows' editors put before it
@@ -41,9 +41,9 @@ class Row:
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a file in its order. Raises UnreadableFile."""
     try:
-        if path.suffix == ".parquet":
+        if is_table(path):
             yield from _parquet_rows(path)
-        elif _first_character(path) == "[":
+        elif is_list(path):
             yield from _list_rows(path)
         else:
             yield from _line_rows(path)
@@ -53,28 +53,37 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise UnreadableFile(f"is not UTF-8 text: {error}") from None
 
 
-def _first_character(path: Path) -> str:
-    with path.open(encoding=_TEXT) as file:
+def is_table(path: Path) -> bool:
+    """Whether it is Parquet, by its name."""
+    return path.suffix == ".parquet"
+
+
+def is_list(path: Path) -> bool:
+    """Whether a text is one JSON list, which is read as a whole."""
+    with path.open(encoding=_TEXT, errors="replace") as file:
         for line in file:
             if stripped := line.lstrip():
-                return stripped[0]
-    return ""
+                return stripped[0] == "["
+    return False
 
 
 def _line_rows(path: Path) -> Iterator[Row]:
     # Lines end at line feeds only: U+2028 and its like may stand inside a JSON string.
     with path.open(encoding=_TEXT, newline="\n") as file:
         for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = _parse(line)
-            except json.JSONDecodeError as error:
-                yield Row(number, {}, f"not JSON: {error}", "line")
-            except ValueError as error:
-                yield Row(number, {}, str(error), "line")
-            else:
-                yield _object_row(number, value, "line")
+            if line.strip():
+                yield line_row(number, line)
+
+
+def line_row(number: int, line: str) -> Row:
+    """The row that a line of JSONL is."""
+    try:
+        value = _parse(line)
+    except json.JSONDecodeError as error:
+        return Row(number, {}, f"not JSON: {error}", "line")
+    except ValueError as error:
+        return Row(number, {}, str(error), "line")
+    return _object_row(number, value, "line")
 
 
 def _list_rows(path: Path) -> Iterator[Row]:
@@ -114,7 +123,12 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _row(number: int, fields: dict[str, Any], unit: Literal["line", "row"] = "row") -> Row:
+def table_row(number: int, fields: dict[str, Any]) -> Row:
+    """The row that a row of a table is."""
+    return _row(number, fields, "row")
+
+
+def _row(number: int, fields: dict[str, Any], unit: Literal["line", "row"]) -> Row:
     """The row with these fields, if they are texts and levels that a database can keep."""
     problems = list(_unkeepable(fields))
     return Row(number, {} if problems else fields, "; ".join(problems) or None, unit)
@@ -156,9 +170,9 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     try:
         with path.open("rb") as opened, pyarrow.parquet.ParquetFile(opened) as table:
             number = 0
-            for batch in table.iter_batches(batch_size=_BATCH_ROWS):
+            for batch in table.iter_batches(batch_size=BATCH_ROWS):
                 for fields in batch.to_pylist():
                     number += 1
-                    yield _row(number, fields)
+                    yield table_row(number, fields)
     except pyarrow.ArrowException as error:
         raise UnreadableFile(f"is not a readable Parquet file: {error}") from None

@@ -1,15 +1,32 @@
-"""All tasks of a file, checked: all bad rows are reported at once, each with its place."""
+"""A task file, checked: all bad rows are reported at once, each with its place.
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+    scan_tasks, read_tasks    a whole file, with its tasks
+    TaskCheck                 a file of any size, a piece at a time, without its tasks
+
+A check remembers what kinds of tasks there are (`TaskKind`), not the tasks: of a million rows that
+is a few lines. Two rows with the same id are found when the last row is read.
+"""
+
+import math
+import time
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from agentrl.databases.scorer_notation import parse_scorer, write_scorer
 from agentrl.databases.task_file.file_rows import Row, UnreadableFile, read_rows
 from agentrl.databases.task_file.task_line import TaskLine, misspelt_fields, parse_task
 
 _SHOWN_MISTAKES = 20
+_MOST_MISTAKES = 1000  # a file with so many is read no further
+_PLACES = 5  # of a kind that are remembered
+
+Names = Collection[str] | None
+TaskLook = Callable[[TaskLine], str | None]
 
 
 class TaskFileError(ValueError):
@@ -23,29 +40,43 @@ class TaskFileError(ValueError):
         return cls("\n".join([*mistakes[:_SHOWN_MISTAKES], *rest]))
 
 
+@dataclass
+class TaskKind:
+    """The tasks of a file that name the same scorer, answer schema and agent, and all have an
+    answer, or all have none.
+
+    `first`: the first of them. `places`: of the first few, by row number, as "line 3 (id a)".
+    """
+
+    first: TaskLine
+    rows: int = 0
+    places: list[tuple[int, str]] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class TaskFile:
     """What a task file holds.
 
-    `tasks`: its good rows, in its order; `rows`: the place of each in the file, as "line 3".
-    `mistakes`: a sentence for each bad row. `doubts`: what is no mistake and hardly meant, a
-    sentence each: fields that are near to one of ours, which the row has not.
+    `n_tasks`: its good rows. `mistakes`: a sentence for each bad row. `doubts`: what is no mistake
+    and hardly meant, a sentence each: fields that are near to one of ours, which the row has not.
+    `tasks`: the good rows in the file's order, of a file that was read whole; a check keeps none.
     """
 
     path: Path
-    tasks: list[TaskLine] = field(default_factory=list)
-    rows: list[str] = field(default_factory=list)
-    mistakes: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    n_tasks: int = 0
+    kinds: Sequence[TaskKind] = ()
+    mistakes: Sequence[str] = ()
+    doubts: Sequence[str] = ()
+    tasks: Sequence[TaskLine] = ()
 
-    def without_mistakes(self) -> list[TaskLine]:
+    def without_mistakes(self) -> Sequence[TaskLine]:
         """Its tasks. Raises `TaskFileError` if there is any mistake."""
         if self.mistakes:
             raise TaskFileError.of([*self.mistakes, *self.doubts])
         return self.tasks
 
 
-def read_tasks(path: Path) -> list[TaskLine]:
+def read_tasks(path: Path) -> Sequence[TaskLine]:
     """All tasks of a JSONL, JSON or Parquet file, in its order.
 
     Names of the samplers' side are not looked at. Raises `TaskFileError` with every bad row at
@@ -56,54 +87,151 @@ def read_tasks(path: Path) -> list[TaskLine]:
 
 def scan_tasks(
     path: Path,
-    known_scorers: Collection[str] | None = None,
-    known_schemas: Collection[str] | None = None,
-    known_agents: Collection[str] | None = None,
+    known_scorers: Names = None,
+    known_schemas: Names = None,
+    known_agents: Names = None,
+    look: TaskLook | None = None,
 ) -> TaskFile:
-    """A JSONL, JSON or Parquet file with all that is wrong in it.
+    """A JSONL, JSON or Parquet file with its tasks and all that is wrong in it.
 
     Scorers, schemas and agents are names of the samplers' side; None leaves them unchecked.
+    `look`: says what else is wrong with a good row.
 
     Raises `TaskFileError` if it cannot be read at all, or holds nothing.
     """
-    known = {"scorer": known_scorers, "answer_schema": known_schemas, "agent_name": known_agents}
-    file = TaskFile(path)
-    first_rows: dict[str, str] = {}
-    near: dict[tuple[str, str], list[int]] = {}  # the rows, by number
-    try:
-        for row in read_rows(path):
-            place = f"{row.unit} {row.number}"
-            problems = []
-            task = None
-            try:
-                task = _task(row)
-                if first_rows.setdefault(task.id, place) != place:
-                    problems.append(f"id {task.id!r} is already in {first_rows[task.id]}")
-            except ValueError as error:
-                problems.append(str(error))
-            problems += _unknown_names(row.fields, known)
-            if problems:
-                file.mistakes.append(f"{row.place_in(path)}: {'; '.join(problems)}")
+    tasks: list[TaskLine] = []
+
+    def keep(task: TaskLine) -> str | None:
+        wrong = look(task) if look is not None else None
+        if wrong is None:
+            tasks.append(task)
+        return wrong
+
+    check = TaskCheck(path, known_scorers, known_schemas, known_agents, keep)
+    check.advance()
+    return replace(check.found, tasks=tasks)
+
+
+class TaskCheck:
+    """The check of a file, a piece at a time. `look`: says what else is wrong with a good row."""
+
+    def __init__(
+        self,
+        path: Path,
+        known_scorers: Names = None,
+        known_schemas: Names = None,
+        known_agents: Names = None,
+        look: TaskLook | None = None,
+    ) -> None:
+        self.path = path
+        self.complete = False
+        self._known: dict[str, Names] = {
+            "scorer": known_scorers, "answer_schema": known_schemas, "agent_name": known_agents,
+        }  # fmt: skip
+        self._look = look
+        self._rows = read_rows(path)
+        self._read = 0
+        self._n_tasks = 0
+        self._ids, self._numbers = array("q"), array("q")  # hashes of ids, and their rows
+        self._kinds: dict[tuple[object, ...], TaskKind] = {}
+        self._mistakes: list[tuple[int, str]] = []
+        self._near: dict[tuple[str, str], tuple[str, int, str]] = {}
+
+    @property
+    def found(self) -> TaskFile:
+        """What was found so far."""
+        return TaskFile(
+            self.path,
+            self._n_tasks,
+            list(self._kinds.values()),
+            [sentence for _, sentence in sorted(self._mistakes)],
+            list(self._doubts()),
+        )
+
+    def advance(self, seconds: float = math.inf) -> bool:
+        """Read on for so long; returns whether the file is read to its end.
+
+        Raises `TaskFileError` if it cannot be read at all, or holds nothing.
+        """
+        ends = time.monotonic() + seconds
+        try:
+            while not self.complete:
+                row = next(self._rows, None)
+                if row is None or len(self._mistakes) >= _MOST_MISTAKES:
+                    self._end()
+                else:
+                    self._take(row)
+                if time.monotonic() >= ends:
+                    break
+        except UnreadableFile as error:
+            raise TaskFileError(f"task file {self.path} {error}") from None
+        return self.complete
+
+    def _take(self, row: Row) -> None:
+        self._read += 1
+        problems = []
+        task = None
+        try:
+            task = task_of_row(row)
+        except ValueError as error:
+            problems.append(str(error))
+        problems += _unknown_names(row.fields, self._known)
+        if task is not None:
+            self._ids.append(hash(task.id))
+            self._numbers.append(row.number)
+            if not problems and self._look is not None and (said := self._look(task)) is not None:
+                problems.append(said)
+        if problems:
+            self._mistakes.append((row.number, f"{row.place_in(self.path)}: {'; '.join(problems)}"))
+            return
+        assert task is not None
+        self._n_tasks += 1
+        names = (task.scorer, task.answer_schema, task.agent_name, task.answer is None)
+        kind = self._kinds.setdefault(names, TaskKind(task))
+        kind.rows += 1
+        if len(kind.places) < _PLACES:
+            kind.places.append((row.number, f"{row.unit} {row.number} (id {task.id})"))
+        for pair in misspelt_fields(row.fields):
+            first, count, unit = self._near.get(pair, (row.place_in(self.path), 0, row.unit))
+            self._near[pair] = (first, count + 1, unit)
+
+    def _end(self) -> None:
+        self._mistakes += self._repeated_ids()
+        if not self._read:
+            raise TaskFileError(f"task file {self.path} holds no task")
+        self.complete = True
+
+    def _repeated_ids(self) -> Iterator[tuple[int, str]]:
+        """What is wrong with rows whose id an earlier one has.
+
+        Rows whose ids have the same hash are read once more: that is rare, and a million ids as
+        text would take ten times the memory.
+        """
+        hashes, numbers = np.array(self._ids), np.array(self._numbers)
+        values, counts = np.unique(hashes, return_counts=True)
+        if len(values) == len(hashes):
+            return
+        suspects = set(numbers[np.isin(hashes, values[counts > 1])].tolist())
+        first: dict[str, str] = {}
+        for row in read_rows(self.path):
+            if row.number not in suspects:
                 continue
-            assert task is not None
-            file.tasks.append(task)
-            file.rows.append(place)
-            for pair in misspelt_fields(row.fields):
-                near.setdefault(pair, []).append(row.number)
-    except UnreadableFile as error:
-        raise TaskFileError(f"task file {path} {error}") from None
-    if not file.tasks and not file.mistakes:
-        raise TaskFileError(f"task file {path} holds no task")
-    file.doubts.extend(
-        f"{replace(row, number=rows[0]).place_in(path)}: is the field `{name}` meant to be "
-        f"`{ours}`? It is kept as one of your own"
-        f"{f' (so in {len(rows)} {row.unit}s)' if len(rows) > 1 else ''}"
-        for (name, ours), rows in near.items()
-    )
-    return file
+            task, place = task_of_row(row), f"{row.unit} {row.number}"
+            if first.setdefault(task.id, place) != place:
+                yield (
+                    row.number,
+                    f"{row.place_in(self.path)}: id {task.id!r} is already in {first[task.id]}",
+                )
+
+    def _doubts(self) -> Iterator[str]:
+        for (name, ours), (place, rows, unit) in self._near.items():
+            yield (
+                f"{place}: is the field `{name}` meant to be `{ours}`? It is kept as one of your "
+                f"own{f' (so in {rows} {unit}s)' if rows > 1 else ''}"
+            )
 
 
-def _task(row: Row) -> TaskLine:
+def task_of_row(row: Row) -> TaskLine:
     """The task of a row. Raises ValueError."""
     if row.problem is not None:
         raise ValueError(row.problem)

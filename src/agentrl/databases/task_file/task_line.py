@@ -29,6 +29,7 @@ import bson
 from bson.errors import BSONError
 
 from agentrl.databases.scorer_notation import write_scorer
+from agentrl.databases.storable import fault
 
 DEFAULT_SCORER = "agentcpm"
 _OWN_FIELDS = ("id", "query", "answer", "scorer", "answer_schema", "agent_name", "prompt")
@@ -207,6 +208,13 @@ def _further(present: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_unkeepable(task: TaskLine) -> None:
     """Raises ValueError for what MongoDB cannot hold."""
+    for name, value in {**vars(task), **task.fields}.items():
+        found = fault(value, f"`{name}`") if name != "fields" else None
+        if found is not None:
+            raise ValueError(found)
+    for name in task.fields:
+        if "\0" in name:
+            raise ValueError(f"holds a field with a NUL character in its name ({name!r})")
     try:
         size = len(bson.encode(vars(task)))
     except (BSONError, OverflowError) as error:

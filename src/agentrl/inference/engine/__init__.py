@@ -18,9 +18,9 @@ For laptops and CI, where there is no GPU and no SGLang. A map, from the edge in
     weight_session  tensors from the trainer's memory: process groups, shared memory
 """
 
-from agentrl.inference.engine.config import Announcement, EngineConfig
+from agentrl.inference.engine.config import KEY_OF_SERVICES, Announcement, EngineConfig
 
-__all__ = ["Announcement", "EngineConfig", "serve"]
+__all__ = ["KEY_OF_SERVICES", "Announcement", "EngineConfig", "serve"]
 
 
 def serve(config: EngineConfig, announcement: Announcement | None = None) -> None:

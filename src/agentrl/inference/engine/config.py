@@ -2,10 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from agentrl.access import require_key
+
+KEY_OF_SERVICES = (
+    "put one into an environment variable, and name that with --inference_api_key_env here and in"
+    " the runs"
+)
 Announcement = Callable[[str], AbstractAsyncContextManager[None]]
 """Entered with the engine's URL once it takes requests, left before it stops."""
 
@@ -22,7 +28,8 @@ class EngineConfig:
     of running and cached requests take at most `max_total_tokens` positions, None for what a
     quarter of the device's memory holds. `weight_version` is what tokens carry until the first
     update. `seed` draws for requests without a seed of their own. `num_threads` None leaves
-    torch's number.
+    torch's number. `api_key` is what clients must show; raises `KeyNeeded` without one where other
+    machines reach `host`.
     """
 
     model_path: Path
@@ -37,3 +44,7 @@ class EngineConfig:
     weight_version: str = "default"
     seed: int = 0
     num_threads: int | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        require_key(self.host, self.api_key, KEY_OF_SERVICES)

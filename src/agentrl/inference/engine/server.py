@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import gc
 import logging
-import signal
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -15,6 +14,7 @@ import torch
 import uvloop
 from aiohttp import ClientConnectionResetError, web
 
+from agentrl.access import admits
 from agentrl.inference.engine.config import Announcement, EngineConfig
 from agentrl.inference.engine.control import ControlBody, answer, bad_request
 from agentrl.inference.engine.engine import LocalEngine
@@ -28,11 +28,13 @@ from agentrl.inference.engine.http_api import (
 from agentrl.inference.engine.sampling import TokenSampling
 from agentrl.inference.engine.scheduler import PAUSE_MODES
 from agentrl.inference.engine.weight_routes import WeightRoutes
+from agentrl.stop_signals import stop_signals
 
 log = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 20.0
 _LARGEST_BODY = 256 * 2**20
+_OPEN_TO_ALL = ("/health", "/ready")  # with all that begins so, as in SGLang: for probes
 
 
 def serve(config: EngineConfig, announcement: Announcement | None = None) -> None:
@@ -61,7 +63,7 @@ async def _serve(
     await runner.setup()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     try:
         await web.TCPSite(runner, config.host, config.port).start()
@@ -91,7 +93,7 @@ class _Server:
         self._started = time.time()
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=_LARGEST_BODY)
+        app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[self._admit])
         routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]] = [
             ("POST", "/generate", self._generate),
             ("PUT", "/generate", self._generate),
@@ -113,6 +115,20 @@ class _Server:
             app.router.add_route(method, path, handler)
         self._weights.add_to(app)
         return app
+
+    @web.middleware
+    async def _admit(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Refuse who does not show the key, before anything of the body is read."""
+        key = self._engine.config.api_key
+        if key is None or request.path.startswith(_OPEN_TO_ALL):
+            return await handler(request)
+        if admits(request.headers.get("Authorization"), key):
+            return await handler(request)
+        return answer({"error": "Unauthorized"}, 401)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         engine = self._engine
@@ -220,6 +236,7 @@ class _Server:
         engine = self._engine
         arguments = dataclasses.asdict(engine.config) | {
             "model_path": str(engine.config.model_path),
+            "api_key": None,  # what this route says, people paste
             "context_length": engine.limits.context_length,
             "max_running_requests": engine.scheduler.max_running,
             "max_total_tokens": engine.runner.total_tokens,

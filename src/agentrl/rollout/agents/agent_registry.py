@@ -12,6 +12,7 @@ Nothing is imported before its name is asked for.
 
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -65,6 +66,16 @@ def known_agents() -> frozenset[str]:
     """The names that a task's `agent_name` may have."""
     installed = {entry.name for entry in entry_points(group=GROUP)}
     return frozenset(_BUILT_IN.keys() | _registered.keys() | installed)
+
+
+def named_agents() -> dict[str, type[AsyncSampler]]:
+    """The sampler classes by name: built in, registered, and those installed that were asked for.
+    One that cannot be used is not among them."""
+    found: dict[str, type[AsyncSampler]] = {}
+    for name in (*_BUILT_IN, *_registered, *_samplers):
+        with suppress(ConfigError):
+            found[name] = find_agent(name)
+    return found
 
 
 def load_agents(config: Config) -> None:

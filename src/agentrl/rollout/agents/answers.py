@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 _ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # with what stands before an escaped one
 
 
 def answer_tag(text: str) -> str | None:
@@ -23,29 +24,23 @@ def answer_tag(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last closed `\boxed{}` or `\fbox{}`. Escaped braces are text."""
-    for box in reversed(list(_BOX.finditer(text))):
-        end = _closing_brace(text, box.end())
-        if end is not None:
-            return text[box.end() : end].strip()
-    return None
+    r"""What stands in the last closed `\boxed{}` or `\fbox{}`. Escaped braces are text.
 
-
-def _closing_brace(text: str, start: int) -> int | None:
-    """The place of the brace that closes the one before `start`."""
-    depth, position = 1, start
-    while position < len(text):
-        character = text[position]
-        if character == "\\":
-            position += 1  # an escaped brace does not count
-        elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return position
-        position += 1
-    return None
+    Reads the text once, however many boxes are open in it.
+    """
+    boxes = {box.end() for box in _BOX.finditer(text)}
+    if not boxes:
+        return None
+    last: tuple[int, int] | None = None  # begin and end of the last box that is closed so far
+    opened: list[int] = []
+    for brace in _BRACE.finditer(text, min(boxes) - 1):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif brace[0] == "}" and opened:
+            begin = opened.pop()
+            if begin in boxes and (last is None or begin > last[0]):
+                last = (begin, brace.start())
+    return None if last is None else text[last[0] : last[1]].strip()
 
 
 _SCHEMAS: dict[str, Callable[[str], str | None]] = {"answer": answer_tag, "boxed": boxed}

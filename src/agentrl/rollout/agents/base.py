@@ -5,9 +5,10 @@ An `AsyncSampler` drives one attempt at one task: `run()` holds the conversation
 and retries are the scheduler's (`scheduling/scheduler.py`).
 """
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,11 +25,12 @@ from agentrl.databases.documents import (
     ToolCall,
     TurnStatus,
 )
-from agentrl.databases.records import RecordLedger
+from agentrl.databases.records import RecordLedger, turn_id
 from agentrl.databases.tasks import Claim
+from agentrl.failures import InfrastructureFailure
 from agentrl.inference.pool import ServicePool
-from agentrl.inference.protocol import GenerateRequest, Generation, SamplingParams
-from agentrl.rollout.agents.limits import Limits
+from agentrl.inference.protocol import GenerateRequest, Generation, PromptTooLong, SamplingParams
+from agentrl.rollout.agents.limits import LimitReached, Limits
 from agentrl.rollout.agents.repetition import loops
 from agentrl.rollout.agents.turn_status import turn_status
 from agentrl.rollout.chat import (
@@ -38,6 +40,8 @@ from agentrl.rollout.chat import (
     Message,
     NextPrompt,
     ToolSchema,
+    beside_loop,
+    n_characters,
 )
 from agentrl.rollout.chat.tokens import PromptChange, TokenContext, TurnTokens
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT
@@ -94,6 +98,8 @@ class AsyncSampler(ABC):
         self.resources = resources
         self.limits = Limits.of(resources.config.sampling)
         self.context = TokenContext()
+        self.outage: InfrastructureFailure | None = None  # the first that the attempt met
+        self.on_outage: Callable[[InfrastructureFailure], None] | None = None  # ends the attempt
         self._conversation: Conversation | None = None
         self._n_asked = 0
 
@@ -120,17 +126,42 @@ class AsyncSampler(ABC):
         """Open what samplers of this class share beside `shared`, once for a process."""
         yield shared
 
+    async def sample(self) -> Record:
+        """`run()`; a limit that it does not catch ends the record with the turns that it has."""
+        try:
+            return await self.run()
+        except LimitReached as limit:
+            self.record.stop_reason = limit.stop_reason
+            return self.record
+
     @abstractmethod
     async def run(self) -> Record:
         """Hold the conversation. Returns the Record with turns, counts, stop reason and answer."""
 
     async def evaluate_record(self, record: Record) -> Record:
-        """Score a finished Record: returns it with `score` and `scores`, by its task's scorer.
+        """Score a Record whose conversation is over: returns it with `score` and `scores`, by its
+        task's scorer.
 
-        An exception leaves the Record failed and the slot to be tried again; a score is never made
-        up for it.
+        An override may rely on what is stored: `record`, its turns
+        (`self.resources.records.turns([record.id])`), `self.claim.task` and `self.resources`. It
+        must not rely on what `run()` left on `self`: if a scoring fails, or its process dies, the
+        Record is scored again by a new sampler, in any process, and `run()` is not called. What
+        `run()` finds out for the score, it keeps in `record.scores` (numbers) and
+        `record.explanations` (texts), which are stored before the Record is scored.
+
+        An exception costs this scoring, never the trajectory: the Record is scored again after a
+        pause, and quarantined after `--max_scoring_failures` of them. An `InfrastructureFailure`
+        does not count. A score is never made up.
         """
         return await self.resources.scorers.score(self.claim.task, record)
+
+    def meet_outage(self, failure: InfrastructureFailure) -> None:
+        """Something that the attempt needs is out of reach, so that it is handed back: nothing of
+        it is trained, whatever the agent makes of the error."""
+        if self.outage is None:
+            self.outage = failure
+            if self.on_outage is not None:
+                self.on_outage(failure)
 
     def opening_messages(self) -> list[Message]:
         """What the task's conversation begins with: its own messages, or its query.
@@ -146,11 +177,13 @@ class AsyncSampler(ABC):
             messages.insert(0, {"role": "system", "content": system})
         return messages
 
-    def begin_conversation(
+    async def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
     ) -> PromptChange | None:
         """Begin a segment with these messages. Returns what changed, None before the first turn."""
-        self._conversation = Conversation(self.resources.renderer, messages, tools)
+        self._conversation = await beside_loop(
+            n_characters(messages), Conversation, self.resources.renderer, messages, tools
+        )
         self.note_tools(tools or ())
         prompt_change = self.context.begin_segment(self._conversation.prompt_ids)
         self._count_continuations()
@@ -167,24 +200,28 @@ class AsyncSampler(ABC):
         assert self._conversation is not None, "the conversation has not begun"
         return self._conversation.entries
 
-    def continue_conversation(self, turn: Turn, added: Sequence[Message]) -> PromptChange:
+    async def continue_conversation(self, turn: Turn, added: Sequence[Message]) -> PromptChange:
         """Append a generated turn and what follows it: messages of tools or of a user.
 
         It goes on in a new segment where the chat template does not extend what was sampled.
         """
-        assert self._conversation is not None, "the conversation has not begun"
-        next_prompt = self._conversation.extend(turn.generation.output_ids, added)
-        return self._go_on(next_prompt)
+        conversation = self._conversation
+        assert conversation is not None, "the conversation has not begun"
+        size = conversation.n_characters + n_characters(added)
+        output_ids = turn.generation.output_ids
+        return self._go_on(await beside_loop(size, conversation.extend, output_ids, added))
 
-    def rewrite_conversation(self, entries: Sequence[Entry]) -> PromptChange:
+    async def rewrite_conversation(self, entries: Sequence[Entry]) -> PromptChange:
         """Go on in a new segment from other entries: some of `self.entries`, and new ones.
 
         Generated turns among them keep the ids that the model generated. May follow a turn, or
         `continue_conversation`, whose messages are then among `self.entries`. A turn that was not
         continued is kept by giving its `entry_of`.
         """
-        assert self._conversation is not None, "the conversation has not begun"
-        return self._go_on(self._conversation.rewrite(entries))
+        conversation = self._conversation
+        assert conversation is not None, "the conversation has not begun"
+        size = conversation.n_characters
+        return self._go_on(await beside_loop(size, conversation.rewrite, entries))
 
     def _go_on(self, next_prompt: NextPrompt) -> PromptChange:
         if next_prompt.extends:
@@ -223,9 +260,13 @@ class AsyncSampler(ABC):
 
         `left`: tokens that the record may still get. `max_new_tokens`: a limit of the caller's,
         beside `--max_new_tokens`. Returns the answer, in which nothing follows the end of the turn,
-        and the limit that cut it off, if one did. Raises InferenceError where no service answers,
-        and RuntimeError for an answer that is not a turn.
+        and the limit that cut it off, if one did. Raises `LimitReached` where the service's context
+        leaves no room for an answer, InferenceError where no service answers, and RuntimeError for
+        an answer that is not a turn. After an outage it is raised again.
         """
+        if self.outage is not None:
+            await asyncio.sleep(0)  # an agent that asks again and again is to be cancelled here
+            raise self.outage
         limit = self.limits.of_turn(left, max_new_tokens)
         params = SamplingParams(
             **cast(dict[str, Any], self._sampling_params()),
@@ -234,7 +275,15 @@ class AsyncSampler(ABC):
         )
         request = GenerateRequest(f"{self.record.id}-{self._n_asked}", tuple(prompt_ids), params)
         self._n_asked += 1
-        generation = await self.resources.pool.generate(request, record_id=self.record.id)
+        pool = self.resources.pool
+        try:
+            generation = await pool.generate(request, record_id=self.record.id)
+        except PromptTooLong as error:
+            raise LimitReached(StopReason.MAX_PROMPT_TOKENS) from error
+        except InfrastructureFailure as outage:
+            outage.probe = pool.check
+            self.meet_outage(outage)
+            raise
         if not generation.output_ids:
             raise RuntimeError(
                 f"{generation.service} ended turn {self.context.n_turns} of {self.record.id} "
@@ -245,8 +294,11 @@ class AsyncSampler(ABC):
                 f"{generation.service} went on generating after the end of turn "
                 f"{self.context.n_turns} of {self.record.id}"
             )
-        cut_off = generation.finish_reason == "length"
-        return generation, limit.stop_reason if cut_off else None
+        if generation.finish_reason != "length":
+            return generation, None
+        if len(generation.output_ids) < limit.max_new_tokens:  # the context was at its end
+            return generation, StopReason.MAX_PROMPT_TOKENS
+        return generation, limit.stop_reason
 
     def _sampling_params(self) -> dict[str, float]:
         """The run's; greedy for the rollout that is its group's baseline (`--advantage remax`)."""
@@ -348,11 +400,6 @@ class AsyncSampler(ABC):
         counts = self.record.turn_statuses
         counts[status] = counts.get(status, 0) + 1
         return status
-
-
-def turn_id(record_id: str, turn: int) -> str:
-    """The `_id` of a turn's document."""
-    return f"{record_id}-{turn}"
 
 
 def load_renderer(config: Config) -> ChatRenderer:

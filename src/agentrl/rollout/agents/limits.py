@@ -5,15 +5,18 @@
     --max_prompt_tokens   tokens of one prompt; left out, as many as --max_tokens
     --max_new_tokens      tokens of one turn
 
-`Limits` decides for every kind of agent; what is counted comes from outside. What a service's
-context length leaves is the client's business (`inference/answers.py`).
+`Limits` decides for every kind of agent; what is counted comes from outside. A service's context
+may end a record earlier, as `--max_prompt_tokens` does: what it leaves is the client's business
+(`inference/context.py`), and `check_context` says so before a run.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
-from agentrl.configs import SamplingConfig
+from agentrl.configs import ConfigError, SamplingConfig
 from agentrl.databases.documents import StopReason
+from agentrl.inference.context import longest_prompt, read_model_limits
 
 
 class LimitReached(Exception):
@@ -93,3 +96,31 @@ class Limits:
         if longest <= left:
             return TurnLimit(longest, StopReason.MAX_NEW_TOKENS)
         return TurnLimit(left, StopReason.MAX_TOKENS)
+
+
+def check_context(sampling: SamplingConfig, context_length: int, whose: str) -> str | None:
+    """Whether the flags fit a context of so many tokens. `whose`: the model or service that has it.
+
+    Returns a sentence if records will end there that the flags would let go on. Raises
+    `ConfigError` if `--max_prompt_tokens` asks for prompts to which there is no answer.
+    """
+    longest = longest_prompt(context_length)
+    asked = sampling.max_prompt_tokens
+    if asked is not None and asked > longest:
+        raise ConfigError(
+            f"--max_prompt_tokens {asked}: {whose} has a context of {context_length} tokens, in "
+            f"which a prompt may have {longest} at the most; give so many or fewer, or a longer "
+            "context"
+        )
+    if asked is None and sampling.max_tokens > context_length:
+        return (
+            f"records end at the context of {whose}, {context_length} tokens, before --max_tokens "
+            f"{sampling.max_tokens}"
+        )
+    return None
+
+
+def check_model_context(sampling: SamplingConfig, model: str | Path) -> str | None:
+    """`check_context` for the length of a model, by the config.json of its folder if it has one."""
+    length = read_model_limits(model).context_length
+    return None if length is None else check_context(sampling, length, f"model {model}")

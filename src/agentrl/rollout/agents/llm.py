@@ -14,10 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.databases.documents import Rewrite, StopReason, ToolCall
-from agentrl.rollout.agents.base import Turn, turn_id
+from agentrl.databases.records import turn_id
+from agentrl.rollout.agents.base import Turn
 from agentrl.rollout.agents.tool_sampler import ToolSampler
 from agentrl.rollout.agents.turn_status import format_error
-from agentrl.rollout.chat import Conversation, Entry, Message, NextPrompt, ToolSchema
+from agentrl.rollout.chat import (
+    Conversation,
+    Entry,
+    Message,
+    NextPrompt,
+    ToolSchema,
+    beside_loop,
+    n_characters,
+)
 from agentrl.rollout.tool_calls import Call, ParsedTurn
 
 _FOLLOWING = frozenset({"tool", "user"})  # roles of messages that may follow a reply
@@ -45,8 +54,9 @@ class OpenTurn:
 class ChatReply:
     """What the model said.
 
-    `message` is to be appended to the messages. `text` is all that it wrote, `content` what it
-    wrote beside its calls; `tool_calls` are in its order, with those that cannot be made.
+    `message` is to be appended to the messages. `text` is all that it wrote, control tokens
+    included, `content` what it said beside its calls, without them; `tool_calls` are in its order,
+    with those that cannot be made.
     `stop_reason` is the limit that cut it off, if one did; it has no calls then.
     """
 
@@ -112,9 +122,9 @@ class ChatModel:
         sampler.note_tools(schemas)
         thread = self._find_thread(messages, schemas)
         if thread is None:
-            prompt = self._begin(list(messages), schemas)
+            prompt = await self._begin(list(messages), schemas)
         else:
-            prompt = self._go_on(thread, messages[len(thread.messages) :])
+            prompt = await self._go_on(thread, messages[len(thread.messages) :])
             await self._store([thread.reply])
         context = sampler.context
         left = sampler.limits.room(
@@ -142,8 +152,9 @@ class ChatModel:
         self._ids_of[generated.text] = answer.output_ids
         self._open.append(turn)
         self.last = turn
+        content = sampler.resources.renderer.said(parsed.content)
         return ChatReply(
-            message, generated.text, parsed.content, parsed.calls, generated.stop_reason, turn
+            message, generated.text, content, parsed.calls, generated.stop_reason, turn
         )
 
     def keep_call(self, call: ToolCall, turn: OpenTurn | None) -> None:
@@ -174,23 +185,25 @@ class ChatModel:
         ]
         return max(fitting, key=lambda thread: len(thread.messages), default=None)
 
-    def _go_on(self, thread: _Thread, added: Sequence[Message]) -> _Prompt:
+    async def _go_on(self, thread: _Thread, added: Sequence[Message]) -> _Prompt:
         self._threads.remove(thread)  # a second call from the same reply begins anew
         said = thread.reply.generated.generation
-        next_prompt = thread.conversation.extend(said.output_ids, added)
+        size = thread.conversation.n_characters + n_characters(added)
+        next_prompt = await beside_loop(size, thread.conversation.extend, said.output_ids, added)
         before = thread.ids if next_prompt.extends else []
         ids = [*before, *next_prompt.ids]
         return _Prompt(thread.conversation, ids, list(added), next_prompt)
 
-    def _begin(self, messages: list[Message], tools: tuple[ToolSchema, ...]) -> _Prompt:
+    async def _begin(self, messages: list[Message], tools: tuple[ToolSchema, ...]) -> _Prompt:
         entries = [Entry(message, self._generated(message)) for message in messages]
         given = next((i for i, entry in enumerate(entries) if entry.output_ids), len(entries))
         begun = messages[:given] or messages
-        conversation = Conversation(self._sampler.resources.renderer, begun, tools)
+        size, renderer = n_characters(messages), self._sampler.resources.renderer
+        conversation = await beside_loop(size, Conversation, renderer, begun, tools)
         unsaid = self._unsaid(entries)
         if given == len(entries):
             return _Prompt(conversation, list(conversation.prompt_ids), unsaid)
-        next_prompt = conversation.rewrite(entries)
+        next_prompt = await beside_loop(size, conversation.rewrite, entries)
         return _Prompt(conversation, list(next_prompt.ids), unsaid, next_prompt)
 
     def _unsaid(self, entries: Sequence[Entry]) -> list[Message]:

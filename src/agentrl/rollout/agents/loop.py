@@ -16,6 +16,7 @@ give logprobs and policy versions (`response_logprobs` is not needed); what it r
 against them (`loop_tokens.py`). The tokens that it returns are the record.
 """
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from agentrl.rollout.agents.loop_given import (
     run_fields,
 )
 from agentrl.rollout.agents.loop_tokens import GeneratedSpan, generated_spans
+
+REWARD_SCORE = "reward_score"  # a score that the loop gave itself, among its Record's `scores`
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,6 @@ class LoopSampler(AsyncSampler):
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
         super().__init__(claim, record, resources)
         self._calls: list[_Call] = []
-        self._reward: float | None = None
 
     @classmethod
     @asynccontextmanager
@@ -107,16 +109,19 @@ class LoopSampler(AsyncSampler):
         *_, last = await self._store(returned)
         self.record.stop_reason = last.stop_reason or StopReason.ANSWERED
         if last.stop_reason is None:
-            self.record.final_answer = extract_answer(last.text, self.claim.task.answer_schema)
-        self._reward = _reward_score(output)
+            answer = self.resources.renderer.said(last.text)
+            self.record.final_answer = extract_answer(answer, self.claim.task.answer_schema)
+        reward = _reward_score(output)
+        if reward is not None:
+            self.record.scores[REWARD_SCORE] = reward
         return self.record
 
     async def evaluate_record(self, record: Record) -> Record:
         """The loop's own `reward_score`, or else the score by the task's scorer."""
-        if self._reward is None:
+        reward = record.scores.get(REWARD_SCORE)
+        if reward is None:
             return await super().evaluate_record(record)
-        scores = {**record.scores, "reward_score": self._reward}
-        return record.model_copy(update={"score": self._reward, "scores": scores})
+        return record.model_copy(update={"score": reward})
 
     async def _ask(self, prompt_ids: Sequence[int], max_new_tokens: int | None) -> TokenOutput:
         # What counts is the sequence that the loop returns: a prompt of it and the answer.
@@ -170,7 +175,11 @@ def _read(output: object, name: str) -> Any:
 def _reward_score(output: object) -> float | None:
     """The score that the loop gave itself, if it did."""
     if isinstance(output, Mapping):
-        score = output.get("reward_score")
+        score = output.get(REWARD_SCORE)
     else:
-        score = getattr(output, "reward_score", None)
-    return None if score is None else float(score)
+        score = getattr(output, REWARD_SCORE, None)
+    if score is None:
+        return None
+    if not math.isfinite(score):
+        raise ValueError(f"the agent loop returned {REWARD_SCORE} {score}, not a finite number")
+    return float(score)

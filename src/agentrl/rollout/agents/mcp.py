@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from agentrl.databases.documents import Record, Rewrite, StopReason, ToolCall, TurnStatus
 from agentrl.databases.tasks import Claim
+from agentrl.failures import InfrastructureFailure
 from agentrl.rollout.agents.answers import extract_answer
 from agentrl.rollout.agents.base import SamplerResources, Turn
 from agentrl.rollout.agents.context_strategies import (
@@ -48,7 +49,7 @@ class MCPSampler(ToolSampler):
 
     async def converse(self) -> Record:
         """Hold the conversation until the model answers or a limit is reached."""
-        self.begin_conversation(self._head, self.resources.tools.schemas)
+        await self.begin_conversation(self._head, self.resources.tools.schemas)
         reason = self.limit_reached()
         while reason is None:
             reason = await self._respond(await self.generate()) or self.limit_reached()
@@ -62,7 +63,8 @@ class MCPSampler(ToolSampler):
         if not parsed.calls and turn.stop_reason is None:
             reason = StopReason.ANSWERED
             schema = self.claim.task.answer_schema
-            self.record.final_answer = extract_answer(parsed.content, schema)
+            answer = self.resources.renderer.said(parsed.content)
+            self.record.final_answer = extract_answer(answer, schema)
         if reason is not None:  # nobody would read what its tools answer
             await self._write(turn, _unanswered(parsed.calls), self._fault(parsed.calls))
             return reason
@@ -71,10 +73,10 @@ class MCPSampler(ToolSampler):
         if 0 < config.repetition_early_stop_times <= self._n_repeats:
             return StopReason.REPETITION
         self._added = [{"role": "tool", "content": call.document.result} for call in made]
-        self.continue_conversation(turn, self._added)
+        await self.continue_conversation(turn, self._added)
         if repeated and config.enable_repetition_compress:
             note = {"role": "tool", "content": TAKEN_OUT}
-            self._go_on_from(take_out_last_turn(self.entries), Rewrite.REPETITION, [note])
+            await self._go_on_from(take_out_last_turn(self.entries), Rewrite.REPETITION, [note])
         else:
             self._last_calls = {call.key for call in made}
         if config.new_context != "disabled" and self.context.prompt_len > self._longest_prompt:
@@ -86,7 +88,7 @@ class MCPSampler(ToolSampler):
         began = time.monotonic()
         try:
             made = await asyncio.gather(*map(self.make_call, calls))
-        except asyncio.CancelledError:  # the record took too long: show what it waited for
+        except (asyncio.CancelledError, InfrastructureFailure):  # show what it waited for
             await self._write(turn, _unanswered(calls), self._fault(calls))
             raise
         self.record.n_tool_calls += len(made)
@@ -110,7 +112,7 @@ class MCPSampler(ToolSampler):
         """
         entries, results = self.entries, self._added
         if self.resources.config.context.new_context == "discard_all_tools":
-            self._go_on_from(discard_results(entries), Rewrite.DISCARD_ALL_TOOLS, results)
+            await self._go_on_from(discard_results(entries), Rewrite.DISCARD_ALL_TOOLS, results)
         else:
             question = ask_for_summary(entries)
             if question is None:  # nothing to sum up; the prompt itself may still be short enough
@@ -120,7 +122,7 @@ class MCPSampler(ToolSampler):
                 return summary
             restarted = restart(self._head, summary, entries)
             notes = restarted[len(self._head) - 1].message
-            self._go_on_from(restarted, Rewrite.DISCARD_ALL, [notes, *results])
+            await self._go_on_from(restarted, Rewrite.DISCARD_ALL, [notes, *results])
         # Other results can no longer be read, so their calls may be made again.
         self._calls_in_view = set(self._last_calls)
         return None
@@ -128,7 +130,7 @@ class MCPSampler(ToolSampler):
     async def _sum_up(self, question: Sequence[Entry]) -> str | StopReason:
         """Have the model write its notes, in a turn that is trained as any other."""
         request = {"role": "tool", "content": SUMMARY_REQUEST}
-        self._go_on_from(question, Rewrite.SUMMARY, [request])
+        await self._go_on_from(question, Rewrite.SUMMARY, [request])
         reason = self.limit_reached()
         if reason is not None:
             return reason
@@ -141,10 +143,10 @@ class MCPSampler(ToolSampler):
         await self._write(turn, _unanswered(reading.calls), fault)
         return turn.stop_reason or reading.content or StopReason.MAX_PROMPT_TOKENS
 
-    def _go_on_from(
+    async def _go_on_from(
         self, entries: Sequence[Entry], rewrite: Rewrite, added: Sequence[Message]
     ) -> None:
-        self.rewrite_conversation(entries)
+        await self.rewrite_conversation(entries)
         self._rewrite, self._added = rewrite, added
 
     async def _write(

@@ -10,7 +10,8 @@ from typing import Any, NoReturn, Self
 
 from agentrl.databases.documents import Record
 from agentrl.databases.tasks import Claim
-from agentrl.rollout.agents.agent_registry import find_agent
+from agentrl.failures import InfrastructureFailure
+from agentrl.rollout.agents.agent_registry import find_agent, named_agents
 from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
 
 
@@ -28,7 +29,7 @@ class Agents:
         self.shared = shared
         self._default = default
         self._opened: dict[type[AsyncSampler], asyncio.Future[SamplerResources]] = {}
-        self._holders: list[asyncio.Task[None]] = []
+        self._holders: dict[type[AsyncSampler], asyncio.Task[None]] = {}
         self._closing = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -49,11 +50,14 @@ class Agents:
         await self._close()
 
     async def sampler(self, claim: Claim, record: Record) -> AsyncSampler:
-        """The sampler of an attempt. Raises `AgentUnavailable`, after which `failed` does too."""
+        """The sampler of an attempt. Raises `AgentUnavailable`, after which `failed` does too, and
+        `InfrastructureFailure` if what the agent needs is out of reach: the next attempt asks for
+        it again."""
         try:
-            name = claim.task.agent_name
-            kind = self._default if name is None else find_agent(name)
+            kind = self._kind(claim.task.agent_name)
             resources = await self._resources(kind)
+        except InfrastructureFailure:
+            raise
         except Exception as error:
             if not self._failure.done():
                 self._failure.set_exception(error)
@@ -61,17 +65,26 @@ class Agents:
             raise AgentUnavailable(f"{type(error).__name__}: {error}") from error
         return kind(claim, record, resources)
 
+    def with_the_tools_of(self, name: str | None) -> frozenset[str | None]:
+        """The agents that share what this one does, tools for most; None is the default."""
+        owner = _owner(self._kind(name))
+        kinds = [(None, self._default), *named_agents().items()]
+        return frozenset(other for other, kind in kinds if _owner(kind) is owner)
+
     async def failed(self) -> NoReturn:
         """Wait until an agent cannot be started, and raise the reason."""
         await asyncio.shield(self._failure)
         raise AssertionError("an agent's failure is an exception")
 
+    def _kind(self, name: str | None) -> type[AsyncSampler]:
+        return self._default if name is None else find_agent(name)
+
     async def _resources(self, kind: type[AsyncSampler]) -> SamplerResources:
-        owner = next(base for base in kind.__mro__ if "extend_resources" in vars(base))
+        owner = _owner(kind)
         if owner not in self._opened:
             self._opened[owner] = asyncio.get_running_loop().create_future()
             holder = self._hold(owner, self._opened[owner])
-            self._holders.append(asyncio.create_task(holder, name=f"resources {owner.__name__}"))
+            self._holders[owner] = asyncio.create_task(holder, name=f"resources {owner.__name__}")
         # Many attempts wait for one opening: a cancelled one must not take it from the others.
         return await asyncio.shield(self._opened[owner])
 
@@ -86,14 +99,22 @@ class Agents:
         except Exception as error:
             if opened.done():
                 raise
+            if isinstance(error, InfrastructureFailure):
+                del self._opened[owner], self._holders[owner]
             opened.set_exception(error)
 
     async def _close(self) -> None:
         self._closing.set()
-        for future, holder in zip(self._opened.values(), self._holders, strict=True):
-            if not future.done():
+        for owner, holder in self._holders.items():
+            if not self._opened[owner].done():
                 holder.cancel()
-        outcomes: list[Any] = await asyncio.gather(*self._holders, return_exceptions=True)
+        holders = self._holders.values()
+        outcomes: list[Any] = await asyncio.gather(*holders, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
+
+
+def _owner(kind: type[AsyncSampler]) -> type[AsyncSampler]:
+    """The class that opens what the samplers of a kind share."""
+    return next(base for base in kind.__mro__ if "extend_resources" in vars(base))

@@ -12,13 +12,14 @@ class SingleTurnSampler(AsyncSampler):
     async def run(self) -> Record:
         """Ask once. A turn that was cut off is no answer."""
         messages = self.messages()
-        self.begin_conversation(messages, None)
+        await self.begin_conversation(messages, None)
         reason = self.limit_reached()
         if reason is None:
             turn = await self.generate()
             reason = turn.stop_reason or StopReason.ANSWERED
             if reason is StopReason.ANSWERED:
-                self.record.final_answer = extract_answer(turn.text, self.answer_schema)
+                answer = self.resources.renderer.said(turn.text)
+                self.record.final_answer = extract_answer(answer, self.answer_schema)
             await self.write_turn(turn, messages)
         self.record.stop_reason = reason
         return self.record

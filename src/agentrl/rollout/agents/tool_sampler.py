@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.databases.documents import Record, ToolCall
 from agentrl.databases.tasks import Claim
+from agentrl.failures import InfrastructureFailure
 from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
 from agentrl.rollout.agents.repetition import call_key
 from agentrl.rollout.llm.client import LLMClient
@@ -43,7 +44,7 @@ class ToolSampler(AsyncSampler):
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
         assert isinstance(resources, MCPResources), f"{type(self).__name__} needs MCPResources"
         super().__init__(claim, record, resources)
-        self.tools: ToolSession = resources.tools.session(claim.task, record.id)
+        self.tools: ToolSession = resources.tools.session(claim.task, record.id, self.meet_outage)
 
     @classmethod
     @asynccontextmanager
@@ -57,7 +58,7 @@ class ToolSampler(AsyncSampler):
         agents = load_agent_models(agent.agent_config_path)
         async with (
             open_tools(agent, patience_s, shared.records) as tools,
-            LLMClient(agents.browse_agent) as models,
+            LLMClient(agents.browse_agent, "the browse agent") as models,
         ):
             browse = BrowseAgent(models, shared.config.context)
             yield MCPResources(**vars(shared), tools=tools, browse=browse)
@@ -70,7 +71,8 @@ class ToolSampler(AsyncSampler):
     async def make_call(self, call: Call) -> MadeCall:
         """Make a call. One that cannot be made is answered with what is wrong with it.
 
-        A long result is what the browse agent finds in it, where there is one.
+        A long result is what the browse agent finds in it, where there is one. Raises an
+        `InfrastructureFailure` for an outage of tools or browse agent.
         """
         if isinstance(call, MalformedCall):
             fault = f"Error: {call.error}."
@@ -87,7 +89,11 @@ class ToolSampler(AsyncSampler):
             kept=answer.kept,
         )
         if not answer.is_error and self.resources.browse.reads(call.name, whole):
-            summary = await self.resources.browse.summarise(self.record.query, call, whole)
+            try:
+                summary = await self.resources.browse.summarise(self.record.query, call, whole)
+            except InfrastructureFailure as outage:
+                self.meet_outage(outage)
+                raise
             if summary is not None:
                 document.result, document.summarised_by = summary.value, summary.model
                 document.kept = answer.kept or await self.tools.keep(call.name, whole)

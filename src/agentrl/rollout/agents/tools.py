@@ -26,7 +26,9 @@ class AgentTools:
     async def answer(self, reply: ChatReply) -> list[Message]:
         """Make a reply's calls, all at once; returns the messages that answer them, in order.
 
-        A call that cannot be made, and a tool that fails, are answered with what was wrong.
+        A call that cannot be made, and a tool that fails, are answered with what was wrong. Raises
+        `InfrastructureFailure` for a tool server that is out of reach: the attempt is handed back,
+        whatever the agent makes of that (`--on_tool_outage text`: the model reads of it).
         """
         made = await asyncio.gather(*map(self._sampler.make_call, reply.tool_calls))
         for call in made:
@@ -34,7 +36,8 @@ class AgentTools:
         return [{"role": "tool", "content": call.document.result or ""} for call in made]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
-        """Call a tool. Never raises for anything that tool or server do.
+        """Call a tool. Raises `InfrastructureFailure` as `answer` does, and nothing else for what
+        tool or server do.
 
         The call is kept with the latest reply, or with the record where no turn is open.
         """

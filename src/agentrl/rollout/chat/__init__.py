@@ -9,7 +9,9 @@
     forms.py          the forms in which a template can be given a turn, each with its reason
     form_choice.py    which form is taken: what extends, what drifts
     sampled_ids.py    a whole prompt in which generated turns keep their ids
+    piece_encoder.py  a prompt that is encoded only where it differs from the one before
     conversation.py   growing turn by turn, and rewriting; has a worked example
+    beside_loop.py    long conversations do not hold up the event loop
     exactness.py      is multi-turn training with a model exact? random conversations for `doctor`
 
 A delta is what the template writes after a generated turn: the separator, tool results, the next
@@ -19,10 +21,12 @@ sampled, the conversation goes on in a new segment, rendered as the template wan
 turns that it leaves alone keep the ids that the model generated.
 """
 
+from agentrl.rollout.chat.beside_loop import beside_loop
+from agentrl.rollout.chat.capabilities import TemplateRefusal
 from agentrl.rollout.chat.conversation import Conversation, Entry, NextPrompt
 from agentrl.rollout.chat.form_choice import Drift
-from agentrl.rollout.chat.renderer import ChatRenderer, TemplateRefusal, ToolSchema
-from agentrl.rollout.chat.turns import Message
+from agentrl.rollout.chat.renderer import ChatRenderer, ToolSchema
+from agentrl.rollout.chat.turns import Message, n_characters
 
 __all__ = [
     "ChatRenderer",
@@ -33,4 +37,6 @@ __all__ = [
     "NextPrompt",
     "TemplateRefusal",
     "ToolSchema",
+    "beside_loop",
+    "n_characters",
 ]

@@ -1,7 +1,7 @@
 """What a chat template can express, found out by rendering probes, whatever family it is of.
 
     does it write tools?  a tool's results?  a system message?  a thought, between which marks?
-    with which tokens do its turns end?
+    with which tokens do its turns end?  with which does it frame what they say?
 
 A template without tools gets them in the Hermes way, which the default parser reads: schemas in the
 system message, calls in `<tool_call>`, results in a user's message in `<tool_response>`.
@@ -15,7 +15,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from agentrl.rollout.chat.escaping import EscapingCodec
-from agentrl.rollout.chat.turns import THOUGHT_FIELDS, Message, ThoughtMarks
+from agentrl.rollout.chat.turn_marks import find_frame, find_thought_marks
+from agentrl.rollout.chat.turns import Message, ThoughtMarks, TurnFrame
 
 Tools = Sequence[Mapping[str, Any]]
 # Messages, tools, and whether the header of the next turn is wanted; raises what templates raise.
@@ -24,7 +25,6 @@ Apply = Callable[..., str]
 _SYSTEM = "probe-system"
 _QUESTION = "probe-question"
 _TURN = "probe-turn"
-_THOUGHT = "probe-thought"
 _RESULT = "probe-result"
 _NAME = "probe_tool"
 _CALL_ID = "call00001"  # nine letters and digits: Mistral's templates insist
@@ -53,10 +53,15 @@ _TOOLS_FOOT = (
 )
 
 
+class TemplateRefusal(ValueError):
+    """The chat template cannot write these messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateCapabilities:
     """What a template can express.
 
+    frame: the control text that it writes around what a turn says.
     named_by_id: calls are written with their ids only, which then hold the names.
     turn_ends: tokens that end a turn, as text and id; the one before tool results comes first.
     """
@@ -66,6 +71,7 @@ class TemplateCapabilities:
     writes_results: bool
     writes_thoughts: bool
     thought_marks: ThoughtMarks
+    frame: TurnFrame
     named_by_id: bool
     turn_ends: tuple[tuple[str, int], ...]
 
@@ -118,8 +124,13 @@ def _results_as_user(messages: Sequence[Message]) -> list[Message]:
 def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabilities:
     """What a template can express.
 
-    Raises ValueError if it does not write questions and turns, or a turn has no end token.
+    Raises ValueError if it does not write questions and turns, with the template's words if it
+    refuses them, or if a turn has no end token.
     """
+
+    def render(messages: Sequence[Message], tools: Tools | None, header: bool) -> str:
+        return _try(apply, messages, tools, header)
+
     user = {"role": "user", "content": _QUESTION}
     answer = {"role": "assistant", "content": _TURN}
     result = {"role": "tool", "content": _RESULT, "name": _NAME, "tool_call_id": _CALL_ID}
@@ -137,14 +148,21 @@ def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabiliti
         }
         for arguments in ({"text": _TURN}, json.dumps({"text": _TURN}))
     ]
-    whole = _try(apply, [user, answer], None, False)
+    try:
+        whole = apply([user, answer], None, False)
+    except _REFUSALS as refusal:
+        raise ValueError(f"the chat template refuses a question and a turn: {refusal}") from None
     if _QUESTION not in whole or _TURN not in whole:
         raise ValueError("the chat template does not write a question and a turn as they are")
     called = [_try(apply, [user, call], None, False) for call in calls]
     with_tools = _try(apply, [user], [_TOOL])
     turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
-    marks, shows_thoughts = _thought_marks(apply, codec, user)
-    opens_thoughts = _try(apply, [user]).rstrip().endswith(marks.open)
+    # The calls' own text is the first that stands after a thought, so their names will do.
+    marks, shows_thoughts = find_thought_marks(
+        render, codec, user, {_TURN: answer, _NAME: calls[0]}
+    )
+    prompt = _try(apply, [user])
+    opens_thoughts = prompt.rstrip().endswith(marks.open)
     if codec.special_texts:
         _check_escapes(apply, codec, [user, *turns[:1]])
     follow_ups = [(turn, result) for turn in turns] + [(answer, user)]
@@ -167,6 +185,7 @@ def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabiliti
         writes_results=bool(turns),
         writes_thoughts=shows_thoughts or opens_thoughts,
         thought_marks=marks,
+        frame=find_frame(codec, prompt, whole, _TURN, [text for text, _ in ends]),
         named_by_id=bool(turns) and any(_CALL_ID in text and _NAME not in text for text in called),
         turn_ends=tuple(dict.fromkeys(ends)),
     )
@@ -191,27 +210,6 @@ def _shared_length(first: str, second: str) -> int:
     pairs = enumerate(zip(first, second, strict=False))
     differs = (index for index, (one, other) in pairs if one != other)
     return next(differs, min(len(first), len(second)))
-
-
-def _thought_marks(apply: Apply, codec: EscapingCodec, user: Message) -> tuple[ThoughtMarks, bool]:
-    """What the template writes around a thought, and whether it writes one that it is given.
-
-    `<think>` and its end where it does not.
-    """
-    fields = dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)
-    text = _try(apply, [user, {"role": "assistant", "content": _TURN, **fields}], None, False)
-    header = _try(apply, [user], None)
-    before, found, after = text.partition(_THOUGHT)
-    open_mark = before[len(header) :].strip() if before.startswith(header) else ""
-    close_mark = after.partition(_TURN)[0].strip()
-    specials = codec.specials(close_mark)
-    if specials and close_mark.startswith(specials[0][0]):
-        close_mark = specials[0][0]  # what follows is the header of what is said
-    if found and close_mark.startswith("</"):
-        return ThoughtMarks(open_mark or f"<{close_mark[2:]}", close_mark), True
-    if found and open_mark and close_mark:
-        return ThoughtMarks(open_mark, close_mark), True
-    return ThoughtMarks("<think>", "</think>"), bool(found)
 
 
 def _check_escapes(apply: Apply, codec: EscapingCodec, before: Sequence[Message]) -> None:

@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.rollout.chat.form_choice import Drift, Fit, TurnInPlace, choose_form
+from agentrl.rollout.chat.form_order import ANY_FORM, FormOrder, TurnKind
+from agentrl.rollout.chat.piece_encoder import PieceEncoder
 from agentrl.rollout.chat.renderer import ChatRenderer, ToolSchema
 from agentrl.rollout.chat.sampled_ids import encode_keeping
 from agentrl.rollout.chat.turns import (
@@ -94,6 +96,7 @@ class Conversation:
         prompt = renderer.prompt(messages, tools)
         self.prompt_ids: Sequence[int] = prompt.ids
         self._renderer = renderer
+        self._encoder = PieceEncoder(renderer.codec)
         self._tools = prompt.tools
         self._items = [
             _Item(Entry(message), escaped)
@@ -110,6 +113,11 @@ class Conversation:
     def messages(self) -> list[Message]:
         """The conversation as the template is given it, with text from outside not escaped."""
         return _as_messages(self._items, escaped=False)
+
+    @property
+    def n_characters(self) -> int:
+        """Of the next prompt."""
+        return len(self._rendered)
 
     @property
     def prompt_text(self) -> str:
@@ -137,6 +145,7 @@ class Conversation:
         def items(turn: SampledTurn, form: Message) -> list[_Item]:
             return [*self._items, replace(_item_of(turn), message=form), *following]
 
+        order = self._form_order(turn, added)
         chosen = choose_form(
             TurnInPlace(
                 turn,
@@ -144,6 +153,8 @@ class Conversation:
                 added=[item.message for item in following],
                 read=lambda text: self._read_text(text, turn.reading.prompted),
             ),
+            order.forms,
+            order.expected,
             render=lambda form: self._render(items(turn, form)),
         )
         if chosen.drift is not None:
@@ -175,7 +186,7 @@ class Conversation:
     ) -> NextPrompt:
         """Go on from these items and the template's text for them, as a whole prompt."""
         turns = [item.turn for item in items if item.turn is not None]
-        ids, n_rewritten = encode_keeping(turns, text, self._renderer.codec)
+        ids, n_rewritten = encode_keeping(turns, text, self._encoder)
         self._items, self._rendered = items, text
         return NextPrompt(ids, extends=False, drift=drift, n_rewritten=n_rewritten)
 
@@ -200,6 +211,12 @@ class Conversation:
             call_ids=tuple(call_ids),
             written=text,
         )
+
+    def _form_order(self, turn: SampledTurn, added: Sequence[Message]) -> FormOrder:
+        """The forms for the turn. One that was cut off is text: only as that it can go on."""
+        kind = TurnKind.of(turn.reading, self._items[-1].message["role"], added)
+        order = self._renderer.form_orders.get(kind, ANY_FORM)
+        return order if turn.stop_id is not None else order.text_first()
 
     def _read_text(self, text: str, prompted: str) -> TurnReading:
         return self._renderer.read_turn(text, prompted, self._tools)

@@ -13,14 +13,27 @@ What a template does with text is not in here (`renderer.py`).
 """
 
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+# A text is encoded in one thread: several would gain nothing, and warn whenever a process forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # the escape marks
 _ESCAPED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+
+_Trie = dict[str, "_Trie"]  # by the next character; "" where a string ends
+
+
+class Piece(NamedTuple):
+    """A part of escaped text whose ids, `encode(text, start=start)`, do not depend on the rest."""
+
+    text: str
+    start: bool
 
 
 class EscapingCodec:
@@ -40,14 +53,18 @@ class EscapingCodec:
             self._codec if inside == backend else _bare(inside, backend["added_tokens"])
         )
         self._plain = _bare(inside, [])
-        self._added = _any_of([token["content"] for token in added])
-        self._special = _any_of([token["content"] for token in added if token["special"]])
+        self._added = longest_of([token["content"] for token in added])
+        self._special = longest_of([token["content"] for token in added if token["special"]])
+        # What the tokenizer divides a text at before it does anything else with it.
+        found_first = [token["content"] for token in added if not token["normalized"]]
+        self._divider = re.compile(f"{_ESCAPED.pattern}|({longest_of(found_first).pattern})")
+        self._begins_piece = frozenset(token["content"] for token in added if _begins_piece(token))
         self._ids: dict[str, int] = {token["content"]: token["id"] for token in added}
         self.special_texts = tuple(token["content"] for token in added if token["special"])
         self.added_ids = frozenset(token["id"] for token in added)
         self.special_ids = frozenset(token["id"] for token in added if token["special"])
         for token in added:
-            if token["id"] in self._plain.encode(token["content"], add_special_tokens=False).ids:
+            if token["id"] in _encode(self._plain, token["content"]):
                 raise ValueError(
                     f"the tokenizer makes its token {token['content']!r} of plain text too, so "
                     "tools could write it"
@@ -85,12 +102,26 @@ class EscapingCodec:
             return ids[1:]
         first = self._codec if start else self._codec_inside
         if _OPEN not in escaped:
-            return list(first.encode(escaped, add_special_tokens=False).ids)
+            return _encode(first, escaped)
         ids = []
         for index, piece in enumerate(_ESCAPED.split(escaped)):
             codec = self._plain if index % 2 else first if index == 0 else self._codec_inside
-            ids += codec.encode(unescaped(piece), add_special_tokens=False).ids
+            ids += _encode(codec, unescaped(piece))
         return ids
+
+    def pieces(self, escaped: str, *, start: bool = True) -> Iterator[Piece]:
+        """Escaped text in pieces that begin with a special token, but for the first.
+
+        The ids of the pieces, one after the other, are those of the text. `start`: see `encode`.
+        """
+        begin, begins_text = 0, start
+        for found in self._divider.finditer(escaped):
+            if found[2] in self._begins_piece and found.start() > begin:
+                yield Piece(escaped[begin : found.start()], begins_text)
+                # What follows escaped text stands within the sequence (`encode`).
+                begins_text = begins_text and _OPEN not in escaped[begin : found.start()]
+                begin = found.start()
+        yield Piece(escaped[begin:], begins_text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text with its special tokens, without escape marks that stood in it."""
@@ -106,6 +137,10 @@ class EscapingCodec:
     def specials(self, text: str) -> list[tuple[str, int]]:
         """The special tokens that stand in unescaped text, with their ids."""
         return [(token, self._ids[token]) for token in self._special.findall(text)]
+
+    def without_specials(self, text: str) -> str:
+        """Unescaped text without the special tokens in it."""
+        return self._special.sub("", text)
 
     def special_at(self, text: str, position: int) -> tuple[str, int] | None:
         """The special token that stands at `position` or around it, space before it aside."""
@@ -133,6 +168,12 @@ class EscapingCodec:
 def unescaped(text: str) -> str:
     """The text without escape marks."""
     return text.replace(_OPEN, "").replace(_CLOSE, "")
+
+
+def _encode(codec: Tokenizer, text: str) -> list[int]:
+    """The ids of a text. Other threads may run meanwhile, which `encode` does not let them."""
+    (encoding,) = codec.encode_batch_fast([text], add_special_tokens=False)
+    return list(encoding.ids)
 
 
 def _escape(text: str, pattern: re.Pattern[str]) -> str:
@@ -164,6 +205,29 @@ def _prefixless(part: dict[str, Any] | None) -> dict[str, Any] | None:
     return part
 
 
-def _any_of(strings: Sequence[str]) -> re.Pattern[str]:
-    longest_first = sorted(strings, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+def _begins_piece(token: Mapping[str, Any]) -> bool:
+    """Whether an added token is found in a text whatever stands before it, and takes nothing of
+    that."""
+    depends = token["normalized"] or token["lstrip"] or token["single_word"]
+    return token["special"] and not depends and not token["content"][0].isalnum()
+
+
+def longest_of(strings: Sequence[str]) -> re.Pattern[str]:
+    """The longest of the strings at a place. As a trie: what a place costs does not grow with
+    their number, and there are tokenizers with a thousand."""
+    trie: _Trie = {}
+    for string in strings:
+        node = trie
+        for character in string:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return re.compile(_of_trie(trie) if trie else "(?!)")
+
+
+def _of_trie(trie: _Trie) -> str:
+    ways = [re.escape(character) + _of_trie(rest) for character, rest in trie.items() if character]
+    if not ways:
+        return ""
+    if len(ways) == 1 and "" not in trie:
+        return ways[0]
+    return f"(?:{'|'.join(ways)})" + ("?" if "" in trie else "")

@@ -2,28 +2,32 @@
 
 A turn is written as the chat template writes it, encoded, and taken for what the model generated.
 Then every prompt must be the template's own tokens for the whole conversation, and text from tools
-that is full of control tokens must be encoded without one. What is counted is where the template
-does not extend what was sampled, so that a new segment begins, and what that costs.
-`agentrl doctor` tells it in words.
+that is full of control tokens must be encoded without one. Content is compared as well as tokens:
+what is read of a turn must be what it says, and what it says and what tools answer must stand in
+the next prompt, once. What is counted is where the template does not extend what was sampled, so
+that a new segment begins, and what that costs. `agentrl doctor` tells it in words.
 """
 
+import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
 from agentrl.policy_version import VersionSpan
+from agentrl.rollout.chat.capabilities import TemplateRefusal
 from agentrl.rollout.chat.conversation import Conversation
 from agentrl.rollout.chat.form_choice import Drift
 from agentrl.rollout.chat.forms import in_fields
-from agentrl.rollout.chat.renderer import ChatRenderer, TemplateRefusal, ToolSchema
+from agentrl.rollout.chat.renderer import ChatRenderer, ToolSchema
 from agentrl.rollout.chat.tokens import TokenContext
-from agentrl.rollout.chat.turns import Message, TurnReading
+from agentrl.rollout.chat.turns import Message, TurnReading, opened_thought
+from agentrl.rollout.chat.written import saying, written_turn
 from agentrl.rollout.tool_calls import ParsedCall
 
 _WORDS = ("one", "two three", "12", "日本", "🙂", "é", "{}", "'", "a\\b", '"', " ", "\n", "\n\n")
-_MARK = "probe-content"
+_QUOTING = ("'", '"', "\\", "\n")  # what some templates write in a call's arguments unescaped
 _TOOL: ToolSchema = {
     "type": "function",
     "function": {
@@ -46,6 +50,7 @@ class Situation(StrEnum):
 
     RESULTS = "tools answer"
     RESULTS_AFTER_SYSTEM = "tools answer in a conversation with a system message"
+    TWO_RESULTS = "tools answer two calls of one turn"
     USER = "a user speaks again"
 
 
@@ -53,53 +58,90 @@ class Situation(StrEnum):
 class Exactness:
     """What random conversations showed.
 
-    continuations, drifts: by situation; reasons: of the drifts; restyled: turns that the template
-    would write in other characters and that stay as they were generated; refused: conversations
-    that the template does not take; inexact: what was wrong with the first conversation whose
-    tokens were not the template's. computed: tokens that training computes, over those of the same
-    turns in one segment (1 where nothing drifts).
+    continuations, drifts, lost: by situation, the latter where results of tools, or what a user
+    said, do not stand in the next prompt; reasons: of the drifts; restyled: turns that the template
+    would write in other characters and that stay as they were generated; misread: turns whose calls
+    are not read back as they are written, because of quotes or line ends in their arguments;
+    refused: conversations that the template does not take; one_call: why no turn with two calls was
+    held; inexact: what was wrong with the first conversation whose tokens or content were not as
+    they must be. computed: tokens that training computes, over those of the same turns in one
+    segment (1 where nothing drifts).
     """
 
     conversations: int
-    continuations: dict[Situation, int]
-    drifts: dict[Situation, int]
-    reasons: dict[Drift, int]
+    continuations: Mapping[Situation, int]
+    drifts: Mapping[Situation, int]
+    lost: Mapping[Situation, int]
+    reasons: Mapping[Drift, int]
     restyled: int
+    misread: int
     refused: int
     refusal: str | None
+    one_call: str | None
     inexact: str | None
     computed: float
+
+    @property
+    def faulty(self) -> bool:
+        """Whether tokens or content are wrong, or results vanish."""
+        return self.inexact is not None or any(self.lost.values())
+
+    @property
+    def exact(self) -> bool:
+        """Whether tokens and content are right and every conversation extends what was sampled."""
+        return not self.faulty and not any(self.drifts.values())
 
     def sentence(self) -> str:
         """The findings in words."""
         if self.inexact is not None:
             return f"multi-turn training is not exact: {self.inexact}"
+        if any(self.lost.values()):
+            where = self._where(self.lost)
+            if self.lost[Situation.USER]:
+                return (
+                    "multi-turn training is not exact: what is said to the model vanishes from the "
+                    f"prompt where {where}"
+                )
+            return f"multi-turn training is not exact: results vanish from the prompt where {where}"
         total = sum(self.continuations.values())
-        text = (
-            f"multi-turn training is exact: in {self.conversations - self.refused} random "
-            f"conversations with {total} continuations every prompt held what was sampled, and was "
-            "otherwise, token for token, the chat template's"
+        held = (
+            f"in {self.conversations} random conversations with {total} continuations every prompt "
+            "held what was sampled, and was otherwise, token for token, the chat template's"
         )
         if self.refused:
-            text += f"; {self.refused} more it refuses ({self.refusal})"
+            held += f"; {self.refused} more it refuses ({self.refusal})"
+        if self.one_call:
+            held += f"; no turn with two calls was tried: {self.one_call}"
         if self.restyled:
-            text += (
+            held += (
                 f"; {self.restyled} turns, which it would write in other characters, stayed as "
                 "they were generated"
             )
-        if not any(self.drifts.values()):
-            return f"{text}; it always extends what was sampled"
-        where = " and ".join(
-            f"{situation} ({n} of {self.continuations[situation]})"
-            for situation, n in self.drifts.items()
-            if n
-        )
+        if self.misread:
+            held += (
+                f"; {self.misread} turns with quotes or line ends in the arguments of their calls "
+                "could not be read back, as the chat template writes them"
+            )
+        if self.exact:
+            return f"multi-turn training is exact: {held}; it always extends what was sampled"
         why = ", or ".join(reason for reason, _ in Counter(self.reasons).most_common())
         return (
-            f"{text}; but it does not extend what was sampled, so that a new segment begins, where "
-            f"{where}: {why}. That costs: {self.computed:.2f} times as many tokens are computed in "
-            "such conversations"
+            f"multi-turn conversations break into segments: {held}; but it does not extend what "
+            f"was sampled, so that a new segment begins, where {self._where(self.drifts)}: {why}. "
+            f"That costs: {self.computed:.2f} times as many tokens are computed in such "
+            "conversations"
         )
+
+    def _where(self, counts: Mapping[Situation, int]) -> str:
+        return " and ".join(
+            f"{situation} ({n} of {self.continuations[situation]})"
+            for situation, n in counts.items()
+            if n
+        )
+
+
+class _OneCallOnly(Exception):
+    """The template writes no turn with two calls. The message says what it does instead."""
 
 
 def check_exactness(renderer: ChatRenderer, conversations: int = 150, seed: int = 0) -> Exactness:
@@ -107,9 +149,10 @@ def check_exactness(renderer: ChatRenderer, conversations: int = 150, seed: int 
     source = Random(seed)
     continuations: Counter[Situation] = Counter()
     drifts: Counter[Situation] = Counter()
+    lost: Counter[Situation] = Counter()
     reasons: Counter[Drift] = Counter()
-    refused, refusal, inexact = 0, None, None
-    computed = needed = restyled = 0
+    held = refused = computed = needed = restyled = misread = 0
+    refusal = one_call = inexact = None
     for index in range(conversations):
         situation = list(Situation)[index % len(Situation)]
         talk = _Talk(renderer, source, situation)
@@ -118,21 +161,30 @@ def check_exactness(renderer: ChatRenderer, conversations: int = 150, seed: int 
         except TemplateRefusal as error:
             refused, refusal = refused + 1, refusal or str(error)
             continue
+        except _OneCallOnly as reason:
+            one_call = str(reason)
+            continue
+        held += 1
         continuations[situation] += talk.context.n_continuations
         drifts[situation] += talk.context.n_drifts
+        lost[situation] += talk.n_lost
         reasons.update(talk.reasons)
         computed += talk.context.n_tokens
         needed += talk.needed
         inexact = inexact or talk.fault
         restyled += talk.n_restyled
+        misread += talk.n_misread
     return Exactness(
-        conversations=conversations,
-        continuations=dict(continuations),
-        drifts=dict(drifts),
-        reasons=dict(reasons),
+        conversations=held,
+        continuations=continuations,
+        drifts=drifts,
+        lost=lost,
+        reasons=reasons,
         restyled=restyled,
+        misread=misread,
         refused=refused,
         refusal=refusal,
+        one_call=one_call,
         inexact=inexact,
         computed=computed / max(needed, 1),
     )
@@ -142,16 +194,18 @@ class _Talk:
     """One random conversation.
 
     needed: the tokens of its turns and of what was added, each once; fault: what is wrong with it.
+    Every text in it holds a mark of its own, by which it is found again.
     """
 
     def __init__(self, renderer: ChatRenderer, source: Random, situation: Situation) -> None:
         self.context = TokenContext()
         self.reasons: list[Drift] = []
-        self.needed = self.n_restyled = 0
+        self.needed = self.n_restyled = self.n_lost = self.n_misread = 0
         self.fault: str | None = None
         self._renderer = renderer
         self._source = source
         self._situation = situation
+        self._n_marks = 0
 
     def hold(self) -> None:
         """Hold it. Raises `TemplateRefusal` if the template does not take it."""
@@ -165,8 +219,9 @@ class _Talk:
         for _ in range(source.randint(1, 3)):
             said = self._say()
             added = self._add(len(said.calls))
+            text = self._written(conversation, said)
+            self._compare_reading(conversation.prompt_text, text, said)
             end = renderer.capabilities.turn_ends[0 if said.calls else -1][1]
-            text = written_turn(renderer, conversation, said)
             output = [*renderer.encode_inside(text), end]
             span = VersionSpan(version=0, start=0, end=len(output))
             self.context.add_turn(output, [0.0] * len(output), [span])
@@ -179,12 +234,66 @@ class _Talk:
                 assert next_prompt.drift is not None
                 self.reasons.append(next_prompt.drift)
                 self.context.begin_segment(next_prompt.ids, next_prompt.drift)
-                self.needed += len(output) + len(renderer.encode_inside(_joined(added)))
+                added_text = "\n".join(message["content"] for message in added)
+                self.needed += len(output) + len(renderer.encode_inside(added_text))
             if any(self._becomes_control(message["content"]) for message in added):
-                self.fault = "text from tools becomes control tokens"
+                self._blame("text from tools becomes control tokens")
             n_added = len(next_prompt.ids) if next_prompt.extends else 0
             if not self.n_restyled and not self._is_whole(conversation, n_added):
-                self.fault = f"after {text!r} the prompt's tokens are not the template's"
+                self._blame(f"after {text!r} the prompt's tokens are not the template's")
+            self._compare_content(said, added)
+
+    def _blame(self, fault: str) -> None:
+        self.fault = self.fault or fault
+
+    def _written(self, conversation: Conversation, said: TurnReading) -> str:
+        """The turn as the template writes it. Raises `_OneCallOnly` if it does not write both."""
+        if len(said.calls) > 1:
+            self._check_both_calls(conversation)
+        return written_turn(
+            self._renderer, conversation.prompt_text, conversation.render_closed, said
+        )
+
+    def _check_both_calls(self, conversation: Conversation) -> None:
+        renderer = self._renderer
+        calls = [ParsedCall("look_up", {"text": f"probe-{index}"}) for index in range(2)]
+        message = in_fields(saying(calls=calls), [renderer.call_id("look_up", i) for i in range(2)])
+        try:
+            text = conversation.render_closed(message)
+        except TemplateRefusal as refusal:
+            raise _OneCallOnly(str(refusal)) from None
+        if "probe-0" in text and "probe-1" not in text:
+            raise _OneCallOnly("of two calls the chat template writes the first")
+
+    def _compare_reading(self, prompt: str, text: str, said: TurnReading) -> None:
+        """What is read of a turn must be what it says, unless its calls have no parser."""
+        renderer = self._renderer
+        if said.calls and not renderer.parser_choice.certain:
+            return
+        prompted = opened_thought(prompt, renderer.capabilities.thought_marks)
+        reading = renderer.read_turn(text, prompted, [_TOOL])
+        quoting = any(mark in text for text in _texts_of_calls(said) for mark in _QUOTING)
+        if quoting and reading.calls != said.calls:
+            self.n_misread += 1
+            return
+        for name, given, read in (
+            ("content", said.content, renderer.said(reading.content)),
+            ("tool calls", list(said.calls), list(reading.calls)),
+            ("thought", said.thought if said.thought in text else "", reading.thought),
+        ):
+            if given != read:
+                self._blame(f"of the turn {text!r} the {name} read is {read!r}, not {given!r}")
+
+    def _compare_content(self, said: TurnReading, added: list[Message]) -> None:
+        """What was said and added must stand in the prompt once."""
+        prompt = self._renderer.codec.decode(self.context.ids)
+        for text in [said.content] if said.content else _texts_of_calls(said):
+            if (n := prompt.count(_mark_of(text))) != 1:
+                self._blame(f"what a turn says, {text!r}, stands in the next prompt {n} times")
+        found = [prompt.count(_mark_of(message["content"])) for message in added]
+        self.n_lost += 0 in found
+        if max(found) > 1:
+            self._blame("what follows a turn stands in the next prompt more than once")
 
     def _becomes_control(self, text: str) -> bool:
         codec = self._renderer.codec
@@ -206,69 +315,40 @@ class _Talk:
     def _say(self) -> TurnReading:
         source, capabilities = self._source, self._renderer.capabilities
         speaks = self._situation is Situation.USER
-        calls = () if speaks else (ParsedCall("look_up", {"text": self._plain(), "count": 7}),)
+        n_calls = 0 if speaks else 2 if self._situation is Situation.TWO_RESULTS else 1
+        calls = [ParsedCall("look_up", {"text": self._plain(), "count": 7}) for _ in range(n_calls)]
         thinks = capabilities.writes_thoughts and source.random() < 0.7
         thought = self._plain() if thinks else ""
-        return TurnReading("", "", "", thought, self._plain() if speaks else "", calls)
+        return saying(thought, self._plain() if speaks else "", calls)
 
     def _add(self, n_calls: int) -> list[Message]:
         results: list[Message] = [{"role": "tool", "content": self._text()} for _ in range(n_calls)]
         return results or [{"role": "user", "content": self._text()}]
 
     def _plain(self) -> str:
-        return "".join(self._source.choices(_WORDS, k=5)).strip() or "a"
+        return self._marked(self._source.choices(_WORDS, k=5)).strip()
 
     def _text(self) -> str:
         """Text from outside: anything, control tokens of the model's too."""
         control = list(self._renderer.codec.special_texts)
         words = [*_WORDS, self._source.choice(control) if control else "x"]
-        return "".join(self._source.choices(words, k=self._source.randint(0, 8)))
+        return self._marked(self._source.choices(words, k=self._source.randint(0, 8)))
+
+    def _marked(self, words: list[str]) -> str:
+        self._n_marks += 1
+        words.insert(self._source.randint(0, len(words)), f"w{self._n_marks}w")
+        return "".join(words)
 
 
-def written_turn(renderer: ChatRenderer, conversation: Conversation, said: TurnReading) -> str:
-    """A turn as the chat template writes it after the conversation's prompt, without its end."""
-    text = _after_prompt(renderer, conversation, said)
-    if text is not None:
-        return text
-    # The template writes no such turn after this prompt, as a model nevertheless does: put it
-    # together of what the template writes in a conversation of its own.
-    marks = renderer.capabilities.thought_marks
-    opened = conversation.prompt_text.rstrip().endswith(marks.open)
-    thought = f"{said.thought}\n{marks.close}\n\n" if opened else ""
-    alone = Conversation(renderer, [{"role": "user", "content": "?"}], None)
-    calls = _after_prompt(renderer, alone, replace(said, thought="", content="")) or ""
-    if said.calls and not calls:
-        text = _closed(renderer, alone, replace(said, thought="", content=_MARK))
-        calls = _without_end(renderer, (text or "").partition(_MARK)[2])
-    return thought + said.content + (calls if said.calls else "")
+def _texts_of_calls(said: TurnReading) -> list[str]:
+    return [call.arguments["text"] for call in said.calls if isinstance(call, ParsedCall)]
 
 
-def _after_prompt(
-    renderer: ChatRenderer, conversation: Conversation, said: TurnReading
-) -> str | None:
-    """What the template writes of the turn after the prompt, if it leaves the prompt as it is."""
-    text = _closed(renderer, conversation, said)
-    if text is None or not text.startswith(conversation.prompt_text):
-        return None
-    return _without_end(renderer, text[len(conversation.prompt_text) :])
+_MARK = re.compile(r"w\d+w")
 
 
-def _closed(renderer: ChatRenderer, conversation: Conversation, said: TurnReading) -> str | None:
-    """The conversation with this turn, which nothing follows; None if the template refuses it."""
-    ids = [renderer.call_id(name, index) for index, name in enumerate(said.call_names)]
-    for json_arguments in (False, True):
-        try:
-            return conversation.render_closed(in_fields(said, ids, json_arguments=json_arguments))
-        except TemplateRefusal:
-            continue
-    return None
-
-
-def _without_end(renderer: ChatRenderer, text: str) -> str:
-    for end, _ in renderer.capabilities.turn_ends:
-        text = text.partition(end)[0]
-    return text
-
-
-def _joined(messages: Sequence[Message]) -> str:
-    return "\n".join(message["content"] for message in messages)
+def _mark_of(text: str) -> str:
+    """The mark that a text holds."""
+    found = _MARK.search(text)
+    assert found is not None, "every text has one"
+    return found[0]

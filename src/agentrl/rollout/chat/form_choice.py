@@ -1,11 +1,12 @@
 """In which form a chat template is given a generated turn: the one that it writes best.
 
-    for each form, in order   render the conversation with the turn in it
-                              cut that text at the turn: what stands in its place, what follows
-                              judge: is it what was generated, and is all there that was added?
-    then                      the first form that comes out as generated, else the best `Fit`
+    for each of two forms   render the conversation with the turn in it
+                            cut that text at the turn: what stands in its place, what follows
+                            judge: is it what was generated, and is all there that was added?
+    then                    the first form that comes out as well as expected, else the best `Fit`
 
-The forms are in `forms.py`. Rendering comes in as a function: nothing here knows a template.
+The forms are in `forms.py`, and which two it is in `form_order.py`. Rendering comes in as a
+function: nothing here knows a template.
 """
 
 import json
@@ -13,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum, auto
 
-from agentrl.rollout.chat.forms import TurnForm, candidates
-from agentrl.rollout.chat.renderer import TemplateRefusal
+from agentrl.rollout.chat.capabilities import TemplateRefusal
+from agentrl.rollout.chat.forms import CANDIDATE_FORMS, TurnForm, candidates
 from agentrl.rollout.chat.sampled_ids import find_turn
 from agentrl.rollout.chat.turns import Message, SampledTurn, TurnReading
 
@@ -77,27 +78,35 @@ class Rendering:
     drift: Drift | None = None
 
 
-def choose_form(place: TurnInPlace, render: Callable[[Message], str]) -> Rendering:
-    """The turn in the form that fits best, and what the template makes of it.
+def choose_form(
+    place: TurnInPlace,
+    forms: Sequence[TurnForm],
+    expected: Fit,
+    render: Callable[[Message], str],
+) -> Rendering:
+    """The turn in the first of the forms that fits as well as `expected`, else in the best.
 
-    `render`: the text of the whole conversation, with this message for the turn. Forms that it
-    refuses are passed over; raises the first `TemplateRefusal` if it refuses them all.
+    `render`: the text of the whole conversation, with this message for the turn. A form that it
+    refuses is passed over. Only if it refuses all of `forms` is the turn put in another one: the
+    first that it takes. Raises the first `TemplateRefusal` if there is none.
     """
-    renderings: list[Rendering] = []
+    renderings: list[tuple[Fit, int, Rendering]] = []
     refusals: list[TemplateRefusal] = []
-    for form, message in candidates(place.turn.reading, place.turn.call_ids):
+    for form, message in candidates(place.turn.reading, place.turn.call_ids, forms):
+        if renderings and form not in forms:
+            break
         try:
             text = render(message)
         except TemplateRefusal as refusal:
             refusals.append(refusal)
             continue
         rendering = judge(place, form, message, text)
-        if rendering.fit is Fit.AS_GENERATED:
+        if rendering.fit <= expected:
             return rendering
-        renderings.append(rendering)
+        renderings.append((rendering.fit, CANDIDATE_FORMS.index(form), rendering))
     if not renderings:
         raise refusals[0]  # there is one: every turn can be put as content
-    return min(renderings, key=lambda rendering: rendering.fit)
+    return min(renderings)[-1]
 
 
 def judge(place: TurnInPlace, form: TurnForm, message: Message, text: str) -> Rendering:
@@ -106,7 +115,10 @@ def judge(place: TurnInPlace, form: TurnForm, message: Message, text: str) -> Re
     cut = cut_at_turn(text, place.prompt, turn)
     if isinstance(cut, Drift):
         keeps = find_turn(turn, text, 0) is not None
-        fit = Fit.DRIFT_KEEPS_TURN if keeps else Fit.DRIFT
+        if all(stands_more_often(added, text, place.prompt) for added in place.added):
+            fit = Fit.DRIFT_KEEPS_TURN if keeps else Fit.DRIFT
+        else:
+            fit = Fit.ADDED_LOST_KEEPS_TURN if keeps else Fit.ADDED_LOST
         return Rendering(message, text, fit, drift=cut)
     written, delta = cut
     exact = written == turn.text
@@ -136,6 +148,15 @@ def cut_at_turn(text: str, prompt: str, turn: SampledTurn) -> tuple[str, str] | 
         return (turn.text, rest[len(turn.text) :]) if goes_on else Drift.TURN_REWRITTEN
     written, stop, delta = rest.partition(turn.stop_text)
     return (written, delta) if stop else Drift.OTHER_END
+
+
+def stands_more_often(message: Message, text: str, prompt: str) -> bool:
+    """Whether a text holds the message's content once more than the prompt before it does."""
+    content = message["content"]
+    if not isinstance(content, str) or not (content := content.strip()):
+        return True
+    in_json = json.dumps(content, ensure_ascii=False)[1:-1]
+    return any(text.count(form) > prompt.count(form) for form in (content, in_json))
 
 
 def shows(text: str, message: Message) -> bool:

@@ -24,13 +24,13 @@ from agentrl.rollout.chat.turns import THOUGHT_FIELDS, Message, TurnReading, wri
 
 
 def as_content(turn: TurnReading, _call_ids: Sequence[str]) -> Message:
-    """All of the turn as content."""
-    return _assistant(turn.text)
+    """All of the turn as content, but for the frame that the template writes around it."""
+    return _assistant(turn.body)
 
 
 def as_reopened_content(turn: TurnReading, _call_ids: Sequence[str]) -> Message | None:
     """As content, after what the prompt wrote of the turn; None if it wrote nothing."""
-    return _assistant(turn.prompted + turn.text) if turn.prompted else None
+    return _assistant(turn.prompted + turn.body) if turn.prompted else None
 
 
 def in_fields(
@@ -105,13 +105,15 @@ CANDIDATE_FORMS = (
 )
 
 
-def candidates(turn: TurnReading, call_ids: Sequence[str]) -> Iterator[tuple[TurnForm, Message]]:
-    """The forms that the turn can be put in, in order, each with its message.
+def candidates(
+    turn: TurnReading, call_ids: Sequence[str], first: Sequence[TurnForm] = ()
+) -> Iterator[tuple[TurnForm, Message]]:
+    """The forms that the turn can be put in, those of `first` first, each with its message.
 
     A form is left out if its message is that of an earlier one: the template would write the same.
     """
     tried: list[Message] = []
-    for form in CANDIDATE_FORMS:
+    for form in (*first, *(form for form in CANDIDATE_FORMS if form not in first)):
         message = form.put(turn, call_ids)
         if message is not None and message not in tried:
             tried.append(message)

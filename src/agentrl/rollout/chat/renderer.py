@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any, Self
 import orjson
 from jinja2 import TemplateError
 
-from agentrl.rollout.chat.capabilities import TemplateCapabilities, probe_capabilities
+from agentrl.rollout.chat.capabilities import (
+    TemplateCapabilities,
+    TemplateRefusal,
+    probe_capabilities,
+)
 from agentrl.rollout.chat.escaping import EscapingCodec
-from agentrl.rollout.chat.turns import Message, TurnReading, read_turn
-from agentrl.rollout.tool_calls import choose_parser, parsers_of_template
+from agentrl.rollout.chat.form_order import find_form_orders
+from agentrl.rollout.chat.turns import Message, TurnReading, find_thought, read_turn
+from agentrl.rollout.tool_calls import calls_of_template, choose_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -27,10 +32,6 @@ log = logging.getLogger(__name__)
 ToolSchema = Mapping[str, Any]  # {"type": "function", "function": {...}}, as OpenAI writes it
 
 _CACHED_PROMPTS = 512
-
-
-class TemplateRefusal(ValueError):
-    """The chat template cannot write these messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,17 @@ class ChatRenderer:
         self._options = dict(template_options or {})
         self.codec = EscapingCodec(tokenizer.backend_tokenizer.to_str())
         self._prompts = lru_cache(maxsize=_CACHED_PROMPTS)(self._render_prompt)
-        self.parsers = parsers_of_template(self._apply)
-        self.parse_calls = choose_parser(parser, self.parsers)
         self.capabilities: TemplateCapabilities = probe_capabilities(self._apply, self.codec)
+        self.parser_choice = choose_parser(
+            parser, calls_of_template(self._apply), self.capabilities.writes_tools
+        )
+        self.parse_calls = self.parser_choice.parse
+        log.log(
+            logging.INFO if self.parser_choice.certain else logging.WARNING,
+            "%s",
+            self.parser_choice.sentence,
+        )
+        self.form_orders = find_form_orders(self)
         self.turn_end, self.turn_end_id = self.capabilities.turn_ends[0]
         self.stop_token_ids = tuple(
             sorted(
@@ -141,15 +150,28 @@ class ChatRenderer:
                 self.capabilities.adapt_tools(tools),
                 add_generation_prompt,
             )
-        except (TemplateError, TypeError, KeyError) as error:
-            raise TemplateRefusal(f"the chat template refuses the messages: {error}") from None
+        except TemplateRefusal as refusal:
+            raise TemplateRefusal(f"the chat template refuses the messages: {refusal}") from None
 
     def read_turn(
         self, text: str, prompted: str = "", tools: Sequence[ToolSchema] | None = None
     ) -> TurnReading:
         """What a turn's text says. `prompted`: what the prompt wrote of the turn already."""
         marks = self.capabilities.thought_marks
-        return read_turn(text, prompted, marks, self.parse_calls, tools or ())
+        return read_turn(
+            text, prompted, marks, self.parse_calls, tools or (), self.capabilities.frame
+        )
+
+    def said(self, content: str) -> str:
+        """What a turn says to whoever reads its answer: no control token, header or frame.
+
+        `content`: the turn's text outside its calls. A thought between control tokens is left out
+        with them; one between other marks (`<think>`) stays.
+        """
+        marks, codec = self.capabilities.thought_marks, self.codec
+        if codec.specials(marks.open + marks.close):
+            content = content[find_thought(content, marks)[1] :]
+        return codec.without_specials(self.capabilities.frame.peel_content(content)).strip()
 
     def split_turn(self, output_ids: Sequence[int]) -> tuple[str, int | None]:
         """A generated turn as text without its stop token, and that token if it has one."""
@@ -183,13 +205,18 @@ class ChatRenderer:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool = True,
     ) -> str:
-        text = self._tokenizer.apply_chat_template(
-            list(messages),
-            tools=None if tools is None else [dict(tool) for tool in tools],
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **self._options,
-        )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self._options,
+            )
+        except TemplateError as error:
+            raise TemplateRefusal(str(error)) from error
+        except Exception as error:  # a template is a program, which may fail in any way
+            raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
         assert isinstance(text, str)
         return text
 

@@ -7,11 +7,12 @@ The tokenizer, given a turn's text, may divide it otherwise than the model did. 
 up in the text at the place where the template writes it, and its ids are put there.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import product
 from typing import NamedTuple
 
-from agentrl.rollout.chat.escaping import EscapingCodec
+from agentrl.rollout.chat.piece_encoder import PieceEncoder
 from agentrl.rollout.chat.turns import SampledTurn
 
 
@@ -23,42 +24,83 @@ class Place(NamedTuple):
     ids: tuple[int, ...]
 
 
+class _Headers:
+    """Where a text has the headers of turns: each is looked for once, however many turns have
+    it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._places: dict[str, list[int]] = {}
+
+    def find(self, header: str, position: int, written: str, ending: str) -> int:
+        """The first place from `position` on where the header stands before these two; -1 if
+        there is none."""
+        text = self._text
+        if not header:
+            return text.find(written + ending, position)
+        places = self._places.get(header)
+        if places is None:
+            places = self._places[header] = _occurrences(header, text)
+        for index in range(bisect_left(places, position), len(places)):
+            start = places[index] + len(header)
+            if text.startswith(written, start) and text.startswith(ending, start + len(written)):
+                return places[index]
+        return -1
+
+
 def find_turn(turn: SampledTurn, text: str, position: int) -> Place | None:
     """The first place from `position` on where the text has a header of the turn, then the turn.
 
     With its stop token, if the text has it so anywhere; else without, as templates write a turn
     that nothing follows. None if the template does not write the turn, or nothing is left of it.
     """
+    return _find_turn(turn, _Headers(text), position)
+
+
+def encode_keeping(
+    turns: Iterable[SampledTurn], text: str, encoder: PieceEncoder
+) -> tuple[tuple[int, ...], int]:
+    """The ids of a whole prompt, with the sampled ids of those turns that its text has.
+
+    `turns`: in the order in which they stand there. `encoder`: of the conversation. Returns the
+    ids, and how many of the turns are not in the text as they were generated, so that their ids are
+    lost.
+    """
+    headers = _Headers(text)
+    ids: list[int] = []
+    n_lost = 0
+    position, after = 0, None
+    for turn in turns:
+        place = _find_turn(turn, headers, position)
+        if place is None:
+            n_lost += 1
+            continue
+        ids += encoder.encode(text[position : place.start], after, start=not ids)
+        ids += place.ids
+        position = place.end
+        after = turn.stop_id if place.ids[-1] == turn.stop_id else None
+    ids += encoder.encode(text[position:], after, start=not ids)
+    encoder.end_prompt()
+    return tuple(ids), n_lost
+
+
+def _find_turn(turn: SampledTurn, headers: _Headers, position: int) -> Place | None:
     endings = [(turn.stop_text, turn.output_ids)]
     if turn.stop_id is not None:
         endings.append(("", turn.output_ids[:-1]))
     for (ending, ids), header in product(endings, turn.headers):
-        found = text.find(header + turn.written + ending, position)
+        found = headers.find(header, position, turn.written, ending)
         if found >= 0 and ids:
             start = found + len(header)
             return Place(start, start + len(turn.written + ending), ids)
     return None
 
 
-def encode_keeping(
-    turns: Iterable[SampledTurn], text: str, codec: EscapingCodec
-) -> tuple[tuple[int, ...], int]:
-    """The ids of a whole prompt, with the sampled ids of those turns that its text has.
-
-    `turns`: in the order in which they stand there. Returns the ids, and how many of the turns are
-    not in the text as they were generated, so that their ids are lost.
-    """
-    ids: list[int] = []
-    n_lost = 0
-    position, after = 0, None
-    for turn in turns:
-        place = find_turn(turn, text, position)
-        if place is None:
-            n_lost += 1
-            continue
-        ids += codec.encode(text[position : place.start], after=after, start=not ids)
-        ids += place.ids
-        position = place.end
-        after = turn.stop_id if place.ids[-1] == turn.stop_id else None
-    ids += codec.encode(text[position:], after=after, start=not ids)
-    return tuple(ids), n_lost
+def _occurrences(part: str, text: str) -> list[int]:
+    """Where a part stands in a text, also where it overlaps itself."""
+    places = []
+    found = text.find(part)
+    while found >= 0:
+        places.append(found)
+        found = text.find(part, found + 1)
+    return places

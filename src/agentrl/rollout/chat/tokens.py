@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from agentrl.databases.documents import TokenCounts, VersionRange
 from agentrl.databases.growing_tree import GrowingTree, Ids
-from agentrl.databases.token_tree import TokenTree
-from agentrl.policy_version import VersionSpan
+from agentrl.databases.token_tree import TokenTree, common_prefix
+from agentrl.policy_version import VersionSpan, show_spans, spans_cover
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,17 @@ class PromptChange:
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """What a turn added: the prompt's new ids, and the place of the turn in the record."""
+    """What a turn added: the prompt's new ids, and the place of the turn in the record.
+
+    prompt_delta: what the prompt has after the last turn of the segment; on the segment's first
+        turn, after what its branch shares
+    """
 
     turn: int
     segment: int
     branch: Branch | None  # of the segment, on its first turn
     prompt_change: PromptChange | None  # between the last turn and this one
-    prompt_delta: list[int]
+    prompt_delta: NDArray[np.int32]
     prompt_len: int
 
 
@@ -100,7 +104,7 @@ class TokenContext:
         self.n_drifts = 0
         self.versions: VersionRange | None = None  # oldest and newest of the generated tokens
         self._tokens = GrowingTree()  # a branch for each segment
-        self._delta: list[int] = []
+        self._delta: NDArray[np.int32] | None = None  # of the prompt that no turn followed yet
         self._pending: PromptChange | None = None  # the one that `_delta` comes from
 
     @property
@@ -137,7 +141,7 @@ class TokenContext:
         return self._tokens.line(segment)
 
     def begin_segment(
-        self, prompt_ids: Sequence[int], drift: str | None = None, n_rewritten: int = 0
+        self, prompt_ids: Ids, drift: str | None = None, n_rewritten: int = 0
     ) -> PromptChange | None:
         """Begin a segment with a whole rendered prompt.
 
@@ -151,13 +155,13 @@ class TokenContext:
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if self.n_turns:
             last = self._tokens.ids(-1)
-            kept = _common_prefix(last, prompt)
+            kept = common_prefix(last, prompt)
             prompt_change = PromptChange(
                 turn=self.n_turns - 1,
                 kept=kept,
                 dropped=len(last) - kept,
                 separator=(),
-                appended=tuple(prompt_ids[kept:]),
+                appended=tuple(prompt[kept:].tolist()),
                 extends=False,
                 drift=drift,
                 n_rewritten=n_rewritten,
@@ -166,38 +170,60 @@ class TokenContext:
             self.n_drifts += drift is not None
         self._pending = prompt_change
         branch = self._find_branch(prompt)
-        if branch is None:
-            self._tokens.begin()
-            self._tokens.append(prompt)
-        else:
-            self._tokens.begin(branch.segment, branch.shared_len)
-            self._tokens.append(prompt[branch.shared_len :])
-        self.segments.append(Segment(branch, len(prompt)))
-        self._delta = list(prompt_ids)
+        self._begin(branch, prompt[branch.shared_len if branch else 0 :])
         return prompt_change
 
-    def observe(
-        self, delta_ids: Sequence[int], n_separator: int = 0, restyled: bool = False
-    ) -> PromptChange:
+    def begin_branch(self, turn: int | None, shared_len: int, delta_ids: Ids) -> None:
+        """Begin a segment as `TurnTokens` says that one began: without a search for its branch.
+
+        turn, shared_len: of the branch, None and 0 if there is none; delta_ids: what follows what
+        it shares. Raises ValueError if that turn has no token at that place.
+        """
+        self._withdraw_delta()
+        self.n_continuations += self.n_turns > 0
+        delta = np.asarray(delta_ids, dtype=np.int32)
+        if turn is None and not shared_len:
+            self._begin(None, delta)
+            return
+        for index, segment in enumerate(self.segments):
+            before = segment.branch.shared_len if segment.branch else 0
+            for number, end in segment.turn_ends:
+                if number == turn and before < shared_len <= end:
+                    self._begin(Branch(index, number, shared_len), delta)
+                    return
+                before = end
+        raise ValueError(f"turn {turn} has no token {shared_len - 1} of its own to branch off from")
+
+    def _begin(self, branch: Branch | None, delta: NDArray[np.int32]) -> None:
+        if branch is None:
+            self._tokens.begin()
+        else:
+            self._tokens.begin(branch.segment, branch.shared_len)
+        self._tokens.append(delta)
+        self.segments.append(Segment(branch, self.prompt_len))
+        self._delta = delta
+
+    def observe(self, delta_ids: Ids, n_separator: int = 0, restyled: bool = False) -> PromptChange:
         """Append what the template adds after a turn: tool results and the next header.
 
         The first `n_separator` ids close the turn. `restyled`: see `PromptChange`.
         """
-        if not self.segments[-1].turn_ends or self._delta:
+        if not self.segments[-1].turn_ends or self._delta is not None:
             raise ValueError("a delta follows a generated turn")
+        delta = np.asarray(delta_ids, dtype=np.int32)
         prompt_change = PromptChange(
             turn=self.n_turns - 1,
             kept=self.prompt_len,
             dropped=0,
-            separator=tuple(delta_ids[:n_separator]),
-            appended=tuple(delta_ids[n_separator:]),
+            separator=tuple(delta[:n_separator].tolist()),
+            appended=tuple(delta[n_separator:].tolist()),
             extends=True,
             restyled=restyled,
         )
         self.n_continuations += 1
         self._pending = prompt_change
-        self._tokens.append(delta_ids)
-        self._delta = list(delta_ids)
+        self._tokens.append(delta)
+        self._delta = delta
         return prompt_change
 
     def go_on(
@@ -215,7 +241,7 @@ class TokenContext:
         otherwise. Returns what changed since the last turn, or None if there is none or nothing
         did. See `observe` and `begin_segment` for the rest.
         """
-        if not self.segments or not self.segments[-1].turn_ends or self._delta:
+        if not self.segments or not self.segments[-1].turn_ends or self._delta is not None:
             return self.begin_segment(prompt_ids, drift, n_rewritten)
         held = self.prompt_len
         if list(prompt_ids[:held]) != self.ids:
@@ -255,7 +281,7 @@ class TokenContext:
             segment=len(self.segments) - 1,
             branch=segment.branch if first else None,
             prompt_change=self._pending,
-            prompt_delta=self._delta,
+            prompt_delta=np.empty(0, np.int32) if self._delta is None else self._delta,
             prompt_len=self.prompt_len,
         )
         of_each = _version_of_each(versions, len(output_ids), self.n_turns)
@@ -266,14 +292,14 @@ class TokenContext:
         seen = [int(of_each.min()), int(of_each.max()), *known]
         self.versions = VersionRange(min=min(seen), max=max(seen))
         segment.turn_ends.append((self.n_turns, self.prompt_len))
-        self._delta, self._pending = [], None
+        self._delta, self._pending = None, None
         self.n_turns += 1
         self.n_generated += len(output_ids)
         return tokens
 
     def _withdraw_delta(self) -> None:
         """Take back what was appended since the last turn, as no turn was generated from it."""
-        if not self._delta:
+        if self._delta is None:
             return
         segment = self.segments[-1]
         if segment.turn_ends:
@@ -284,40 +310,37 @@ class TokenContext:
         if self._pending is not None:
             self.n_continuations -= 1
             self.n_drifts -= self._pending.drift is not None
-        self._delta, self._pending = [], None
+        self._delta, self._pending = None, None
 
     def _find_branch(self, prompt: NDArray[np.int32]) -> Branch | None:
-        """The longest prefix of `prompt` among the turns of earlier segments."""
+        """The longest prefix of `prompt` among the turns of earlier segments.
+
+        Each segment's own tokens are looked at once at most, so that a record whose every turn
+        begins a segment costs no more than one that has a single one.
+        """
         best: Branch | None = None
+        matching: list[int] = []  # of each segment: how many of its first tokens the prompt has
         for index, segment in enumerate(self.segments):
-            if not segment.turn_ends:
-                continue
-            covered = segment.turn_ends[-1][1]  # a delta after the last turn is in no document
-            shared = _common_prefix(self._tokens.ids(index, covered), prompt)
-            if shared > (best.shared_len if best else 0):
-                turn = next(turn for turn, end in segment.turn_ends if end >= shared)
-                best = Branch(index, turn, shared)
+            shared, length = 0, 0
+            if segment.branch is not None:
+                shared, length = segment.branch.shared_len, matching[segment.branch.segment]
+            if segment.turn_ends and length >= shared:
+                # A delta after the last turn is in no document.
+                own = self._tokens.own_ids(index)[: segment.turn_ends[-1][1] - shared]
+                length = shared + common_prefix(own, prompt[shared:])
+            matching.append(length)
+            if segment.turn_ends and length > (best.shared_len if best else 0):
+                turn = next(turn for turn, end in segment.turn_ends if end >= length)
+                best = Branch(index, turn, length)
         return best
-
-
-def _common_prefix(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
-    length = min(len(first), len(second))
-    differs = np.flatnonzero(first[:length] != second[:length])
-    return int(differs[0]) if len(differs) else length
 
 
 def _version_of_each(spans: Sequence[VersionSpan], length: int, turn: int) -> NDArray[np.int32]:
     """The policy version of each output token. Spans must cover the output without a gap."""
-    versions = np.empty(length, dtype=np.int32)
-    covered = 0
-    for span in spans:
-        if span.start != covered or span.end < span.start:
-            break
-        versions[span.start : span.end] = span.version
-        covered = span.end
-    if covered != length:
-        shown = ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in spans)
+    if not spans_cover(spans, length):
         raise ValueError(
-            f"the version spans of turn {turn} do not cover its {length} tokens: {shown or 'none'}"
+            f"the version spans of turn {turn} do not cover its {length} tokens: "
+            f"{show_spans(spans)}"
         )
-    return versions
+    versions = [span.version for span in spans]
+    return np.repeat(np.array(versions, np.int32), [span.end - span.start for span in spans])

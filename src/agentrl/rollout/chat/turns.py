@@ -15,6 +15,11 @@ THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")  # as templates 
 Message = dict[str, Any]  # role and content; tool_call_id and name for results that have them
 
 
+def n_characters(messages: Sequence[Message]) -> int:
+    """Of what the messages say."""
+    return sum(len(message.get("content") or "") for message in messages)
+
+
 class ThoughtMarks(NamedTuple):
     """What stands before and after a thought."""
 
@@ -22,15 +27,43 @@ class ThoughtMarks(NamedTuple):
     close: str
 
 
+class TurnFrame(NamedTuple):
+    """The control text that the template itself writes before and after what a turn says.
+
+    Both are empty for most families. gpt-oss has `<|channel|>final<|message|>` before, Cohere2
+    `<|END_RESPONSE|>` after.
+    """
+
+    before: str = ""
+    after: str = ""
+
+    def peel_turn(self, text: str) -> str:
+        """A turn's text, as content that the template writes the frame around again."""
+        return text.removeprefix(self.before).removesuffix(self.after)
+
+    def peel_content(self, content: str) -> str:
+        """What is said in text that may begin with other messages, and their headers."""
+        content = content.strip()
+        before = self.before.strip()
+        if before:
+            content = content.rpartition(before)[2]
+        return content.removesuffix(self.after.strip()).strip()
+
+
+NO_FRAME = TurnFrame()
+
+
 @dataclass(frozen=True, slots=True)
 class TurnReading:
     """What a turn says.
 
-    `text` is all of it without its stop token; `lead` the part up to the end of the thought, as it
-    stands; `prompted` what the prompt wrote of the turn already (`<think>` and a line end).
+    `text` is all of it without its stop token; `body` that without the frame that the template
+    writes around it; `lead` the part up to the end of the thought, as it stands; `prompted` what
+    the prompt wrote of the turn already (`<think>` and a line end).
     """
 
     text: str
+    body: str
     prompted: str
     lead: str
     thought: str
@@ -58,24 +91,33 @@ def read_turn(
     marks: ThoughtMarks,
     parse_calls: ToolCallParser,
     tools: Sequence[Mapping[str, Any]] = (),
+    frame: TurnFrame = NO_FRAME,
 ) -> TurnReading:
     """What a turn says. `prompted`: see `TurnReading`."""
+    thought, lead_end = find_thought(text, marks)
+    parsed = parse_calls(text[lead_end:], tools)
+    return TurnReading(
+        text=text,
+        body=frame.peel_turn(text),
+        prompted=prompted,
+        lead=text[:lead_end],
+        thought=thought,
+        content=frame.peel_content(parsed.content),
+        calls=tuple(parsed.calls),
+    )
+
+
+def find_thought(text: str, marks: ThoughtMarks) -> tuple[str, int]:
+    """The thought that a turn begins with, and where its closing mark ends; "" and 0 without one.
+
+    The prompt may have opened the thought, so that only its end stands in the turn.
+    """
     start = 0
     stripped = text.lstrip()
     if stripped.startswith(marks.open):
         start = len(text) - len(stripped) + len(marks.open)
     close = text.find(marks.close, start)
-    has_thought = close >= 0
-    lead_end = close + len(marks.close) if has_thought else 0
-    parsed = parse_calls(text[lead_end:], tools)
-    return TurnReading(
-        text=text,
-        prompted=prompted,
-        lead=text[:lead_end],
-        thought=text[start:close].strip() if has_thought else "",
-        content=parsed.content.strip(),
-        calls=tuple(parsed.calls),
-    )
+    return (text[start:close].strip(), close + len(marks.close)) if close >= 0 else ("", 0)
 
 
 # Kimi K2's and Mistral's: ids that the model itself gives its calls.

@@ -4,17 +4,24 @@
 
 Everything is written under ids that follow from the Records, and what a scorer said of the group is
 kept on the Task, so that whoever takes over from an owner that died half way writes the same again.
+
+A Record of which no row can be made (`boundary.py`) is quarantined, and the group goes on. What
+fails for the whole group is tried again after a pause that grows, and quarantines the group after
+`--max_scoring_failures` of them.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Never, TypeVar
 
-from agentrl.configs import RewardConfig
+from agentrl.configs import ConfigError, RewardConfig
+from agentrl.databases.connection import DatabaseUnreachable
 from agentrl.databases.documents import (
     DBRecordData,
+    DispatchedSamplingTask,
     GroupOutcome,
     GroupScore,
     Record,
@@ -22,9 +29,11 @@ from agentrl.databases.documents import (
     Split,
     Task,
 )
-from agentrl.databases.group_scores import GroupScores
+from agentrl.databases.finalisations import Finalisations, finalisation_of
 from agentrl.databases.records import RecordLedger, Settlement
 from agentrl.databases.tasks import LeaseLost, TaskLedger
+from agentrl.failures import InfrastructureFailure
+from agentrl.rollout.groups.boundary import check_row
 from agentrl.rollout.groups.group_rules import apply_group_rules
 from agentrl.rollout.groups.row_building import build_row
 from agentrl.rollout.scorers import Scorers
@@ -32,9 +41,18 @@ from agentrl.rollout.scorers.results import with_group_scores
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # Why a Record is left out that no rule had to leave out.
 NOT_SCORED = "not_scored"
+QUARANTINED = "quarantined"  # no row can be made of it
 NO_TURNS = "no_turns"  # its first prompt was at a limit already: there is nothing to train
+
+MAKING_ROWS = 4  # groups at once in one process: all turns of each are in memory
+
+
+def _unheard(outage: InfrastructureFailure, task: Task) -> None:
+    """Nobody claims anything that is to wait for it."""
 
 
 @dataclass(frozen=True)
@@ -42,88 +60,153 @@ class Finaliser:
     """Finalises groups whose finalisation this process holds."""
 
     ledger: TaskLedger
-    group_scores: GroupScores
+    finalisations: Finalisations
     records: RecordLedger
     scorers: Scorers
     reward: RewardConfig
     temperature: float
+    on_outage: Callable[[InfrastructureFailure, Task], None] = _unheard  # a group's scorer met it
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _making_rows: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAKING_ROWS))
+    _in_progress: set[str] = field(default_factory=set)
+
+    @property
+    def in_progress(self) -> frozenset[str]:
+        """Ids of the groups that this process finalises now."""
+        return frozenset(self._in_progress)
 
     def stop(self) -> None:
         """Wait for no scorer any longer: leave groups that are being scored to other samplers."""
         self._stopping.set()
 
-    async def finalise(self, task: Task) -> int:
-        """Write the group's rows and settle its Records; returns how many rows.
+    async def finalise(self, task: Task) -> int | None:
+        """Write the group's rows and settle its Records. Returns how many rows; None if it comes to
+        that later, or never.
 
-        Raises `LeaseLost`. An evaluation makes no rows: its Records stay as they were scored.
+        Raises `LeaseLost`, `DatabaseUnreachable`, and `ConfigError` for a flag that cannot be used.
+        An evaluation makes no rows: its Records stay as they were scored.
         """
-        records = await self.records.scored(task)
+        self._in_progress.add(task.id)
+        try:
+            return await self._settle(task)
+        finally:
+            self._in_progress.discard(task.id)
+
+    async def _settle(self, task: Task) -> int | None:
+        limit, before = self.finalisations.limit, finalisation_of(task)
+        if limit.spent(before.failures):
+            died = "every sampler that finalised it went silent"
+            await self._quarantine(task, before.error or died)
+            return None
+        try:
+            return await self._finalise(task)
+        except (LeaseLost, DatabaseUnreachable, ConfigError):
+            raise
+        except InfrastructureFailure as outage:
+            log.info("%s is finalised later: %s", task.id, outage)
+            self.on_outage(outage, task)
+            await self.finalisations.put_off(task, str(outage), counts=False)
+        except Exception as error:  # whatever a scorer of the group raises is that group's
+            log.warning("%s cannot be finalised", task.id, exc_info=error)
+            message = f"{type(error).__name__}: {error}"
+            if limit.last_try(before.failures):
+                await self._quarantine(task, message)
+            else:
+                await self.finalisations.put_off(task, message, counts=True)
+        return None
+
+    async def _quarantine(self, task: Task, error: str) -> None:
+        log.error("%s is quarantined: %s", task.id, error)
+        await self.finalisations.quarantine(task, error)
+
+    async def _finalise(self, task: Task) -> int:
+        scores, outcome = await self._held(task, self._write(task))
+        await self.ledger.finalised(task, scores, outcome)
+        return outcome.rows if outcome else 0
+
+    async def _held(self, task: Task, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, with the finalisation kept ours meanwhile. Raises `LeaseLost` and
+        ends the work when it is another's."""
+        working = asyncio.create_task(work, name=f"rows of {task.id}")
+        holding = asyncio.create_task(self._hold(task), name=f"lease of {task.id}")
+        try:
+            await asyncio.wait({working, holding}, return_when=asyncio.FIRST_COMPLETED)
+            return await (working if working.done() else holding)
+        finally:
+            working.cancel()
+            holding.cancel()
+            await asyncio.gather(working, holding, return_exceptions=True)
+
+    async def _hold(self, task: Task) -> Never:
+        while True:
+            await asyncio.sleep(self.finalisations.lease_seconds / 3)
+            await self.finalisations.hold(task)
+
+    async def _write(self, task: Task) -> tuple[dict[str, float | None], GroupOutcome | None]:
+        """Everything but the end of the Task: returns scores and outcome for that."""
+        records = [
+            record
+            for record in await self.records.scored(task)
+            if record.status != RecordStatus.QUARANTINED
+        ]
         scores: dict[str, float | None] = {}
         if records and self.scorers.of_group(task.scorer):
             records = await self._scored_together(task, records)
             await self.records.add_scores(records)
-            scores = {record.id: record.score for record in records}
-        rows: list[DBRecordData] = []
-        outcome: GroupOutcome | None = None
-        if task.split == Split.TRAIN:
-            settlements = settle_group(task, records, self.reward)
-            rows = await make_rows(task, records, settlements, self.records, self.temperature)
-            await self.records.add_rows(rows)
-            await self.records.settle(settlements)
-            left_out = Counter(s.left_out for s in settlements.values() if s.left_out is not None)
-            outcome = GroupOutcome(rows=len(rows), left_out=dict(left_out))
-        await self.ledger.finalised(task, scores, outcome)
-        return len(rows)
+            scores = {record.id: record.score for record in records if not _is_settled(record)}
+        if task.split != Split.TRAIN:
+            return scores, None
+        async with self._making_rows:
+            return scores, await self._write_rows(task, records)
+
+    async def _write_rows(self, task: Task, records: Sequence[Record]) -> GroupOutcome:
+        # One that was released from quarantine joins a group that is settled.
+        settlements = {
+            **settle_group(task, records, self.reward),
+            **{record.id: _settlement(record) for record in records if _is_settled(record)},
+        }
+        rows, faults = await make_rows(task, records, settlements, self.records, self.temperature)
+        for record, error in faults.items():
+            log.error("record %s is quarantined: %s", record, error)
+            settlements[record] = replace(
+                settlements[record], status=RecordStatus.QUARANTINED, error=error
+            )
+        await self.records.add_rows(rows)
+        await self.records.settle(settlements)
+        left_out = Counter(s.left_out for s in settlements.values() if s.left_out is not None)
+        if faults:
+            left_out[QUARANTINED] = len(faults)
+        return GroupOutcome(rows=len(rows), left_out=dict(left_out))
 
     async def _scored_together(self, task: Task, records: Sequence[Record]) -> list[Record]:
         """The Records with what the group's scorers say of them, as the Task has it or will."""
         said = task.group_scores
         if said is None:
-            said = await self.group_scores.keep(task, await self._ask_scorers(task, records))
+            said = await self.finalisations.keep(task, await self._ask_scorers(task, records))
         return [with_group_scores(task.scorer, record, said) for record in records]
 
     async def _ask_scorers(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
-        """Ask the group's scorers, and keep the finalisation ours meanwhile. Raises `LeaseLost`,
-        also when told to stop."""
-        scoring = asyncio.create_task(self._group_scores(task, records))
+        """Ask the group's scorers. Raises `LeaseLost` when told to stop."""
+        scoring = asyncio.create_task(self.scorers.score_group(task, records))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            while not scoring.done():
-                await asyncio.wait(
-                    {scoring, stopping},
-                    timeout=self.group_scores.lease_seconds / 3,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if stopping.done() and not scoring.done():
-                    await self.group_scores.leave(task)
-                    raise LeaseLost(f"{task.id} is left to another sampler: this one stops")
-                if not scoring.done():
-                    await self.group_scores.hold(task)
+            await asyncio.wait({scoring, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not scoring.done():
+                await self.finalisations.leave(task)
+                raise LeaseLost(f"{task.id} is left to another sampler: this one stops")
             return scoring.result()
         finally:
             scoring.cancel()
             stopping.cancel()
 
-    async def _group_scores(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
-        """What the group's scorers say. If one fails, the group has no scores and is trained by
-        nobody: to try again is what a scorer's own retries are for, and `agentrl rescore`."""
-        try:
-            return await self.scorers.score_group(task, records)
-        except Exception as error:  # whatever a scorer raises is that group's
-            log.warning("the group %s cannot be scored", task.id, exc_info=error)
-            failure = f"{type(error).__name__}: {error}"
-            return [
-                GroupScore(
-                    record=record.id,
-                    scorer=name,
-                    score=None,
-                    explanation=f"failed: {failure}",
-                    error=failure,
-                )
-                for record in records
-                for name in self.scorers.of_group(task.scorer)
-            ]
+
+def _is_settled(record: Record) -> bool:
+    return record.status in (RecordStatus.READY, RecordStatus.ABANDONED)
+
+
+def _settlement(record: Record) -> Settlement:
+    """What became of a Record when its group was finalised before."""
+    return Settlement(RecordStatus(record.status), record.advantage, record.left_out)
 
 
 def settle_group(
@@ -148,14 +231,36 @@ async def make_rows(
     settlements: Mapping[str, Settlement],
     ledger: RecordLedger,
     temperature: float,
-) -> list[DBRecordData]:
-    """The rows of those of a group's Records that are trained. Their turns are read from
-    `ledger`."""
+) -> tuple[list[DBRecordData], dict[str, str]]:
+    """The rows of those of a group's Records that are trained, and of which none can be made: why
+    not, by id. Their turns are read from `ledger`."""
     trained = [r for r in records if settlements[r.id].status == RecordStatus.READY]
     turns = await ledger.turns([record.id for record in trained]) if trained else {}
-    rows = []
+    rows: list[DBRecordData] = []
+    faults: dict[str, str] = {}
     for record in trained:
         advantage = settlements[record.id].advantage
         assert advantage is not None, f"{record.id} is to be trained without an advantage"
-        rows.append(build_row(record, turns[record.id], advantage, temperature, task.group_order))
-    return rows
+        try:
+            # In a thread: the rows of a group of long records would hold up the heartbeats.
+            row = await asyncio.to_thread(
+                _checked_row, record, turns[record.id], advantage, temperature, task.group_order
+            )
+        except ValueError as error:
+            faults[record.id] = f"no row can be made of it: {error}"
+        else:
+            rows.append(row)
+    return rows, faults
+
+
+def _checked_row(
+    record: Record,
+    turns: Sequence[DispatchedSamplingTask],
+    advantage: float,
+    temperature: float,
+    group_order: int,
+) -> DBRecordData:
+    """The Record's row. Raises ValueError if the trainer could do nothing with it."""
+    row = build_row(record, turns, advantage, temperature, group_order)
+    check_row(row)
+    return row

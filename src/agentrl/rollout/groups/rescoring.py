@@ -99,7 +99,9 @@ class Rescorer:
         if task.split != Split.TRAIN:
             return [Rescored(record, None, None, None) for record in records]
         settlements = settle_group(task, records, self.reward)
-        made = await make_rows(task, records, settlements, self.records, self.temperature)
+        made, faults = await make_rows(task, records, settlements, self.records, self.temperature)
+        if faults:
+            raise ValueError(next(iter(faults.values())))
         rows = {row.id: row for row in made}
         return [
             Rescored(

@@ -84,12 +84,14 @@ def replay(
     if not turns:
         raise ValueError("there are no turns")
     context = TokenContext()
+    numbers = {turn.id: turn.turn for turn in turns}
     for index, turn in enumerate(turns):
         if turn.turn != index:
             raise ValueError(f"turn {index} is missing")
-        delta = unpack_ints(turn.prompt_delta_ids).tolist()
+        delta = unpack_ints(turn.prompt_delta_ids)
         if turn.segment == len(context.segments):
-            context.begin_segment(delta)
+            parent = None if turn.parent is None else numbers.get(turn.parent, -1)
+            context.begin_branch(parent, turn.shared_len, delta)
         elif context.segments and turn.segment == len(context.segments) - 1:
             context.observe(delta)
         else:

@@ -9,9 +9,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
+from agentrl.failures import InfrastructureFailure
+from agentrl.limited_httpx import UNPACKED, limit_answer
 from agentrl.rollout.llm.models import AgentModel
 
 if TYPE_CHECKING:
@@ -23,11 +26,18 @@ T = TypeVar("T")
 
 _RETRY_PAUSE_S = 0.5  # doubles with every retry
 _SHOWN = 120  # characters of a reply that will not do: its beginning
-_HOPELESS = (400, 401, 403, 404, 422)  # a wrong key, model or parameter: asking again is the same
+_REFUSED = frozenset({400, 413, 422})  # this very request, because of what is in it
+_HOPELESS = frozenset({401, 403, 404}) | _REFUSED  # asking again at once is the same
 
 
 class NoModelAnswered(RuntimeError):
     """None of the models gave a reply that will do. The message says what each of them did."""
+
+
+class ModelsUnreachable(InfrastructureFailure):
+    """None of the models replied at all. The message says what became of each request."""
+
+    probe_repeats = True
 
 
 class _NoCompletion(ValueError):
@@ -46,10 +56,14 @@ class LLMReply(Generic[T]):
 
 
 class LLMClient:
-    """Some models of the agent config and their connections; an async context manager."""
+    """Some models of the agent config and their connections; an async context manager.
 
-    def __init__(self, models: Sequence[AgentModel]) -> None:
+    `dependency`: what they are together, for people, as in "the judge".
+    """
+
+    def __init__(self, models: Sequence[AgentModel], dependency: str) -> None:
         self._models = tuple(models)
+        self._dependency = dependency
         self._clients: list[AsyncOpenAI] = []
 
     def __bool__(self) -> bool:
@@ -59,12 +73,17 @@ class LLMClient:
         if not self._models:
             return self
         # Here, because it takes a second and few runs ask a model.
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         # Retries are counted here, where they are logged, and not in the library.
         self._clients = [
             AsyncOpenAI(
-                base_url=model.base_url, api_key=model.key, timeout=model.timeout, max_retries=0
+                base_url=model.base_url,
+                api_key=model.key,
+                timeout=model.timeout,
+                max_retries=0,
+                default_headers=UNPACKED,
+                http_client=DefaultAsyncHttpxClient(event_hooks={"response": [limit_answer]}),
             )
             for model in self._models
         ]
@@ -88,11 +107,13 @@ class LLMClient:
         `instruction` is the system message, `material` the user's. `read` returns None for a reply
         that will not do, because it has not the `form` (in words); the model is then asked again,
         as after an error. A model's `retries` used up, or an error that asking again would repeat,
-        the next one has its turn. Raises `NoModelAnswered` after the last.
+        the next one has its turn. After the last one raises `NoModelAnswered`, or
+        `ModelsUnreachable` if there was no reply at all, nor a refusal of what was asked.
         """
         from openai import APIStatusError, OpenAIError
 
         failures: list[str] = []
+        answered = not self._models
         for model, client in zip(self._models, self._clients, strict=True):
             for attempt in range(model.retries + 1):
                 if attempt:
@@ -101,9 +122,12 @@ class LLMClient:
                     text = await _complete(client, model, instruction, material)
                 except (OpenAIError, _NoCompletion) as error:
                     failures.append(f"{model.model} at {model.base_url}: {_one_line(error)}")
-                    if isinstance(error, APIStatusError) and error.status_code in _HOPELESS:
+                    status = error.status_code if isinstance(error, APIStatusError) else None
+                    answered |= status in _REFUSED
+                    if status in _HOPELESS:
                         break
                     continue
+                answered = True
                 value = read(text)
                 if value is not None:
                     return LLMReply(value, model.model)
@@ -113,7 +137,33 @@ class LLMClient:
                 )
             log.warning("model %s failed: %s", model.model, failures[-1])
         # A retry mostly fails as the try before it.
-        raise NoModelAnswered("; ".join(dict.fromkeys(failures)) or "no models are listed")
+        told = "; ".join(dict.fromkeys(failures)) or "no models are listed"
+        if answered:
+            raise NoModelAnswered(told)
+        raise ModelsUnreachable(
+            f"{self._dependency} is out of reach: {told}",
+            dependency=self._dependency,
+            probe=partial(self._answer, instruction, material),
+        )
+
+    async def _answer(self, instruction: str, material: str) -> None:
+        """Whether any model replies anything, to what was asked before. Raises its error if not,
+        `ConnectionError` if there is a connection to none of them."""
+        from httpx2 import ConnectError
+        from openai import OpenAIError
+
+        failure: Exception = AssertionError("there are models")
+        refused = True
+        for model, client in zip(self._models, self._clients, strict=True):
+            try:
+                await _complete(client, model, instruction, material)
+                return
+            except (OpenAIError, _NoCompletion) as error:
+                failure = error
+                refused &= isinstance(error.__cause__, ConnectError)
+        if refused:
+            raise ConnectionError(_one_line(failure))
+        raise failure
 
 
 async def _complete(

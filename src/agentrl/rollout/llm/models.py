@@ -52,8 +52,11 @@ class RewardServiceConfig(BaseModel):
     url: str = Field(pattern=r"^https?://")
     token: str | None = None
     token_env: str | None = None  # name of the environment variable that holds the token
-    timeout: float = Field(60.0, gt=0)  # seconds, of one request
+    timeout: float = Field(60.0, gt=0)  # seconds, from a request to the end of its answer
     retries: int = Field(2, ge=0)
+    concurrency: int = Field(
+        64, gt=0
+    )  # requests at once of a process; more of them wait their turn
 
     @model_validator(mode="after")
     def _one_token(self) -> Self:

@@ -1,6 +1,6 @@
 """How a sampler comes to its flags: those of the run that it joins, and a few of its own.
 
-    agentrl sample --run_name RUN --db_connection_string URL
+    DB_URL=mongodb://HOST:27017 agentrl sample --run_name RUN
 
 Whoever starts a run keeps its flags in the database (`training/run/entry.py`). What a sampler gives
 beside them is checked against them: see `configs/run_flags.py` for what it may say.
@@ -8,11 +8,13 @@ beside them is checked against them: see `configs/run_flags.py` for what it may 
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
 
 from agentrl.configs import Config, ConfigError, SamplingConfig, parse_config
-from agentrl.configs.run_flags import given_flags, joined_config
+from agentrl.configs.parsing import given_values
+from agentrl.configs.run_flags import joined_config
 from agentrl.databases.connection import connect
 from agentrl.databases.documents import Run
 from agentrl.databases.runs import load_run
@@ -29,18 +31,18 @@ async def join(argv: Sequence[str], prog: str = "agentrl sample") -> Config:
     Waits for the run for `--startup_timeout`. Raises `ConfigError` for flags that are wrong or say
     something else than the run's, `DatabaseUnreachable`.
     """
-    given = given_flags(argv, prog)
+    given = given_values(argv, prog, os.environ)
     name, url = given.get("run_name"), given.get("db_connection_string")
     if name is None or url is None:
-        missing = "--run_name" if name is None else "--db_connection_string"
+        missing = "--run_name" if name is None else "DB_URL or --db_connection_string"
         raise ConfigError(
-            f"{missing} is needed: a sampler joins a run that is in a database (`agentrl sample "
-            f"--run_name {name or 'RUN'} --db_connection_string {url or 'mongodb://HOST:27017'}`)"
+            f"{missing} is needed: a sampler joins a run that is in a database (`DB_URL=mongodb://"
+            f"HOST:27017 agentrl sample --run_name {name or 'RUN'}`)"
         )
     patience = given.get("startup_timeout", SamplingConfig.startup_timeout)
     run = await _await_run(url, name, patience)
     if run.flags is None:  # of an older version: all flags are the sampler's
-        return parse_config(argv, prog)
+        return parse_config(argv, prog, os.environ)
     return joined_config(name, run.flags, run.digests, given)
 
 

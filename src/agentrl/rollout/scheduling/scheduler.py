@@ -17,14 +17,17 @@ from agentrl.configs import Config, ConfigError
 from agentrl.configs.run_flags import refuse_changed
 from agentrl.databases.changes import Changes
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Run, Split, Task
-from agentrl.databases.group_scores import GroupScores
+from agentrl.databases.documents import Record, Run, Split, Task
+from agentrl.databases.finalisations import Finalisations
 from agentrl.databases.records import new_record
+from agentrl.databases.scorings import ScoringLedger
+from agentrl.databases.task_choice import TaskChoice
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
 from agentrl.inference.protocol import ServiceLoad
 from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.groups.finalise import Finaliser
 from agentrl.rollout.scheduling.attempt import Attempt
+from agentrl.rollout.scheduling.breakers import Breakers
 from agentrl.rollout.scheduling.claim_state import ClaimState, Work
 from agentrl.rollout.scheduling.concurrency import Concurrency
 from agentrl.rollout.scheduling.work_view import Observer, WorkView
@@ -33,6 +36,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # the ledger is looked at so often at the least, whatever changes are told
 LOADS_S = 1.0  # and the services' loads so often
+SCORINGS_S = 1.0  # and for what was put off and is due
+TAKEN_OVER = 16  # finalisations at once: of more, the leases would be hard to keep
 
 
 @dataclass
@@ -60,15 +65,23 @@ class SamplingScheduler:
         self._ledger = TaskLedger(
             self.database, self.owner, sampling.lease_seconds, sampling.max_failures
         )
+        self._scorings = ScoringLedger(self.database, self._ledger, sampling.max_scoring_failures)
         self._records = self.agents.shared.records
         self._pool = self.agents.shared.pool
+        self._breakers = Breakers(self.agents.with_the_tools_of, self._freed)
         self._finaliser = Finaliser(
             self._ledger,
-            GroupScores(self.database, self.owner, sampling.lease_seconds),
+            Finalisations(
+                self.database,
+                self.owner,
+                sampling.lease_seconds,
+                sampling.max_scoring_failures,
+            ),
             self._records,
             self.agents.shared.scorers,
             self.config.reward,
             self.config.temperature,
+            self._breakers.met_by_group,
         )
         self._observer = Observer(
             self.database,
@@ -89,6 +102,11 @@ class SamplingScheduler:
         self._stopping = True
         self._wake.set()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stopping
+
     async def run(self) -> None:
         """Sample until the run is finished, or given up by its trainer (`RunHopeless`). An error in
         keeping the leases ends it, an agent that cannot be started, and a user's function that a
@@ -99,6 +117,8 @@ class SamplingScheduler:
                 asyncio.create_task(self._keep_leases(), name="leases"),
                 asyncio.create_task(self._watch(changes), name="changes"),
                 asyncio.create_task(self._adapt(), name="concurrency"),
+                asyncio.create_task(self._take_up(), name="what was put off"),
+                asyncio.create_task(self._breakers.run(self.database, self.owner), name="breakers"),
                 asyncio.create_task(self.agents.failed(), name="agents"),
                 asyncio.create_task(self._until_misled(), name="flags"),
             }
@@ -150,32 +170,42 @@ class SamplingScheduler:
 
     async def _claim(self, work_view: WorkView) -> bool:
         """Claim slots of one group and begin them; whether there were any, and room for them."""
-        room = self._concurrency.limit - len(self._attempts)
+        room = self._concurrency.limit - self._count(to_score=False)
         if self._state.work is Work.NONE or not work_view.services or room <= 0:
             return False
         self._state.trying()
         claims: list[Claim] = []
         asked = time.monotonic()
+        held_back = self._breakers.held_back()
+        if self._breakers.trying:
+            room = 1
         if work_view.evaluation:
-            claims = await self._ledger.claim(Split.EVAL, count=room, epoch=self.evaluation)
+            claims = await self._ledger.claim(
+                Split.EVAL, count=room, epoch=self.evaluation, without=held_back
+            )
         if not claims and work_view.training is not None:
-            claims, asked = await self._claim_training(work_view.training, room)
+            claims, asked = await self._claim_training(work_view.training, room, held_back)
         if claims:
             self._state.found()
+            self._breakers.claimed()
             self._begin(claims, asked)
         return bool(claims)
 
-    async def _claim_training(self, run: Run, room: int) -> tuple[list[Claim], float]:
+    async def _claim_training(
+        self, run: Run, room: int, without: TaskChoice
+    ) -> tuple[list[Claim], float]:
         """Slots of the first training group that may be worked on, and when they were asked for."""
-        asked, claims = time.monotonic(), await self._claim_admitted(room)
+        asked, claims = time.monotonic(), await self._claim_admitted(room, without)
         # Only now: until its last group is begun, an admission limit is as good as a new one.
         if not claims and self._state.admitted(await self._observer.admission_limit(run)):
-            asked, claims = time.monotonic(), await self._claim_admitted(room)
+            asked, claims = time.monotonic(), await self._claim_admitted(room, without)
         return claims, asked
 
-    async def _claim_admitted(self, room: int) -> list[Claim]:
+    async def _claim_admitted(self, room: int, without: TaskChoice) -> list[Claim]:
         limit = self._state.admission_limit
-        return await self._ledger.claim(Split.TRAIN, count=room, admission_limit=limit)
+        return await self._ledger.claim(
+            Split.TRAIN, count=room, admission_limit=limit, without=without
+        )
 
     def _begin(self, claims: list[Claim], asked: float) -> None:
         """Store the Records of a claim, and start to work on them."""
@@ -185,19 +215,80 @@ class SamplingScheduler:
         # An error is each attempt's; one that is handed back at once does not ask for it.
         started.add_done_callback(lambda task: task.cancelled() or task.exception())
         for claim, record in zip(claims, records, strict=True):
-            attempt = Attempt(
-                claim=claim,
-                record=record,
-                make_sampler=self.agents.sampler,
-                started=started,
-                ledger=self._ledger,
-                records=self._records,
-                finaliser=self._finaliser,
-                config=self.config.sampling,
+            self._start(claim, record, started)
+
+    def _start(
+        self, claim: Claim, record: Record, started: "asyncio.Task[None] | None" = None
+    ) -> None:
+        """Work on a claim; `started`: the write of its Record, if that is not stored yet."""
+        attempt = Attempt(
+            claim=claim,
+            record=record,
+            make_sampler=self.agents.sampler,
+            started=started,
+            ledger=self._ledger,
+            scorings=self._scorings,
+            records=self._records,
+            finaliser=self._finaliser,
+            breakers=self._breakers,
+            config=self.config.sampling,
+        )
+        task = asyncio.create_task(attempt.run(), name=f"attempt {record.id}")
+        self._attempts[record.id] = (attempt, task)
+        task.add_done_callback(partial(self._ended, record.id))
+
+    def _count(self, *, to_score: bool) -> int:
+        """Attempts in progress that began with their scoring, or with the sampling."""
+        attempts = [attempt for attempt, _ in self._attempts.values()]
+        return sum(attempt.claim.to_score == to_score for attempt in attempts)
+
+    async def _take_up(self) -> None:
+        """Take up finalisations and scorings that were put off, and those of samplers that died,
+        when they are due. While there are none, they are looked for less often."""
+        pause_s = SCORINGS_S
+        while True:
+            await asyncio.sleep(pause_s)
+            found = 0
+            if not self._stopping:
+                found = await self._take_finalisations() + await self._take_scorings()
+            busy = found > 0 or bool(self._attempts) or bool(self._finalising)
+            pause_s = SCORINGS_S if busy else min(1.5 * pause_s, 10 * SCORINGS_S)
+
+    async def _take_scorings(self) -> int:
+        """They ask nothing of the inference services, so they have as much room again as the
+        sampling. Returns how many there were."""
+        most, found = self.config.sampling.max_concurrent_samples_per_process, 0
+        while not self._stopping and self._count(to_score=True) < most:
+            asked = time.monotonic()
+            claim = await self._scorings.claim(
+                evaluation=self.evaluation, without=self._breakers.held_back()
             )
-            task = asyncio.create_task(attempt.run(), name=f"attempt {record.id}")
-            self._attempts[record.id] = (attempt, task)
-            task.add_done_callback(partial(self._ended, record.id))
+            if claim is None:
+                break
+            found += 1
+            self._breakers.claimed()
+            if claim.record_id in self._attempts:
+                # We stood still for longer than our lease, and were not told of it yet.
+                earlier, ending = self._attempts[claim.record_id]
+                earlier.lose()
+                await asyncio.wait({ending})
+            self._start(claim, await self._records.resume(claim.record_id, asked))
+        return found
+
+    async def _take_finalisations(self) -> int:
+        """As many as there is room for, the others when some have ended. Returns how many."""
+        found = 0
+        while len(self._finalising) < TAKEN_OVER:
+            # One in progress here is late if this process stood still, and goes on.
+            task = await self._ledger.claim_finalisation(self._finaliser.in_progress)
+            if task is None:
+                break
+            found += 1
+            # Beside the heartbeats: a scorer of the whole group may take longer than a lease.
+            finalising = asyncio.create_task(self._finalise(task), name=f"group {task.id}")
+            self._finalising.add(finalising)
+            finalising.add_done_callback(self._finalising.discard)
+        return found
 
     def _ended(self, record: str, task: asyncio.Task[None]) -> None:
         attempt, _ = self._attempts.pop(record)
@@ -235,6 +326,11 @@ class SamplingScheduler:
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [task for _, task in self._attempts.values()]
 
+    def _freed(self) -> None:
+        """Tasks may be claimed that were held back."""
+        self._state.opened()
+        self._wake.set()
+
     def _mislead(self, error: ConfigError) -> None:
         """What a flag names cannot be used, for this group nor for the next: end the sampler."""
         self._mistakes.put_nowait(error)
@@ -254,12 +350,15 @@ class SamplingScheduler:
         """Follow the services' loads."""
         while True:
             await asyncio.sleep(LOADS_S)
+            if (outage := self._pool.outage) is not None:
+                outage.probe = self._pool.check
+                self._breakers.out_of_reach(outage)
             loads = await self._pool.loads()
             self._observe_loads({url: loads.get(url) for url in self._concurrency.services})
 
     def _observe_loads(self, loads: dict[str, ServiceLoad | None]) -> None:
         before = self._concurrency.limit
-        self._concurrency = self._concurrency.observe(loads, len(self._attempts))
+        self._concurrency = self._concurrency.observe(loads, self._count(to_score=False))
         limit = self._concurrency.limit
         if limit > before:
             self._wake.set()
@@ -279,13 +378,12 @@ class SamplingScheduler:
             for record in lost:
                 ours[record].lose()
             reaped = await self._ledger.reap()
-            if reaped.returned or reaped.failed:
-                log.warning("reaped %d slots, gave up %d", reaped.returned, reaped.failed)
-            while (task := await self._ledger.claim_finalisation()) is not None:
-                # Beside the heartbeats: a scorer of the whole group may take longer than a lease.
-                finalising = asyncio.create_task(self._finalise(task), name=f"group {task.id}")
-                self._finalising.add(finalising)
-                finalising.add_done_callback(self._finalising.discard)
+            if reaped.returned or reaped.failed or reaped.sampled:
+                log.warning(
+                    "reaped %d slots, %d of them with a trajectory to score; gave up %d",
+                    reaped.returned + reaped.sampled, reaped.sampled, reaped.failed,
+                )  # fmt: skip
+            await self._take_finalisations()
             self._state.changed()
             self._wake.set()
 

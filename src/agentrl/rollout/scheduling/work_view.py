@@ -8,6 +8,7 @@ from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import Run, Split, TaskStatus
 from agentrl.databases.row_ledger import count_waiting
 from agentrl.databases.tasks import open_groups
+from agentrl.databases.transitions import ENDED_TASKS
 from agentrl.rollout.scheduling.admission import admission_limit, admitted_groups, room
 
 
@@ -88,7 +89,7 @@ class Observer:
 
     async def _evaluated(self, epoch: int) -> bool:
         unfinished = {
-            "split": Split.EVAL, "epoch": epoch, "status": {"$ne": TaskStatus.COMPLETED},
+            "split": Split.EVAL, "epoch": epoch, "status": {"$nin": sorted(ENDED_TASKS)},
         }  # fmt: skip
         return await self.database.tasks.find_one(unfinished, {"_id": 1}) is None
 
@@ -100,7 +101,7 @@ class Observer:
         )  # fmt: skip
         not_begun = await self._not_begun(admitted_groups(empty, self.group_size))
         running = await open_groups(self.database, Split.TRAIN) * self.group_size
-        accepted = await count_waiting(self.database)
+        accepted = await count_waiting(self.database, max(1, empty))
         free = room(
             max_staleness=self.max_staleness, version=0, batch=run.rows_per_step,
             accepted=accepted, running=running,

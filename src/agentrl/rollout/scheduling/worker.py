@@ -1,8 +1,8 @@
 """`agentrl sample`: one sampler process, from flags to exit."""
 
 import asyncio
+import gc
 import logging
-import signal
 from collections.abc import Sequence
 
 import uvloop
@@ -15,40 +15,50 @@ from agentrl.databases.services import register_urls
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.agents import find_agent, load_agents
 from agentrl.rollout.agents.base import AsyncSampler
+from agentrl.rollout.agents.limits import check_model_context
 from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.groups.advantages import find_estimator
 from agentrl.rollout.scheduling.joining import join
+from agentrl.rollout.scheduling.process_share import ProcessShare
 from agentrl.rollout.scheduling.scheduler import SamplingScheduler
-from agentrl.rollout.scheduling.tracebacks import OneTraceback
+from agentrl.stop_signals import StopRequest, stop_signals
+from agentrl.tracebacks import log_to_stderr
 
 log = logging.getLogger(__name__)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Sample for a run until it is finished. SIGTERM stops it in order."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(OneTraceback())
-    for chatty in ("httpx2", "mcp"):  # they have a line for every tool call, or session
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    uvloop.run(_join_and_sample(argv))
+def main(argv: Sequence[str], share: ProcessShare | None = None) -> int:
+    """Sample for a run until it is finished. A signal stops it in order."""
+    set_up_log()
+    uvloop.run(_join_and_sample(argv, share or ProcessShare()))
     return 0
 
 
-async def _join_and_sample(argv: Sequence[str]) -> None:
-    await sample(await join(argv))
+def set_up_log() -> None:
+    """What a sampler process says, it says on its standard error."""
+    log_to_stderr("%(asctime)s %(levelname)s %(message)s")
+    for chatty in ("httpx2", "mcp"):  # they have a line for every tool call, or session
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+async def _join_and_sample(argv: Sequence[str], share: ProcessShare) -> None:
+    await sample(share.config(await join(argv)))
 
 
 async def sample(config: Config, evaluation: int | None = None) -> None:
     """Sample for the run of `config`, or only its evaluation number `evaluation`."""
     load_agents(config)
     find_estimator(config.reward.estimator)
+    model = config.model.model_name_or_path
+    if model is not None and (doubt := check_model_context(config.sampling, model)):
+        log.warning("%s", doubt)
     url = config.run.db_connection_string
     assert url is not None, "checked before"
     database = await connect(url, config.run.run_name, config.sampling.startup_timeout)
     try:
         await register_urls(database, config.inference_urls)
         pool = ServicePool(
+            api_key=config.sampling.inference_api_key,
             request_timeout_s=config.sampling.request_timeout,
             patience_s=config.sampling.startup_timeout,
         )
@@ -58,10 +68,19 @@ async def sample(config: Config, evaluation: int | None = None) -> None:
             AsyncSampler.open_resources(config, pool, records) as shared,
             Agents(shared, find_agent(config.agent.agent_name)) as agents,
         ):
+            # What was loaded so far stays. To look through it for garbage again and again would
+            # hold up the event loop for a tenth of a second and more each time.
+            gc.collect()
+            gc.freeze()
             scheduler = SamplingScheduler(database, config, agents, process_name(), evaluation)
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, scheduler.stop)
+            loop, asked = asyncio.get_running_loop(), StopRequest()
+
+            def stop(number: int) -> None:
+                if asked.take(number) or not scheduler.stopping:
+                    scheduler.stop()  # told so again, it stops at once
+
+            for number in stop_signals():
+                loop.add_signal_handler(number, stop, number)
             log.info("sampler %s of run %s", scheduler.owner, database.name)
             await scheduler.run()
     finally:

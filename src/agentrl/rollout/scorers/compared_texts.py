@@ -1,6 +1,6 @@
 """Scorers that compare two texts: pure functions, 0 to 1.
 
-exact_match   the same text, but for case and white space
+exact_match   the same text, but for case, white space and the form of Unicode
 contains      the right answer's words stand in the answer, in one piece
 f1            how many words they share
 """
@@ -18,7 +18,8 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)*")
 
 
 def exact_match(model_answer: str, ground_truth: str) -> float:
-    """1.0 if both are the same text, but for case and white space."""
+    """1.0 if both are the same text, but for case, white space, and whether Unicode writes a letter
+    and its accent as one character or as two (NFC)."""
     return float(_normalised(model_answer) == _normalised(ground_truth))
 
 
@@ -60,4 +61,5 @@ def words(text: str) -> list[str]:
 
 
 def _normalised(text: str) -> str:
-    return " ".join(text.split()).casefold()
+    text = unicodedata.normalize("NFC", " ".join(text.split())).casefold()
+    return unicodedata.normalize("NFC", text)  # folding may take letters apart

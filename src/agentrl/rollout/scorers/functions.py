@@ -12,18 +12,21 @@ or, to look at a whole group at once:
     messages       the conversation of each of them
     task, question, ground_truth as above
 
-It may be async or not; a function that is not runs in a thread. It returns a number, None (not
-scored), or a `Score` with an explanation; for a group a list of these, one for each Record.
+It may be async or not; a function that is not runs in a thread. It returns a number or a boolean,
+also of numpy or torch, None (not scored), or a `Score` with an explanation; for a group a list of
+these, one for each Record.
 """
 
 import asyncio
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from agentrl.databases.documents import DispatchedSamplingTask, Record, Task
-from agentrl.rollout.scorers.results import Score, as_score
+from agentrl.rollout.scorers.results import Score, as_list, as_score, shown
+from agentrl.rollout.scorers.threads import ScorerThreads
 
 ScorerFunction = Callable[..., Any]
 Messages = list[dict[str, Any]]
@@ -40,6 +43,7 @@ class Scorer:
     name: str
     function: ScorerFunction
     takes: frozenset[str]
+    threads: ScorerThreads = field(compare=False, repr=False)
 
     @classmethod
     def of(cls, name: str, function: ScorerFunction) -> Self:
@@ -47,7 +51,13 @@ class Scorer:
         Record."""
         if not callable(function):
             raise ValueError(f"scorer {name!r} is {function!r}, which is no function")
-        parameters = inspect.signature(function).parameters
+        try:
+            parameters = inspect.signature(function).parameters
+        except ValueError:  # of some functions that are written in C
+            raise ValueError(
+                f"scorer {name!r} is {function!r}, whose parameters cannot be seen: wrap it in a "
+                "function of yours"
+            ) from None
         known = _OF_GROUP if "records" in parameters else _OF_RECORD
         for parameter in parameters.values():
             by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
@@ -63,7 +73,7 @@ class Scorer:
                 f"scorer {name!r} takes nothing of the Record; it must take one of "
                 f"{', '.join(sorted(_JUDGED))}"
             )
-        return cls(name, function, takes)
+        return cls(name, function, takes, ScorerThreads(name))
 
     @property
     def of_group(self) -> bool:
@@ -93,11 +103,12 @@ class Scorer:
     ) -> list[Score]:
         """Score all Records of a group, one result each. Raises as `score` does."""
         inputs = {"records": list(records), "messages": list(messages)}
-        results = await self._call(task, inputs)
-        if not isinstance(results, Sequence) or len(results) != len(records):
+        returned = await self._call(task, inputs)
+        results = as_list(returned)
+        if results is None or len(results) != len(records):
             raise ValueError(
-                f"scorer {self.name!r} returned {results!r}, not a list with a score for each of "
-                f"the {len(records)} Records"
+                f"scorer {self.name!r} returned {shown(returned)}, not a list with a score for "
+                f"each of the {len(records)} Records"
             )
         return [as_score(self.name, result) for result in results]
 
@@ -105,12 +116,22 @@ class Scorer:
         if self.needs_answer and task.answer is None:
             raise ValueError(f"the task has no `answer`, which scorer {self.name!r} compares with")
         given = {"task": task, "question": task.query, "ground_truth": task.answer, **inputs}
-        arguments = {name: given[name] for name in self.takes}
-        if inspect.iscoroutinefunction(self.function):
-            return await self.function(**arguments)
-        result = await asyncio.to_thread(self.function, **arguments)
-        # An object whose `__call__` is async has only made its coroutine in the thread.
-        return await result if inspect.isawaitable(result) else result
+        # Copies: what a function does to them must not reach the Record that is stored.
+        arguments = {name: copy.deepcopy(given[name]) for name in self.takes}
+        try:
+            if inspect.iscoroutinefunction(self.function):
+                return await self.function(**arguments)
+            result = await self.threads.run(lambda: self.function(**arguments))
+            # An object whose `__call__` is async has only made its coroutine in the thread.
+            return await result if inspect.isawaitable(result) else result
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as left:
+            # It would end the process, and all its trajectories with it.
+            raise RuntimeError(f"scorer {self.name!r} raised {left!r}") from left
+        except asyncio.CancelledError as left:
+            stopping = asyncio.current_task()
+            if stopping is not None and stopping.cancelling():
+                raise
+            raise RuntimeError(f"scorer {self.name!r} cancelled itself") from left
 
 
 def conversation(turns: Sequence[DispatchedSamplingTask]) -> Messages:

@@ -1,11 +1,17 @@
 """What scorers say of Records, and how it is put together to a Record's score: pure functions."""
 
 import math
+import numbers
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from agentrl.databases.documents import GroupScore, Record
 from agentrl.databases.scorer_notation import parse_scorer
+
+KEPT_CHARACTERS = 10_000  # of an explanation: a group's stand together in one document of 16 MB
+_ARRAY_TYPES = ("numpy", "torch", "jax", "jaxlib", "tensorflow", "cupy", "mlx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +24,81 @@ class Score:
 
 
 def as_score(scorer: str, result: object) -> Score:
-    """What a scorer function returned. Raises ValueError if that is no score."""
+    """What a scorer function returned, its explanation as it can be stored.
+
+    A number may be of numpy or torch, also the only element of an array. Raises ValueError if the
+    result is no score.
+    """
     if isinstance(result, Score):
         value = as_score(scorer, result.value).value
-        return Score(value, result.explanation)
+        return Score(value, storable_text(result.explanation))
     if result is None:
         return Score(None)
-    if not isinstance(result, int | float) or not math.isfinite(result):
-        raise ValueError(f"scorer {scorer!r} returned {result!r}, which is not a finite number")
-    return Score(float(result))
+    number = _number(result)
+    if number is None or not math.isfinite(number):
+        raise ValueError(
+            f"scorer {scorer!r} returned {shown(result)}, which is not a finite number"
+        )
+    return Score(number)
+
+
+def as_list(result: object) -> Sequence[object] | None:
+    """What a scorer of a group returned as a list of results; None if it is none. One dimension of
+    an array is a list."""
+    if _is_array(result):
+        result = result.tolist()  # type: ignore[attr-defined]
+    if isinstance(result, str | bytes) or not isinstance(result, Sequence):
+        return None
+    return result
+
+
+def storable_text(explanation: object) -> str | None:
+    """An explanation as text that a database can store, cut in the middle where it is long."""
+    if explanation is None:
+        return None
+    text = explanation if isinstance(explanation, str) else _text_of(explanation)
+    left_out = len(text) - KEPT_CHARACTERS
+    if left_out > 0:
+        half = KEPT_CHARACTERS // 2
+        text = f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
+    # Surrogates that stand alone, as they come out of broken JSON, have no UTF-8.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: one short line, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except Exception as error:  # a __repr__ of the user's own
+        return f"a {type(value).__name__} whose repr raises {type(error).__name__}"
+
+
+def _number(result: object) -> float | None:
+    """The number that a result is; None if it is none."""
+    if _is_array(result):
+        try:
+            result = result.item()  # type: ignore[attr-defined]
+        except (ValueError, RuntimeError, TypeError):  # more than one element
+            return None
+    if not isinstance(result, numbers.Real | Decimal):
+        return None
+    try:
+        return float(result)
+    except OverflowError:  # a whole number beyond what a float holds
+        return math.inf
+
+
+def _is_array(value: object) -> bool:
+    """Whether it is a scalar or an array of a library of arrays, none of which is imported here."""
+    library = type(value).__module__.partition(".")[0]
+    return library in _ARRAY_TYPES and hasattr(value, "item")
+
+
+def _text_of(explanation: object) -> str:
+    try:
+        return str(explanation)
+    except Exception as error:  # a __str__ of the user's own
+        return f"a {type(explanation).__name__} whose text raises {type(error).__name__}"
 
 
 def weigh(scorer: str, scores: Mapping[str, float | None]) -> float | None:

@@ -5,34 +5,58 @@
     200         {"score": number or null, "explanation": text (optional)}
 
 `fields` is what else the task's line held. A service that cannot be reached, is too slow, or
-answers 429 or 5xx is asked again, `retries` times; every other answer is final.
+answers 429 or 5xx is asked again, `retries` times; every other answer is final. What it sends is
+read in `reward_reply.py`.
+
+At most `concurrency` requests are with the service at once. Others wait here: neither that nor
+opening a connection counts as the service's time.
 """
 
 import asyncio
 import json
 import logging
-from types import TracebackType
+import math
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 import aiohttp
 
 from agentrl.databases.documents import Record, Task
+from agentrl.failures import InfrastructureFailure
+from agentrl.redaction import without_passwords
 from agentrl.rollout.llm.models import RewardServiceConfig
 from agentrl.rollout.scorers.functions import Messages
 from agentrl.rollout.scorers.results import Score
+from agentrl.rollout.scorers.reward_reply import BadReply, beginning, read_body, read_score
 
 log = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 0.5  # doubles with every retry
-_SHOWN = 200  # characters of an answer that cannot be used
+_SHOWN = 200  # characters of what went wrong below HTTP
 
 
 class RewardServiceError(RuntimeError):
     """The reward service gave no score. The message says what it did instead."""
 
 
+class RewardServiceUnreachable(InfrastructureFailure):
+    """The reward service did not answer, or is not able to. The message says what it did."""
+
+    probe_repeats = True
+
+    def __init__(self, url: str, reason: str) -> None:
+        service = f"the reward service {without_passwords(url)}"
+        super().__init__(f"{service} gave no score {reason}", dependency=service)
+
+
 class _Again(Exception):
     """What may be different the next time."""
+
+
+class _NotConnected(_Again, ConnectionError):
+    """There is no connection: no other request would be answered either."""
 
 
 class RewardService:
@@ -41,14 +65,24 @@ class RewardService:
     def __init__(self, config: RewardServiceConfig | None) -> None:
         self._config = config
         self._session: aiohttp.ClientSession | None = None
+        self._places = asyncio.Semaphore(0 if config is None else config.concurrency)
 
     async def __aenter__(self) -> Self:
         if self._config is not None:
-            headers = {}
+            # What is read is bounded, so it is unpacked here and not by the library.
+            headers = {"Accept-Encoding": "identity"}
             if self._config.key is not None:
                 headers["Authorization"] = f"Bearer {self._config.key}"
-            timeout = aiohttp.ClientTimeout(total=self._config.timeout)
-            self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
+            tracing = aiohttp.TraceConfig()
+            tracing.on_connection_create_end.append(_connected)
+            tracing.on_connection_reuseconn.append(_connected)
+            self._session = aiohttp.ClientSession(
+                headers=headers,
+                auto_decompress=False,
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.timeout),
+                trace_configs=[tracing],
+            )
         return self
 
     async def __aexit__(
@@ -61,7 +95,8 @@ class RewardService:
             await self._session.close()
 
     async def score(self, task: Task, record: Record, messages: Messages) -> Score:
-        """What the service says of a Record. Raises `RewardServiceError`."""
+        """What the service says of a Record. Raises `RewardServiceError`, and
+        `RewardServiceUnreachable` if it is out of reach."""
         if self._config is None or self._session is None:
             raise RewardServiceError(
                 "scorer http has no service: give its url under http_scorer in the file of "
@@ -78,47 +113,98 @@ class RewardService:
             "n_turns": record.n_turns,
             "fields": task.fields,
         }
+        request = json.dumps(_as_json(body), default=str, allow_nan=False).encode()
         for attempt in range(self._config.retries + 1):
             if attempt:
                 await asyncio.sleep(_RETRY_PAUSE_S * 2 ** (attempt - 1))
             try:
-                return await self._ask(self._session, self._config.url, body)
+                async with self._places:
+                    return await self._ask(self._session, self._config, request)
             except _Again as failure:
                 reason = failure
-                log.warning("reward service %s: %s", self._config.url, failure)
-        raise RewardServiceError(
-            f"reward service {self._config.url} gave no score in {attempt + 1} tries: {reason}"
-        )
+                log.warning("reward service %s: %s", without_passwords(self._config.url), failure)
+        outage = RewardServiceUnreachable(self._config.url, f"in {attempt + 1} tries: {reason}")
+        outage.probe = partial(self._check, self._session, self._config, request)
+        raise outage
 
-    async def _ask(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Score:
+    async def _check(
+        self, session: aiohttp.ClientSession, config: RewardServiceConfig, request: bytes
+    ) -> None:
+        """Whether the service answers again what it did not; raises what became of that if not."""
+        with suppress(RewardServiceError):  # it answers, if badly
+            await self._ask(session, config, request)
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, config: RewardServiceConfig, request: bytes
+    ) -> Score:
+        url = without_passwords(config.url)
         try:
-            async with session.post(url, json=body) as response:
-                text = await response.text()
+            async with (
+                asyncio.timeout(None) as answering,
+                session.post(
+                    config.url,
+                    data=request,
+                    headers={"Content-Type": "application/json"},
+                    allow_redirects=False,  # a POST would become a GET, and take the token along
+                    trace_request_ctx=_Deadline(answering, config.timeout),
+                ) as response,
+            ):
+                body = await read_body(response)
         except TimeoutError:
-            raise _Again("no answer within its timeout") from None
+            raise _Again(f"no answer within its timeout of {config.timeout:g} s") from None
+        except aiohttp.ClientResponseError as error:
+            raise RewardServiceError(
+                f"reward service {url} answered what is no HTTP: {_one_line(error.message)}"
+            ) from None
+        except aiohttp.ClientConnectorError as error:
+            raise _NotConnected(f"{type(error).__name__}: {_one_line(str(error))}") from None
         except aiohttp.ClientError as error:
-            raise _Again(f"{type(error).__name__}: {error}") from None
+            raise _Again(f"{type(error).__name__}: {_one_line(str(error))}") from None
+        except BadReply as fault:
+            raise RewardServiceError(f"reward service {url} {fault}") from None
         if response.status == 429 or response.status >= 500:
-            raise _Again(f"status {response.status}: {text[:_SHOWN]!r}")
+            raise _Again(f"status {response.status}: {beginning(body)}")
+        if 300 <= response.status < 400:
+            raise RewardServiceError(
+                f"reward service {url} redirects to {response.headers.get('Location', 'nowhere')}: "
+                "give that address as the url of http_scorer"
+            )
         if response.status != 200:
             raise RewardServiceError(
                 f"reward service {url} refused the request with status {response.status}: "
-                f"{text[:_SHOWN]!r}"
+                f"{beginning(body)}"
             )
-        return _read(url, text)
+        try:
+            return read_score(body)
+        except BadReply as fault:
+            raise RewardServiceError(f"reward service {url} {fault}") from None
 
 
-def _read(url: str, text: str) -> Score:
-    """The score in an answer's body. Raises `RewardServiceError`."""
-    try:
-        answer = json.loads(text)
-    except json.JSONDecodeError:
-        answer = None
-    if isinstance(answer, dict) and "score" in answer:
-        score, explanation = answer["score"], answer.get("explanation")
-        is_number = isinstance(score, int | float) and not isinstance(score, bool)
-        if (score is None or is_number) and (explanation is None or isinstance(explanation, str)):
-            return Score(score, explanation)
-    raise RewardServiceError(
-        f'reward service {url} answered {text[:_SHOWN]!r}, not {{"score": number or null}}'
-    )
+class _Deadline:
+    """When the service has to have answered: its time begins with the connection."""
+
+    def __init__(self, answering: asyncio.Timeout, timeout_s: float) -> None:
+        self._answering = answering
+        self._timeout_s = timeout_s
+
+    def begin(self) -> None:
+        self._answering.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+
+
+def _one_line(message: str) -> str:
+    return without_passwords(" ".join(message.split()))[:_SHOWN]
+
+
+async def _connected(session: aiohttp.ClientSession, trace: SimpleNamespace, _: Any) -> None:
+    trace.trace_request_ctx.begin()
+
+
+def _as_json(value: Any) -> Any:
+    """A value that JSON can hold, as far as its numbers and keys go: NaN becomes null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): _as_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(each) for each in value]
+    return value

@@ -7,6 +7,7 @@
 The first that has a name decides. What a scorer says, and what it takes, is in `functions.py`.
 """
 
+import re
 import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -23,6 +24,7 @@ from agentrl.rollout.scorers.reward_service import RewardService
 from agentrl.rollout.scorers.ruler import Ruler
 
 GROUP = "agentrl.scorers"
+_PLAIN_NUMBER = re.compile(r"-?\d{1,100}(\.\d{1,100})?")  # most are; no parser is needed for them
 _registered: dict[str, Scorer] = {}
 
 
@@ -92,6 +94,24 @@ def find_scorer(name: str) -> Scorer:
             f"scorer {name!r} of entry point {entry.value} cannot be used: {error}"
         ) from error
     return scorer
+
+
+def unfit_answer(scorer: str, answer: str) -> str | None:
+    """Why no answer could ever agree with the right one of a task; None if some could.
+
+    `scorer`: a task's, one name or a sum.
+    """
+    if "math" not in parse_scorer(scorer) or _PLAIN_NUMBER.fullmatch(answer):
+        return None
+    # Here, because its libraries take a second to load.
+    from agentrl.mathematics.equality import is_readable
+
+    if is_readable(answer):
+        return None
+    return (
+        f"`answer` {answer[:80]!r} is no mathematics, which scorer math compares with: mend it, or "
+        "give another scorer"
+    )
 
 
 def missing_for(name: str, agents: AgentModels) -> str | None:

@@ -3,8 +3,9 @@
 A scorer that raises leaves its error on the Record; no score is made up in its place.
 """
 
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -12,12 +13,13 @@ from agentrl.configs import Config
 from agentrl.databases.documents import GroupScore, Record, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.scorer_notation import parse_scorer
+from agentrl.failures import InfrastructureFailure
 from agentrl.rollout.llm.client import LLMClient
 from agentrl.rollout.llm.models import AgentModels, load_agent_models
 from agentrl.rollout.scorers.functions import Messages, Scorer, ScorerFunction, conversation
 from agentrl.rollout.scorers.judge import Judge
 from agentrl.rollout.scorers.math_verifier import MathVerifier
-from agentrl.rollout.scorers.results import with_scores
+from agentrl.rollout.scorers.results import Score, with_scores
 from agentrl.rollout.scorers.reward_service import RewardService
 from agentrl.rollout.scorers.ruler import Ruler
 from agentrl.rollout.scorers.scorer_registry import find_scorer, known_scorers, load_scorers
@@ -31,8 +33,8 @@ class Scorers:
 
     def __init__(self, agents: AgentModels, records: RecordLedger) -> None:
         self._records = records
-        self._judging = LLMClient(agents.scorer_agent)
-        self._ranking = LLMClient(agents.ranking_models)
+        self._judging = LLMClient(agents.scorer_agent, "the judge")
+        self._ranking = LLMClient(agents.ranking_models, "the ranking model")
         self._math = MathVerifier()
         self._service = RewardService(agents.http_scorer)
         self._bound: dict[str, ScorerFunction] = {
@@ -83,7 +85,10 @@ class Scorers:
         messages: Messages = []
         if any(scorer.needs_messages for scorer in alone):
             (messages,) = await self._conversations([record])
-        scores = {scorer.name: await scorer.score(task, record, messages) for scorer in alone}
+        scores: dict[str, Score] = {}
+        for scorer in alone:
+            with _outages_met_by(scorer):
+                scores[scorer.name] = await scorer.score(task, record, messages)
         return with_scores(task.scorer, record, scores)
 
     async def score_group(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
@@ -102,7 +107,8 @@ class Scorers:
         for name in wanted if group else []:
             scorer = self._find(name)
             messages = await self._conversations(group) if scorer.needs_messages else []
-            results = await scorer.score_group(task, group, messages)
+            with _outages_met_by(scorer):
+                results = await scorer.score_group(task, group, messages)
             said += [
                 GroupScore(
                     record=record.id, scorer=name, score=result.value,
@@ -115,8 +121,18 @@ class Scorers:
     def _find(self, name: str) -> Scorer:
         found = find_scorer(name)
         bound = self._bound.get(name)
-        return found if bound is None else Scorer(name, bound, found.takes)
+        return found if bound is None else replace(found, function=bound)
 
     async def _conversations(self, records: Sequence[Record]) -> list[Messages]:
         turns = await self._records.turns([record.id for record in records])
         return [conversation(turns[record.id]) for record in records]
+
+
+@contextmanager
+def _outages_met_by(scorer: Scorer) -> Iterator[None]:
+    """Outages say which scorer met them."""
+    try:
+        yield
+    except InfrastructureFailure as outage:
+        outage.scorer = scorer.name
+        raise

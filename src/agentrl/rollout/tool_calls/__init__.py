@@ -1,6 +1,7 @@
 """Tool calls in a model's text: parsing, for the ways in which model families write them.
 
-    parser_registry.py                the parsers by name; which of them a chat template fits
+    parser_registry.py                the parsers by name
+    template_calls.py                 which of them a chat template fits, and which is taken
     calls.py                          what a parser gives: content, calls, calls that cannot be made
     elements.py json_text.py          what several families share: marked elements, JSON,
     python_calls.py typed_text.py     Python calls, untyped text read by a tool's schema
@@ -20,11 +21,12 @@ from agentrl.rollout.tool_calls.calls import (
     ToolCallParser,
     tool_names,
 )
-from agentrl.rollout.tool_calls.parser_registry import (
-    PARSERS,
+from agentrl.rollout.tool_calls.parser_registry import PARSERS, tool_call_parser
+from agentrl.rollout.tool_calls.template_calls import (
+    ParserChoice,
+    TemplateCalls,
+    calls_of_template,
     choose_parser,
-    parsers_of_template,
-    tool_call_parser,
 )
 
 __all__ = [
@@ -33,9 +35,11 @@ __all__ = [
     "MalformedCall",
     "ParsedCall",
     "ParsedTurn",
+    "ParserChoice",
+    "TemplateCalls",
     "ToolCallParser",
+    "calls_of_template",
     "choose_parser",
-    "parsers_of_template",
     "tool_call_parser",
     "tool_names",
 ]

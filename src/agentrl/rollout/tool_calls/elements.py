@@ -4,20 +4,24 @@ from collections.abc import Callable, Sequence
 
 from agentrl.rollout.tool_calls.calls import Call, MalformedCall, ParsedCall, ParsedTurn
 
-_THOUGHT_OPEN, _THOUGHT_CLOSE = "<think>", "</think>"
+THINK = ("<think>", "</think>")  # the marks of a thought, in most families
 
 
 def read_elements(
-    text: str, opening: str, closing: str, read: Callable[[str], Sequence[Call]]
+    text: str,
+    opening: str,
+    closing: str,
+    read: Callable[[str], Sequence[Call]],
+    thought: tuple[str, str] = THINK,
 ) -> ParsedTurn:
     """The calls that `read` finds in each `opening`...`closing`; the text around is content.
 
     What stands in the thought is content too, calls included: a model that thinks about a call
-    does not make it.
+    does not make it. `thought`: its two marks.
     """
     content: list[str] = []
     calls: list[Call] = []
-    position, search_from = 0, thought_end(text, opening, closing)
+    position, search_from = 0, thought_end(text, opening, closing, thought)
     while (start := text.find(opening, search_from)) >= 0:
         content.append(text[position:start])
         start += len(opening)
@@ -33,20 +37,20 @@ def read_elements(
     return ParsedTurn("".join(content).strip(), tuple(calls))
 
 
-def thought_end(text: str, opening: str, closing: str) -> int:
+def thought_end(text: str, opening: str, closing: str, thought: tuple[str, str] = THINK) -> int:
     """Where the thought ends that a turn begins with; 0 if there is none.
 
     The template may have opened it in the prompt, so that only its end is in the turn. An end that
     stands inside a call is an argument's text, and a thought that is never closed is no thought:
     models do go from one straight into a call.
     """
-    end = text.find(_THOUGHT_CLOSE)
+    end = text.find(thought[1])
     if end < 0:
         return 0
-    begun = text.lstrip().startswith(_THOUGHT_OPEN)
+    begun = text.lstrip().startswith(thought[0])
     if not begun and text.rfind(opening, 0, end) > text.rfind(closing, 0, end):
         return 0
-    return end + len(_THOUGHT_CLOSE)
+    return end + len(thought[1])
 
 
 def _read_element(

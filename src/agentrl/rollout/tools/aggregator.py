@@ -19,6 +19,12 @@ import orjson
 from mcp_types import CallToolResult, TextContent
 from pydantic import ValidationError
 
+from agentrl.limited_httpx import (
+    TOO_LARGE,
+    UNPACKED,
+    AnswerTooLarge,
+    limit_answer,
+)
 from agentrl.rollout.tools.calls import (
     RECORD_ID_KEY,
     TASK_ID_KEY,
@@ -30,7 +36,7 @@ from agentrl.rollout.tools.catalogue import Offer
 from agentrl.rollout.tools.connection import ConnectFailed
 from agentrl.rollout.tools.results import json_text
 from agentrl.rollout.tools.server_list import ServerSpec
-from agentrl.rollout.tools.transports import SOCKET_LIMITS, refusal
+from agentrl.rollout.tools.transports import NOT_SERVING, SOCKET_LIMITS, refusal
 
 _RETRY_PAUSE_S = 0.25
 _LISTING_TIMEOUT_S = 10.0
@@ -53,7 +59,7 @@ class AggregatedServer:
         return f"{self.name} behind {self._aggregator.label}"
 
     async def call(self, call: ToolRequest) -> CallToolResult:
-        """ToolRequest a tool. Raises `CallFailed`."""
+        """Call a tool. Raises `CallFailed` or `ToolServerUnreachable`."""
         return await self._aggregator.call(self.name, call)
 
 
@@ -68,7 +74,8 @@ class Aggregator:
         self._spec = spec
         self._startup_timeout_s = startup_timeout_s
         self._http = httpx2.AsyncClient(
-            headers=dict(spec.headers),
+            headers={**spec.headers, **UNPACKED},
+            event_hooks={"response": [limit_answer]},
             timeout=httpx2.Timeout(spec.timeout_s, pool=None),
             limits=SOCKET_LIMITS,
         )
@@ -95,23 +102,34 @@ class Aggregator:
         return self._spec.label
 
     async def call(self, server: str, call: ToolRequest) -> CallToolResult:
-        """ToolRequest a tool of a server. Raises `CallFailed`."""
+        """Call a tool of a server. Raises `CallFailed`, and `ToolServerUnreachable` where the
+        aggregator is not reached or its answer is lost."""
         path = f"/tool/{quote(f'{server}.{call.tool}', safe='.')}"
         headers = {name: quote(str(call.meta[key])) for key, name in _HEADERS.items()}
         try:
-            response = await self._http.post(
-                self._spec.url + path, json=call.arguments, headers=headers
-            )
-        except httpx2.ReadTimeout:
-            raise CallFailed(
-                f"The tool {call.tool} did not answer within {self._spec.timeout_s:g} s."
-            ) from None
+            async with asyncio.timeout(self._spec.timeout_s):  # of all of it, not of each piece
+                response = await self._http.post(
+                    self._spec.url + path, json=call.arguments, headers=headers
+                )
+        except AnswerTooLarge:
+            raise CallFailed(f"The tool {call.tool} gave {TOO_LARGE}.") from None
+        except (httpx2.ReadTimeout, TimeoutError):
+            text = f"The tool {call.tool} did not answer within {self._spec.timeout_s:g} s."
+            try:
+                await self.check()
+            except ConnectFailed:
+                raise self._unreachable(text, text) from None
+            raise CallFailed(text) from None
         except httpx2.RequestError as error:
             reason = str(error) or type(error).__name__
-            raise CallFailed(f"The tool server cannot be reached: {reason}") from None
+            text = f"The tool server cannot be reached: {reason}"
+            raise self._unreachable(reason, text) from None
         try:
             body = orjson.loads(response.content)
         except orjson.JSONDecodeError:
+            if response.status_code in NOT_SERVING:
+                reason = f"HTTP {response.status_code}"
+                raise self._unreachable(reason, f"The tool {call.tool} failed: {reason}") from None
             if response.is_error:
                 raise CallFailed(
                     f"The tool {call.tool} failed: HTTP {response.status_code}"
@@ -120,6 +138,18 @@ class Aggregator:
                 f"The tool {call.tool} gave an answer that cannot be read (not JSON)."
             ) from None
         return read_answer(body, failed=response.is_error)
+
+    async def check(self) -> None:
+        """Whether the aggregator answers, now. Raises `ConnectFailed`."""
+        await self._names()
+
+    def _unreachable(self, why: str, text: str) -> ToolServerUnreachable:
+        return ToolServerUnreachable(
+            f"the tool server {self.label} is out of reach: {why}",
+            self.label,
+            text=text,
+            probe=self.check,
+        )
 
     async def _reach(self) -> tuple[AggregatedServer, ...]:
         """The servers and their tools, as soon as the aggregator answers."""
@@ -137,7 +167,8 @@ class Aggregator:
                 if failure.refused or waited > self._startup_timeout_s:
                     raise ToolServerUnreachable(
                         f"the aggregator {self._spec.label} could not be used, tried for "
-                        f"{waited:.1f} s: {failure}"
+                        f"{waited:.1f} s: {failure}",
+                        self._spec.label,
                     ) from None
             await asyncio.sleep(_RETRY_PAUSE_S)
 

@@ -2,7 +2,7 @@
 
 A result that is longer than `--browse_min_chars` is replaced by what a model of `browse_agent`
 finds in it. The models are tried in order; nothing that they write is trained. Where none of them
-can do it, the agent reads the result itself.
+can do it, the agent reads the result itself; where none is in reach, the attempt is handed back.
 """
 
 import logging
@@ -47,7 +47,10 @@ class BrowseAgent:
         )
 
     async def summarise(self, question: str, call: ParsedCall, result: str) -> LLMReply[str] | None:
-        """What the result of `call` holds, and the model that says so; None if no model can."""
+        """What the result of `call` holds, and the model that says so; None if no model can.
+
+        Raises `ModelsUnreachable`.
+        """
         limit = self.config.browse_max_chars
         shown = result[:limit]
         if len(result) > limit:
@@ -61,7 +64,7 @@ class BrowseAgent:
 
 
 async def try_browsing(models: LLMClient) -> None:
-    """Have a result of a few words read. Raises `NoModelAnswered`."""
+    """Have a result of a few words read. Raises `NoModelAnswered` or `ModelsUnreachable`."""
     material = _material("What is 2 + 2?", ParsedCall("add", {"a": 2, "b": 2}), "4")
     await models.ask(_INSTRUCTION, material, _read_summary, _FORM)
 

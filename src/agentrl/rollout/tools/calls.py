@@ -1,4 +1,9 @@
-"""What a call to a server is, and how calls, sessions and servers fail."""
+"""What a call to a server is, and how calls, sessions and servers fail.
+
+CallFailed               the call's own failure: a text for the model
+ToolSessionFailed        the server refuses a record its session: that attempt fails
+ToolServerUnreachable    nobody's: the server is out of reach, or died under the call
+"""
 
 import json
 from collections.abc import Mapping
@@ -7,13 +12,27 @@ from typing import Any, Protocol
 
 from mcp_types import CallToolResult
 
+from agentrl.failures import InfrastructureFailure, Need, Probe
+
 TASK_ID_KEY = "agentrl/task_id"
 RECORD_ID_KEY = "agentrl/record_id"
 CREATE_KWARGS_KEY = "agentrl/create_kwargs"
 
 
-class ToolServerUnreachable(ConnectionError):
-    """A tool server does not answer, or refuses us. The message is one sentence for the user."""
+class ToolServerUnreachable(InfrastructureFailure):
+    """A tool server does not answer, or refuses us. The message is one sentence for the user.
+
+    `label`: the server for people. `text`: what the model reads of it, if it is to read it
+    (`--on_tool_outage text`).
+    """
+
+    need = Need.TOOLS
+
+    def __init__(
+        self, message: str, label: str, *, text: str | None = None, probe: Probe | None = None
+    ) -> None:
+        super().__init__(message, dependency=f"the tool server {label}", probe=probe)
+        self.text = text or message
 
 
 class ToolSessionFailed(RuntimeError):
@@ -53,4 +72,5 @@ class Callee(Protocol):
     """Where calls go: to a server, or to a record's session with it."""
 
     async def call(self, call: ToolRequest) -> CallToolResult:
-        """The tool's result, which may be an error of the tool's. Raises `CallFailed`."""
+        """The tool's result, which may be an error of the tool's. Raises `CallFailed`, and
+        `ToolServerUnreachable` where the tool was not reached or its answer was lost."""

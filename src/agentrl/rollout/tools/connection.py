@@ -8,11 +8,18 @@ import asyncio
 import logging
 from typing import Any, Self
 
+import anyio
 import httpx2
 from mcp import Client, MCPError
 from mcp_types import CONNECTION_CLOSED
 
-from agentrl.rollout.tools.transports import REFUSED, SESSION_GONE, Wires, refusal
+from agentrl.rollout.tools.transports import (
+    REFUSED,
+    SESSION_GONE,
+    WIRE_FAULT,
+    Wires,
+    refusal,
+)
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +115,12 @@ class Connection:
             await self._ending.wait()
 
 
+async def shake_hands(wires: Wires, timeout_s: float) -> None:
+    """Connect and leave again: whether the server answers. Raises `ConnectFailed`."""
+    connection = await Connection.open(wires, timeout_s)
+    await connection.close()
+
+
 def session_is_gone(error: MCPError) -> bool:
     """Whether the server no longer knows the session, and so has not seen the call either."""
     return error.code == SESSION_GONE
@@ -120,4 +133,9 @@ def connection_is_lost(error: Exception) -> bool:
         isinstance(error, MCPError)
         and error.code == CONNECTION_CLOSED
         and error.message == "Connection closed"
-    )
+    ) or isinstance(error, anyio.ClosedResourceError | anyio.BrokenResourceError)
+
+
+def server_is_out_of_reach(error: Exception) -> bool:
+    """Whether a request got no answer of the server's: none was reached, or it refused us."""
+    return isinstance(error, MCPError) and error.code in (WIRE_FAULT, REFUSED)

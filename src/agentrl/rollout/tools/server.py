@@ -83,7 +83,7 @@ class MCPServer:
         await self._stack.aclose()
 
     async def call(self, call: ToolRequest) -> CallToolResult:
-        """ToolRequest a tool in the shared session that has least to do. Raises `CallFailed`."""
+        """Call a tool in the shared session that has least to do. Raises as `Session.call`."""
         return await min(self._shared, key=lambda session: session.n_calls).call(call)
 
     def session_for(self, create_kwargs: dict[str, Any], meta: Mapping[str, Any]) -> Session:
@@ -113,7 +113,8 @@ class MCPServer:
             if process or failed.refused or waited > self._startup_timeout_s:
                 raise ToolServerUnreachable(
                     f"the tool server {self.spec.label} could not be used, tried for "
-                    f"{waited:.1f} s: {failed}"
+                    f"{waited:.1f} s: {failed}",
+                    self.spec.label,
                 )
             await asyncio.sleep(_RETRY_PAUSE_S)
 
@@ -130,7 +131,8 @@ class MCPServer:
             if isinstance(failure, ConnectFailed):
                 raise ToolServerUnreachable(
                     f"the tool server {self.spec.label} gave only some of {self.spec.sessions} "
-                    f"sessions (--mcp_sessions): {failure}"
+                    f"sessions (--mcp_sessions): {failure}",
+                    self.spec.label,
                 ) from None
             if isinstance(failure, BaseException):
                 raise failure

@@ -5,6 +5,12 @@ has not seen goes to the next session. A record's own keeps the record's state: 
 is that, and the model is told before anything else is done.
 
 A call that the server may have seen is never sent twice.
+
+Whose fault a failed call is: an error that the server answers, and an answer that cannot be read,
+are the call's (`CallFailed`). A server that is not reached, refuses us or dies under the call is
+nobody's fault (`ToolServerUnreachable`), and so is one that is silent: a call that runs out of time
+is the tool's only if the server still answers other requests. What a record does to a session of
+its own is its own fault: if only that session died, the call failed.
 """
 
 import asyncio
@@ -19,20 +25,28 @@ from mcp import Client, MCPError
 from mcp_types import REQUEST_TIMEOUT, CallToolResult, RequestParamsMeta
 from pydantic import ValidationError
 
-from agentrl.rollout.tools.calls import CallFailed, ToolRequest, ToolSessionFailed
+from agentrl.rollout.tools.calls import (
+    CallFailed,
+    ToolRequest,
+    ToolServerUnreachable,
+    ToolSessionFailed,
+)
 from agentrl.rollout.tools.connection import (
     ConnectFailed,
     Connection,
     connection_is_lost,
+    server_is_out_of_reach,
     session_is_gone,
+    shake_hands,
 )
 from agentrl.rollout.tools.results import read_result
-from agentrl.rollout.tools.server_list import ServerSpec
+from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
 from agentrl.rollout.tools.transports import Wires
 
 log = logging.getLogger(__name__)
 
 _CLOSE_CALL_S = 5.0
+_SIGN_OF_LIFE_S = 5.0  # in which a server that lives answers a small request
 
 SDK_FAILURES = (
     MCPError,  # an error answer, a time-out, a closed connection
@@ -58,7 +72,8 @@ class Session:
     """A session with a server, used as an async context manager.
 
     `handshake_s`: of each request before the first call. `ownership`: None for a shared session.
-    Entering raises `ConnectFailed`, and `ToolSessionFailed` for a session of a record.
+    Entering a shared one raises `ConnectFailed`; entering a record's own `ToolSessionFailed` where
+    the server refuses it, and `ToolServerUnreachable`.
     """
 
     def __init__(
@@ -75,17 +90,20 @@ class Session:
         self._ownership = ownership
         self._connection: Connection | None = None
         self._beginning = asyncio.Lock()
-        self._n_failed = 0  # attempts to begin it again
+        self._n_failed = 0  # attempts to begin it again,
+        self._why = ""  # and why the last one failed
 
     async def __aenter__(self) -> Self:
         try:
             await self._begin()
-        except (ConnectFailed, CallFailed) as failure:
-            if self._ownership is None:
-                raise
+        except CallFailed as failure:
             raise ToolSessionFailed(
                 f"the tool server {self._spec.label} opened no session for the record: {failure}"
             ) from None
+        except ConnectFailed as failure:
+            if self._ownership is None:
+                raise
+            raise self._unreachable(f"it opened no session for a record: {failure}") from None
         return self
 
     async def __aexit__(
@@ -107,16 +125,21 @@ class Session:
         return self._connection.client
 
     async def call(self, call: ToolRequest) -> CallToolResult:
-        """ToolRequest a tool. Raises `CallFailed`, whatever goes wrong."""
+        """Call a tool. Raises `CallFailed` or `ToolServerUnreachable`, whatever goes wrong."""
         self.n_calls += 1
         try:
             return await self._call(call)
         except SDK_FAILURES as error:
-            raise CallFailed(self._explain(call.tool, error)) from None
+            raise await self._failure(call.tool, error) from None
         except ConnectFailed as failure:
-            raise CallFailed(f"The tool server cannot be reached: {failure}") from None
+            text = f"The tool server cannot be reached: {failure}"
+            raise self._unreachable(str(failure), text) from None
         finally:
             self.n_calls -= 1
+
+    async def check(self) -> None:
+        """Whether the server can be connected to, now. Raises `ConnectFailed`."""
+        await shake_hands(self._wires, self._handshake_s)
 
     async def _call(self, call: ToolRequest) -> CallToolResult:
         connection = self._connection
@@ -159,7 +182,7 @@ class Session:
         try:
             made = read_result(await self._send(connection, create))
         except SDK_FAILURES as error:
-            raise CallFailed(self._explain(create.tool, error)) from None
+            raise await self._failure(create.tool, error) from None
         if made.is_error:
             raise CallFailed(made.text)
 
@@ -170,20 +193,24 @@ class Session:
             connection = self._connection
             if self._n_failed != n_failed:
                 # Or calls would wait for one another's attempts, each as long as a handshake.
-                raise ConnectFailed("another call has just tried")
+                raise ConnectFailed(self._why)
             if connection is None or connection is lost:
                 await lost.close()
                 try:
                     connection = await self._begin()
-                except (ConnectFailed, CallFailed):
+                except (ConnectFailed, CallFailed, ToolServerUnreachable) as failure:
                     self._n_failed += 1
+                    self._why = str(failure)
                     raise
                 log.warning("connected to tool server %s again", self._spec.label)
         if self._ownership is not None:
-            raise CallFailed(
+            text = (
                 "The connection to the tool server was lost, and the state of its tools with it. "
                 "They begin anew; this call was not made."
             )
+            if self._spec.transport is ToolTransport.STDIO:  # a process that only this record had
+                raise CallFailed(text)
+            raise self._unreachable("it has lost the session of a record, and its state", text)
         return connection
 
     async def _say_goodbye(self, connection: Connection, close: ToolRequest | None) -> None:
@@ -194,6 +221,39 @@ class Session:
                 await self._send(connection, close)
                 return
         log.warning("tool server %s failed at %s", self._spec.label, close.tool)
+
+    async def _failure(self, tool: str, error: Exception) -> CallFailed | ToolServerUnreachable:
+        """What a failed request is: the call's own failure, or an outage."""
+        text = self._explain(tool, error)
+        if isinstance(error, MCPError) and error.code == REQUEST_TIMEOUT:
+            if await self._shows_life():
+                return CallFailed(text)
+            if self._spec.transport is ToolTransport.STDIO and self._connection is not None:
+                self._connection.abandon()  # the next call starts another process
+        elif not server_is_out_of_reach(error) and not connection_is_lost(error):
+            return CallFailed(text)
+        if self._ownership is not None and await self._can_be_reached():
+            return CallFailed(text)
+        return self._unreachable(text, text)
+
+    async def _shows_life(self) -> bool:
+        """Whether the server answers in this session, beside the calls that it works on."""
+        with contextlib.suppress(TimeoutError, *SDK_FAILURES):
+            async with asyncio.timeout(_SIGN_OF_LIFE_S):
+                await self.client.list_tools(cache_mode="bypass")
+                return True
+        return False
+
+    async def _can_be_reached(self) -> bool:
+        with contextlib.suppress(ConnectFailed):
+            await shake_hands(self._wires, min(self._handshake_s, _SIGN_OF_LIFE_S))
+            return True
+        return False
+
+    def _unreachable(self, why: str, text: str | None = None) -> ToolServerUnreachable:
+        label = self._spec.label
+        message = f"the tool server {label} is out of reach: {why}"
+        return ToolServerUnreachable(message, label, text=text, probe=self.check)
 
     def _explain(self, tool: str, error: Exception) -> str:
         """A failed call, for the model to read."""

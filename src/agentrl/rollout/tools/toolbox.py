@@ -1,13 +1,14 @@
 """All tools of a process, and the tools as one record uses them.
 
 What goes wrong with a call costs that call and becomes a text for the model. Exceptions are only:
-a server that cannot be reached at start, and a session that a record cannot do without.
+a session that a record cannot do without and does not get, and a server that is out of reach. With
+`--on_tool_outage text` the model reads of the latter too, where a call met it.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,7 @@ from typing import Any, Self
 from agentrl.configs import AgentConfig, comma_separated
 from agentrl.databases.documents import ResultFile, Task
 from agentrl.databases.records import RecordLedger
+from agentrl.failures import InfrastructureFailure
 from agentrl.rollout.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.rollout.tools.calls import (
     CREATE_KWARGS_KEY,
@@ -23,6 +25,7 @@ from agentrl.rollout.tools.calls import (
     Callee,
     CallFailed,
     ToolRequest,
+    ToolServerUnreachable,
     why_unsendable,
 )
 from agentrl.rollout.tools.catalogue import Catalogue, catalogue
@@ -48,13 +51,14 @@ from agentrl.rollout.tools.server_list import (
 log = logging.getLogger(__name__)
 
 Server = MCPServer | AggregatedServer
+OnOutage = Callable[[InfrastructureFailure], None]
 
 
 class ToolBox:
     """The tools of all servers of a run. Without servers it is empty, and as good.
 
     `max_result_chars`: how much of a result the model reads. `records`: where the rest is kept;
-    None keeps nothing.
+    None keeps nothing. `tell_model`: of outages too, see `--on_tool_outage`.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class ToolBox:
         tools: Catalogue,
         max_result_chars: int,
         records: RecordLedger | None,
+        tell_model: bool,
     ) -> None:
         offered = {offer.server for offer in tools.tools.values()}
         self.servers = {server.name: server for server in servers if server.name in offered}
@@ -70,11 +75,17 @@ class ToolBox:
         self.schemas = tools.schemas
         self.max_result_chars = max_result_chars
         self.records = records
+        self.tell_model = tell_model
         self._named_in_vain: set[str] = set()
 
-    def session(self, task: Task, record_id: str) -> "ToolSession":
-        """The tools for one record: an async context manager around its conversation."""
-        return ToolSession(self, task, record_id)
+    def session(
+        self, task: Task, record_id: str, on_outage: OnOutage = lambda failure: None
+    ) -> "ToolSession":
+        """The tools for one record: an async context manager around its conversation.
+
+        `on_outage`: told of every outage that is not told to the model.
+        """
+        return ToolSession(self, task, record_id, on_outage)
 
     def warn_of(self, names: Sequence[str], why: str) -> None:
         """Say once of each name in tasks' `tools_kwargs` that it is of no use."""
@@ -86,17 +97,19 @@ class ToolBox:
 class ToolSession:
     """The tools as one record uses them; what it opens for the record is closed with it."""
 
-    def __init__(self, box: ToolBox, task: Task, record_id: str) -> None:
+    def __init__(self, box: ToolBox, task: Task, record_id: str, on_outage: OnOutage) -> None:
         self._box = box
         self._task = task
         self._record_id = record_id
+        self._on_outage = on_outage
         self._callees: dict[str, Callee] = {}
         self._meta: dict[str, Mapping[str, Any]] = {}
         self._stack = AsyncExitStack()
         self._n_kept = 0
 
     async def __aenter__(self) -> Self:
-        """Open the record's own sessions. Raises `ToolSessionFailed` where one cannot be."""
+        """Open the record's own sessions. Raises `ToolSessionFailed` where one cannot be, and
+        `ToolServerUnreachable`."""
         given, unknown = create_kwargs(self._task.fields, self._box.catalogue)
         self._box.warn_of(unknown, "there is no such tool or server")
         meta = {TASK_ID_KEY: self._task.task_id, RECORD_ID_KEY: self._record_id}
@@ -125,7 +138,10 @@ class ToolSession:
         await self._stack.aclose()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
-        """ToolRequest a tool. Never raises for anything that tool or server do."""
+        """Call a tool. Never raises for anything that the tool does, or the server answers.
+
+        Raises `ToolServerUnreachable` for an outage, unless that is told to the model.
+        """
         began = time.monotonic()
         reading = await self._read(name, arguments)
         latency_s = time.monotonic() - began
@@ -159,6 +175,12 @@ class ToolSession:
             return read_result(await self._callees[offer.server].call(call))
         except CallFailed as failure:
             return Reading(storable(str(failure)), is_error=True)
+        except ToolServerUnreachable as outage:
+            if self._box.tell_model:
+                return Reading(storable(outage.text), is_error=True)
+            self._on_outage(outage)
+            await asyncio.sleep(0)  # who is told may cancel the agent, before it goes on
+            raise
 
 
 @asynccontextmanager
@@ -196,7 +218,8 @@ async def open_tools(
                 "several servers have tools of the same name; the model knows them as %s",
                 ", ".join(tools.renamed),
             )
-        yield ToolBox(servers, tools, agent.max_tool_result_chars, records)
+        tell_model = agent.on_tool_outage == "text"
+        yield ToolBox(servers, tools, agent.max_tool_result_chars, records, tell_model)
 
 
 async def _open(

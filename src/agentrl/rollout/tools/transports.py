@@ -13,10 +13,18 @@ from mcp.client.sse import sse_client
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from agentrl.limited_httpx import (
+    MAX_ANSWER_BYTES,
+    TOO_LARGE,
+    AnswerTooLarge,
+    LimitedTransport,
+)
 from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
 
 # JSON-RPC codes of our own, see `_FaultIsolation`.
-WIRE_FAULT, REFUSED, SESSION_GONE = -32050, -32051, -32052
+WIRE_FAULT, REFUSED, SESSION_GONE, OVERSIZE = -32050, -32051, -32052, -32053
+
+NOT_SERVING = frozenset({502, 503, 504})  # a proxy's, while the server behind it is away
 
 # A call holds its connection while the tool works, and the samplers bound their own concurrency.
 # Idle connections are dropped before the 5 s after which uvicorn closes them.
@@ -36,7 +44,7 @@ class Wires:
     def __init__(self, spec: ServerSpec, connect_timeout_s: float) -> None:
         self._spec = spec
         self._timeout = httpx2.Timeout(None, connect=connect_timeout_s)
-        self._sockets: httpx2.AsyncHTTPTransport | None = None
+        self._sockets: LimitedTransport | None = None
 
     @asynccontextmanager
     async def open(self, on_lost: Callable[[], None]) -> AsyncIterator[Streams]:
@@ -59,7 +67,9 @@ class Wires:
                 yield _EndNoticed(read, on_lost), write
         else:
             client = self._client(_FaultIsolation(_Borrowed(self._shared_sockets())))
-            async with streamable_http_client(spec.url, http_client=client) as streams:
+            async with streamable_http_client(
+                spec.url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES
+            ) as streams:
                 yield streams
 
     async def close(self) -> None:
@@ -72,10 +82,10 @@ class Wires:
             headers=dict(self._spec.headers), timeout=self._timeout, transport=transport
         )
 
-    def _shared_sockets(self) -> httpx2.AsyncHTTPTransport:
+    def _shared_sockets(self) -> LimitedTransport:
         if self._sockets is None:
             # One for all connections: each would make a TLS context of its own, in tens of ms.
-            self._sockets = httpx2.AsyncHTTPTransport(limits=SOCKET_LIMITS)
+            self._sockets = LimitedTransport(httpx2.AsyncHTTPTransport(limits=SOCKET_LIMITS))
         return self._sockets
 
 
@@ -84,7 +94,7 @@ class _Borrowed(httpx2.AsyncBaseTransport):
 
     def __init__(
         self,
-        sockets: httpx2.AsyncHTTPTransport,
+        sockets: httpx2.AsyncBaseTransport,
         on_failed_post: Callable[[], None] = lambda: None,
     ) -> None:
         self._sockets = sockets
@@ -122,12 +132,17 @@ class _FaultIsolation(httpx2.AsyncBaseTransport):
             if response.status_code in (401, 403):
                 await response.aclose()
                 return _json_rpc_error(request, REFUSED, refusal(response.status_code))
+            if response.status_code in NOT_SERVING:
+                await response.aclose()
+                return _json_rpc_error(request, WIRE_FAULT, f"HTTP {response.status_code}")
             if "mcp-session-id" in request.headers and await _forgot_session(response):
                 await response.aclose()
                 return _json_rpc_error(request, SESSION_GONE, "the session is gone")
             if response.headers.get("content-type", "").lower().startswith("application/json"):
                 await response.aread()  # here, so that a connection lost half way is caught too
             return response
+        except AnswerTooLarge:
+            return _json_rpc_error(request, OVERSIZE, f"it gave {TOO_LARGE}")
         except httpx2.RequestError as error:
             return _json_rpc_error(request, WIRE_FAULT, str(error) or type(error).__name__)
 

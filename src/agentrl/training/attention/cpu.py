@@ -80,7 +80,7 @@ class CpuKernel:
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
-    """What partial results are added in."""
+    """The dtype that partial results are added up in."""
     return x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
 
 

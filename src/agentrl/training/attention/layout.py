@@ -67,7 +67,7 @@ class TreeLayout:
 
     @property
     def n_queries(self) -> int:
-        """How many tokens ask."""
+        """The number of queries."""
         return self.queries[1] - self.queries[0]
 
     @cached_property

@@ -24,7 +24,7 @@ class SharedPrefix:
         self._hidden: _Kept | None = None
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Of the pass over the prefix itself. Recomputation in a backward pass changes nothing."""
+        """Keep a layer's keys and values of the prefix's own pass, but not a recomputation's."""
         if layer not in self._layers:
             part = slice(0, self._tokens)
             self._layers[layer] = _Kept(key[:, :, part]), _Kept(value[:, :, part])
@@ -56,7 +56,7 @@ class SharedPrefix:
         return torch.cat([self._hidden.leaf.to(hidden.dtype), hidden])
 
     def backward(self) -> None:
-        """Back through the pass over the prefix, with what all passes after it asked of it.
+        """The backward pass of the prefix, from the gradients that the passes behind it left.
 
         Everything takes part, with zeros if nothing was asked, so that the sharded model sees the
         same gradients come on every rank.

@@ -38,7 +38,7 @@ Whole = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class SharedLine(ABC):
-    """What a context-parallel process has of a line of T tokens, and how it attends."""
+    """The part of a line of T tokens that a context-parallel process has, and its attention."""
 
     parts_each: int  # of the equal parts of a line, how many a process has
 

@@ -4,7 +4,7 @@ A checkpoint is the folder `checkpoint-STEP` of a run's output. It holds the lea
 each process's random state as torch's distributed checkpoint (DCP), and `trainer_state.json` with
 the position in the data ledger. A folder with its final name is always whole: it is written under
 another name, synced to disk and renamed last. Not in here: writing and reading what is in it
-(`checkpoint_io`).
+(`save`).
 """
 
 import json
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs import Config
+from agentrl.configs.flags import FLAGS
 from agentrl.databases.documents import TrainerStart
 from agentrl.databases.runs import in_lineage
 from agentrl.redaction import without_passwords
@@ -32,7 +33,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where the run is. Its rows are those that the ledger says were trained up to `step`."""
+    """The position of a run. Its rows are those that the ledger says were trained up to `step`."""
 
     step: int  # optimizer steps done
     version: int  # policy version that these weights were or will be published as
@@ -44,11 +45,17 @@ class TrainerState:
 
 def recorded_config(config: Config) -> dict[str, dict[str, Any]]:
     """The flags by group, without secrets: what checkpoints and trackers keep of them."""
-    flags = asdict(config)
-    flags["agent"]["mcp_auth_token"] = None
-    url = flags["run"]["db_connection_string"]
-    flags["run"]["db_connection_string"] = without_passwords(url) if url else None
-    return flags
+    return {
+        group: {
+            name: None if FLAGS[name].info.secret else _shown(value)
+            for name, value in flags.items()
+        }
+        for group, flags in asdict(config).items()
+    }
+
+
+def _shown(value: object) -> object:
+    return without_passwords(value) if isinstance(value, str) else value
 
 
 def checkpoint_path(output: Path, step: int) -> Path:
@@ -76,6 +83,11 @@ def list_checkpoints(output: Path) -> list[Path]:
 
 def read_state(checkpoint: Path) -> TrainerState:
     """What `trainer_state.json` says. Raises `CheckpointError` if the folder is no checkpoint."""
+    if (checkpoint / "config.json").is_file():  # also of transformers.Trainer, with the same name
+        raise CheckpointError(
+            f"{checkpoint} is no checkpoint of a run but a model folder: it can be given as it is "
+            "with --model_name_or_path (MODEL)"
+        )
     try:
         return TrainerState(**json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8")))
     except (OSError, json.JSONDecodeError, TypeError) as error:
@@ -112,7 +124,7 @@ def finish_checkpoint(output: Path, state: TrainerState, save_total_limit: int |
 
 
 def clear_unfinished(output: Path) -> None:
-    """Remove what saves and removals that were cut off have left. For rank 0, at the start."""
+    """Remove the remains of interrupted saves and removals. For rank 0, at the start."""
     for pattern in (f"checkpoint-*{_PARTIAL}", f"checkpoint-*{_REMOVED}"):
         for folder in output.glob(pattern):
             shutil.rmtree(folder)

@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -66,6 +67,7 @@ class CheckpointSaver:
             )
         )
         self._running: Future[None] | None = None
+        self.seconds: float | None = None  # that the last save took, from copy to name
 
     def save(self, learner: Stateful, state: TrainerState) -> None:
         """Begin to save; when this returns, `learner` may change. Collective.
@@ -73,13 +75,17 @@ class CheckpointSaver:
         Waits for the save before this one and raises its error, see `wait`.
         """
         self.wait()
+        began = time.monotonic()
         content = in_blocks({**learner.state_dict(), **_own_random_state()})
         staged = self._stager.stage(content)
         assert not isinstance(staged, Future), "it was staged at once"
         self._running = Future()
         # a daemon: a write that hangs does not keep a process alive that failed otherwise
         threading.Thread(
-            target=self._settle, args=(self._running, staged, state), name="checkpoint", daemon=True
+            target=self._settle,
+            args=(self._running, staged, state, began),
+            name="checkpoint",
+            daemon=True,
         ).start()
 
     @property
@@ -105,10 +111,11 @@ class CheckpointSaver:
         self._stager.close()
 
     def _settle(
-        self, future: "Future[None]", staged: Mapping[str, Any], state: TrainerState
+        self, future: "Future[None]", staged: Mapping[str, Any], state: TrainerState, began: float
     ) -> None:
         try:
             self._write(staged, state)
+            self.seconds = time.monotonic() - began
         except BaseException as error:  # handed to the waiter, whatever it is
             future.set_exception(error)
         else:
@@ -139,7 +146,7 @@ class CheckpointSaver:
 
 
 def load_checkpoint(checkpoint: Path, learner: Stateful) -> TrainerState:
-    """Load it into `learner`, whatever number of processes saved it. Collective.
+    """Load a checkpoint into `learner`; any number of processes may have saved it. Collective.
 
     Random states are restored if the number of processes is the same. Raises `CheckpointError`.
     """
@@ -206,7 +213,7 @@ def _restore_random_state(content: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _in_a_sentence(final: Path) -> Iterator[None]:
-    """What writes to the disk; if it refuses, that is a `CheckpointError`."""
+    """A block that writes to the disk. An `OSError` in it becomes a `CheckpointError`."""
     try:
         yield
     except OSError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.databases.token_tree import Node, Places, TokenTree
+from agentrl.databases.token_tree import Node, Places, TokenTree, common_prefix
 
 Tokens = NDArray[np.int32]
 
@@ -45,7 +45,7 @@ class _Piece:
         best, most = None, 0
         for child in self.children:
             if child.tokens[0] == tokens[0]:
-                shared = _shared(child.tokens, tokens)
+                shared = common_prefix(child.tokens, tokens)
                 if shared > most:
                     best, most = child, shared
         return best, most
@@ -99,13 +99,6 @@ def _split(node: _Piece, at: int, ends: list[int]) -> None:
     node.split(at, ends)
     for sequence in node.children[0].ending:
         ends[sequence] -= at
-
-
-def _shared(one: Tokens, other: Tokens) -> int:
-    """How many tokens two sequences begin with alike."""
-    length = min(len(one), len(other))
-    different = one[:length] != other[:length]
-    return int(different.argmax()) if different.any() else length
 
 
 def _lay_out(top: _Piece, sequences: Sequence[Tokens]) -> Forest:

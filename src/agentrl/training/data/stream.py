@@ -1,33 +1,39 @@
 """Rows for the next step, made ready in the background while the current step computes.
 
 Rank 0 leases rows and plans which rank trains which; the plan travels as row ids, and every rank
-fetches its own payloads. All of it runs on the background loops of the ranks: `start` begins it
-for a step, `take` collects it.
+fetches its own payloads. A row that one of them cannot use is quarantined, and the step planned
+again with another in its place. All of it runs on the background loops of the ranks: `start` begins
+it for a step, `take` collects it.
 """
 
 import asyncio
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, Self, TypeVar, cast
 
 from agentrl.databases.changes import Changes, inserted, updated
 from agentrl.databases.connection import RunDatabase, retry_through_outages
-from agentrl.databases.documents import RowStatus, TaskStatus
+from agentrl.databases.documents import RowStatus
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.hopeless import HopelessWatch
 from agentrl.databases.policies import Lineage, load_lineage
 from agentrl.databases.row_ledger import RowHeader, RowLedger, fetch_rows
 from agentrl.databases.runs import RunHopeless
+from agentrl.databases.transitions import ENDED_TASKS
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.data.flops import FlopsModel
 from agentrl.training.data.planner import plan_ranks, row_cost
+from agentrl.training.data.row_checks import check_trainable
 from agentrl.training.data.sequences import TrainingSequence, row_sequences
 from agentrl.training.parallel import Mesh
 from agentrl.training.parallel.agreement import Agreement
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -40,7 +46,20 @@ class StepRows:
 
     headers: Sequence[RowHeader]  # of the whole step; on rank 0 only
     balance: float  # of the ranks' costs, see `RankPlan`
+    ids: Sequence[Sequence[str]]  # of the rows of each data-parallel rank
+    rank: int  # among them, this one
     mine: Sequence[Sequence[TrainingSequence]]  # this rank's rows, each as its sequences
+
+    def only(self, ids: Collection[str]) -> Self:
+        """The same step with some of its rows."""
+        return replace(
+            self,
+            headers=[header for header in self.headers if header.id in ids],
+            ids=[[row for row in of_rank if row in ids] for of_rank in self.ids],
+            mine=[
+                row for row, name in zip(self.mine, self.ids[self.rank], strict=True) if name in ids
+            ],
+        )
 
 
 class RowSource(Protocol):
@@ -48,6 +67,10 @@ class RowSource(Protocol):
 
     async def lease(self, step: int) -> list[RowHeader]:
         """The step's rows; fewer than usual when no more can come, none at the end."""
+        ...
+
+    async def quarantine(self, step: int, faults: Mapping[str, str]) -> None:
+        """Take rows of the step out that cannot be trained; `faults`: why, by id."""
         ...
 
 
@@ -85,7 +108,7 @@ class LedgerSource:
         rows, tasks = self._database.rows, self._database.tasks
         new_row = inserted(rows)
         ready_again = updated(rows, "status", RowStatus.READY)
-        group_done = updated(tasks, "status", TaskStatus.COMPLETED)  # perhaps the last one
+        group_done = updated(tasks, "status", *ENDED_TASKS)  # perhaps the last one
         async with Changes(self._database, new_row, ready_again, group_done) as changes:
             while not self._stop.is_set():
                 before = len(headers)
@@ -97,6 +120,14 @@ class LedgerSource:
                 await changes.wait(_LONGEST_WAIT_S, found=len(headers) > before)
         return []
 
+    async def quarantine(self, step: int, faults: Mapping[str, str]) -> None:
+        """Take rows of the step out that cannot be trained, and say so."""
+        await retry_through_outages(
+            lambda: self._ledger.quarantine(step, faults), f"the quarantine of rows of step {step}"
+        )
+        for row, error in faults.items():
+            logger.error("row %s is quarantined: %s", row, error)
+
     async def _look(self, step: int) -> tuple[list[RowHeader], bool]:
         return await retry_through_outages(
             lambda: self._look_once(step), f"the rows of step {step}"
@@ -104,6 +135,8 @@ class LedgerSource:
 
     async def _look_once(self, step: int) -> tuple[list[RowHeader], bool]:
         """The rows that the step has, and whether it gets no more."""
+        # Every look, for the samplers: they may need tasks when the step has its rows already.
+        await self._feeder.top_up()
         # asked before leasing: a row that comes between the two is leased in this look
         exhausted = await self._feeder.exhausted()
         self._lineage = await load_lineage(self._database, self._lineage)
@@ -119,7 +152,6 @@ class LedgerSource:
             if step == 1 and not headers and self._feeder.has_tasks:
                 raise RunHopeless(await self._watch.never_trained(self._feeder.epochs))
             return headers, True
-        await self._feeder.top_up()
         return headers, False
 
 
@@ -133,8 +165,11 @@ class RowStream:
         source: RowSource | None,
         mesh: Mesh,
         costs: FlopsModel,
+        vocab_size: int,
     ) -> None:
-        """`source`: on rank 0 only; `costs`: of the model. Collective: every rank makes one."""
+        """`source`: on rank 0 only; `costs`, `vocab_size`: of the model. Collective: every rank
+        makes one."""
+        self._vocab_size = vocab_size
         self._costs = costs
         self._background = background
         self._database = database
@@ -161,10 +196,39 @@ class RowStream:
         return rows, time.monotonic() - began
 
     def drop(self) -> None:
-        """Wait for the step that was started and do not train it: its rows stay leased."""
+        """Wait for the step that was started, and do not train it. Its rows stay leased."""
         self.take()
 
     async def _prepare(self, step: int) -> StepRows | None:
+        while True:
+            headers, ids, balance = await self._plan(step)
+            if not any(ids):
+                return None
+            fetched = await retry_through_outages(
+                partial(fetch_rows, self._database, ids[self._rank]), f"the rows of step {step}"
+            )
+            # after the rows, so that it has every version of theirs
+            self._lineage = await retry_through_outages(
+                lambda: load_lineage(self._database, self._lineage), "the policy versions"
+            )
+            mine: list[Sequence[TrainingSequence]] = []
+            faults = dict(fetched.faults)
+            for row in fetched.rows:
+                try:
+                    check_trainable(row, self._vocab_size)
+                    # the weights that step `step` trains hold one step less
+                    mine.append(row_sequences(row, self._lineage, step - 1))
+                except (ValueError, KeyError) as error:
+                    faults[row.id] = f"it cannot be trained: {error}"
+            by_rank = await _in_daemon_thread(partial(self._agreement.gather, faults))
+            faults = {row: error for of_rank in by_rank for row, error in of_rank.items()}
+            if not faults:
+                return StepRows(headers, balance, ids, self._rank, mine)
+            if self._source is not None:
+                await self._source.quarantine(step, faults)
+
+    async def _plan(self, step: int) -> tuple[list[RowHeader], list[list[str]], float]:
+        """The step's rows (on rank 0 only), the ids of each rank's, and the balance of costs."""
         headers: list[RowHeader] = []
         failure: Exception | None = None
         hopeless: str | None = None
@@ -183,23 +247,12 @@ class RowStream:
             rows = [[headers[index].id for index in indices] for indices in by_rank.rows]
             return rows, by_rank.balance, hopeless
 
-        plan, balance, hopeless = await _in_daemon_thread(
+        ids, balance, hopeless = await _in_daemon_thread(
             lambda: self._agreement.from_main(plan_step)
         )
         if hopeless is not None:
             raise RunHopeless(hopeless)
-        if not any(plan):
-            return None
-        rows = await retry_through_outages(
-            lambda: fetch_rows(self._database, plan[self._rank]), f"the rows of step {step}"
-        )
-        # after the rows, so that it has every version of theirs
-        self._lineage = await retry_through_outages(
-            lambda: load_lineage(self._database, self._lineage), "the policy versions"
-        )
-        # the weights that step `step` trains hold one step less
-        mine = [row_sequences(row, self._lineage, step - 1) for row in rows]
-        return StepRows(headers=headers, balance=balance, mine=mine)
+        return headers, ids, balance
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:

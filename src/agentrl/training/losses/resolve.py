@@ -44,7 +44,7 @@ def loss_function(config: LossConfig) -> LossFunction:
 def _check(function: LossFunction, config: LossConfig) -> None:
     """Try a user's loss on some tokens, so that a run does not end at its first step.
 
-    What it says of its scope is tried too: a loss that uses more of the batch than it says would
+    Its declared scope is tried too: a loss that uses more of the batch than it says would
     quietly depend on how the batch is split.
     """
     flag = f"--loss_calculator {config.loss_calculator}"

@@ -36,10 +36,7 @@ def check_model_folder(path: str | None, flag: str = FLAG) -> Path:
     """The folder of a model, if it looks like one. Raises `ConfigError` if not."""
     if path is None:
         raise ConfigError(f"{flag} is needed: the folder of the model")
-    folder = model_folder(path, flag)
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{flag} {path}: no model, the folder has no config.json")
-    return folder
+    return model_folder(path, flag)
 
 
 def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:

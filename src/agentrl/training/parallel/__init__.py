@@ -23,6 +23,7 @@ from agentrl.training.parallel.gradients import (
     clip_grad_norm,
     grad_norms,
     layer_grad_norms,
+    weights_are_finite,
 )
 from agentrl.training.parallel.launch import exit_process, join_processes
 from agentrl.training.parallel.limits import check_degrees
@@ -41,4 +42,5 @@ __all__ = [
     "make_mesh",
     "parallelise",
     "transformer_layers",
+    "weights_are_finite",
 ]

@@ -28,6 +28,24 @@ class ProcessLost(RuntimeError):
     """Another process has ended. The message is one sentence for the user."""
 
 
+# How gloo and NCCL say that a connection to another process broke.
+_BROKEN = ("gloo/transport/", "ncclRemoteError", "remote process exit")
+
+
+def process_lost(error: RuntimeError) -> ProcessLost | None:
+    """What the error of any collective says of another process: that it has ended, or nothing."""
+    if isinstance(error, ProcessLost):
+        return error
+    return _lost(error) if any(words in str(error) for words in _BROKEN) else None
+
+
+def _lost(error: RuntimeError) -> ProcessLost:
+    return ProcessLost(
+        "another process of the trainer has ended; what it said last is in the trainer's log "
+        f"({str(error).splitlines()[0]})"
+    )
+
+
 class Agreement:
     """The processes of a run, on a group of their own, which no collective of training waits for.
 
@@ -61,7 +79,7 @@ class Agreement:
         return answer
 
     def on_all(self, act: Callable[[], T]) -> T:
-        """What `act`, which has no collective in it, returns on each process.
+        """What `act` returns on each process; it must contain no collective.
 
         If it raises on some, the first of them raises that and all others `FailedElsewhere`.
         """
@@ -80,6 +98,13 @@ class Agreement:
         if failure is not None and failed[0] == dist.get_rank():
             raise failure
         raise FailedElsewhere(f"process {failed[0]} has failed: {told[failed[0]]}") from failure
+
+    def gather(self, value: T) -> list[T]:
+        """What each process gives, by rank, on all of them."""
+        values: list[T | None] = [None] * dist.get_world_size()
+        with _connected():
+            dist.all_gather_object(values, value, self.group)
+        return cast(list[T], values)
 
     def any(self, *flags: bool) -> list[bool]:
         """For each of `flags`, whether it is set on some process."""
@@ -108,7 +133,4 @@ def _connected() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise ProcessLost(
-            "another process of the trainer has ended; what it said last is in the trainer's log "
-            f"({str(error).splitlines()[0]})"
-        ) from error
+        raise _lost(error) from error

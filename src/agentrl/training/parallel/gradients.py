@@ -38,6 +38,16 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     return norm
 
 
+@torch.no_grad()
+def weights_are_finite(model: nn.Module) -> bool:
+    """Whether all parameters are, wherever they are held. Collective."""
+    held = [_local(parameter) for parameter in model.parameters()]
+    wrong = torch.stack([(~torch.isfinite(values)).sum() for values in held]).sum()
+    counted = wrong.to(torch.float64)
+    dist.all_reduce(counted)
+    return counted.item() == 0
+
+
 def layer_grad_norms(model: PreTrainedModel) -> dict[str, float]:
     """The gradient norm of each transformer layer, and of what is outside of them, by name.
 

@@ -10,7 +10,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,17 +19,28 @@ import torch
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.changes import Changes, updated
 from agentrl.databases.connection import RunDatabase, retry_through_outages
-from agentrl.databases.documents import DataSet, RowStatus, TaskStatus, TrainerStart, group_order
+from agentrl.databases.documents import DataSet, TrainerStart, group_order
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.hopeless import HopelessWatch
-from agentrl.databases.row_ledger import RowLedger, count_rows
+from agentrl.databases.outages import Outage, current
+from agentrl.databases.row_ledger import RowCounts, RowLedger, count_rows
 from agentrl.databases.runs import RunLease, TrainerReplaced
 from agentrl.databases.services import SILENT_S, register_urls
-from agentrl.databases.task_file import TaskLine, read_tasks
+from agentrl.databases.task_file import (
+    TaskCheck,
+    TaskLine,
+    checked_by,
+    go_on,
+    keep_check,
+    known_check,
+    open_tasks,
+    read_tasks,
+)
+from agentrl.databases.transitions import ENDED_TASKS
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.data.stream import LedgerSource
-from agentrl.training.run.entry import RunEntry, enter, settle
+from agentrl.training.run.entry import TASKS, RunEntry, enter, settle
 from agentrl.training.run.gpu_sharing import GpuSharing
 from agentrl.training.run.publication import Publication, Publisher, next_version
 from agentrl.training.run.startup import checkpoint_to_resume
@@ -37,6 +48,8 @@ from agentrl.training.run.startup import checkpoint_to_resume
 logger = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 1.0  # between two looks, which see a stop too
+_FIRST_CHECK_S = 1.0  # of a task file, before the run is taken
+_BY = checked_by()  # of rows only: names are the samplers' side's
 
 
 @dataclass(frozen=True)
@@ -54,16 +67,21 @@ class RunCoordinator:
     def __init__(
         self, database: RunDatabase, config: Config, output: Path, trainer: str, rows_per_step: int
     ) -> None:
-        """Reads the task files. Raises `ConfigError` or `TaskFileError`."""
+        """Opens the task files. Raises `ConfigError` or `TaskFileError`."""
         self._database = database
         self._config = config
-        train = _tasks(config.data.train_file) if config.sampling.enable_sampling else []
-        if config.sampling.enable_sampling and not train:
-            raise ConfigError(
-                "--train_file is needed: the tasks to sample (or --enable_sampling false)"
-            )
-        evaluates = config.data.eval_steps != 0
-        self._held_out = _tasks(config.data.eval_file) if evaluates else []
+        self._check: TaskCheck | None = None
+        train: Sequence[TaskLine] = []
+        if config.sampling.enable_sampling:
+            if not config.data.train_file:
+                raise ConfigError(
+                    "--train_file is needed: the tasks to sample (or --enable_sampling false)"
+                )
+            file = Path(config.data.train_file)
+            train = open_tasks(file, output / TASKS)
+            self._check = self._begin_check(file, output / TASKS)
+        held_out = config.data.eval_file if config.data.eval_steps != 0 else None
+        self._held_out = read_tasks(Path(held_out)) if held_out else []
         self._n_train = len(train)
         self._epochs = math.ceil(config.data.num_train_epochs)
         group = config.sampling.num_generations
@@ -92,11 +110,13 @@ class RunCoordinator:
             make_updater(config.services.weight_update, device),
             "in_place" if config.services.weight_update_pause == "in_place" else "retract",
             hold=self._lease.heartbeat,
+            api_key=config.sampling.inference_api_key,
         )
-        self._sharing = GpuSharing(database, SILENT_S)
+        self._sharing = GpuSharing(database, SILENT_S, config.sampling.inference_api_key)
         self._watch = HopelessWatch(database, config.sampling.max_failures_without_success)
         self._rows_per_step = rows_per_step
         self._total_steps = 0
+        self._output = output
         self._ledger: RowLedger | None = None
         self._starts: list[TrainerStart] = []
         self._entry: RunEntry | None = None
@@ -185,11 +205,13 @@ class RunCoordinator:
             logger.info("%d tasks of other data, which nobody had begun, are left out", left)
         first_epoch = self._known_data[-1].epoch
         self.ledger.begin_at(group_order(first_epoch, 0))
-        await self._feeder.start(number, first_epoch)
+        await self._feeder.start(number, first_epoch, self._known_data[-1].seed)
 
     def run_beside(self, background: BackgroundLoop) -> None:
         """Keep the lease alive and late services current, while training goes on."""
         background.watch(self._keep_lease())
+        if self._check is not None:
+            background.watch(self._check_on(self._check))
         sampling = self._config.sampling
         patience = sampling.startup_timeout if sampling.enable_sampling else math.inf
         background.watch(
@@ -210,6 +232,14 @@ class RunCoordinator:
             watch=self._watch,
         )
 
+    async def quarantine(self, step: int, faults: Mapping[str, str]) -> None:
+        """Take rows out that were leased for `step` and cannot be trained; `faults`: why, by id."""
+        await retry_through_outages(
+            lambda: self.ledger.quarantine(step, faults), f"the quarantine of rows of step {step}"
+        )
+        for row, error in faults.items():
+            logger.error("row %s is quarantined: %s", row, error)
+
     async def commit(self, step: int, ids: Sequence[str]) -> None:
         """The step trained these rows. Raises `TrainerReplaced` if they are no longer ours."""
         await self.hold()
@@ -222,9 +252,13 @@ class RunCoordinator:
                 "trainer: another one took them, this one stops"
             )
 
-    async def counts(self) -> dict[RowStatus, int]:
-        """How many rows are in each state."""
-        return await retry_through_outages(lambda: count_rows(self._database), "the count of rows")
+    async def counts(self, step: int) -> RowCounts:
+        """How many rows wait, and how many were evicted, after `step` was committed."""
+        return await retry_through_outages(lambda: self.ledger.counts(step), "the count of rows")
+
+    async def outages(self) -> list[Outage]:
+        """What samplers wait for now."""
+        return await retry_through_outages(lambda: current(self._database), "the outages")
 
     async def release_gpus(self) -> int:
         """Have the services give their GPU memory back until `publish`; returns how many have."""
@@ -255,7 +289,7 @@ class RunCoordinator:
         if not self._held_out:
             return
         began = time.monotonic()
-        group_done = updated(self._database.tasks, "status", TaskStatus.COMPLETED)
+        group_done = updated(self._database.tasks, "status", *ENDED_TASKS)
         async with Changes(self._database, group_done) as changes:
             while not stop.is_set() and not await retry_through_outages(
                 lambda: self._feeder.evaluation_done(step), f"the evaluation of step {step}"
@@ -304,7 +338,7 @@ class RunCoordinator:
             return self._config.optimizer.max_steps
         rows = self._n_train * self._epochs * self._config.sampling.num_generations
         if not self._n_train:
-            rows = sum((await self.counts()).values())
+            rows = sum((await count_rows(self._database)).values())
         return -(-rows * self._config.optimizer.max_trained_count // self._rows_per_step)
 
     async def _keep_lease(self) -> None:
@@ -317,6 +351,25 @@ class RunCoordinator:
             await asyncio.sleep(self._config.sampling.lease_seconds / 3)
             await self.hold()
 
+    def _begin_check(self, file: Path, folder: Path) -> TaskCheck | None:
+        """The check of a task file that is not done yet: a small file's is, at once.
 
-def _tasks(path: str | None) -> list[TaskLine]:
-    return read_tasks(Path(path)) if path else []
+        Raises `TaskFileError` with what is wrong so far.
+        """
+        if known_check(file, folder) is not None:
+            return None
+        check = TaskCheck(file)
+        complete = check.advance(_FIRST_CHECK_S)
+        check.found.without_mistakes()
+        if complete:
+            keep_check(check.found, folder, _BY)
+            return None
+        logger.info("%s: the rest of it is checked while the run begins", file)
+        return check
+
+    async def _check_on(self, check: TaskCheck) -> None:
+        """Check a large task file to its end. Raises `TaskFileError`."""
+        found = await go_on(check)
+        found.without_mistakes()
+        keep_check(found, self._output / TASKS, _BY)
+        logger.info("%s: all %d tasks are as they should be", check.path, found.n_tasks)

@@ -16,19 +16,20 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from pydantic import TypeAdapter, ValidationError
-
 from agentrl.configs import Config, ConfigError
-from agentrl.configs.digests import file_digest, model_digest
+from agentrl.configs.digests import model_digest
 from agentrl.configs.flags import FLAGS
 from agentrl.configs.run_flags import Flags, changed_flags, read_digests, stored_flags
+from agentrl.configs.run_json import read_run_json
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, Run
 from agentrl.databases.runs import describe, load_run
+from agentrl.databases.task_file import known_digest
 from agentrl.training.checkpoint.layout import list_checkpoints
 from agentrl.whole_file import write_whole
 
 _FILE = "run.json"
+TASKS = "tasks"  # the folder with what is known of task files, see `databases/task_file`
 _WORLD = [flag.name for flag in FLAGS.values() if (flag.group, flag.belongs) == ("agent", "data")]
 _TOOLS = {"demo": "the demo's tools", "given": "tools given with MCP_URL or --mcp_manager_url"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -91,29 +92,21 @@ async def settle(database: RunDatabase, config: Config, entry: RunEntry) -> None
 
 def read_mark(output: Path) -> Mark | None:
     """What the run's folder says, if it is a run's. Raises `ConfigError`."""
-    file = output / _FILE
-    if not file.is_file():
-        return None
-    try:
-        return TypeAdapter(Mark).validate_json(file.read_bytes())
-    except ValidationError:
-        raise ConfigError(
-            f"{file} is damaged: restore it, or remove the run with `agentrl delete RUN` and "
-            "start anew"
-        ) from None
+    return read_run_json(output / _FILE, Mark)
 
 
 def data_of(config: Config, before: DataSet | None, *, demo_tools: bool | None) -> DataSet:
     """What the run learns from by its flags; what they do not say is as `before`."""
     train = config.data.train_file if config.sampling.enable_sampling else None
-    model = config.model.model_name_or_path
+    held_out, model = config.data.eval_file, config.model.model_name_or_path
     now = DataSet(
         train_file=train,
-        train_digest=file_digest(Path(train)) if train else None,
-        eval_file=config.data.eval_file,
-        eval_digest=file_digest(Path(config.data.eval_file)) if config.data.eval_file else None,
+        train_digest=known_digest(Path(train), config.output / TASKS) if train else None,
+        eval_file=held_out,
+        eval_digest=known_digest(Path(held_out), config.output / TASKS) if held_out else None,
         model=model,
         model_digest=model_digest(Path(model)) if model else None,
+        seed=config.run.seed,
         tools=_tools(config, before, demo_tools),
         world={name: getattr(config.agent, name) for name in _WORLD},
     )

@@ -25,8 +25,12 @@ logger = logging.getLogger(__name__)
 class GpuSharing:
     """The memory of a run's live services. For rank 0, on the background loop."""
 
-    def __init__(self, database: RunDatabase, service_timeout_s: float) -> None:
+    def __init__(
+        self, database: RunDatabase, service_timeout_s: float, api_key: str | None = None
+    ) -> None:
+        """`api_key`: that of all services."""
         self._database = database
+        self._api_key = api_key
         self._service_timeout_s = service_timeout_s
 
     async def release(self) -> int:
@@ -93,5 +97,6 @@ class GpuSharing:
     async def _services(self) -> AsyncIterator[list[tuple[InferenceService, Engine]]]:
         """The live services, each with its engine."""
         live = await live_services(self._database, self._service_timeout_s)
-        async with open_engines(service.url for service in live) as engines:
+        urls = [service.url for service in live]
+        async with open_engines(urls, self._api_key) as engines:
             yield list(zip(live, engines, strict=True))

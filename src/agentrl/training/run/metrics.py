@@ -15,8 +15,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from agentrl.configs import Config
-from agentrl.databases.documents import RowStatus
-from agentrl.databases.row_ledger import RowHeader
+from agentrl.databases.row_ledger import RowCounts, RowHeader
 from agentrl.training.checkpoint.layout import recorded_config
 from agentrl.training.step.statistics import StepStatistics
 
@@ -47,8 +46,9 @@ class StepMetrics(StepStatistics, StepTimes):
     n_drifts: int  # continuations where the chat template rewrites what was sampled
     n_tokens: int
     plan_balance: float  # the most expensive rank's operations over the mean of all ranks
-    rows_ready: int  # rows that wait in the database
+    rows_ready: int  # rows that wait in the database, counted up to 10,000
     rows_evicted: int  # of the whole run: too old to be trained
+    outages: int  # dependencies that samplers wait for, such as a tool server out of reach
 
 
 def step_metrics(
@@ -58,12 +58,11 @@ def step_metrics(
     rows: Sequence[RowHeader],
     plan_balance: float,
     times: StepTimes,
-    counts: Mapping[RowStatus, int],
+    counts: RowCounts,
+    n_outages: int,
 ) -> StepMetrics:
-    """The line of a step from its parts. `rows`: all of the step, over all ranks.
-
-    `counts`: all rows of the database by status.
-    """
+    """The line of a step from its parts. `rows`: all of the step, over all ranks. `n_outages`: how
+    much is out of reach."""
     rewards = [row.reward for row in rows]
     return StepMetrics(
         step=step,
@@ -76,8 +75,9 @@ def step_metrics(
         n_drifts=sum(row.n_drifts for row in rows),
         n_tokens=sum(row.n_tokens for row in rows),
         plan_balance=plan_balance,
-        rows_ready=counts[RowStatus.READY],
-        rows_evicted=counts[RowStatus.EVICTED],
+        rows_ready=counts.ready,
+        rows_evicted=counts.evicted,
+        outages=n_outages,
         **asdict(statistics),
         **asdict(times),
     )

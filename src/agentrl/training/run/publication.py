@@ -94,13 +94,16 @@ class Publisher:
         pause: UpdatePause,
         *,
         hold: Callable[[], Awaitable[None]],
+        api_key: str | None = None,
     ) -> None:
         """`service_timeout_s`: a registered service silent for so long is taken for gone.
 
         `hold`: asked before a service is touched; raises if another trainer has taken the run.
+        `api_key`: that of all services.
         """
         self._database = database
         self._hold = hold
+        self._api_key = api_key
         self._weights = output / "weights"
         self._service_timeout_s = service_timeout_s
         self._updater = updater
@@ -199,7 +202,7 @@ class Publisher:
         if not urls:
             return []
         await self._hold()
-        async with open_engines(urls) as engines:
+        async with open_engines(urls, self._api_key) as engines:
             outcomes = await update_services(updater, engines, weights, self._pause)
         for outcome in outcomes:
             if outcome.error is None:
@@ -217,7 +220,8 @@ class Publisher:
 
     async def _check(self, live: list[InferenceService]) -> None:
         """Correct the ledger where a service holds other weights than it says: it was restarted."""
-        async with open_engines(service.url for service in live) as engines:
+        urls = [service.url for service in live]
+        async with open_engines(urls, self._api_key) as engines:
             held = await asyncio.gather(*map(_held, engines))
         for service, version in zip(live, held, strict=True):
             busy = self._publishing.locked() or self._is_catching_up(service.url)

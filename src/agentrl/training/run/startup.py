@@ -29,8 +29,9 @@ from agentrl.training.parallel.compilation import check_compiler
 # Where something is, which may differ from machine to machine.
 _PLACES = flags_named(
     "agent_config_path", "critic_model_name_or_path", "db_connection_string", "eval_file",
-    "inference_urls", "mcp_auth_token", "mcp_manager_url", "model_name_or_path", "output_dir",
-    "reference_model_name_or_path", "resume_from_checkpoint", "train_file",
+    "inference_api_key_env", "inference_urls", "mcp_auth_token", "mcp_manager_url",
+    "model_name_or_path", "output_dir", "reference_model_name_or_path", "resume_from_checkpoint",
+    "train_file",
 )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """The critic of PPO: from a step's rows to advantages, and then to a critic that knows better.
 
-    estimate    values of all trained tokens -> GAE along each row -> advantages, normalized;
-    returns learn       some updates of the critic towards the returns
+    estimate    values of all trained tokens -> GAE along each row -> normalized advantages; returns
+    learn       some updates of the critic towards the returns
 
-Not in here: the model (`value_model`), the formulas (`gae`, `critic_loss`), the policy's own step.
+Not in here: the model (`value_head`), the formulas (`gae`, `critic_loss`), the policy's own step.
 """
 
 import math
@@ -35,7 +35,7 @@ from agentrl.training.step.schedule import Schedule, run_schedule
 
 @dataclass(frozen=True)
 class CriticEstimates:
-    """What the critic says of a step, before it learns: [N] float32 of each micro-batch."""
+    """The critic's estimates for a step, made before it learns: [N] float32 of each micro-batch."""
 
     values: Sequence[Tensor]
     returns: Sequence[Tensor]

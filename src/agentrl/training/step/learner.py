@@ -5,7 +5,7 @@ looks on, is held here too, because it is sharded like the policy and sees the s
 Not in here: rows, ledger, publication; the trainer and supervised training bring rows and say when.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,14 +20,16 @@ from agentrl.training.model.loading import empty_model, fill
 from agentrl.training.model.lora import has_adapter
 from agentrl.training.model.prepare import prepare_model
 from agentrl.training.model.value_loading import empty_value_model, fill_value_model
-from agentrl.training.parallel import Mesh
+from agentrl.training.parallel import Mesh, weights_are_finite
 from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic import Critic
+from agentrl.training.step.culprits import find_culprits
 from agentrl.training.step.objective import Objective
 from agentrl.training.step.optimizer import load_optimizer, make_optimizer, make_scheduler
 from agentrl.training.step.reference import Reference
+from agentrl.training.step.schedule import forget_passes, go_on
 from agentrl.training.step.statistics import StepStatistics
-from agentrl.training.step.train_step import train_step
+from agentrl.training.step.train_step import gradient_is_finite, train_step
 
 
 class Learner:
@@ -88,12 +90,49 @@ class Learner:
             reference_policy = Reference(reference_model, config.compute.loss_seq_chunk_size)
         self._auxiliary = AuxiliaryModels(reference_policy, self.critic)
 
-    def step(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
-        """Train on this rank's rows, each as its sequences, and update the weights once."""
+    def step(
+        self,
+        rows: Sequence[Sequence[TrainingSequence]],
+        between_passes: Callable[[], None] = go_on,
+    ) -> StepStatistics:
+        """Train on this rank's rows, each as its sequences, and update the weights once.
+
+        `between_passes` is called after each pass, until the weights are updated. If it raises, it
+        must on all ranks alike; the caller then calls `leave_step`.
+        """
         return train_step(
             self.model, self.optimizer, self.scheduler, rows, self._objective, self._config,
-            self.mesh, self._auxiliary,
+            self.mesh, self._auxiliary, between_passes,
         )  # fmt: skip
+
+    def culprits(
+        self, ids: Sequence[Sequence[str]], mine: Sequence[Sequence[TrainingSequence]]
+    ) -> list[str]:
+        """Which rows of a step, each alone, have a gradient that is not finite: their ids.
+
+        `ids`: of the rows of each data-parallel rank; `mine`: this rank's rows. Collective. Raises
+        `FloatingPointError` if it is the weights that are not finite.
+        """
+        if not weights_are_finite(self.model):
+            raise FloatingPointError(
+                "the policy's weights are not finite any more: go on from an earlier checkpoint, "
+                "with a lower --learning_rate"
+            )
+
+        def is_finite(places: Sequence[tuple[int, int]]) -> bool:
+            own = [mine[place] for rank, place in places if rank == self.mesh.dp_rank]
+            return gradient_is_finite(
+                self.model, own, self._objective, self._config, self.mesh, self._auxiliary
+            )
+
+        everywhere = [(rank, place) for rank, rows in enumerate(ids) for place in range(len(rows))]
+        return [ids[rank][place] for rank, place in find_culprits(is_finite, everywhere)]
+
+    def leave_step(self) -> None:
+        """Forget what a step that was left half way has added: weights are as before it."""
+        forget_passes(self.model)
+        if self.critic is not None:
+            forget_passes(self.critic.model)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a checkpoint must hold for training to go on; sharded, not copied. Collective.

@@ -1,10 +1,10 @@
 """The loss that the flags describe: a loss function, its layers, its normalisation.
 
-    advantages   normalized over the batch -> decayed by staleness -> KL penalty taken off
-    ratio        around the proximal policy
-    token_losses        the loss function -> importance weights -> tokens left out
-                 -> KL to the reference added -> entropy bonus taken off
-    scalar       normalised over the global batch
+    advantages    normalized over the batch -> decayed by staleness -> KL penalty taken off
+    ratio         around the proximal policy
+    token losses  the loss function -> importance weights -> tokens left out
+                  -> KL to the reference added -> entropy bonus taken off
+    scalar        normalised over the global batch
 
 Each line is one flag's, or nothing; all of them go with every loss function, except that a
 supervised loss has no advantages and no ratio for the first three lines.

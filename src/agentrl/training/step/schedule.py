@@ -41,6 +41,10 @@ Forward = Callable[[MicroBatch, SharedPrefix | None], Output]
 Consume = Callable[[int, MicroBatch, Output], Tensor | None]
 
 
+def go_on() -> None:
+    """Between passes of a step that is not to be left."""
+
+
 @dataclass(frozen=True)
 class Section:
     """Micro-batches, and the shared prefix that some of them stand behind, computed before them."""
@@ -57,6 +61,7 @@ class Schedule:
     n_rows: int  # of this rank
     totals: BatchTotals  # of all ranks
     divides_rows: bool  # whether any rank has tokens of one row in several micro-batches
+    between_passes: Callable[[], None] = go_on  # may raise, on all ranks alike: leaves the step
 
     @property
     def batches(self) -> list[MicroBatch]:
@@ -70,6 +75,7 @@ def make_schedule(
     micro_batch_tokens: int,
     pad_to_multiple_of: int,
     mesh: Mesh,
+    between_passes: Callable[[], None] = go_on,
 ) -> Schedule:
     """Divide `rows` (this rank's, each as its sequences) into micro-batches. Collective.
 
@@ -109,6 +115,7 @@ def make_schedule(
         n_rows=len(rows),
         totals=totals,
         divides_rows=bool(_all_reduce_max([_divides_rows(sections)], mesh)[0]),
+        between_passes=between_passes,
     )
 
 
@@ -129,12 +136,23 @@ def run_schedule(
             if loss is not None:
                 loss.backward()
             number += 1
+            schedule.between_passes()
         if prefix is not None and torch.is_grad_enabled():
             prefix.backward()
     if not torch.is_grad_enabled():
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()  # what stayed gathered for a backward pass, which does not come
+        _reshard(model)  # what stayed gathered for a backward pass, which does not come
+
+
+def forget_passes(model: PreTrainedModel) -> None:
+    """Put a model back to where it was before the passes that were left."""
+    model.zero_grad(set_to_none=True)
+    _reshard(model)
+
+
+def _reshard(model: PreTrainedModel) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _align(

@@ -65,7 +65,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def add(self, share: Tensor, token_losses: TokenLosses, inputs: LossInputs) -> None:
-        """The share of one micro-batch, from `Objective.share`, and what it was made of.
+        """Add one micro-batch: the loss of `Objective.share` and the tensors that it was made of.
 
         Masked sums throughout: to pick the trained tokens out would make a GPU wait for their
         number.

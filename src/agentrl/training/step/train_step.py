@@ -4,7 +4,8 @@ Shared by the trainer and by supervised training. Every rank calls `train_step` 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,9 +16,10 @@ from agentrl.training.data.sequences import TrainingSequence
 from agentrl.training.parallel import Mesh, clip_grad_norm, layer_grad_norms
 from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic_loss import NO_CRITIC
+from agentrl.training.step.culprits import NonFiniteGradient
 from agentrl.training.step.objective import Objective
 from agentrl.training.step.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
-from agentrl.training.step.schedule import make_schedule
+from agentrl.training.step.schedule import go_on, make_schedule
 from agentrl.training.step.statistics import RunningStatistics, StepStatistics
 
 
@@ -30,15 +32,19 @@ def train_step(
     config: LearnerConfig,
     mesh: Mesh,
     auxiliary: AuxiliaryModels | None = None,
+    between_passes: Callable[[], None] = go_on,
 ) -> StepStatistics:
     """Train on `rows` (this rank's, each as its sequences) and update the weights once.
 
     The result is the same on every rank, and but for rounding the same for any number of ranks and
-    any micro-batch size. Raises `FloatingPointError` if a gradient is not finite, and leaves the
-    weights alone.
+    any micro-batch size. `between_passes` is called after each pass until the weights are updated;
+    what it raises leaves the step. Raises `NonFiniteGradient` if the policy's gradient is not
+    finite, and `FloatingPointError` if the critic's is not; that model's weights are left alone.
     """
     compute = config.compute
-    schedule = make_schedule(model, rows, compute.token_budget, compute.pad_to_multiple_of, mesh)
+    schedule = make_schedule(
+        model, rows, compute.token_budget, compute.pad_to_multiple_of, mesh, between_passes
+    )
     outputs = auxiliary.outputs(schedule, rows) if auxiliary else NO_AUXILIARY_OUTPUTS
     model.train()
     running = RunningStatistics(mesh.device)
@@ -52,7 +58,8 @@ def train_step(
             grad_norms = layer_grad_norms(model)
         grad_norm = clip_grad_norm(model, config.optimizer.max_grad_norm)
         if not math.isfinite(grad_norm):
-            raise FloatingPointError(
+            optimizer.zero_grad(set_to_none=True)
+            raise NonFiniteGradient(
                 f"the gradient norm is {grad_norm}: the weights were left as they are; the rows of "
                 "this step or the learning rate before it are the place to look"
             )
@@ -60,7 +67,8 @@ def train_step(
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-    critic = auxiliary.learn(schedule) if auxiliary else NO_CRITIC
+    # The policy is updated: the step is not left any more.
+    critic = auxiliary.learn(replace(schedule, between_passes=go_on)) if auxiliary else NO_CRITIC
     return running.reduce(
         schedule.totals,
         grad_norm,
@@ -70,3 +78,26 @@ def train_step(
         grad_norms,
         critic,
     )
+
+
+def gradient_is_finite(
+    model: PreTrainedModel,
+    rows: Sequence[Sequence[TrainingSequence]],
+    objective: Objective,
+    config: LearnerConfig,
+    mesh: Mesh,
+    auxiliary: AuxiliaryModels | None = None,
+) -> bool:
+    """Whether the policy's gradient on `rows` alone (this rank's) is; nothing is updated.
+
+    Collective, with the same answer on every rank.
+    """
+    compute = config.compute
+    schedule = make_schedule(model, rows, compute.token_budget, compute.pad_to_multiple_of, mesh)
+    outputs = auxiliary.outputs(schedule, rows) if auxiliary else NO_AUXILIARY_OUTPUTS
+    model.train()
+    passes = PolicyPasses(model, schedule, objective, compute.loss_seq_chunk_size, mesh, outputs)
+    passes.add_gradients(RunningStatistics(mesh.device))
+    norm = clip_grad_norm(model, config.optimizer.max_grad_norm)
+    model.zero_grad(set_to_none=True)
+    return math.isfinite(norm)

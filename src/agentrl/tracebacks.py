@@ -4,6 +4,14 @@ import logging
 from collections import Counter
 
 
+def log_to_stderr(form: str, level: int = logging.INFO) -> None:
+    """How our processes log: lines of `form`, and one traceback for each kind of error."""
+    logging.basicConfig(level=level, format=form)
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(known, OneTraceback) for known in handler.filters):
+            handler.addFilter(OneTraceback())
+
+
 class OneTraceback(logging.Filter):
     """For a log's handlers: leaves the traceback out where one of its kind was written already.
 

@@ -1,0 +1,122 @@
+"""How many attempts of a run have ended since a moment, and how those that failed did.
+
+Counted as they come: each look reads what ended since the last one, by an index.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.diagnosis import shown_error
+from agentrl.databases.documents import HANDED_BACK, Split
+
+_SETTLED = timedelta(seconds=60)  # clocks of samplers and database are no further apart
+_SHOWN_KINDS = 3
+_PLACE = " (at "  # before where an error was raised, at its end
+
+
+@dataclass(frozen=True)
+class AttemptCounts:
+    """Attempts that ended with a trajectory or with an error of their own.
+
+    `kinds`: of those that failed, by what was raised and where, the most frequent first: how many,
+    and one of the errors.
+    """
+
+    ended: int = 0
+    failed: int = 0
+    kinds: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def stored(self) -> int:
+        """Those that ended with a trajectory."""
+        return self.ended - self.failed
+
+    @property
+    def most_failed(self) -> bool:
+        """Whether more of them failed than not."""
+        return self.failed > self.stored
+
+    @property
+    def sentence(self) -> str | None:
+        """How many failed, and of what; None if none did."""
+        if not self.failed:
+            return None
+        told = [f"{count} × {shown_error(error)}" for count, error in self.kinds[:_SHOWN_KINDS]]
+        others = len(self.kinds) - len(told)
+        told += [f"and {others} other kinds"] if others else []
+        return f"{self.failed} of {self.ended} attempts failed: {'; '.join(told)}"
+
+
+@dataclass
+class _Sums:
+    ended: int = 0
+    failed: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        return _Sums(self.ended + other.ended, self.failed + other.failed)
+
+
+class AttemptTally:
+    """Counts the attempts that end after `since`, the database's time."""
+
+    def __init__(self, database: RunDatabase, since: datetime) -> None:
+        self.since = since
+        self._database = database
+        self._settled_until = since
+        self._settled = _Sums()
+        self._errors: dict[tuple[str, str], str] = {}  # the first seen of each kind
+
+    async def read(self, now: datetime) -> AttemptCounts:
+        """All so far. `now`: the database's time."""
+        until = now - _SETTLED
+        if until > self._settled_until:
+            came = await self._sum({"$gt": self._settled_until, "$lte": until})
+            self._settled, self._settled_until = self._settled + came, until
+        sums = self._settled + await self._sum({"$gt": self._settled_until})
+        kinds = [(count, self._errors[kind]) for kind, count in sums.failed.most_common()]
+        return AttemptCounts(sums.ended, sums.failed.total(), tuple(kinds))
+
+    async def _sum(self, finished_at: Mapping[str, datetime]) -> _Sums:
+        cursor = await self._database.records.aggregate(
+            [
+                {
+                    "$match": {
+                        "split": {"$in": list(Split)},  # named so that the index serves
+                        "finished_at": finished_at,
+                        "error": {"$not": {"$regex": f"^{HANDED_BACK}"}},
+                    }
+                },
+                {"$group": {"_id": _KIND, "n": {"$sum": 1}, "error": {"$first": "$error"}}},
+            ]
+        )
+        sums = _Sums()
+        async for group in cursor:
+            sums.ended += group["n"]
+            if group["_id"] is not None:
+                kind = (group["_id"]["raised"], group["_id"]["at"])
+                sums.failed[kind] += group["n"]
+                self._errors.setdefault(kind, group["error"])
+        return sums
+
+
+# As `diagnosis.kinds_of` tells them apart: the words between may differ every time.
+_KIND: dict[str, Any] = {
+    "$cond": [
+        {"$eq": [{"$type": "$error"}, "string"]},
+        {
+            "raised": {"$first": {"$split": ["$error", ":"]}},
+            "at": {
+                "$cond": [
+                    {"$gte": [{"$indexOfCP": ["$error", _PLACE]}, 0]},
+                    {"$last": {"$split": ["$error", _PLACE]}},
+                    "",
+                ]
+            },
+        },
+        None,
+    ]
+}

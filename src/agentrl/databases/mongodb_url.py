@@ -1,0 +1,37 @@
+"""What is wrong with a MongoDB URL, said without its password.
+
+PyMongo's own errors quote what they stumble over, which may be a part of the password; and a
+password with `#` or `?` in it may make a URL of another host.
+"""
+
+import re
+
+from pymongo.errors import ConfigurationError, InvalidURI
+from pymongo.uri_parser import parse_uri
+
+from agentrl.redaction import without_passwords
+
+URL_ERRORS = (InvalidURI, ConfigurationError, ValueError)
+"""What PyMongo raises for a URL."""
+
+_CREDENTIALS = re.compile(r"(?<=//).*@", re.DOTALL)
+# RFC 3986, 3.2.1: what may stand before the @ as it is.
+_USER_AND_PASSWORD = re.compile(r"(?:[\w.~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})*@", re.ASCII)
+
+
+def why_no_url(url: str) -> str | None:
+    """One sentence on what PyMongo would make nothing of, or something else; None if it is well."""
+    shown = f"--db_connection_string {without_passwords(url)} is not a MongoDB URL"
+    given = _CREDENTIALS.search(url)
+    if given is not None and not _USER_AND_PASSWORD.fullmatch(given[0]):
+        return (
+            f"{shown}: write what is not a letter or digit in its user and password as %XX (python"
+            " -c 'from urllib.parse import quote; print(quote(input(), safe=\"\"))' does)"
+        )
+    if url.startswith("mongodb+srv://"):
+        return None  # DNS is asked, when the client is made
+    try:
+        parse_uri(_CREDENTIALS.sub("", url))
+    except URL_ERRORS as error:
+        return f"{shown}: {error}"
+    return None

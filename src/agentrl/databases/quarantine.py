@@ -1,0 +1,172 @@
+"""What failed so often that it waits for a person: groups, Records and rows, and their release.
+
+    group     its finalisation failed: it has no rows
+    Record    it cannot be scored, or no row can be made of it; its group went on without it
+    row       the trainer cannot read it, or its gradient is not finite
+
+Each is `quarantined` and keeps its `error`. None of them counts in the staleness bound. Release
+puts it back to where it failed, with its failures forgotten. Every update names the state that it
+expects: a release may be broken off, and repeated.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import RecordStatus, RowStatus, SlotStatus, Split, TaskStatus
+from agentrl.databases.expressions import (
+    Expression,
+    all_of,
+    in_milliseconds,
+    literal,
+    next_scoring,
+)
+from agentrl.databases.tasks import task_of
+from agentrl.databases.transitions import change_records, change_rows, slots_changed, task_status
+
+_ENDED = [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.QUARANTINED]  # nobody finalises it
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """How much is in quarantine, or was released from it."""
+
+    groups: int = 0
+    records: int = 0
+    rows: int = 0
+
+    @property
+    def total(self) -> int:
+        """Of all kinds."""
+        return self.groups + self.records + self.rows
+
+
+@dataclass(frozen=True)
+class QuarantinedItem:
+    """One of them. `kind`: group, record or row. `id`: of the Task, or of the Record."""
+
+    kind: str
+    id: str
+    error: str
+
+
+async def count_quarantined(database: RunDatabase) -> Quarantined:
+    """How much is in quarantine: three counts by indexes."""
+    return Quarantined(
+        await database.tasks.count_documents(
+            {"status": TaskStatus.QUARANTINED, "split": {"$in": list(Split)}}
+        ),
+        await database.records.count_documents({"status": RecordStatus.QUARANTINED}),
+        await database.rows.count_documents({"status": RowStatus.QUARANTINED}),
+    )
+
+
+async def list_quarantined(database: RunDatabase) -> list[QuarantinedItem]:
+    """All that is in quarantine, by kind and id."""
+    items = []
+    for kind, collection in (
+        ("group", database.tasks), ("record", database.records), ("row", database.rows),
+    ):  # fmt: skip
+        cursor = collection.find({"status": "quarantined"}, {"error": 1}).sort("_id", 1)
+        items += [QuarantinedItem(kind, item["_id"], str(item["error"])) async for item in cursor]
+    return items
+
+
+async def release(database: RunDatabase, ids: Collection[str] | None = None) -> Quarantined:
+    """Put back what is in quarantine: all, or what has one of these ids. Returns how much.
+
+    A group and a Record are then scored and finalised by the run's samplers, a row is trained. What
+    has grown too old meanwhile is evicted as any other row.
+    """
+    chosen: dict[str, Any] = {} if ids is None else {"_id": {"$in": list(ids)}}
+    rows = await change_rows(
+        database.rows, chosen, RowStatus.READY, {"error": None}, expected=[RowStatus.QUARANTINED]
+    )
+    records = 0
+    quarantined = {**chosen, "status": RecordStatus.QUARANTINED}
+    for record in [found["_id"] async for found in database.records.find(quarantined, {"_id": 1})]:
+        records += await _release_record(database, record)
+    # A release that was broken off between a Record and its slot.
+    broken_off: dict[str, Any] = {"slots.status": SlotStatus.QUARANTINED}
+    if ids is not None:
+        broken_off["_id"] = {"$in": sorted({task_of(name) for name in ids})}
+    async for task in database.tasks.find(broken_off, {"slots": 1}):
+        for slot in task["slots"]:
+            asked = ids is None or slot["record"] in ids
+            if slot["status"] == SlotStatus.QUARANTINED and asked:
+                records += await _release_record(database, slot["record"])
+    # Behind the Records: a group of which one is scored again is finalised after that.
+    return Quarantined(await _release_groups(database, chosen), records, rows)
+
+
+async def _release_groups(database: RunDatabase, chosen: dict[str, Any]) -> int:
+    result = await database.tasks.update_many(
+        {"$and": [{"status": TaskStatus.QUARANTINED}, chosen]},
+        [{"$set": {"status": task_status(TaskStatus.FINALISING), **_to_finalise("$$NOW")}}],
+    )
+    return result.modified_count
+
+
+async def _release_record(database: RunDatabase, record: str) -> bool:
+    """Have a Record scored again, if that is where it failed, or else its group finalised again.
+
+    Whether it was: not while its group is being finalised.
+    """
+    own = {"_id": record}
+    again = {"error": None, "finished_at": None}
+    slots = {"$elemMatch": {"record": record, "status": SlotStatus.QUARANTINED}}
+    unscored = {"_id": task_of(record), "status": {"$in": _ENDED}, "slots": slots}
+    if await database.tasks.find_one(unscored, {"_id": 1}) is not None:
+        await change_records(database.records, own, RecordStatus.SAMPLED, again)
+        is_own = all_of(
+            {"$eq": ["$$slot.record", literal(record)]},
+            {"$eq": ["$$slot.status", SlotStatus.QUARANTINED]},
+        )
+        to_score = slots_changed(
+            is_own,
+            SlotStatus.SAMPLED,
+            {
+                "not_before": "$$NOW",
+                "scorings": {"$add": ["$$slot.scorings", 1]},
+                "scoring_failures": 0,
+                "error": None,
+            },
+        )
+        reopened = {
+            "status": task_status(TaskStatus.RUNNING),
+            "score_at": next_scoring(),
+            **_UNFINISHED,
+            **_SAID_WITHOUT_IT,
+        }
+        result = await database.tasks.update_one(
+            unscored, [{"$set": {"slots": to_score}}, {"$set": reopened}]
+        )
+        return bool(result.modified_count)
+    scored = {"record": record, "status": SlotStatus.COMPLETED}
+    # One that waits for its finalisation: others of its group may be released already.
+    waiting = {"status": TaskStatus.FINALISING, "finalisation.owner": None}
+    ended = {
+        "_id": task_of(record), "slots": {"$elemMatch": scored},
+        "$or": [{"status": TaskStatus.COMPLETED}, waiting],
+    }  # fmt: skip
+    # The Task first, with time for the Record: a release that is broken off here changes nothing.
+    finalising = {
+        "status": task_status(TaskStatus.FINALISING), **_SAID_WITHOUT_IT,
+        **_to_finalise(in_milliseconds(_MEANWHILE_MS)),
+    }  # fmt: skip
+    result = await database.tasks.update_one(ended, [{"$set": finalising}])
+    if not result.matched_count:
+        return False
+    return bool(await change_records(database.records, own, RecordStatus.SCORED, {"error": None}))
+
+
+_UNFINISHED: dict[str, Expression] = {"finalisation": None, "error": None, "completed_at": None}
+_SAID_WITHOUT_IT: dict[str, Expression] = {"group_scores": None}  # by scorers of the whole group
+_MEANWHILE_MS = 3000
+
+
+def _to_finalise(when: Expression) -> dict[str, Expression]:
+    """What a Task says that a sampler is to finalise, from that time on."""
+    free = {"owner": None, "lease_expires": when, "tries": 0, "failures": 0, "error": None}
+    return {**_UNFINISHED, "finalisation": free}

@@ -1,0 +1,113 @@
+"""The scoring of trajectories that are stored and have no score: a step of its own.
+
+    claim -> heartbeat* -> complete           `TaskLedger`'s, as of any leased slot
+                         | put_off            to be tried again, after a pause that grows
+                         | quarantine         it failed too often: for a person to look at
+
+Whoever samples a trajectory scores it too, under the same lease. If that fails, or the sampler
+dies, the slot is `sampled`: any sampler may claim the scoring when it is due, and nothing is
+sampled again. A dead sampler's scoring comes back through the reaper (`reaping.py`).
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from agentrl.databases.connection import RunDatabase, retry_through_outages
+from agentrl.databases.documents import SlotStatus, Split, Task
+from agentrl.databases.expressions import (
+    first_to_score,
+    in_milliseconds,
+    literal,
+    next_scoring,
+    told,
+)
+from agentrl.databases.retries import FailureLimit, pause_after
+from agentrl.databases.task_choice import NO_TASKS, TaskChoice
+from agentrl.databases.tasks import Claim, TaskLedger
+from agentrl.databases.transitions import slots_changed
+
+
+class ScoringLedger:
+    """Transitions of slots whose trajectory is to be scored, as the owner of `tasks` makes them."""
+
+    def __init__(self, database: RunDatabase, tasks: TaskLedger, max_failures: int) -> None:
+        self._tasks = tasks
+        self._documents = database.tasks
+        self.limit = FailureLimit(max_failures)
+
+    async def claim(
+        self, *, evaluation: int | None = None, without: TaskChoice = NO_TASKS
+    ) -> Claim | None:
+        """Lease the scoring that has been due for longest; None if none is due. `evaluation`: only
+        of this one. `without`: none of tasks with these scorers."""
+        due: dict[str, Any] = {
+            "score_at": {"$type": "date"}, "$expr": {"$lte": ["$score_at", "$$NOW"]},
+            **TaskChoice(scorers=without.scorers).others(),
+        }  # fmt: skip
+        if evaluation is not None:
+            due |= {"split": Split.EVAL, "epoch": evaluation}
+        leased = slots_changed(
+            {"$eq": ["$$slot.rollout", "$$chosen"]},
+            SlotStatus.LEASED,
+            {
+                "owner": literal(self._tasks.owner),
+                "lease_expires": in_milliseconds(self._tasks.lease_ms),
+            },
+        )
+        update = [
+            {"$set": {"slots": {"$let": {"vars": {"chosen": first_to_score()}, "in": leased}}}},
+            {"$set": {"score_at": next_scoring()}},
+        ]
+        before = await retry_through_outages(
+            lambda: self._documents.find_one_and_update(
+                due, update, sort=[("score_at", 1)], hint="to_score"
+            ),
+            "a claim of a scoring",
+        )
+        if before is None:
+            return None
+        chosen = next(slot for slot in before["slots"] if _is_first(slot, before["score_at"]))
+        task = Task.from_mongo({**before, "slots": [chosen]})
+        (slot,) = task.slots
+        return Claim(
+            task,
+            slot.rollout,
+            slot.attempt,
+            slot.failures,
+            slot.scorings,
+            slot.scoring_failures,
+            to_score=True,
+        )
+
+    async def put_off(self, claim: Claim, error: str, *, counts: bool) -> None:
+        """The trajectory has no score: it is scored again later, by anyone.
+
+        `counts`: against the limit, which what is nobody's fault does not. Raises `LeaseLost`.
+        """
+        pause_s = pause_after(claim.scorings + 1)
+        await self._tasks.leave(
+            claim,
+            SlotStatus.SAMPLED,
+            {
+                "scorings": claim.scorings + 1,
+                "scoring_failures": claim.scoring_failures + counts,
+                "not_before": in_milliseconds(int(pause_s * 1000)),
+                "error": told(error),
+            },
+        )
+
+    async def hand_back(self, claim: Claim) -> None:
+        """Leave the scoring to others, at once and at no cost. Raises `LeaseLost`."""
+        again = {"scorings": claim.scorings + 1, "not_before": "$$NOW"}
+        await self._tasks.leave(claim, SlotStatus.SAMPLED, again)
+
+    async def quarantine(self, claim: Claim, error: str) -> Task | None:
+        """The trajectory cannot be scored, and its Record says so. Returns the Task if the group is
+        now finished. Raises `LeaseLost`."""
+        return await self._tasks.leave(claim, SlotStatus.QUARANTINED, {"error": told(error)})
+
+
+def _is_first(slot: Mapping[str, Any], score_at: datetime) -> bool:
+    """What `first_to_score` asks of a slot, of one that was read."""
+    return bool(slot["status"] == SlotStatus.SAMPLED and slot["not_before"] == score_at)

@@ -1,0 +1,177 @@
+"""What MongoDB can hold of what models, tools and agents say, and what becomes of the rest.
+
+`storable` never fails for what somebody said: it is kept as far as it can be, with a note where it
+was cut. What is trained (token ids, logprobs) is never touched. `fault` says of a value what would
+have to be changed; it is for what can still be refused, as a line of a task file can.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from numbers import Integral, Real
+from typing import Any
+
+LARGEST_BYTES = 14 * 2**20  # of the 16 MiB that MongoDB takes: a document grows when it is settled
+# Of a turn or a Record, whose texts are for people to read: 14 MiB take 90 ms to encode, in which
+# the process does nothing else. Its tokens are stored beside them.
+LARGEST_TURN_BYTES = 4 * 2**20
+DEEPEST = 90  # levels of nesting, of the 100 that MongoDB takes
+_BRIEF_BYTES = 4000  # of an error, which is for people to read
+_INT64 = range(-(2**63), 2**63)
+_ELEMENT_BYTES = 16  # more than what BSON adds to an element, beside its key
+_KEPT_BYTES = 1000  # of a text that is cut, at the least
+_NOTE_BYTES = 100  # of the note behind it
+_QUICK_BYTES = 2**18  # a document of so many is made storable in a millisecond
+_PLAIN = (type(None), bool, float, bytes, datetime)
+
+
+async def made_storable(
+    document: Mapping[str, Any], largest: int = LARGEST_TURN_BYTES
+) -> dict[str, Any]:
+    """`storable`, beside the event loop where it takes long."""
+    if weight(document) < _QUICK_BYTES:
+        return storable(document, largest)
+    return await asyncio.to_thread(storable, document, largest)
+
+
+def storable(document: Mapping[str, Any], largest: int = LARGEST_BYTES) -> dict[str, Any]:
+    """The document as MongoDB can store it.
+
+    Half characters become U+FFFD, whole numbers beyond 64 bits become text, NUL is taken out of
+    keys, what is nested too deeply is left out. If it is larger than `largest` bytes, its longest
+    texts are cut, each with a note that says so. Raises `ValueError` if it is too large without
+    them.
+    """
+    clean = {_key(name): _clean(value, 1) for name, value in document.items()}
+    most = weight(clean)
+    if most <= largest:
+        return clean
+    texts = list(_texts(clean))
+    lengths = sorted(len(text.encode()) for text in texts)
+    others = most - sum(map(_most_bytes, texts))
+    cap = _cap(lengths, largest - others)
+    if cap < _KEPT_BYTES:
+        raise ValueError(
+            f"the document has {(others + sum(lengths)) / 1e6:.0f} MB, of which "
+            f"{sum(lengths) / 1e6:.0f} MB are texts that could be cut; MongoDB stores "
+            f"{largest / 1e6:.0f} MB at the most"
+        )
+    cut = _cut(clean, cap)
+    assert isinstance(cut, dict)
+    return cut
+
+
+def brief(text: str, most: int = _BRIEF_BYTES) -> str:
+    """A text as MongoDB can store it, cut to `most` bytes, with a note that says so."""
+    return str(_cut(_text(text), most))
+
+
+def weight(value: object) -> int:
+    """How many bytes of BSON a value takes at the most, counted in no time that grows with the
+    length of texts: of one that is not ASCII, each character counts 4."""
+    if isinstance(value, str):
+        return _ELEMENT_BYTES + _most_bytes(value)
+    if isinstance(value, bytes):
+        return _ELEMENT_BYTES + len(value)
+    if isinstance(value, Mapping):
+        return _ELEMENT_BYTES + sum(len(str(key)) + weight(each) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return _ELEMENT_BYTES + sum(6 + weight(each) for each in value)
+    return _ELEMENT_BYTES
+
+
+def fault(value: object, where: str) -> str | None:
+    """The first thing in a value that MongoDB cannot hold, as a sentence; None if there is none.
+
+    `where`: how the value is called. Half characters and nesting are the reader's of task files.
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int) and value not in _INT64:
+        shown = str(value) if value.bit_length() < 128 else f"{value.bit_length()} bits long"
+        return f"{where} holds a whole number beyond 64 bits ({shown}): write it as a text"
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if "\0" in str(key):
+                return f"{where} holds a key with a NUL character ({key!r})"
+            found = fault(each, where)
+            if found is not None:
+                return found
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return next(filter(None, (fault(each, where) for each in value)), None)
+    return None
+
+
+def _clean(value: object, depth: int) -> object:
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Integral):  # numpy's too
+        return int(value) if int(value) in _INT64 else _digits(int(value))
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        if depth >= DEEPEST:
+            return "[left out: nested too deeply to be stored]"
+        if isinstance(value, Mapping):
+            return {_key(key): _clean(each, depth + 1) for key, each in value.items()}
+        return [_clean(each, depth + 1) for each in value]
+    return _text(str(value))
+
+
+def _text(text: str) -> str:
+    if text.isascii():
+        return str(text)  # an enum's member becomes its value
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return str(text)
+
+
+def _key(key: object) -> str:
+    return _text(str(key)).replace("\0", "\ufffd")
+
+
+def _digits(number: int) -> str:
+    # Python refuses to write very long ones in decimal.
+    return str(number) if number.bit_length() < 10_000 else hex(number)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
+def _most_bytes(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def _cap(lengths: Sequence[int], room: int) -> int:
+    """To how many bytes each of the texts must be cut so that all have room together; `lengths` in
+    ascending order."""
+    left = room
+    for number, length in enumerate(lengths):
+        share = left // (len(lengths) - number)
+        if length > share:
+            return share
+        left -= length
+    return max(lengths, default=0)
+
+
+def _cut(value: object, cap: int) -> object:
+    if isinstance(value, str) and _most_bytes(value) > cap and len(value.encode()) > cap:
+        kept = value.encode()[: cap - _NOTE_BYTES].decode(errors="ignore")
+        return f"{kept}\n[cut here: the database keeps {len(kept)} of {len(value)} characters]"
+    if isinstance(value, dict):
+        return {key: _cut(each, cap) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_cut(each, cap) for each in value]
+    return value

@@ -1,0 +1,65 @@
+"""What a whole check of a task file found, kept under the digest of its content.
+
+A check of a large file goes on while its run has begun (`go_on`), and is not done again when the
+run goes on: `known_check` has what it found.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Collection
+from pathlib import Path
+
+import bson
+
+from agentrl.databases.task_file.reader import TaskCheck, TaskFile, TaskKind
+from agentrl.databases.task_file.task_line import TaskLine
+from agentrl.databases.task_file.task_rows import known_digest
+from agentrl.whole_file import write_whole
+
+_SLICE_S = 0.005  # that a check takes from the event loop at once
+
+
+def checked_by(*names: Collection[str]) -> str:
+    """Which check it is: of rows, and that what they name is among `names`."""
+    told = repr([sorted(each) for each in names])
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
+
+
+async def go_on(check: TaskCheck, share: float = 0.25) -> TaskFile:
+    """Read a file to its end, with `share` of this thread's time; what was found.
+
+    Raises `TaskFileError` if the file cannot be read any more.
+    """
+    while not check.advance(_SLICE_S):
+        await asyncio.sleep(_SLICE_S * (1 / share - 1))
+    return check.found
+
+
+def known_check(path: Path, folder: Path, by: str | None = None) -> TaskFile | None:
+    """What a check found that read this very content to its end, without a mistake.
+
+    `by`: only that check (`checked_by`); without, any will do for who reads rows only.
+    """
+    digest = known_digest(path, folder)
+    for file in sorted(folder.glob(f"{digest}-{by or '*'}.checked")):
+        found = bson.decode(file.read_bytes())
+        kinds = [
+            TaskKind(TaskLine(**kind["first"]), kind["rows"], [(n, p) for n, p in kind["places"]])
+            for kind in found["kinds"]
+        ]
+        return TaskFile(path, found["n_tasks"], kinds, doubts=found["doubts"])
+    return None
+
+
+def keep_check(found: TaskFile, folder: Path, by: str) -> None:
+    """Keep what a complete check found, if it found no mistake and there is such a folder."""
+    if found.mistakes or not folder.is_dir():
+        return
+    kinds = [
+        {"first": vars(kind.first), "rows": kind.rows, "places": kind.places}
+        for kind in found.kinds
+    ]
+    content = {"n_tasks": found.n_tasks, "kinds": kinds, "doubts": list(found.doubts)}
+    digest = known_digest(found.path, folder)
+    with write_whole(folder / f"{digest}-{by}.checked") as partial:
+        partial.write_bytes(bson.encode(content))

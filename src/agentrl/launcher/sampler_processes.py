@@ -1,0 +1,101 @@
+"""`agentrl sample`: several sampler processes, one event loop each, and who watches over them.
+
+With `--sampler_processes 1` there is one process, which is this one (`scheduling/worker.py`). Else
+this process samples nothing itself: it starts the others, starts again what dies, hands signals on,
+and ends when they have, with a status that says what became of them. A launch starts its samplers
+with the same parts, beside its trainer and its services.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.configs.parsing import given_values, handed_on
+from agentrl.launcher.deployment import default_sampler_processes, usable_cores
+from agentrl.launcher.processes import RESTARTS, USER_ERROR, Change, Kind, Part, Supervisor
+from agentrl.rollout.scheduling.process_share import ProcessShare
+from agentrl.stop_signals import StopRequest, stop_signals
+
+log = logging.getLogger(__name__)
+
+_HAND_BACK_S = 10.0  # that a sampler has beside --drain_seconds
+_LOOK_S = 0.1
+
+
+def sampler_part(
+    share: ProcessShare, flags: Sequence[str], drain_s: float, log_file: Path | None = None
+) -> Part:
+    """A sampler process as it is started. `drain_s`: its `--drain_seconds`. `log_file`: where its
+    output goes, if not to that of this process."""
+    words, secrets = handed_on(flags, os.environ)
+    return Part(
+        name=f"sampler-{share.number}",
+        kind=Kind.SAMPLER,
+        command=(sys.executable, "-m", "agentrl.cli", "sample", *words),
+        log=log_file,
+        # It waits and parses: there is nothing to compute.
+        environment={**secrets, "OMP_NUM_THREADS": "1", **share.environment},
+        restarts=RESTARTS,
+        may_end=True,
+        grace_s=drain_s + _HAND_BACK_S,
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Sample for a run until it is finished. A signal stops it in order, the same again at once."""
+    # Here: a launch, which starts its samplers by `sampler_part`, need not load what they do.
+    from agentrl.rollout.scheduling import worker
+
+    share = ProcessShare.read(os.environ)
+    if share is not None:
+        return worker.main(argv, share)
+    count = given_values(argv, "agentrl sample").get("sampler_processes")
+    count = count or default_sampler_processes(usable_cores())
+    return worker.main(argv) if count == 1 else asyncio.run(_supervise(argv, count))
+
+
+async def _supervise(argv: Sequence[str], count: int) -> int:
+    from agentrl.rollout.scheduling.joining import join
+    from agentrl.rollout.scheduling.worker import set_up_log
+
+    set_up_log()
+    # Here once: what is wrong with the flags is not said by each process.
+    config = await join(argv)
+    log.info(
+        "%d sampler processes, each with up to %d trajectories at once",
+        count,
+        config.sampling.max_concurrent_samples_per_process,
+    )
+    asked, at_once = StopRequest(), asyncio.Event()
+
+    def take(number: int) -> None:
+        if asked.take(number):
+            at_once.set()
+
+    loop = asyncio.get_running_loop()
+    for each in stop_signals():
+        loop.add_signal_handler(each, take, each)
+    supervisor = Supervisor()
+    for number in range(count):
+        supervisor.start(
+            sampler_part(ProcessShare(number, count), argv, config.sampling.drain_seconds)
+        )
+    status = 0
+    while supervisor.expected(Kind.SAMPLER) and asked.first is None:
+        for event in supervisor.poll():
+            if event.change is not Change.DONE:
+                log.warning("%s", event.sentence)
+            if event.change is Change.LOST:
+                status = max(status, event.status if event.status == USER_ERROR else 1)
+        await asyncio.sleep(_LOOK_S)
+    stopping = asyncio.create_task(supervisor.stop(Kind.SAMPLER))
+    while not stopping.done():
+        if at_once.is_set():
+            supervisor.hurry(Kind.SAMPLER)
+            at_once.clear()
+        await asyncio.wait({stopping}, timeout=_LOOK_S)
+    stopping.result()
+    return status

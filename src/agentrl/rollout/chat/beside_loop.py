@@ -1,0 +1,29 @@
+"""Work on long conversations beside the event loop, so that it does not hold up heartbeats.
+
+To render and encode a prompt of 64k tokens takes a tenth of a second. It is done in a thread then:
+the tokenizer lets other threads run, and Python hands over between a template's steps. A short one
+is done at once, for less than the hand-over costs.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple
+
+_AT_ONCE = 20_000  # characters that take a few milliseconds
+
+# One thread: what it does is bound by Python's lock, and siblings find what the first one rendered.
+_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversations")
+
+Given = TypeVarTuple("Given")
+Made = TypeVar("Made")
+
+
+async def beside_loop(n_characters: int, work: Callable[[*Given], Made], *given: *Given) -> Made:
+    """What `work` returns or raises. Nothing else may touch what it changes, until it is done.
+
+    `n_characters`: of the text that it is about. A caller that is cancelled does not end it.
+    """
+    if n_characters < _AT_ONCE:
+        return work(*given)
+    return await asyncio.get_running_loop().run_in_executor(_thread, work, *given)

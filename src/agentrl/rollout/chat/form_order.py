@@ -1,0 +1,245 @@
+"""Which two forms a turn is put in, by what kind of turn it is: found out when a model is loaded.
+
+    kind of turn                          as text       structured
+    says something, a user follows        content
+    thinks, makes a call, results follow  content       fields                  Qwen 3
+    makes a call, results follow          content       fields                  Gemma 4: the second
+
+Every form of every kind is rendered once, in a conversation of a few words. A turn of a real
+conversation is then rendered in the better of the two forms, and in the other one only where the
+first does not come out as well as it did there: the conversation may be long, and its text is
+rendered as a whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import product
+from typing import NamedTuple, Self
+
+from agentrl.rollout.chat.capabilities import TemplateRefusal
+from agentrl.rollout.chat.form_choice import Fit, TurnInPlace, judge
+from agentrl.rollout.chat.forms import CANDIDATE_FORMS, TurnForm, candidates
+from agentrl.rollout.chat.turns import Message, SampledTurn, TurnReading, opened_thought
+from agentrl.rollout.chat.written import Renderer, saying, written_turn
+from agentrl.rollout.tool_calls import ParsedCall
+
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "probe_tool",
+            "description": "A probe.",
+            "parameters": {
+                "type": "object",
+                "properties": {"text": {"type": "string", "description": "A text."}},
+                "required": ["text"],
+            },
+        },
+    }
+]
+_QUESTION: Message = {"role": "user", "content": "probe-question"}
+_RESULT: Message = {"role": "tool", "content": "probe-result"}
+
+
+class Thinking(Enum):
+    """How a turn begins."""
+
+    NONE = auto()  # with what it says; or with a thought that it does not close
+    EMPTY = auto()  # with the marks of a thought, and nothing between them
+    THOUGHT = auto()
+
+
+class TurnKind(NamedTuple):
+    """What of a turn decides in which form a template writes it.
+
+    n_calls: 2 stands for all above 1; after_results: tools answered before it; before_user: a user
+    speaks after it, which makes many templates drop its thought.
+    """
+
+    thinks: Thinking
+    speaks: bool
+    n_calls: int
+    after_results: bool
+    before_user: bool
+
+    @classmethod
+    def of(cls, turn: TurnReading, before: str, added: Sequence[Message]) -> Self:
+        """The kind of a turn. `before`: the role of the message before it."""
+        return cls(
+            thinks=(
+                Thinking.THOUGHT if turn.thought else Thinking.EMPTY if turn.lead else Thinking.NONE
+            ),
+            speaks=bool(turn.content),
+            n_calls=min(len(turn.calls), 2),
+            after_results=before == "tool",
+            before_user=any(message["role"] == "user" for message in added),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FormOrder:
+    """The forms for a kind of turn, best first: one as text and one structured, or one of them.
+
+    expected: how well the first came out.
+    """
+
+    forms: tuple[TurnForm, ...]
+    expected: Fit
+
+    def text_first(self) -> "FormOrder":
+        """The same forms, that as text first, which is expected to come out as generated."""
+        return FormOrder(tuple(sorted(self.forms, key=lambda form: not form.is_text)), min(Fit))
+
+
+# Of a kind that no probe came to be.
+ANY_FORM = FormOrder((CANDIDATE_FORMS[0], CANDIDATE_FORMS[2]), Fit.AS_GENERATED)
+
+
+def find_form_orders(renderer: Renderer) -> Mapping[TurnKind, FormOrder]:
+    """The forms for each kind of turn, by rendering them all in short conversations."""
+    orders: dict[TurnKind, FormOrder] = {}
+    openings = [[_QUESTION]]
+    with suppress(TemplateRefusal):
+        calling = _Probe(renderer, [_QUESTION], saying(calls=[_call(0)]), [_RESULT])
+        if (call := calling.best_message()) is not None:
+            openings.append([_QUESTION, call, *calling.following])
+    thinkings = tuple(Thinking) if renderer.capabilities.writes_thoughts else (Thinking.NONE,)
+    for before, n_calls, thinking, speaks in product(openings, (0, 1, 2), thinkings, (False, True)):
+        said = saying(
+            "probe-thought" if thinking is Thinking.THOUGHT else "",
+            "probe-turn" if speaks else "",
+            [_call(index) for index in range(n_calls)],
+        )
+        for user in ([_QUESTION],) if not n_calls else ([], [_QUESTION]):
+            try:
+                probe = _Probe(renderer, before, said, [_RESULT] * n_calls + user, thinking)
+            except TemplateRefusal:
+                continue
+            if probe.kind not in orders and (order := probe.order()) is not None:
+                orders[probe.kind] = order
+    return orders
+
+
+def _call(index: int) -> ParsedCall:
+    return ParsedCall("probe_tool", {"text": f"probe-text-{index}"})
+
+
+class _Probe:
+    """A turn in a conversation of a few words. Raises `TemplateRefusal` if it is refused."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        before: Sequence[Message],
+        said: TurnReading,
+        added: Sequence[Message],
+        thinking: Thinking | None = None,
+    ) -> None:
+        self._renderer = renderer
+        self._before = before
+        self._prompt = renderer.render_text(before, _TOOLS)
+        self._marks = renderer.capabilities.thought_marks
+        self._prompted = opened_thought(self._prompt, self._marks)
+        text = written_turn(
+            renderer,
+            self._prompt,
+            lambda message: renderer.render_text([*before, message], _TOOLS, False),
+            said,
+        )
+        self._n_before = sum(len(message.get("tool_calls", ())) for message in before)
+        self._turn = self._sampled(text if thinking is None else self._begin(text, thinking))
+        reading = self._turn.reading
+        names = list(zip(self._turn.call_ids, reading.call_names, strict=True))
+        self.following = [
+            {**message, "tool_call_id": names[i][0], "name": names[i][1]}
+            if message["role"] == "tool" and i < len(names)
+            else message
+            for i, message in enumerate(added)
+        ]
+        self.kind = TurnKind.of(reading, before[-1]["role"], added)
+
+    def best_message(self) -> Message | None:
+        """The turn in the form that comes out best; None if all are refused."""
+        order = self.order()
+        if order is None:
+            return None
+        return order.forms[0].put(self._turn.reading, self._turn.call_ids)
+
+    def order(self) -> FormOrder | None:
+        """The best form as text and the best structured one; None if all are refused.
+
+        Of forms that fit alike it is the one in which the turn still fits when its spaces are other
+        than the template's.
+        """
+        turn, fits = self._turn, dict[TurnForm, Fit]()
+        for form, message in candidates(turn.reading, turn.call_ids):
+            if (fit := self._fit(turn, form, message)) is not None:
+                fits[form] = fit
+        if not fits:
+            return None
+        best: list[TurnForm] = []
+        for is_text in (True, False):
+            group = {form: fit for form, fit in fits.items() if form.is_text == is_text}
+            alike = [form for form, fit in group.items() if fit == min(group.values())]
+            if alike:
+                best.append(self._sturdiest(alike))
+        best.sort(key=lambda form: fits[form])  # stable: text first
+        return FormOrder(tuple(best), fits[best[0]])
+
+    def _sturdiest(self, alike: Sequence[TurnForm]) -> TurnForm:
+        """Of forms in which the turn fits alike, the one in which it fits best when untidy."""
+        if len(alike) == 1:
+            return alike[0]
+        untidy = self._sampled(self._untidy())
+
+        def fit(form: TurnForm) -> Fit:
+            message = form.put(untidy.reading, untidy.call_ids)
+            return (message and self._fit(untidy, form, message)) or max(Fit)
+
+        return min(alike, key=fit)
+
+    def _begin(self, text: str, thinking: Thinking) -> str:
+        """The turn's text with such a beginning, where a turn can have it."""
+        lead = self._sampled(text).reading.lead
+        if thinking is Thinking.NONE and lead:
+            return text[len(lead) :].lstrip()
+        if thinking is Thinking.EMPTY and not lead:
+            opening = "" if self._prompted else f"{self._marks.open}\n"
+            return f"{opening}\n{self._marks.close}\n\n{text}"
+        return text
+
+    def _untidy(self) -> str:
+        text, lead = self._turn.text, self._turn.reading.lead
+        if not lead:
+            return f"{text}\n"
+        return f"{lead.removesuffix(self._marks.close)} {self._marks.close}{text[len(lead) :]}"
+
+    def _sampled(self, text: str) -> SampledTurn:
+        renderer = self._renderer
+        reading = renderer.read_turn(text, self._prompted, _TOOLS)
+        stop, stop_id = renderer.capabilities.turn_ends[0 if reading.calls else -1]
+        names = enumerate(reading.call_names, self._n_before)
+        return SampledTurn(
+            output_ids=(stop_id,),
+            stop_id=stop_id,
+            stop_text=stop,
+            reading=reading,
+            headers=renderer.codec.headers(self._prompt),
+            call_ids=tuple(renderer.call_id(name, index) for index, name in names),
+            written=text,
+        )
+
+    def _fit(self, turn: SampledTurn, form: TurnForm, message: Message) -> Fit | None:
+        place = TurnInPlace(
+            turn,
+            prompt=self._prompt,
+            added=self.following,
+            read=lambda text: self._renderer.read_turn(text, self._prompted, _TOOLS),
+        )
+        try:
+            text = self._renderer.render_text([*self._before, message, *self.following], _TOOLS)
+        except TemplateRefusal:
+            return None
+        return judge(place, form, message, text).fit

@@ -1,0 +1,41 @@
+"""Whole prompts of one conversation, each encoded only where it differs from the one before.
+
+A chat template that rewrites what was sampled gives a whole new prompt after each turn. To encode
+all of it again would make a conversation cost its length times its turns. The tokenizer divides a
+text at special tokens before it does anything else, so the parts between them (`Piece`) have ids of
+their own, which are kept from one prompt to the next.
+"""
+
+from array import array
+
+from agentrl.rollout.chat.escaping import EscapingCodec, Piece
+
+
+class PieceEncoder:
+    """Encodes the texts of one prompt after the other. Keeps the ids of the last prompt."""
+
+    def __init__(self, codec: EscapingCodec) -> None:
+        self._codec = codec
+        self._last: dict[Piece, array[int]] = {}
+        self._current: dict[Piece, array[int]] = {}
+
+    def encode(self, escaped: str, after: int | None = None, *, start: bool = True) -> list[int]:
+        """What `EscapingCodec.encode` gives for a text of the current prompt."""
+        if after is not None:
+            token = self._codec.token(after)
+            ids = self.encode(token + escaped)
+            if ids[0] != after:
+                raise ValueError(f"the token {token!r} is not read as itself before other text")
+            return ids[1:]
+        ids = []
+        for piece in self._codec.pieces(escaped, start=start):
+            of_piece = self._last.get(piece)
+            if of_piece is None:
+                of_piece = array("i", self._codec.encode(piece.text, start=piece.start))
+            self._current[piece] = of_piece
+            ids.extend(of_piece)
+        return ids
+
+    def end_prompt(self) -> None:
+        """The current prompt is whole; what it has not is forgotten."""
+        self._last, self._current = self._current, {}

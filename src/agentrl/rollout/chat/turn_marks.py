@@ -1,0 +1,88 @@
+"""What a template writes of its own around a thought and around what a turn says: found by probing.
+
+    prompt                ...<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>
+    a turn as written     probe-turn<|END_RESPONSE|><|END_OF_TURN_TOKEN|>
+                                    the frame's end, the turn's end
+
+A model generates the frame too. It is peeled off before the turn is given to the template, which
+writes it anew, and off what the turn is taken to say.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from agentrl.rollout.chat.escaping import EscapingCodec
+from agentrl.rollout.chat.turns import THOUGHT_FIELDS, Message, ThoughtMarks, TurnFrame
+
+# Renders messages, with the header of the next turn or without; "" if the template refuses them.
+Try = Callable[[Sequence[Message], None, bool], str]
+
+_THOUGHT = "probe-thought"
+_DEFAULT_MARKS = ThoughtMarks("<think>", "</think>")
+# Marks that a template may know although it writes no thought that it is given: it takes what
+# stands between them out of the content.
+_KNOWN_MARKS = (
+    _DEFAULT_MARKS,
+    ThoughtMarks("<|channel>thought", "<channel|>"),  # Gemma 4
+    ThoughtMarks("[THINK]", "[/THINK]"),  # Magistral
+    ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+)
+
+
+def find_thought_marks(
+    render: Try, codec: EscapingCodec, user: Message, turns: Mapping[str, Message]
+) -> tuple[ThoughtMarks, bool]:
+    """What the template writes around a thought, and whether it knows of thoughts: it writes one
+    that it is given, or takes one out of the content.
+
+    `turns`: probes of turns, by the text that stands in each: some templates write the thought only
+    of a turn that makes calls. `<think>` and its end if the template shows none.
+    """
+    found = False
+    for text, turn in turns.items():
+        given = {**turn, **dict.fromkeys(THOUGHT_FIELDS, _THOUGHT)}
+        header = render([user], None, True)
+        marks, written = _marks_in(codec, header, render([user, given], None, False), text)
+        if marks is not None:
+            return marks, True
+        found = found or written
+    said = next(iter(turns))
+    for known in _KNOWN_MARKS:
+        inline = f"{known.open}\n{_THOUGHT}\n{known.close}\n\n{said}"
+        text = render([user, {"role": "assistant", "content": inline}], None, False)
+        if said in text and _THOUGHT not in text:
+            return known, True
+    return _DEFAULT_MARKS, found
+
+
+def _marks_in(
+    codec: EscapingCodec, header: str, text: str, said: str
+) -> tuple[ThoughtMarks | None, bool]:
+    """The marks around the probe's thought if they can be told, and whether it is there at all."""
+    before, found, after = text.partition(_THOUGHT)
+    open_mark = before[len(header) :].strip() if before.startswith(header) else ""
+    close_mark = after.partition(said)[0].strip()
+    specials = codec.specials(close_mark)
+    if specials and close_mark.startswith(specials[0][0]):
+        close_mark = specials[0][0]  # what follows is the header of what is said
+    if found and close_mark.startswith("</"):
+        return ThoughtMarks(open_mark or f"<{close_mark[2:]}", close_mark), True
+    if found and open_mark and close_mark:
+        return ThoughtMarks(open_mark, close_mark), True
+    return None, bool(found)
+
+
+def find_frame(
+    codec: EscapingCodec, prompt: str, closed: str, said: str, ends: Sequence[str]
+) -> TurnFrame:
+    """The control text between a prompt and what its turn says, and between that and its end.
+
+    `closed`: the conversation up to the turn; `said`: what it says; `ends`: tokens that end turns.
+    Text without a control token is no frame: a model may write it otherwise.
+    """
+    before, _, rest = closed.removeprefix(prompt).partition(said)
+    places = [place for end in ends if (place := rest.find(end)) >= 0]
+    after = rest[: min(places, default=0)]
+    return TurnFrame(
+        before if closed.startswith(prompt) and codec.specials(before) else "",
+        after if codec.specials(after) else "",
+    )

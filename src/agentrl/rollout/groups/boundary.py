@@ -1,0 +1,73 @@
+"""The one boundary: what is checked before a Record is scored, settled, or made a row of.
+
+    check_sampled    a Record whose conversation is over: every turn is stored
+    check_scored     a Record with its score: all scores are finite
+    check_row        a row: its numbers are finite, it has tokens to train, MongoDB can hold it
+
+Replaying the turns to the row's tokens (`row_building.py`) is the fourth check: it raises too.
+What people read of a Record cannot fail here: it is made storable where it is written
+(`databases/storable.py`).
+
+Each raises `ValueError` with what is wrong and where. What follows is the caller's: an attempt
+fails, a scoring is tried again, a Record is quarantined.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import SupportsFloat
+
+import numpy as np
+
+from agentrl.databases.documents import DBRecordData, Record
+from agentrl.databases.records import turn_id
+from agentrl.databases.storable import LARGEST_BYTES
+
+
+def check_sampled(record: Record, n_turns: int) -> None:
+    """`n_turns`: that the agent generated. Each must have been stored, in its place."""
+    wanted = [turn_id(record.id, turn) for turn in range(n_turns)]
+    missing = sorted(set(wanted) - set(record.turns))
+    if missing:
+        raise ValueError(
+            f"the agent generated {n_turns} turns and stored {len(record.turns)}: {missing[0]} is "
+            "missing (each turn needs `write_turn`)"
+        )
+    if record.turns != wanted:
+        raise ValueError(f"the agent stored its {n_turns} turns as {record.turns[:8]}")
+
+
+def check_scored(record: Record) -> Record:
+    """The Record with its scores as plain numbers. Without a score (None) it takes no part in its
+    group, which is no error."""
+    said: Mapping[str, object] = record.scores
+    scores = {name: _finite(record, name, value) for name, value in said.items()}
+    score = _finite(record, "the score", record.score)
+    return record.model_copy(update={"score": score, "scores": scores})
+
+
+def _finite(record: Record, name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} of record {record.id} is {value!r:.200}, not a finite number")
+    return number
+
+
+def check_row(row: DBRecordData) -> None:
+    """Before it is inserted: what the trainer could not compute with never reaches it."""
+    if not math.isfinite(row.reward):
+        raise ValueError(f"row {row.id}: its reward is {row.reward}")
+    if row.n_train_tokens == 0:
+        raise ValueError(f"row {row.id} has no token to train")
+    for name, values in row.tree.columns.items():
+        if values.dtype.kind != "f" or np.isfinite(values).all():
+            continue
+        place = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ValueError(f"row {row.id}: `{name}` of token {place} is {values[place]}")
+    size = sum(values.nbytes for values in row.tree.columns.values())
+    if size > LARGEST_BYTES:
+        raise ValueError(
+            f"row {row.id} has {row.n_tokens} tokens, which take {size / 1e6:.0f} MB; MongoDB "
+            f"stores {LARGEST_BYTES / 1e6:.0f} MB at the most: lower --max_tokens"
+        )

@@ -1,0 +1,45 @@
+"""One sampler process among those of its machine: its share of what counts for all of them.
+
+`--max_concurrent_samples_per_process` counts for each, `--target_concurrency` for all together.
+Whoever starts the processes tells each which one it is, by an environment variable.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+from agentrl.configs import Config
+
+_VARIABLE = "AGENTRL_SAMPLER_PROCESS"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessShare:
+    """Process `number` of `count`, counted from 0."""
+
+    number: int = 0
+    count: int = 1
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Self | None:
+        """That of this process; None if nobody told it."""
+        told = environment.get(_VARIABLE)
+        if told is None:
+            return None
+        number, _, count = told.partition("/")
+        return cls(int(number), int(count))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tells a process that this is its share."""
+        return {_VARIABLE: f"{self.number}/{self.count}"}
+
+    def of(self, total: int) -> int:
+        """Its part of a number: those of all make the number. None is 0, unless the number is."""
+        part = total // self.count + (self.number < total % self.count)
+        return max(1, part) if total else 0
+
+    def config(self, config: Config) -> Config:
+        """The flags of this process."""
+        target = self.of(config.sampling.target_concurrency)
+        return replace(config, sampling=replace(config.sampling, target_concurrency=target))

@@ -1,0 +1,58 @@
+"""Threads for scorers that are not async.
+
+Not those of the event loop: these are few, other code needs them too, and Python waits for them at
+its end. A scorer that never returns holds one thread of its own here, and nothing else.
+"""
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+THREADS = 64  # of one scorer: most of them wait for something
+
+_Work = tuple["Future[Any]", Callable[[], Any]]
+
+
+@dataclass(eq=False)
+class ScorerThreads:
+    """Threads of one scorer, made when they are needed."""
+
+    name: str
+    _work: "queue.SimpleQueue[_Work]" = field(default_factory=queue.SimpleQueue, init=False)
+    _idle: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0), init=False)
+    _n_threads: int = field(default=0, init=False)
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """What the function returns. Raises what it raises."""
+        outcome: Future[Any] = Future()
+        context = contextvars.copy_context()
+        self._work.put((outcome, lambda: context.run(function)))
+        if not self._idle.acquire(blocking=False) and self._n_threads < THREADS:
+            self._n_threads += 1
+            threading.Thread(target=self._serve, name=f"scorer {self.name}", daemon=True).start()
+        return await asyncio.wrap_future(outcome)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                outcome, function = self._work.get_nowait()
+            except queue.Empty:
+                self._idle.release()
+                outcome, function = self._work.get()
+            if outcome.set_running_or_notify_cancel():
+                _settle(outcome, function, self.name)
+            del outcome, function  # they would live on until the next work comes
+
+
+def _settle(outcome: "Future[Any]", function: Callable[[], Any], name: str) -> None:
+    try:
+        outcome.set_result(function())
+    except StopIteration as raised:  # the event loop's futures cannot hold it
+        outcome.set_exception(RuntimeError(f"scorer {name!r} raised {raised!r}"))
+    except BaseException as raised:
+        outcome.set_exception(raised)
