@@ -52,12 +52,6 @@ def find_mongod() -> Path:
     )
 
 
-def free_port() -> int:
-    """A loopback TCP port that nobody listens on now: for tests, as `HeldPort` keeps one."""
-    with HeldPort() as port:
-        return port.number
-
-
 # Becomes the command after it, which then takes SIGTERM when the process that started it (whose
 # number comes first) is gone, however it went. In a program of its own, because Python between fork
 # and exec can crash where libraries run threads.
