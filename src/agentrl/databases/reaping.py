@@ -95,7 +95,8 @@ def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> 
     """The rules. `record`: status, score and error of the Record that the lease was for, if there
     is one.
 
-    What is read of the slot holds as long as its `record` does: every lease has one of its own.
+    What is read of the slot holds as long as its `record` and `scorings` do: the leases of one
+    Record are numbered by them.
     """
     unheld: dict[str, Expression] = {"owner": None, "lease_expires": None}
     silent = {
@@ -131,7 +132,11 @@ async def _end_leases(database: RunDatabase, task: str, ends: Sequence[_End]) ->
     }  # fmt: skip
     stages = [
         slots_changed(
-            all_of(EXPIRED, {"$eq": ["$$slot.record", literal(end.slot.record)]}),
+            all_of(
+                EXPIRED,
+                {"$eq": ["$$slot.record", literal(end.slot.record)]},
+                {"$eq": ["$$slot.scorings", end.slot.scorings]},
+            ),
             end.status,
             end.fields,
         )
