@@ -6,17 +6,19 @@ The code that opens a database creates each collection's indexes, once per proce
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import pymongo
-from pymongo import ASCENDING, AsyncMongoClient, IndexModel
+from pymongo import ASCENDING, DESCENDING, AsyncMongoClient, IndexModel
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import (
     BulkWriteError,
+    ConfigurationError,
     ConnectionFailure,
     CursorNotFound,
     OperationFailure,
@@ -39,6 +41,7 @@ T = TypeVar("T")
 
 PATIENCE_S = 300.0  # an outage of the database that a run outlives
 _GOODBYE_S = 2.0
+_UNTOLD_S = 2.0  # a database that answers within this is not waited for
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two tries while the database is away
 
 # Codes with which a server says that it cannot serve now, and that pass. PyMongo repeats what meets
@@ -126,6 +129,11 @@ COLLECTIONS = frozenset(
 
 BEFORE_ALL = datetime(2000, 1, 1, tzinfo=UTC)  # a time that no document is of
 
+_SUMMED = (
+    "split", "versions.min", "score", "epoch", "tokens.generated", "n_segments", "n_continuations",
+    "n_drifts",
+)  # fmt: skip
+
 _INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [
         # claims up to an admission limit, old groups first: only groups with free slots
@@ -139,6 +147,18 @@ _INDEXES: dict[str, list[IndexModel]] = {
             [("split", ASCENDING), ("group_order", ASCENDING)],
             name="free_begun",
             partialFilterExpression={"pending": {"$gt": 0}, "status": TaskStatus.RUNNING},
+        ),
+        # claims by what tasks name, while some of that is held back: `free_groups.py`
+        IndexModel(
+            [
+                ("split", ASCENDING),
+                ("agent_name", ASCENDING),
+                ("scorer", ASCENDING),
+                ("status", ASCENDING),
+                ("group_order", ASCENDING),
+            ],
+            name="free_kinds",
+            partialFilterExpression={"pending": {"$gt": 0}},
         ),
         # claims of scorings, those that have waited longest first
         IndexModel(
@@ -169,10 +189,31 @@ _INDEXES: dict[str, list[IndexModel]] = {
             name="completed",
             partialFilterExpression={"completed_at": {"$gt": BEFORE_ALL}},
         ),
+        # groups with a rollout that failed
+        IndexModel(
+            [("split", ASCENDING), ("group_order", ASCENDING)],
+            name="failed",
+            partialFilterExpression={"slots.error": {"$type": "string"}},
+        ),
     ],
     "records": [
         IndexModel([("task", ASCENDING), ("rollout", ASCENDING)], name="task"),
         IndexModel([("split", ASCENDING), ("finished_at", ASCENDING)], name="recent"),
+        IndexModel([("split", ASCENDING), ("started_at", ASCENDING)], name="started"),
+        # the best and the worst
+        IndexModel(
+            [("split", ASCENDING), ("score", ASCENDING), ("tokens.generated", DESCENDING)],
+            name="scored",
+            partialFilterExpression={"finished_at": {"$gt": BEFORE_ALL}},
+        ),
+        # what sums over a run ask for, by policy: no document is read for them
+        IndexModel([(field, ASCENDING) for field in _SUMMED], name="results"),
+        # attempts that failed
+        IndexModel(
+            [("split", ASCENDING), ("finished_at", ASCENDING)],
+            name="failed",
+            partialFilterExpression={"status": RecordStatus.FAILED},
+        ),
         # what waits for a person
         IndexModel(
             [("status", ASCENDING)],
@@ -197,6 +238,10 @@ _INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("trained.step", ASCENDING)], name="trained"),
     ],
     "policy_versions": [IndexModel([("version", ASCENDING)], name="version")],
+    "outages": [
+        # long after they count no more: samplers that were killed leave theirs
+        IndexModel([("heartbeat", ASCENDING)], name="silent", expireAfterSeconds=600),
+    ],
 }
 
 
@@ -234,6 +279,19 @@ async def retry_through_outages(
             return result
 
 
+@contextmanager
+def wait_told(shown: str, timeout_s: float) -> Iterator[None]:
+    """Say once that the server is waited for, if the block takes long. `shown`: its URL without a
+    password."""
+    told = asyncio.get_running_loop().call_later(
+        _UNTOLD_S, logger.warning, "waiting for MongoDB at %s, for up to %g s", shown, timeout_s
+    )
+    try:
+        yield
+    finally:
+        told.cancel()
+
+
 async def connect(
     url: str, name: str, timeout_s: float = 30.0, *, only_look: bool = False
 ) -> RunDatabase:
@@ -241,7 +299,8 @@ async def connect(
 
     `only_look`: a database that is not there is not made.
 
-    A URL that names a database itself (`mongodb://host/other`) does not change `name`.
+    A wait is told after two seconds. A URL that names a database itself (`mongodb://host/other`)
+    does not change `name`.
     Raises `DatabaseUnreachable` with the URL (without its password) and the time it was tried.
     """
     began = time.monotonic()
@@ -271,16 +330,20 @@ async def connect(
         ),
     )
     try:
-        await client.admin.command("ping")
-        # `ping` is answered by any member; indexes need the primary, so this waits for one.
-        for collection, indexes in ({} if only_look else _INDEXES).items():
-            await database.database[collection].create_indexes(indexes)
+        with wait_told(shown, timeout_s):
+            await client.admin.command("ping")
+            # `ping` is answered by any member; indexes need the primary, so this waits for one.
+            for collection, indexes in ({} if only_look else _INDEXES).items():
+                await database.database[collection].create_indexes(indexes)
     except ServerSelectionTimeoutError:
         await client.close()
         raise DatabaseUnreachable(
             f"MongoDB at {shown} did not answer within {time.monotonic() - began:.0f} s: "
             "is it running, and is the address right?"
         ) from None
+    except ConfigurationError as error:  # a name of mongodb+srv that DNS does not know, say
+        await client.close()
+        raise DatabaseUnreachable(f"MongoDB at {shown} cannot be asked: {error}") from None
     except OperationFailure as error:
         await client.close()
         raise DatabaseUnreachable(

@@ -1,7 +1,8 @@
 """What the samplers of a run wait for: dependencies that are out of reach, as each of them sees it.
 
 A sampler says so as long as it waits, in one document of its own. Without a sign of life for
-`SILENT_S` it counts no more: the sampler has ended.
+`SILENT_S` it counts no more: the sampler has ended. What one leaves that was killed, the server
+removes later (the index `silent`).
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ class OpenBreaker:
 
 
 async def report(database: RunDatabase, sampler: str, waited_for: Sequence[OpenBreaker]) -> None:
-    """Say what a sampler waits for now; nothing takes its document away."""
+    """Say what a sampler waits for now; if for nothing, its document goes."""
     if not waited_for:
         await database.outages.delete_one({"_id": sampler})
         return

@@ -32,7 +32,15 @@ from agentrl.launcher.ending import (
 )
 from agentrl.launcher.preflight import TaskFileCheck
 from agentrl.launcher.presets import Preset
-from agentrl.launcher.processes import RESTARTS, Change, Event, Kind, Part, Supervisor
+from agentrl.launcher.processes import (
+    RESTARTS,
+    Change,
+    DeathsInARow,
+    Event,
+    Kind,
+    Part,
+    Supervisor,
+)
 from agentrl.launcher.progress import ProgressReader, Snapshot, read_metrics
 from agentrl.launcher.report import (
     gather_report,
@@ -51,14 +59,12 @@ from agentrl.launcher.stack import (
     with_urls,
 )
 from agentrl.launcher.view import LiveView, duration
-from agentrl.redaction import without_passwords
 from agentrl.stop_signals import StopRequest, stop_signals
 from agentrl.training.run.entry import enter, settle
 
 _TICK_S = 0.25
 _READ_EVERY_S = 3.0  # the database is asked so often; a step takes longer than this
 _LAST_READ_S = 2.0
-_UNTOLD_S = 3.0  # a database that answers within this is not waited for
 _SAVE_EVERY_S = 15.0
 _MONGOD_SPACE = 64 << 20  # bytes: journal files, and some minutes of documents
 
@@ -91,7 +97,7 @@ class Launch:
         self._stop = StopRequest()
         self._snapshot = Snapshot()
         self._mongod: EmbeddedMongod | None = None
-        self._mongod_restarts = 0
+        self._mongod_deaths = DeathsInARow(started=self._began)
         self._disk_full = False  # so that mongod cannot run
         self._given_up: int | None = None  # the trainer that had given the run up before
         self._ports = ExitStack()  # held as long as anything is started on them
@@ -188,20 +194,12 @@ class Launch:
         config = self._stack.config
         patience = config.sampling.startup_timeout
         connecting = asyncio.create_task(connect(url, config.run.run_name, patience))
-        began, told = time.monotonic(), False
         while not connecting.done():
             await asyncio.wait({connecting}, timeout=_TICK_S)
             if self._stop.first is not None:
                 connecting.cancel()
                 await asyncio.wait({connecting})
                 raise _Stopped
-            if not told and time.monotonic() - began > _UNTOLD_S:
-                told = True
-                shown = without_passwords(url)
-                print_lines(
-                    self._console,
-                    [f"waiting for MongoDB at {shown} (--startup_timeout {patience:g} s)"],
-                )
         return connecting.result()
 
     async def _enter(self, database: RunDatabase) -> None:
@@ -353,18 +351,18 @@ class Launch:
             self._disk_full = True
             return None
         self._disk_full = False
-        if self._mongod_restarts == RESTARTS:
+        if self._mongod_deaths.died(time.monotonic()) > RESTARTS:
             return Outcome(
                 FAILED,
                 f"mongod ended {RESTARTS + 1} times, see {mongod.log_file}",
             )
-        self._mongod_restarts += 1
         view.notice(f"mongod ended: it is started again (log: {mongod.log_file})")
         try:
             # In this thread, and the view stands still meanwhile: see _open_database.
             mongod.start()
         except MongodError as error:
             return Outcome(FAILED, str(error))
+        self._mongod_deaths.started = time.monotonic()
         return None
 
     async def _read_progress(self, reader: ProgressReader, view: LiveView) -> None:
