@@ -18,14 +18,14 @@ from agentrl.databases.documents import (
     Split,
     Task,
     TaskStatus,
+    epoch_places,
     group_order,
 )
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger, task_key
-from agentrl.databases.transitions import ENDED_TASKS
+from agentrl.databases.transitions import OPEN_TASKS
 
 BLOCK = 256  # groups that are stored at once: some 50 ms of work
-_OPEN = sorted(set(TaskStatus) - ENDED_TASKS)  # named, so that the index serves
 
 
 def make_tasks(
@@ -208,7 +208,7 @@ class TaskFeeder:
 
     async def evaluation_done(self, step: int) -> bool:
         """Whether every group of that evaluation is finalised."""
-        places = {"$gte": group_order(step, 0), "$lt": group_order(step + 1, 0)}
+        places = epoch_places(step)
         of_step = {"split": Split.EVAL, "group_order": places, **of_data(self._data)}
         return await self._open_task(of_step) is None
 
@@ -217,7 +217,7 @@ class TaskFeeder:
         follows from there being none is not asked again."""
         durable = self._database.durable(self._database.tasks)
         return await durable.find_one(
-            {"status": {"$in": _OPEN}, **selection}, {"_id": 1}, hint="state"
+            {"status": {"$in": OPEN_TASKS}, **selection}, {"_id": 1}, hint="state"
         )
 
     def _all_added(self) -> bool:

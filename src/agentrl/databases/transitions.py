@@ -86,6 +86,7 @@ ROW_TRANSITIONS: dict[RowStatus, frozenset[RowStatus]] = {
 }
 # A group of which no row comes any more, unless something of it is released.
 ENDED_TASKS = frozenset({TaskStatus.COMPLETED, TaskStatus.QUARANTINED, TaskStatus.LEFT_OUT})
+OPEN_TASKS = sorted(set(TaskStatus) - ENDED_TASKS)  # a list of names, so that an index serves
 TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED, SlotStatus.QUARANTINED})
 
 
