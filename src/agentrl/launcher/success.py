@@ -1,5 +1,6 @@
 """Success of a run's policies by step, on the training tasks and on the held-out tasks."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,9 +47,10 @@ class Evaluating:
     rollouts: int
 
 
-async def success_curve(database: RunDatabase) -> list[CurvePoint]:
+async def success_curve(database: RunDatabase, most: int | None = None) -> list[CurvePoint]:
     """Success and reward by the step whose policy began the records, of what the run learns from
-    now. Reads all records.
+    now. `most`: of so many steps at the most, which lie evenly; else an index of all records is
+    read, and none of them.
 
     From the records and not from the trained rows: rows are filtered (all right and all wrong
     groups teach nothing), so their mean reward says little about the policy.
@@ -57,17 +59,25 @@ async def success_curve(database: RunDatabase) -> list[CurvePoint]:
         document["version"]: document["step"]
         async for document in database.policy_versions.find({}, {"version": 1, "step": 1})
     }
+    if most is not None:
+        steps = sorted(set(step_of.values()))
+        last = len(steps) - 1
+        chosen = {steps[last * n // max(1, most - 1)] for n in range(most)} if steps else set()
+        step_of = {version: step for version, step in step_of.items() if step in chosen}
     run = await load_run(database)
     data = run.data[-1] if run and run.data else DataSet()
+    # Only then: each further bound makes the reading of the index take longer.
+    of_data = {"epoch": {"$gte": data.epoch}} if data.epoch > 0 else {}
+    of_policies = {"$gte": 0} if most is None else {"$in": list(step_of)}
     success = {"$cond": [{"$gte": ["$score", SUCCESS_SCORE]}, 1, 0]}
     cursor = await database.records.aggregate(
         [
             {
                 "$match": {
                     "split": Split.TRAIN,
-                    "epoch": {"$gte": data.epoch},
-                    "score": {"$ne": None},
-                    "versions": {"$ne": None},
+                    "versions.min": of_policies,
+                    "score": {"$gte": -math.inf},
+                    **of_data,
                 }
             },
             {
@@ -78,7 +88,8 @@ async def success_curve(database: RunDatabase) -> list[CurvePoint]:
                     "score": {"$sum": "$score"},
                 }
             },
-        ]
+        ],
+        hint="results",
     )
     # A resumed run publishes the weights of one step under several versions.
     pooled: dict[int, tuple[int, int, float]] = {}
