@@ -274,8 +274,8 @@ class Record(Document):
     n_tool_calls: int = 0
     n_tool_errors: int = 0
     n_segments: int = 0
-    n_continuations: int = 0  # turns that were followed by another turn of the same conversation
-    n_drifts: int = 0  # continuations where the chat template changes sampled tokens
+    n_continuations: int = 0  # prompts that follow a generated turn
+    n_drifts: int = 0  # continuations where the chat template does not extend the sampled tokens
     turn_statuses: dict[str, int] = Field(default_factory=dict)  # number of turns by TurnStatus
     tools_offered: list[str] = Field(default_factory=list)  # tools named in its prompts
     own_calls: list[ToolCall] = Field(default_factory=list)  # calls of the agent's code
