@@ -1,6 +1,7 @@
 """What all tests share: one real mongod for the session, and a fresh database for each test."""
 
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from hypothesis import HealthCheck, settings
 
 # Before torch is imported: tests run beside each other's processes on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts a job in the background with SIGINT ignored, and processes that tests start would
+# ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.insert(0, str(Path(__file__).parent))  # `forked`
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum, auto
 
 from agentrl.rollout.chat.capabilities import TemplateRefusal
-from agentrl.rollout.chat.forms import CANDIDATE_FORMS, TurnForm, candidates
+from agentrl.rollout.chat.forms import TurnForm, candidates
 from agentrl.rollout.chat.sampled_ids import find_turn
 from agentrl.rollout.chat.turns import Message, SampledTurn, TurnReading
 
@@ -91,7 +91,7 @@ def choose_form(
     are skipped. If it rejects all of `forms`, the first other form that it accepts is taken. Raises
     the first `TemplateRefusal` if there is none.
     """
-    renderings: list[tuple[Fit, int, Rendering]] = []
+    renderings: list[Rendering] = []
     refusals: list[TemplateRefusal] = []
     for form, message in candidates(place.turn.reading, place.turn.call_ids, forms):
         if renderings and form not in forms:
@@ -104,10 +104,11 @@ def choose_form(
         rendering = judge(place, form, message, text)
         if rendering.fit <= expected:
             return rendering
-        renderings.append((rendering.fit, CANDIDATE_FORMS.index(form), rendering))
+        renderings.append(rendering)
     if not renderings:
         raise refusals[0]  # not empty: every turn has a form as content
-    return min(renderings)[-1]
+    # Of equal ones the first: the probe found it better, and blank results do not show which is.
+    return min(renderings, key=lambda rendering: rendering.fit)
 
 
 def judge(place: TurnInPlace, form: TurnForm, message: Message, text: str) -> Rendering:
