@@ -1,16 +1,14 @@
 """Taking slots away from samplers that went silent.
 
-Anyone may do it at any time, several at once too: a slot is taken away by an update that names the
-lease it ends. How far the attempt came, its Record says, and `_end_of` says what follows from it:
+Any process may do it at any time, also concurrently: each update names the lease that it ends. The
+new state of the slot depends on the attempt's Record (`_end_of`):
 
-* there is none: a claim whose answer was lost, or whose sampler died before it could begin. That
-  says nothing against the task, and the slot is pending again at no cost.
-* it is scored, or quarantined: the sampler died before it could say so of the slot, which is done
-  here.
-* it is sampled: the trajectory stays, and its scoring is tried again. That counts against
-  `max_scoring_failures`, because a scorer may end the process that it runs in; what comes of the
-  count is for the next that claims the scoring.
-* else the attempt has failed, and the slot is tried again, or given up after `max_failures`.
+* no Record: the claim's answer was lost, or the sampler died before it began. The slot becomes
+  pending, and this is no failure.
+* scored or quarantined: the sampler died before it updated the slot. The slot gets that status.
+* sampled: the trajectory is kept and scored again. This counts against `max_scoring_failures`,
+  because a scorer may kill its process; the next claim of the scoring checks the limit.
+* else the attempt has failed: the slot becomes pending, or is given up after `max_failures`.
 """
 
 from collections.abc import Mapping, Sequence
