@@ -10,7 +10,9 @@ lease it ends. How far the attempt came, its Record says, and `_end_of` says wha
 * it is sampled: the trajectory stays, and its scoring is tried again. That counts against
   `max_scoring_failures`, because a scorer may end the process that it runs in; what comes of the
   count is for the next that claims the scoring.
-* else the attempt has failed, and the slot is tried again, or given up after `max_failures`.
+* else the attempt is lost, and the slot is tried again. Samplers die and are cut off for reasons of
+  their own, so a slot's first `FREE_LOSSES` cost nothing. An agent may end the process that it runs
+  in, so each further loss is a failure, and the slot is given up after `max_failures`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,7 @@ from agentrl.databases.expressions import (
 )
 from agentrl.databases.transitions import change_records, group_settled, slots_changed
 
+FREE_LOSSES = 3
 _WITHOUT_RECORD = frozenset({SlotStatus.PENDING, SlotStatus.FAILED})  # the lease's Record is lost
 
 
@@ -115,12 +118,12 @@ def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> 
             "not_before": "$$NOW",
         }
         return _End(slot, SlotStatus.SAMPLED, {**silent, **again})
-    failures = slot.failures + (state is not None)
-    if state is not None and failures >= max_failures:
-        return _End(slot, SlotStatus.FAILED, {**silent, "failures": failures})
-    return _End(
-        slot, SlotStatus.PENDING, {**silent, "failures": failures, "attempt": slot.attempt + 1}
-    )
+    losses = slot.losses + (state is not None)
+    counts = state is not None and losses > FREE_LOSSES
+    lost = {**silent, "losses": losses, "failures": slot.failures + counts}
+    if counts and lost["failures"] >= max_failures:
+        return _End(slot, SlotStatus.FAILED, lost)
+    return _End(slot, SlotStatus.PENDING, {**lost, "attempt": slot.attempt + 1})
 
 
 async def _end_leases(database: RunDatabase, task: str, ends: Sequence[_End]) -> list[_End]:
