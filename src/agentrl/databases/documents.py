@@ -137,7 +137,8 @@ class Slot(SubDocument):
     """One rollout of a Task, numbered by `rollout` from 0.
 
     `attempt`: leases that ended without a trajectory; part of the Record's id.
-    `failures`: attempts that count against `max_failures` (errors and dead samplers).
+    `failures`: attempts that count against `max_failures`.
+    `losses`: attempts whose sampler went silent; the first few are no failures.
     `outages`: attempts that were handed back because a dependency was unreachable.
     `scorings`: leases that ended with a trajectory but without a score.
     `scoring_failures`: scorings that count against `max_scoring_failures`.
@@ -149,6 +150,7 @@ class Slot(SubDocument):
     lease_expires: datetime | None = None  # by the server's clock
     attempt: int = 0
     failures: int = 0
+    losses: int = 0
     outages: int = 0
     scorings: int = 0
     scoring_failures: int = 0

@@ -8,7 +8,9 @@ new state of the slot depends on the attempt's Record (`_end_of`):
 * scored or quarantined: the sampler died before it updated the slot. The slot gets that status.
 * sampled: the trajectory is kept and scored again. This counts against `max_scoring_failures`,
   because a scorer may kill its process; the next claim of the scoring checks the limit.
-* else the attempt has failed: the slot becomes pending, or is given up after `max_failures`.
+* else the attempt is lost: the slot becomes pending. Samplers die for other reasons too, so the
+  first `FREE_LOSSES` of a slot do not count. An agent may kill its process, so each further loss is
+  a failure, and the slot is given up after `max_failures`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,7 @@ from agentrl.databases.expressions import (
 )
 from agentrl.databases.transitions import change_records, group_settled, slots_changed
 
+FREE_LOSSES = 3
 _WITHOUT_RECORD = frozenset({SlotStatus.PENDING, SlotStatus.FAILED})  # the lease's Record is lost
 
 
@@ -113,12 +116,12 @@ def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> 
             "not_before": "$$NOW",
         }
         return _End(slot, SlotStatus.SAMPLED, {**silent, **again})
-    failures = slot.failures + (state is not None)
-    if state is not None and failures >= max_failures:
-        return _End(slot, SlotStatus.FAILED, {**silent, "failures": failures})
-    return _End(
-        slot, SlotStatus.PENDING, {**silent, "failures": failures, "attempt": slot.attempt + 1}
-    )
+    losses = slot.losses + (state is not None)
+    counts = state is not None and losses > FREE_LOSSES
+    lost = {**silent, "losses": losses, "failures": slot.failures + counts}
+    if counts and lost["failures"] >= max_failures:
+        return _End(slot, SlotStatus.FAILED, lost)
+    return _End(slot, SlotStatus.PENDING, {**lost, "attempt": slot.attempt + 1})
 
 
 async def _end_leases(database: RunDatabase, task: str, ends: Sequence[_End]) -> list[_End]:
