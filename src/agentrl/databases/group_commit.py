@@ -137,9 +137,14 @@ class GroupCommit:
 def _own_errors(
     details: Sequence[dict[str, Any]], writes: Sequence[Write]
 ) -> dict[int, WriteError]:
-    """The error of each write that has one, by its place in the bulk write."""
+    """The error of each write that has one, by its place in the bulk write. It does not hold the
+    write itself, which may have megabytes."""
     return {
-        detail["index"]: WriteError(detail["errmsg"], detail["code"], detail)
+        detail["index"]: WriteError(
+            detail["errmsg"],
+            detail["code"],
+            {name: value for name, value in detail.items() if name != "op"},
+        )
         for detail in details
         if not (detail["code"] == DUPLICATE_KEY and isinstance(writes[detail["index"]], InsertOne))
     }

@@ -22,6 +22,7 @@ from typing import Any
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus
 from agentrl.databases.policies import Lineage
+from agentrl.databases.row_parts import join
 from agentrl.databases.transitions import change_rows
 
 
@@ -308,7 +309,7 @@ async def fetch_rows(database: RunDatabase, ids: Sequence[str]) -> FetchedRows:
     async for document in database.rows.find({"_id": {"$in": list(ids)}}):
         row = document["_id"]
         try:
-            rows[row] = DBRecordData.from_mongo(document)
+            rows[row] = DBRecordData.from_mongo(await join(database, document))
         except (ValueError, TypeError) as error:  # one damaged row is not the others' end
             faults[row] = f"it cannot be read: {error}"
         else:
