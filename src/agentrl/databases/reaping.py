@@ -29,23 +29,23 @@ from agentrl.databases.expressions import (
 )
 from agentrl.databases.transitions import change_records, group_settled, slots_changed
 
-_WITHOUT_RECORD = frozenset({SlotStatus.PENDING, SlotStatus.FAILED})  # what its lease made is lost
+_WITHOUT_RECORD = frozenset({SlotStatus.PENDING, SlotStatus.FAILED})  # the lease's Record is lost
 
 
 @dataclass(frozen=True)
 class Reaped:
-    """What one pass of the reaper did."""
+    """Numbers of slots that one pass of the reaper changed."""
 
-    returned: int = 0  # slots that went back to pending
-    failed: int = 0  # slots given up after `max_failures`
-    sampled: int = 0  # slots whose Record is to be scored again
-    completed: int = 0  # slots whose Record had its score
-    quarantined: int = 0  # slots whose Record is
+    returned: int = 0  # pending again
+    failed: int = 0  # given up after `max_failures`
+    sampled: int = 0  # to be scored again
+    completed: int = 0  # the Record was scored already
+    quarantined: int = 0  # the Record was in quarantine already
 
 
 @dataclass(frozen=True)
 class _End:
-    """What becomes of a slot whose lease has run out. `fields`: beside the status."""
+    """The new status of a slot whose lease has expired. `fields`: further changes."""
 
     slot: Slot  # as it was read
     status: SlotStatus
@@ -53,7 +53,7 @@ class _End:
 
 
 async def reap_expired(database: RunDatabase, max_failures: int) -> Reaped:
-    """End all leases that have run out."""
+    """End all expired leases of rollouts."""
     outcomes: list[SlotStatus] = []
     overdue = await database.tasks.aggregate(
         [
@@ -82,9 +82,9 @@ async def reap_expired(database: RunDatabase, max_failures: int) -> Reaped:
 
 
 async def close_lost_records(database: RunDatabase, selection: dict[str, Any]) -> None:
-    """Say of Records of leases that ran out that they have failed.
+    """Mark Records of expired leases as failed.
 
-    One may even be scored, if its score was held up on its way until after the reaper had looked.
+    A Record may be scored by now, if its score arrived after the reaper had read it.
     """
     await change_records(
         database.records, selection, RecordStatus.FAILED, {"error": "its sampler went silent"}
@@ -92,10 +92,10 @@ async def close_lost_records(database: RunDatabase, selection: dict[str, Any]) -
 
 
 def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> _End:
-    """The rules. `record`: status, score and error of the Record that the lease was for, if there
-    is one.
+    """What follows from an expired lease, by the rules in the module docstring.
 
-    What is read of the slot holds as long as its `record` does: every lease has one of its own.
+    `record`: status, score and error of the lease's Record, if it exists. The update names the
+    slot's `record`, so it cannot change a later attempt.
     """
     unheld: dict[str, Expression] = {"owner": None, "lease_expires": None}
     silent = {
@@ -124,8 +124,8 @@ def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> 
 
 
 async def _end_leases(database: RunDatabase, task: str, ends: Sequence[_End]) -> list[_End]:
-    """End leases of a Task; returns those that were ended."""
-    # If this ends the group's last slot, the next `claim_finalisation` is to find the group.
+    """End leases of a Task; returns the ones that were ended."""
+    # If this was the group's last slot, the next `claim_finalisation` finds the group.
     ended_at_once = {
         "owner": None, "lease_expires": "$$NOW", "tries": 0, "failures": 0, "error": None,
     }  # fmt: skip
@@ -146,5 +146,5 @@ async def _end_leases(database: RunDatabase, task: str, ends: Sequence[_End]) ->
         for slot in (Task.from_mongo(before).slots if before else [])
         if slot.status == SlotStatus.LEASED
     }
-    # One that its owner extended meanwhile was left to it.
+    # A lease that its owner has extended meanwhile was not ended.
     return [end for end in ends if (end.slot.record, end.slot.lease_expires) in held]

@@ -12,7 +12,7 @@ from agentrl.rollout.chat.escaping import EscapingCodec, Piece
 
 
 class PieceEncoder:
-    """Encodes the texts of one prompt after the other. Keeps the ids of the last prompt."""
+    """Encodes one prompt after the other, reusing the ids of the last prompt's pieces."""
 
     def __init__(self, codec: EscapingCodec) -> None:
         self._codec = codec
@@ -20,7 +20,7 @@ class PieceEncoder:
         self._current: dict[Piece, array[int]] = {}
 
     def encode(self, escaped: str, after: int | None = None, *, start: bool = True) -> list[int]:
-        """What `EscapingCodec.encode` gives for a text of the current prompt."""
+        """`EscapingCodec.encode` for a text of the current prompt."""
         if after is not None:
             token = self._codec.token(after)
             ids = self.encode(token + escaped)
@@ -37,5 +37,5 @@ class PieceEncoder:
         return ids
 
     def end_prompt(self) -> None:
-        """The current prompt is whole; what it has not is forgotten."""
+        """The current prompt is complete: forget pieces that it does not contain."""
         self._last, self._current = self._current, {}

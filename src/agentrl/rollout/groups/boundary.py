@@ -23,7 +23,7 @@ from agentrl.databases.records import turn_id
 
 
 def check_sampled(record: Record, n_turns: int) -> None:
-    """`n_turns`: that the agent generated. Each must have been stored, in its place."""
+    """Check that all `n_turns` generated turns are stored, in order. Raises ValueError."""
     wanted = [turn_id(record.id, turn) for turn in range(n_turns)]
     missing = sorted(set(wanted) - set(record.turns))
     if missing:
@@ -36,8 +36,7 @@ def check_sampled(record: Record, n_turns: int) -> None:
 
 
 def check_scored(record: Record) -> Record:
-    """The Record with its scores as plain numbers. Without a score (None) it takes no part in its
-    group, which is no error."""
+    """The Record with its scores as floats or None. Raises ValueError for a score not finite."""
     said: Mapping[str, object] = record.scores
     scores = {name: _finite(record, name, value) for name, value in said.items()}
     score = _finite(record, "the score", record.score)
@@ -54,7 +53,7 @@ def _finite(record: Record, name: str, value: object) -> float | None:
 
 
 def check_row(row: DBRecordData) -> None:
-    """Before it is inserted: what the trainer could not compute with never reaches it."""
+    """Check a row before it is inserted. Raises ValueError if the trainer could not use it."""
     if not math.isfinite(row.reward):
         raise ValueError(f"row {row.id}: its reward is {row.reward}")
     if row.n_train_tokens == 0:
