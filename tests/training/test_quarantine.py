@@ -65,6 +65,7 @@ def test_rows_that_cannot_be_read_or_trained_are_quarantined_and_training_goes_o
     check_run(run, 15)
 
 
+@pytest.mark.slow
 def test_two_processes_find_the_row_that_one_of_them_has(run: Run) -> None:
     flags = run.flags("--enable_sampling", "false")
     flags[flags.index("--per_device_train_batch_size") + 1] = "2"
