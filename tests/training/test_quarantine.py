@@ -90,6 +90,7 @@ def test_rows_that_cannot_be_read_or_trained_are_quarantined_and_training_goes_o
     check_run(run, 15, said)
 
 
+@pytest.mark.slow
 @EXPLOSIONS
 def test_two_processes_find_the_row_that_one_of_them_has(
     run: Run, explode: Explode, loss: Sequence[str], said: str

@@ -1,6 +1,6 @@
-"""How many attempts of a run have ended since a moment, and how those that failed did.
+"""Counts the attempts of a run that have ended since a given time, and groups the failures.
 
-Counted as they come: each look reads what ended since the last one, by an index.
+Counting is incremental: each read covers the attempts that ended since the last one, by an index.
 """
 
 from collections import Counter

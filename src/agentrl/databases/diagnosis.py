@@ -1,7 +1,7 @@
-"""Why a run gets nowhere, in sentences: pure functions of how its latest attempts and groups ended.
+"""Sentences on why a run makes no progress: pure functions of the ends of attempts and groups.
 
-Lists are newest first. `outcomes.py` reads them from the database; `hopeless.py` ends a run by
-them.
+Lists are newest first. `outcomes.py` reads them from the database. `hopeless.py` uses them to end a
+run.
 """
 
 from collections import Counter

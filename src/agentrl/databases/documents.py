@@ -2,10 +2,10 @@
 
     Task -> Record -> DispatchedSamplingTask -> DBRecordData
 
-A document is what one collection holds. Writers: the feeder makes Tasks, samplers make Records and
-DispatchedSamplingTasks, whoever finishes a group makes its DBRecordData, the trainer marks them.
-All statuses change through the tables of `transitions.py`. Token arrays are little-endian `bytes`
-(see `arrays.py`), and a row's are a `TokenTree`.
+Each collection contains one kind of document. The feeder writes Tasks. Samplers write Records and
+DispatchedSamplingTasks. The process that finishes a group writes its DBRecordData, and the trainer
+updates them. All statuses change by the tables of `transitions.py`. Token arrays are little-endian
+`bytes` (`arrays.py`); a row's are a `TokenTree`.
 """
 
 from datetime import datetime
@@ -95,7 +95,7 @@ class Rewrite(StrEnum):
     """How an agent rewrote its conversation before a turn. The turn begins a new segment."""
 
     DISCARD_ALL_TOOLS = "discard_all_tools"  # earlier tool results were removed
-    SUMMARY = "summary"  # the last turn was removed, to ask for a summary
+    SUMMARY = "summary"  # the last turn was set aside, to ask for a summary
     DISCARD_ALL = "discard_all"  # the conversation began again with the summary
     REPETITION = "repetition"  # the last turn was removed because it repeated earlier ones
     AGENT = "agent"  # a user's agent continued from other messages
@@ -137,7 +137,8 @@ class Slot(SubDocument):
     """One rollout of a Task, numbered by `rollout` from 0.
 
     `attempt`: leases that ended without a trajectory; part of the Record's id.
-    `failures`: attempts that count against `max_failures` (errors and dead samplers).
+    `failures`: attempts that count against `max_failures`.
+    `losses`: attempts whose sampler went silent; the first few are no failures.
     `outages`: attempts that were handed back because a dependency was unreachable.
     `scorings`: leases that ended with a trajectory but without a score.
     `scoring_failures`: scorings that count against `max_scoring_failures`.
@@ -149,6 +150,7 @@ class Slot(SubDocument):
     lease_expires: datetime | None = None  # by the server's clock
     attempt: int = 0
     failures: int = 0
+    losses: int = 0
     outages: int = 0
     scorings: int = 0
     scoring_failures: int = 0

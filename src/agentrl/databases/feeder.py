@@ -1,9 +1,9 @@
 """From task files to the ledger: training tasks block by block, held-out tasks on request.
 
-Rank 0 of the trainer calls it. Training tasks are stored in their group order, a block when few
-are left that nobody has begun. So a run begins as soon with a million lines as with ten, and the
-ledger itself says where feeding goes on: behind the newest group. Ids are derived from split, epoch
-and line, so a repetition after a crash changes nothing.
+Rank 0 of the trainer calls it. Training tasks are stored in their group order, one block whenever
+few unclaimed ones are left. So the start takes the same time with a million lines as with ten.
+Feeding continues after the newest group in the ledger. Ids are derived from split, epoch and line,
+so a repetition after a crash changes nothing.
 """
 
 import random

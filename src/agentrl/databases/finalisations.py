@@ -1,12 +1,12 @@
-"""The finalisation of a group, while it is held, and what becomes of it if it fails.
+"""The lease on a group's finalisation, and the states after a failure.
 
-    hold* -> keep -> finalised           `TaskLedger`'s; see there too for who holds it, and when
-    leave | put_off                      to be tried again by anyone: at once, or after a pause
-    quarantine                           it failed too often: for a person to look at
+    hold* -> keep -> finalised           `TaskLedger` gives the lease and ends it
+    leave | put_off                      anyone may retry: at once, or after a pause
+    quarantine                           it failed too often; waits for a person
 
-A finalisation may take minutes: a scorer compares the Records of the group, or their turns are
-many. So the lease is extended meanwhile. A scorer may return other scores the next time. The first
-ones are kept on the Task, in one atomic update, and a sampler that takes over continues from them.
+A finalisation may take minutes, if a scorer compares the Records of the group or there are many
+turns. So its lease is extended meanwhile. A scorer may return other scores the next time, so the
+first ones are stored on the Task in one atomic update. A sampler that takes over uses them.
 """
 
 from collections.abc import Sequence

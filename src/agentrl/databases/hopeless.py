@@ -1,12 +1,12 @@
 """`--max_failures_without_success`: decides when a run that gets nowhere is ended.
 
-The database is counted, so the counts cover any number of samplers: the latest attempts, of which
-most fail in the same way, or all in any; and groups that gave nothing to train since the last one
-that gave something. Failures before the watch began are not counted, because the cause may have
-been fixed before the restart.
+A run is ended if its latest attempts all fail, or most rollouts fail in the same way, or if a
+number of groups in a row give nothing to train. The database is counted, so the counts cover any
+number of samplers. Failures before the watch began do not count, because the cause may have been
+fixed before the restart.
 
-An outage that an agent does not know as one (`failures.py`) makes attempts fail by the hundred. So
-the failures must also last for a while: an outage of `OUTLIVED_S` ends no run.
+An outage that an agent does not recognise (`failures.py`) makes hundreds of attempts fail. So the
+failures must also last for `OUTLIVED_S`.
 """
 
 import time

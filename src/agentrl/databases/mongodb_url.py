@@ -1,7 +1,7 @@
-"""What is wrong with a MongoDB URL, said without its password.
+"""Checks a MongoDB URL; errors do not contain its password.
 
-PyMongo's own errors quote what they stumble over, which may be a part of the password; and a
-password with `#` or `?` in it may make a URL of another host.
+PyMongo's own errors quote the invalid part, which may be a part of the password. A password with
+`#` or `?` may even make it a URL of another host.
 """
 
 import re

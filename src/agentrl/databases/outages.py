@@ -1,7 +1,7 @@
-"""What the samplers of a run wait for: dependencies that are out of reach, as each of them sees it.
+"""Unreachable dependencies that the samplers of a run wait for.
 
-A sampler says so as long as it waits, in one document of its own. Without a sign of life for
-`SILENT_S` it counts no more: the sampler has ended.
+Each sampler updates its own document while it waits. A document without a heartbeat for `SILENT_S`
+is ignored: its sampler is considered dead.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
-"""What failed so often that it waits for a person: groups, Records and rows, and their release.
+"""Groups, Records and rows in quarantine, and their release by a person.
 
-    group     its finalisation failed: it has no rows
-    Record    it cannot be scored, or no row can be made of it; its group went on without it
+    group     its finalisation failed; it has no rows
+    Record    it cannot be scored, or no row can be built from it; its group continued without it
     row       the trainer cannot read it, or its gradient is not finite
 
-Each is `quarantined` and keeps its `error`. None of them counts in the staleness bound. Release
-puts it back to where it failed, with its failures forgotten. Every update names the state that it
-expects: a release may be broken off, and repeated.
+Each has the status `quarantined` and an `error`, and does not count in the staleness bound. A
+release puts it back to the step at which it failed and resets its failures. Every update names the
+state that it expects, so an interrupted release can be repeated.
 """
 
 from collections.abc import Collection

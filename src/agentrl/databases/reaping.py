@@ -1,16 +1,16 @@
 """Taking slots away from samplers that went silent.
 
-Anyone may do it at any time, several at once too: a slot is taken away by an update that names the
-lease it ends. How far the attempt came, its Record says, and `_end_of` says what follows from it:
+Any process may do it at any time, also concurrently: each update names the lease that it ends. The
+new state of the slot depends on the attempt's Record (`_end_of`):
 
-* there is none: a claim whose answer was lost, or whose sampler died before it could begin. That
-  says nothing against the task, and the slot is pending again at no cost.
-* it is scored, or quarantined: the sampler died before it could say so of the slot, which is done
-  here.
-* it is sampled: the trajectory stays, and its scoring is tried again. That counts against
-  `max_scoring_failures`, because a scorer may end the process that it runs in; what comes of the
-  count is for the next that claims the scoring.
-* else the attempt has failed, and the slot is tried again, or given up after `max_failures`.
+* no Record: the claim's answer was lost, or the sampler died before it began. The slot becomes
+  pending, and this is no failure.
+* scored or quarantined: the sampler died before it updated the slot. The slot gets that status.
+* sampled: the trajectory is kept and scored again. This counts against `max_scoring_failures`,
+  because a scorer may kill its process; the next claim of the scoring checks the limit.
+* else the attempt is lost: the slot becomes pending. Samplers die for other reasons too, so the
+  first `FREE_LOSSES` of a slot do not count. An agent may kill its process, so each further loss is
+  a failure, and the slot is given up after `max_failures`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +29,7 @@ from agentrl.databases.expressions import (
 )
 from agentrl.databases.transitions import change_records, group_settled, slots_changed
 
+FREE_LOSSES = 3
 _WITHOUT_RECORD = frozenset({SlotStatus.PENDING, SlotStatus.FAILED})  # the lease's Record is lost
 
 
@@ -115,12 +116,12 @@ def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> 
             "not_before": "$$NOW",
         }
         return _End(slot, SlotStatus.SAMPLED, {**silent, **again})
-    failures = slot.failures + (state is not None)
-    if state is not None and failures >= max_failures:
-        return _End(slot, SlotStatus.FAILED, {**silent, "failures": failures})
-    return _End(
-        slot, SlotStatus.PENDING, {**silent, "failures": failures, "attempt": slot.attempt + 1}
-    )
+    losses = slot.losses + (state is not None)
+    counts = state is not None and losses > FREE_LOSSES
+    lost = {**silent, "losses": losses, "failures": slot.failures + counts}
+    if counts and lost["failures"] >= max_failures:
+        return _End(slot, SlotStatus.FAILED, lost)
+    return _End(slot, SlotStatus.PENDING, {**lost, "attempt": slot.attempt + 1})
 
 
 async def _end_leases(database: RunDatabase, task: str, ends: Sequence[_End]) -> list[_End]:

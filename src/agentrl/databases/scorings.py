@@ -1,12 +1,12 @@
-"""The scoring of trajectories that are stored and have no score: a step of its own.
+"""The scoring of stored trajectories without a score, a separate step.
 
     claim -> heartbeat* -> complete           `TaskLedger`'s, as of any leased slot
-                         | put_off            to be tried again, after a pause that grows
-                         | quarantine         it failed too often: for a person to look at
+                         | put_off            to be retried after a growing pause
+                         | quarantine         it failed too often; waits for a person
 
-Whoever samples a trajectory scores it too, under the same lease. If that fails, or the sampler
-dies, the slot is `sampled`: any sampler may claim the scoring when it is due, and nothing is
-sampled again. A dead sampler's scoring comes back through the reaper (`reaping.py`).
+The sampler of a trajectory also scores it, under the same lease. If that fails, or the sampler
+dies, the slot becomes `sampled`: any sampler may claim the scoring when it is due, and nothing is
+sampled again. The reaper (`reaping.py`) returns a dead sampler's scoring.
 """
 
 from collections.abc import Mapping

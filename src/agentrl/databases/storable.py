@@ -1,8 +1,8 @@
-"""What MongoDB can hold of what models, tools and agents say, and what becomes of the rest.
+"""Converts texts of models, tools and agents to a form that MongoDB can store.
 
-`storable` never fails for what somebody said: it is kept as far as it can be, with a note where it
-was cut. What is trained (token ids, logprobs) is never touched. `fault` says of a value what would
-have to be changed; it is for what can still be refused, as a line of a task file can.
+`storable` converts or cuts such values, with a note where it cuts. It never changes trained data
+(token ids, logprobs), which are bytes. `fault` reports what MongoDB cannot store; it is for input
+that can still be refused, such as a line of a task file.
 """
 
 import asyncio

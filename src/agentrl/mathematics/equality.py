@@ -1,7 +1,7 @@
-"""Whether a model's answer is the ground truth.
+"""Whether a model's answer equals the ground truth.
 
-Each kind of answer is compared with its own kind, and with the kinds that people write in its
-place: a unit, a name (`x =`) or a bracket that one side leaves out is understood.
+Each kind of answer is compared with its own kind, and with kinds that are written in its place: one
+side may omit a unit, a name (`x =`) or brackets.
 """
 
 import re

@@ -1,11 +1,11 @@
-"""What has a value: from canonical notation to SymPy, and whether two expressions are equal.
+"""Parses expressions from canonical notation to SymPy, and compares them.
 
-latex2sympy2_extended reads the notation. What it would read otherwise than people do is put right
-before: a decimal becomes an exact fraction, for it would become a float of 53 bits; two numbers
-side by side are refused, for it would add them.
+latex2sympy2_extended parses the notation. Forms that it would misread are changed before: a decimal
+becomes an exact fraction, because it would become a float of 53 bits; two adjacent numbers are
+refused, because it would add them.
 
-Expressions are equal if they are at some fixed points, to 40 of 60 digits; rational numbers, if
-they are exactly.
+Expressions are equal if their values at fixed points agree to 40 of 60 digits. Rational numbers
+must be exactly equal.
 """
 
 import logging

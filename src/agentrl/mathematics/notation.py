@@ -1,9 +1,8 @@
-r"""One way to write for the many in which people and models write mathematics.
+r"""Converts the many notations of mathematics to one canonical notation.
 
-Out of this come plain ASCII characters and these commands: those of LaTeX that an expression needs,
-`\text{}` for words, and for signs `\degree`, `\percent`, `\dollar`, `\euro`, `\sterling`, `\yen`,
-`\cent`.
-Nothing is judged here: a text that is no mathematics comes out as some text.
+The output consists of ASCII characters, LaTeX's commands for expressions, `\text{}` for words, and
+the signs `\degree`, `\percent`, `\dollar`, `\euro`, `\sterling`, `\yen` and `\cent`. It never
+fails: a text that is not mathematics gives some text.
 """
 
 import re

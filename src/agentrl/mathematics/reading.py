@@ -1,7 +1,7 @@
-r"""From a text in canonical notation to the answer that it is.
+r"""Parses a text in canonical notation to an answer.
 
-What brackets, commas, relations and units say is read here, from the outside in; what is left has a
-value (`expressions.py`).
+Brackets, commas, relations and units are parsed here, from the outside in. `expressions.py` parses
+the values inside.
 """
 
 import itertools

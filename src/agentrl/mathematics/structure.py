@@ -1,4 +1,4 @@
-"""Brackets: what stands outside of all of them, and which belong together."""
+"""Brackets: splitting a text outside of them, and finding pairs."""
 
 import re
 

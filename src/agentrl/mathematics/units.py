@@ -1,10 +1,10 @@
-r"""Units: what a number of them measures, and how much of it.
+r"""Units: their dimensions and factors.
 
     cm^2, square centimeters, \text{cm}^2     length^2, 1/10000
     miles per hour, mph, km/h                 length / time
     18 eggs                                   a count of the thing "egg"
 
-Words that name no unit are things that are counted: quantities of different things are not equal.
+Other words name things that are counted. Quantities of different things are not equal.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""What a whole check of a task file found, kept under the digest of its content.
+"""The result of a complete check of a task file, stored under the digest of its content.
 
-A check of a large file goes on while its run has begun (`go_on`), and is not done again when the
-run goes on: `known_check` has what it found.
+The check of a large file continues while the run starts (`go_on`). A resumed run does not repeat
+it: `known_check` returns the stored result.
 """
 
 import asyncio

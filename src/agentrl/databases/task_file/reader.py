@@ -3,8 +3,8 @@
     scan_tasks, read_tasks    a whole file, with its tasks
     TaskCheck                 a file of any size, a piece at a time, without its tasks
 
-A check remembers what kinds of tasks there are (`TaskKind`), not the tasks: of a million rows that
-is a few lines. Two rows with the same id are found when the last row is read.
+A check stores the kinds of tasks (`TaskKind`), not the tasks, so its size does not grow with the
+file. Rows with the same id are found after the last row.
 """
 
 import math

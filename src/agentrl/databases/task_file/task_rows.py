@@ -1,11 +1,11 @@
-"""The tasks of a file by their number, read from where they stand: no file is in memory whole.
+"""Random access to the tasks of a file, without reading the whole file into memory.
 
-JSONL       from the file itself: where each line begins is found once, and kept
-Parquet     from a copy of the table that can be read at any row (Arrow), made once, and kept
-a JSON list in memory: such a file has no lines
+JSONL       from the file itself, by the stored offsets of its lines
+Parquet     from a stored copy in Arrow format, which allows access to any row
+a JSON list in memory, because it has no lines
 
-What is kept is in a folder of the run's, under the digest of the file's content. So a run that
-goes on reads no file again (`known_digest`).
+Offsets and copies are stored in a folder of the run, under the digest of the file's content. So a
+resumed run does not read the file again (`known_digest`).
 """
 
 import json

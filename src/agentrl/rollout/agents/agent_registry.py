@@ -1,13 +1,13 @@
 """Which agents there are, by the name that a task's `agent_name` or `--agent_name` gives.
 
-Every agent is an `AsyncSampler` in the end: a function or an agent loop is wrapped in one when it
-is registered. Names come from three places, the first that has one decides:
+Every agent is an `AsyncSampler`: a function or an agent loop is wrapped in one when it is
+registered. Names come from three places, in order of precedence:
 
     built in        mcp, tool_agent, single_turn, single_turn_agent, math
     registered      `register_agent`, called by the file of `--agent_module`
     installed       entry points of the group `agentrl.agents`
 
-Nothing is imported before its name is asked for.
+An agent is imported when its name is first used.
 """
 
 import inspect

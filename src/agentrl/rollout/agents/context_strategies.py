@@ -1,19 +1,19 @@
-"""Rewriting a conversation that grows too long or goes round in circles: pure functions.
+"""Rewriting a conversation that is too long or repeats itself: pure functions.
 
     head | turn, results | turn, results | ... | last turn, results
 
-The head is what the task began with. Every function takes and gives the entries of a conversation.
-Those that it leaves alone are the same objects, so that turns of the model keep the ids that were
-generated and the new segment shares all that stands before the first change.
+The head is the task's first messages. Every function takes and returns the entries of a
+conversation. Unchanged entries are the same objects, so generated turns keep their sampled ids, and
+the new segment shares everything before the first change.
 
     discard_results     earlier results become a note            --new_context discard_all_tools
-    ask_for_summary     the last turn aside, the model is asked  --new_context discard_all
+    ask_for_summary     set the last turn aside, ask the model   --new_context discard_all
     restart             head and summary, then the last turn     --new_context discard_all
-    take_out_last_turn  a turn that repeats is not there         --enable_repetition_compress
+    take_out_last_turn  remove a turn that repeats               --enable_repetition_compress
 
-What the model is told stands at the end of the last result and not in a message of its own: some
-chat templates take no user message there, others drop the thoughts of all turns before one, and
-both would change what was sampled.
+Instructions to the model are appended to the last result, not sent as a separate message: some chat
+templates accept no user message there, others drop the thoughts of all earlier turns, which changes
+sampled tokens.
 """
 
 from collections.abc import Sequence

@@ -3,10 +3,10 @@
     reply = await llm.chat(messages, tools.schemas)
     messages += [reply.message, *await tools.answer(reply)]
 
-Messages that go on from an earlier call, with its reply and then messages of tools or a user,
-extend its tokens. Any others begin a segment: a conversation of its own, or an earlier one with
-messages left out or changed, in which replies that stand as they were given keep the ids that the
-model generated. Calls may run at the same time. Every reply is a turn of the record, and trained.
+If messages continue an earlier call (its messages, its reply, then tool or user messages), they
+extend its tokens. Other messages begin a segment: a new conversation, or an earlier one with
+changes. Unchanged replies in it keep their sampled ids. Calls may run concurrently. Every reply is
+a turn of the record and is trained.
 """
 
 import time

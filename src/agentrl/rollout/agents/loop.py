@@ -10,10 +10,10 @@
             ...
             return Output(prompt_ids=..., response_ids=..., response_mask=...)
 
-A loop is taken as it is: it holds its conversation in tokens of its own making, and says in
-`response_mask` which of them the model made. Its model calls go through the run's services, which
-give logprobs and policy versions (`response_logprobs` is not needed); what it returns is checked
-against them (`loop_tokens.py`). The tokens that it returns are the record.
+A loop builds its conversation as tokens, and marks the generated ones in `response_mask`. Its model
+calls go through the run's services, which give logprobs and policy versions, so `response_logprobs`
+is not needed. The returned tokens are checked against the calls (`loop_tokens.py`) and form the
+record.
 """
 
 import math

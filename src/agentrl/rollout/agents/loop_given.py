@@ -1,9 +1,9 @@
-"""What an agent loop is given, under the names by which loops know it.
+"""The arguments of agent loops, under verl's names.
 
     ServerManager   the model: token ids in, token ids out
     constructor_arguments, run_fields   the run's settings, and the task
 
-Loops take what they need of it by name. What they do with it is `loop.py`'s business.
+Loops select arguments by their parameters' names. `loop.py` runs the loops.
 """
 
 import inspect

@@ -1,8 +1,8 @@
-"""Which of the tokens that an agent loop returns were made by which of its model calls: pure.
+"""Matches the tokens that an agent loop returns with its model calls: pure functions.
 
-A loop returns a prompt, a response and a mask that says which tokens of the response the model
-made. That is a claim. It holds where a call of the model was asked with exactly the tokens before
-and answered with these: logprob and policy version of such a token are known, and of no other.
+A loop returns a prompt, a response and a mask of the generated tokens. The mask is checked: a
+marked token must follow exactly the prompt of a model call and be part of its output. Logprob and
+policy version are known only for such tokens.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The agents of a sampler process: one sampler for each claim, of the kind that its task names.
+"""The agents of a sampler process: one sampler per claim, of the agent that its task names.
 
-What the samplers of a kind share (tools, for most) is opened when the first of them is asked for,
-and once, also for kinds that inherit it from the same class. It is closed with the process.
+The shared resources of a kind of samplers (tools, for most) are opened once, when the first sampler
+is created; kinds that inherit them from the same class share them. They are closed at the end.
 """
 
 import asyncio

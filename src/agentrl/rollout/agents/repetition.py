@@ -1,13 +1,12 @@
-"""Whether a turn goes round in circles: pure functions.
+"""Detects turns that repeat or loop: pure functions.
 
-A turn *repeats* earlier ones if it finds out nothing new: each of its calls was made before, with
-the same arguments, and got the same result. A call whose result has changed (the next page, the
-state of a job) repeats nothing, whatever its arguments. A call that cannot be read counts as one
-with its error for a result.
+A turn *repeats* earlier ones if each of its calls was made before with the same arguments and the
+same result. A call with a new result (the next page, the state of a job) is no repetition. A
+malformed call has its error as the result.
 
-A turn *loops* if it ends in the same stretch of tokens over and over, as models do that are lost.
+A turn *loops* if it ends with many repetitions of the same tokens.
 
-What follows from either is the samplers' business.
+The samplers decide what follows.
 """
 
 import hashlib

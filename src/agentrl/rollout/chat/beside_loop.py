@@ -1,8 +1,8 @@
-"""Work on long conversations beside the event loop, so that it does not hold up heartbeats.
+"""Runs work on long conversations in a thread, so that it does not delay heartbeats.
 
-To render and encode a prompt of 64k tokens takes a tenth of a second. It is done in a thread then:
-the tokenizer lets other threads run, and Python hands over between a template's steps. A short one
-is done at once, for less than the hand-over costs.
+Rendering and encoding a prompt of 64k tokens takes 0.1 s. In a thread, the tokenizer releases
+Python's lock, and Python switches threads between the steps of a template. Short conversations are
+processed directly, which takes less time than switching threads.
 """
 
 import asyncio

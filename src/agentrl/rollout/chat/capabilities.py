@@ -1,10 +1,11 @@
-"""What a chat template can express, found out by rendering probes, whatever family it is of.
+"""What a chat template can express, found by rendering probes; independent of model families.
 
     does it write tools?  a tool's results?  a system message?  a thought, between which marks?
     with which tokens do its turns end?  with which does it frame what they say?
 
-A template without tools gets them in the Hermes way, which the default parser reads: schemas in the
-system message, calls in `<tool_call>`, results in a user's message in `<tool_response>`.
+If a template does not support tools, they are written in Hermes notation, which the default parser
+reads: schemas in the system message, calls in `<tool_call>`, results in `<tool_response>` in a user
+message.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""Is multi-turn training with a model exact? Random conversations, held as a sampler holds them.
+"""Checks by random conversations whether multi-turn training with a model is exact.
 
-A turn is written as the chat template writes it, encoded, and taken for what the model generated.
-Then every prompt must be the template's own tokens for the whole conversation, and text from tools
-that is full of control tokens must be encoded without one. Content is compared as well as tokens:
-what is read of a turn must be what it says, and what it says and what tools answer must stand in
-the next prompt, once. What is counted is where the template does not extend what was sampled, so
-that a new segment begins, and what that costs. `agentrl doctor` tells it in words.
+A turn is rendered by the chat template, encoded, and used as the generated turn. Every prompt must
+then equal the template's own tokens for the whole conversation, and control tokens in tool results
+must be encoded as plain text. Content is compared too: reading a turn must give what it says, and
+the next prompt must contain the turn's content and the tool results exactly once. The check counts
+where the template does not extend the sampled tokens, so that a new segment begins, and the cost
+of that. `agentrl doctor` prints the result.
 """
 
 import re

@@ -1,12 +1,12 @@
-"""In which form a chat template is given a generated turn: the one that it writes best.
+"""Chooses the form in which a generated turn is passed to the chat template.
 
-    for each of two forms   render the conversation with the turn in it
-                            cut that text at the turn: what stands in its place, what follows
-                            judge: is it what was generated, and is all there that was added?
-    then                    the first form that comes out as well as expected, else the best `Fit`
+    for each of two forms   render the conversation with the turn in this form
+                            split the text at the turn: the turn's text, and what follows
+                            judge: is the turn as generated, and are all added messages there?
+    then                    take the first form that fits as well as expected, else the best `Fit`
 
-The forms are in `forms.py`, and which two it is in `form_order.py`. Rendering comes in as a
-function: nothing here knows a template.
+`forms.py` defines the forms; `form_order.py` chooses the two. Rendering is a function argument:
+nothing here depends on a template.
 """
 
 import json

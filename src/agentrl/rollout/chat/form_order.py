@@ -1,14 +1,13 @@
-"""Which two forms a turn is put in, by what kind of turn it is: found out when a model is loaded.
+"""The two forms for each kind of turn, found when a model is loaded.
 
     kind of turn                          as text       structured
     says something, a user follows        content
     thinks, makes a call, results follow  content       fields                  Qwen 3
     makes a call, results follow          content       fields                  Gemma 4: the second
 
-Every form of every kind is rendered once, in a conversation of a few words. A turn of a real
-conversation is then rendered in the better of the two forms, and in the other one only where the
-first does not come out as well as it did there: the conversation may be long, and its text is
-rendered as a whole.
+Every form of every kind of turn is rendered once in a short conversation. In real conversations,
+which may be long and are rendered as a whole, the better form is tried first. The other one is
+tried only if the first fits worse than in the short conversation.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,8 @@
-"""The forms in which a chat template can be given a generated turn.
+"""The forms in which a generated turn can be passed to a chat template.
 
-A template that is given a turn as plain content writes it verbatim, if it can. Some refuse that,
-some change the content, some write the results of tools only after calls that they were given as
-such. `CANDIDATE_FORMS` lists what can be tried instead, in order and each with its reason;
-`form_choice.py` says which one is taken.
+Most templates write plain content verbatim. Some reject a turn as content, some change it, and some
+write tool results only after calls in fields. `CANDIDATE_FORMS` lists all forms in order, each with
+its reason. `form_choice.py` chooses one.
 
 For a turn `hm\\n</think>\\n\\nYes.` + a call, after a prompt that ends in `<think>\\n`:
 

@@ -1,9 +1,9 @@
-"""Whole prompts of one conversation, each encoded only where it differs from the one before.
+"""Encodes the whole prompts of one conversation incrementally.
 
-A chat template that rewrites what was sampled gives a whole new prompt after each turn. To encode
-all of it again would make a conversation cost its length times its turns. The tokenizer divides a
-text at special tokens before it does anything else, so the parts between them (`Piece`) have ids of
-their own, which are kept from one prompt to the next.
+If a chat template rewrites sampled tokens, each turn needs a whole new prompt. Encoding all of it
+again would cost the conversation's length times its turns. The tokenizer first splits a text at
+special tokens, so the ids of the parts between them (`Piece`) do not depend on each other and are
+reused in the next prompt.
 """
 
 from array import array

@@ -1,7 +1,7 @@
-"""A tokenizer with its chat template, for many conversations at once.
+"""A tokenizer with its chat template, shared by all conversations.
 
-What the template can express is found out by probing it when it is loaded (`capabilities.py`). How
-a conversation grows turn by turn is in `conversation.py`.
+The template's capabilities are found by probing when it is loaded (`capabilities.py`).
+`conversation.py` extends conversations turn by turn.
 """
 
 import logging

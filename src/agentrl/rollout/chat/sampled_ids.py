@@ -3,8 +3,8 @@
     rendered text   <header>turn<stop> results <header>turn<stop> results <header>
     ids             encoded  sampled   encoded          sampled   encoded
 
-The tokenizer, given a turn's text, may divide it otherwise than the model did. So a turn is looked
-up in the text at the place where the template writes it, and its ids are put there.
+The tokenizer may split a turn's text into other tokens than the model generated. So the turn is
+located in the rendered text, and its sampled ids are inserted there.
 """
 
 from bisect import bisect_left

@@ -1,11 +1,11 @@
-"""What a template writes of its own around a thought and around what a turn says: found by probing.
+"""The text that a template writes around a thought and around a turn's content, found by probing.
 
     prompt                ...<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>
     a turn as written     probe-turn<|END_RESPONSE|><|END_OF_TURN_TOKEN|>
                                     the frame's end, the turn's end
 
-A model generates the frame too. It is peeled off before the turn is given to the template, which
-writes it anew, and off what the turn is taken to say.
+A model also generates the frame. It is removed before the turn is passed to the template, which
+writes it again, and from the turn's content.
 """
 
 from collections.abc import Callable, Mapping, Sequence

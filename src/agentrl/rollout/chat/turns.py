@@ -1,6 +1,6 @@
-"""A generated turn: its ids, and what its text says.
+"""A generated turn: its ids, and its parsed text.
 
-In which forms a chat template can be given a turn is in `forms.py`.
+`forms.py` defines the forms in which a turn is passed to a chat template.
 """
 
 import re

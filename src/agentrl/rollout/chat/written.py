@@ -1,6 +1,6 @@
-"""A turn as a chat template writes it, from what the turn says: what a model is taught to generate.
+"""Writes a turn as the chat template does, which is what a model learns to generate.
 
-For probes (`form_order.py`) and random conversations (`exactness.py`), which have no model.
+Probes (`form_order.py`) and random conversations (`exactness.py`) use it instead of a model.
 """
 
 import json

@@ -4,9 +4,8 @@
            -> rules that leave Records out, one after the other       which Records become rows
            -> statuses of turns                                       an advantage for each turn
 
-A group is all Records of a Task that have a score; those that failed, or that a scorer did not
-score, take no part in it. Where a rule draws, the draw follows from the ids of Task and Record: the
-same group always gives the same rewards, in whatever order its Records come.
+A group consists of all scored Records of a Task. Random draws depend only on the ids of Task and
+Record, so the same group always gives the same result, in any order of its Records.
 """
 
 import hashlib

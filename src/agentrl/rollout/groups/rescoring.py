@@ -1,7 +1,7 @@
 """Scoring stored groups anew: `agentrl rescore`, without its command line.
 
-A group is scored as a whole, whichever of its Records were asked for: advantages compare its
-Records with each other, and scores of two scorers cannot be compared.
+A group is always scored as a whole, even if only some of its Records were selected: advantages
+compare its Records, and scores of different scorers are not comparable.
 """
 
 import asyncio

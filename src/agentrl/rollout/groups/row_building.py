@@ -1,8 +1,8 @@
 """From a finished Record and its turns to the row that the trainer reads: pure functions.
 
-The turns are replayed into a `TokenContext`, so that a row holds the prompts' deltas and the
-outputs as they are stored and nothing else. The context's token tree, in which a prefix that
-segments share stands once, is the row; what a token has beside that is given in the replay.
+The turns are replayed into a `TokenContext`, so a row contains exactly the stored deltas and
+outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. The
+replay adds further columns, such as advantages.
 """
 
 import hashlib

@@ -1,15 +1,15 @@
-"""A breaker: keeps work away from one dependency while that is out of reach. No I/O, no clock.
+"""A circuit breaker: holds back work while a dependency is unreachable. No I/O, no clock.
 
     closed --a probe fails; several tasks in a row met an outage--> open
-    open   --pause, which grows--> a probe, or one attempt if there is none
-    open   --that is answered--> closed; the pause is forgotten with the first success
+    open   --growing pause--> a probe, or one attempt if there is no probe
+    open   --success--> closed; the first successful attempt resets the pause
 
-One task may be what takes a dependency down, or what it cannot answer. So a failure alone keeps
-nobody away from what answers a probe and others' attempts. A probe that repeats what one task asked
-counts as that task: it opens nothing unless there is no connection, any success of another task
-closes what it keeps open, and an attempt may try now and then.
+A single task may cause the outage, or ask something that the dependency cannot answer. So one
+failure does not open the breaker of a dependency that answers probes. A probe that repeats one
+task's request counts as that task: it opens the breaker only if there is no connection, the success
+of another task closes it, and an attempt may try from time to time.
 
-Times are seconds of one monotonic clock. Who probes and who claims is `breakers.py`.
+Times are seconds of a monotonic clock. `breakers.py` runs probes and decides about claims.
 """
 
 from dataclasses import dataclass, field

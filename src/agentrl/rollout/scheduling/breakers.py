@@ -1,7 +1,7 @@
-"""The breakers of a sampler process: what it waits for, and which tasks are not claimed meanwhile.
+"""The circuit breakers of a sampler process, and the tasks that they hold back.
 
-When to let work near a dependency again is decided in `breaker.py`. Here are the clock, the probes
-and the report to the database, which the live view and `agentrl show` read.
+`breaker.py` decides when a breaker opens and closes. This module has the clock, the probes and the
+report to the database, which the live view and `agentrl show` read.
 """
 
 import asyncio

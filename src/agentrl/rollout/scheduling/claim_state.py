@@ -4,8 +4,8 @@
        ^                                                                  |
        +------------------------------ changed ---------------------------+   from every state
 
-A change that is told while the sampler looks, or tries to claim, is never forgotten: it leads to
-another look. Who looks and claims is `scheduler.py`.
+A change that is reported during a look or a claim is not lost: it leads to another look.
+`scheduler.py` looks and claims.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
-"""How many trajectories a sampler runs at once: adapted to what each inference service can take.
+"""The number of concurrent trajectories of a sampler, adapted to the inference services' load.
 
-A pure state machine (additive increase, multiplicative decrease): values in, values out. Who asks
-the services and how often is `scheduler.py`'s.
+A pure state machine with additive increase and multiplicative decrease. `scheduler.py` queries the
+services.
 
-A service gets more while it is clear, is left as it is while its cache is nearly full, and gets
-less when requests queue there or it had to retract some. Every sampler process does this by itself,
-and several that share a service come to share it evenly, as senders on one line do.
+The limit of a service grows while it is clear, stays while its cache is nearly full, and shrinks if
+requests queue or were retracted. Every sampler process adapts alone. Processes that share a service
+converge to equal shares, as in TCP.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""One sampler process among those of its machine: its share of what counts for all of them.
+"""The share of a sampler process in the limits of its machine.
 
-`--max_concurrent_samples_per_process` counts for each, `--target_concurrency` for all together.
-Whoever starts the processes tells each which one it is, by an environment variable.
+`--max_concurrent_samples_per_process` holds for each process, `--target_concurrency` for all
+together. The launcher passes each process its number in an environment variable.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the database says may be begun now. Reads only; who acts on it is `scheduler.py`."""
+"""The work that may be begun now, read from the database. `scheduler.py` acts on it."""
 
 from dataclasses import dataclass
 

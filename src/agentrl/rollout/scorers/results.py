@@ -1,4 +1,4 @@
-"""What scorers say of Records, and how it is put together to a Record's score: pure functions."""
+"""Results of scorers, and their weighted sum as a Record's score: pure functions."""
 
 import math
 import numbers

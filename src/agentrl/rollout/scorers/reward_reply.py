@@ -1,6 +1,6 @@
-"""What a reward service sends, read with a limit on everything: size, packing, form.
+"""Reads the answer of a reward service, with limits on size, encoding and form.
 
-A service is a program of the user's own, and may answer anything. Each fault becomes one sentence.
+A service is a user's program and may answer anything. Each error becomes one sentence.
 """
 
 import json

@@ -4,7 +4,7 @@
     registered      `register_scorer`, called by the file of `--scorer_module`
     installed       entry points of the group `agentrl.scorers`
 
-The first that has a name decides. What a scorer says, and what it takes, is in `functions.py`.
+This is the order of precedence. `functions.py` defines inputs and results of scorers.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Threads for scorers that are not async.
 
-Not those of the event loop: these are few, other code needs them too, and Python waits for them at
-its end. A scorer that never returns holds one thread of its own here, and nothing else.
+The event loop's threads are not used: there are few, other code needs them too, and Python waits
+for them at exit. A scorer that never returns blocks only one thread here.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Which tools the model gets, and under which names: a function of what the servers offer.
+"""The tools of the model and their names: a function of the servers' tools.
 
-A tool keeps its own name. Only where two servers offer the same name, both get their server's in
-front of it: `search` of the servers `web` and `wiki` become `web__search` and `wiki__search`.
+A tool keeps its name. If two servers offer the same name, both are prefixed with their server's
+name: `search` of the servers `web` and `wiki` becomes `web__search` and `wiki__search`.
 """
 
 import re

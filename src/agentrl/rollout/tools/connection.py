@@ -1,7 +1,6 @@
-"""One connection to an MCP server, from handshake to goodbye.
+"""One connection to an MCP server, from handshake to close.
 
-Which tools there are and what a call means is not known here (`server.py`), nor what it runs over
-(`transports.py`).
+`server.py` handles tools and calls, `transports.py` the streams below.
 """
 
 import asyncio

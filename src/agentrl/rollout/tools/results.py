@@ -1,7 +1,7 @@
-"""A tool's result: the text that the model reads, and what is kept of it beside that.
+"""A tool's result: the text that the model reads, and the stored whole result.
 
-Nothing is lost silently: what is not text is named in the text and kept as a file, what is too long
-is cut with a note and kept whole, and what even a MongoDB document cannot hold is named in it.
+Nothing is lost silently. Parts that are not text are named in the text and stored as files. A long
+text is cut with a note and stored whole. Parts that exceed a MongoDB document are named in it.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""What a task gives its tools on the way: `create_kwargs`, by server.
+"""A task's arguments for the sandboxes of its tools: `create_kwargs`, by server.
 
     {"tools_kwargs": {"python": {"create_kwargs": {"files": {...}}}}}
 

@@ -1,16 +1,15 @@
 """A session with an MCP server that is begun again when it is lost.
 
-Two kinds. A shared one serves all records: it keeps nothing of theirs, so a call that the server
-has not seen goes to the next session. A record's own keeps the record's state: when it is lost, so
-is that, and the model is told before anything else is done.
+There are two kinds. A shared session serves all records and has no state of theirs, so a call that
+the server has not executed goes to the next session. A record's own session contains the record's
+state: when it is lost, the model is told before anything else is done.
 
-A call that the server may have seen is never sent twice.
+A call that the server may have executed is never sent twice.
 
-Whose fault a failed call is: an error that the server answers, and an answer that cannot be read,
-are the call's (`CallFailed`). A server that is not reached, refuses us or dies under the call is
-nobody's fault (`ToolServerUnreachable`), and so is one that is silent: a call that runs out of time
-is the tool's only if the server still answers other requests. What a record does to a session of
-its own is its own fault: if only that session died, the call failed.
+Failed calls are classified. An error answer or an unreadable answer is the call's failure
+(`CallFailed`). A server that is not reached, refuses us or dies during the call is an outage
+(`ToolServerUnreachable`). A timeout is the call's failure only if the server still answers other
+requests. If only a record's own session died, the call failed.
 """
 
 import asyncio

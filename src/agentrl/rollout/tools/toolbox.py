@@ -1,8 +1,8 @@
 """All tools of a process, and the tools as one record uses them.
 
-What goes wrong with a call costs that call and becomes a text for the model. Exceptions are only:
-a session that a record cannot do without and does not get, and a server that is out of reach. With
-`--on_tool_outage text` the model reads of the latter too, where a call met it.
+A failed call becomes an error text for the model. Exceptions are raised only if a record's own
+session is refused, or a server is unreachable. With `--on_tool_outage text`, the model also gets a
+text for an unreachable server during a call.
 """
 
 import asyncio

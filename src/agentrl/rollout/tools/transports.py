@@ -1,6 +1,6 @@
-"""The wires to one server: HTTP requests, a stream of events, or the pipes of a process.
+"""The transports to one server: HTTP requests, a stream of events, or the pipes of a process.
 
-What is said over them is the SDK's business (`connection.py`).
+The SDK implements the protocol over them (`connection.py`).
 """
 
 from collections.abc import AsyncIterator, Callable
