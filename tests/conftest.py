@@ -15,8 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 sys.path.insert(0, str(Path(__file__).parent))  # `forked`
 
-from agentrl.databases.connection import RunDatabase, connect  # noqa: E402
-from agentrl.databases.mongod import EmbeddedMongod  # noqa: E402
+from agentrl.databases.connection import RunDatabase, connect
+from agentrl.databases.mongod import EmbeddedMongod
 
 # A shell starts a job in the background with SIGINT ignored, and processes that tests start would
 # ignore it too.
