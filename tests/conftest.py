@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, settings
 # Before torch is imported: tests run beside each other's processes on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell starts a job in the background with SIGINT ignored, and processes that tests start would
-# ignore it too.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 sys.path.insert(0, str(Path(__file__).parent))  # `forked`
 
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod
+
+# A shell starts a job in the background with SIGINT ignored, and processes that tests start would
+# ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines are busy: how long an example takes says nothing about what is tested. `few` examples of
 # each property for who waits for the tests, `all` of them in .ci/run. A test that wants more or

@@ -94,6 +94,7 @@ class RunDatabase:
     turns = _Collection("dispatched_sampling_tasks")  # DispatchedSamplingTask
     tool_results = _Collection("tool_results")  # ToolResult
     rows = _Collection("record_data")  # DBRecordData, what the trainer reads
+    parts = _Collection("record_data_parts")  # columns of long rows: `row_parts.py`
     services = _Collection("inference_services")  # InferenceService
     policy_versions = _Collection("policy_versions")  # PolicyVersion
     runs = _Collection("runs")  # the one Run

@@ -137,9 +137,16 @@ class GroupCommit:
 def _own_errors(
     details: Sequence[dict[str, Any]], writes: Sequence[Write]
 ) -> dict[int, WriteError]:
-    """Errors by index in the bulk write, without duplicate keys of insertions."""
+    """Errors by index in the bulk write, without duplicate keys of insertions.
+
+    They do not hold the writes themselves, which may have megabytes.
+    """
     return {
-        detail["index"]: WriteError(detail["errmsg"], detail["code"], detail)
+        detail["index"]: WriteError(
+            detail["errmsg"],
+            detail["code"],
+            {name: value for name, value in detail.items() if name != "op"},
+        )
         for detail in details
         if not (detail["code"] == DUPLICATE_KEY and isinstance(writes[detail["index"]], InsertOne))
     }

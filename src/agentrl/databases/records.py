@@ -30,6 +30,7 @@ from agentrl.databases.documents import (
 )
 from agentrl.databases.group_commit import GroupCommit, NotSent, Write
 from agentrl.databases.held_leases import HeldLeases
+from agentrl.databases.row_parts import divide
 from agentrl.databases.storable import LARGEST_BYTES, brief, made_storable
 from agentrl.databases.tasks import Claim
 from agentrl.databases.transitions import TransitionRefused, change_records, record_change
@@ -88,6 +89,7 @@ class RecordLedger:
         self._turns = GroupCommit(database.turns)
         self._tool_results = GroupCommit(database.tool_results)
         self._rows = GroupCommit(database.rows)
+        self._parts = GroupCommit(database.parts)
 
     async def start(self, records: Sequence[Record], claimed_at: float) -> None:
         """Store Records before they are sampled; `claimed_at`: `asked` of `HeldLeases`."""
@@ -170,7 +172,10 @@ class RecordLedger:
 
     async def add_rows(self, rows: Sequence[DBRecordData]) -> None:
         """Store training rows; existing ones stay as they are."""
-        await self._rows.write([InsertOne(row.to_mongo()) for row in rows])
+        # In a thread: heartbeats would wait for long rows.
+        divided = await asyncio.to_thread(lambda: [divide(row) for row in rows])
+        await self._parts.write([InsertOne(part) for _, parts in divided for part in parts])
+        await self._rows.write([InsertOne(document) for document, _ in divided])
 
     async def add_scores(self, records: Sequence[Record]) -> None:
         """Store the scores that scorers of the whole group added; the Records stay scored."""

@@ -30,6 +30,7 @@ from agentrl.databases.documents import (
     TaskStatus,
 )
 from agentrl.databases.expressions import literal, slots_scored
+from agentrl.databases.row_parts import PARTS, divide
 from agentrl.databases.transitions import TransitionRefused, change_records, change_rows
 
 _SCORED = [RecordStatus.SCORED, RecordStatus.READY, RecordStatus.ABANDONED]
@@ -98,8 +99,16 @@ class Rescoring:
             found = await rows.find_one(own, {"status": 1})
             gone = found is None or found["status"] == RowStatus.WITHDRAWN
             return RowOutcome.NONE if gone else RowOutcome.STAYED
-        row = rescored.row.to_mongo()
-        values = {name: row[name] for name in ("advantages", "reward")}
+        row, parts = divide(rescored.row)
+        for part in parts:
+            await self._database.parts.update_one(
+                {"_id": part["_id"]}, {"$setOnInsert": part}, upsert=True
+            )
+        values = {"reward": row["reward"]}
+        if parts:
+            values[f"{PARTS}.advantages"] = row[PARTS]["advantages"]
+        else:
+            values["advantages"] = row["advantages"]
         rewritten = await rows.update_one(
             {**own, **_UNTOUCHED, "status": RowStatus.READY}, {"$set": values}
         )

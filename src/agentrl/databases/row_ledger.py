@@ -22,6 +22,7 @@ from typing import Any
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus
 from agentrl.databases.policies import Lineage
+from agentrl.databases.row_parts import join
 from agentrl.databases.transitions import change_rows
 
 
@@ -312,7 +313,7 @@ async def fetch_rows(database: RunDatabase, ids: Sequence[str]) -> FetchedRows:
     async for document in database.rows.find({"_id": {"$in": list(ids)}}):
         row = document["_id"]
         try:
-            rows[row] = DBRecordData.from_mongo(document)
+            rows[row] = DBRecordData.from_mongo(await join(database, document))
         except (ValueError, TypeError) as error:  # a damaged row does not affect the others
             faults[row] = f"it cannot be read: {error}"
         else:

@@ -2,11 +2,11 @@
 
     check_sampled    a Record whose conversation is over: every turn is stored
     check_scored     a Record with its score: all scores are finite
-    check_row        a row: its numbers are finite, it has tokens to train, MongoDB can hold it
+    check_row        a row: its numbers are finite, it has tokens to train
 
 Replaying the turns to the row's tokens (`row_building.py`) is the fourth check: it raises too.
 What people read of a Record cannot fail here: it is made storable where it is written
-(`databases/storable.py`).
+(`databases/storable.py`), and a row may have any size (`databases/row_parts.py`).
 
 Each raises `ValueError` with what is wrong and where. What follows is the caller's: an attempt
 fails, a scoring is tried again, a Record is quarantined.
@@ -20,7 +20,6 @@ import numpy as np
 
 from agentrl.databases.documents import DBRecordData, Record
 from agentrl.databases.records import turn_id
-from agentrl.databases.storable import LARGEST_BYTES
 
 
 def check_sampled(record: Record, n_turns: int) -> None:
@@ -64,9 +63,3 @@ def check_row(row: DBRecordData) -> None:
             continue
         place = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ValueError(f"row {row.id}: `{name}` of token {place} is {values[place]}")
-    size = sum(values.nbytes for values in row.tree.columns.values())
-    if size > LARGEST_BYTES:
-        raise ValueError(
-            f"row {row.id} has {row.n_tokens} tokens, which take {size / 1e6:.0f} MB; MongoDB "
-            f"stores {LARGEST_BYTES / 1e6:.0f} MB at the most: lower --max_tokens"
-        )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from agentrl.configs import Config, ModelConfig
 from agentrl.training.data.sequences import TrainingSequence
 from agentrl.training.model.model_folder import check_model_folder
-from agentrl.training.step.critic import Critic, CriticEstimates
+from agentrl.training.step.critic import Critic, CriticEstimates, CriticGradient
 from agentrl.training.step.critic_loss import NO_CRITIC, CriticStatistics
 from agentrl.training.step.passes import AuxiliaryOutputs
 from agentrl.training.step.reference import Reference
@@ -58,9 +58,19 @@ class AuxiliaryModels:
             policy_waits=self._critic.warms_up,
         )
 
-    def learn(self, schedule: Schedule) -> CriticStatistics:
-        """Train the critic, if there is one, on what it said of `schedule`. Collective."""
+    def add_gradient(self, schedule: Schedule) -> CriticGradient | None:
+        """The critic's, if there is one, by what it said of `schedule`. Collective.
+
+        Raises `NonFiniteGradient`.
+        """
+        if self._critic is None:
+            return None
+        assert self._estimates is not None, "it was asked first"
+        return self._critic.add_gradient(schedule, self._estimates)
+
+    def learn(self, schedule: Schedule, gradient: CriticGradient | None) -> CriticStatistics:
+        """Train the critic, if there is one; `gradient`: from `add_gradient`. Collective."""
         if self._critic is None:
             return NO_CRITIC
-        assert self._estimates is not None, "it was asked first"
-        return self._critic.learn(schedule, self._estimates)
+        assert self._estimates is not None and gradient is not None, "it was asked first"
+        return self._critic.learn(schedule, self._estimates, gradient)

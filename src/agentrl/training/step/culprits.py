@@ -11,7 +11,7 @@ Row = TypeVar("Row")
 
 
 class NonFiniteGradient(FloatingPointError):
-    """The gradient of a step is not finite. The weights were left as they are."""
+    """The policy's or the critic's gradient of a step is not finite. No weights were changed."""
 
 
 def find_culprits(is_finite: Callable[[Sequence[Row]], bool], rows: Sequence[Row]) -> list[Row]:

@@ -23,11 +23,11 @@ from agentrl.training.model.value_loading import empty_value_model, fill_value_m
 from agentrl.training.parallel import Mesh, weights_are_finite
 from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic import Critic
-from agentrl.training.step.culprits import find_culprits
+from agentrl.training.step.culprits import NonFiniteGradient, find_culprits
 from agentrl.training.step.objective import Objective
 from agentrl.training.step.optimizer import load_optimizer, make_optimizer, make_scheduler
 from agentrl.training.step.reference import Reference
-from agentrl.training.step.schedule import forget_passes, go_on
+from agentrl.training.step.schedule import forget_passes, go_on, make_schedule
 from agentrl.training.step.statistics import StepStatistics
 from agentrl.training.step.train_step import gradient_is_finite, train_step
 
@@ -98,35 +98,67 @@ class Learner:
         """Train on this rank's rows, each as its sequences, and update the weights once.
 
         `between_passes` is called after each pass, until the weights are updated. If it raises, it
-        must on all ranks alike; the caller then calls `leave_step`.
+        must on all ranks alike; the caller then calls `leave_step`. Raises `NonFiniteGradient` if
+        the gradient of the policy or of the critic is not finite: no weights were changed.
         """
-        return train_step(
-            self.model, self.optimizer, self.scheduler, rows, self._objective, self._config,
-            self.mesh, self._auxiliary, between_passes,
-        )  # fmt: skip
+        try:
+            return train_step(
+                self.model, self.optimizer, self.scheduler, rows, self._objective, self._config,
+                self.mesh, self._auxiliary, between_passes,
+            )  # fmt: skip
+        except NonFiniteGradient:
+            self.leave_step()
+            raise
 
     def culprits(
         self, ids: Sequence[Sequence[str]], mine: Sequence[Sequence[TrainingSequence]]
-    ) -> list[str]:
-        """Which rows of a step, each alone, have a gradient that is not finite: their ids.
+    ) -> dict[str, str]:
+        """Which rows of a step, each alone, have a gradient that is not finite: whose it is, by id.
 
         `ids`: of the rows of each data-parallel rank; `mine`: this rank's rows. Collective. Raises
         `FloatingPointError` if it is the weights that are not finite.
         """
-        if not weights_are_finite(self.model):
-            raise FloatingPointError(
-                "the policy's weights are not finite any more: go on from an earlier checkpoint, "
-                "with a lower --learning_rate"
-            )
+        _check_weights(self.model, "the policy's", "--learning_rate")
+        finite = {"its gradient": self._policy_is_finite}
+        if self.critic is not None:
+            _check_weights(self.critic.model, "the critic's", "--critic_learning_rate")
+            finite["the critic's gradient of it"] = self._critic_is_finite
+        found: dict[str, str] = {}
+        for gradient, is_finite in finite.items():
+            for row in self._search(is_finite, ids, mine):
+                found.setdefault(row, gradient)
+        return found
 
-        def is_finite(places: Sequence[tuple[int, int]]) -> bool:
-            own = [mine[place] for rank, place in places if rank == self.mesh.dp_rank]
-            return gradient_is_finite(
-                self.model, own, self._objective, self._config, self.mesh, self._auxiliary
-            )
+    def _search(
+        self,
+        is_finite: Callable[[Sequence[Sequence[TrainingSequence]]], bool],
+        ids: Sequence[Sequence[str]],
+        mine: Sequence[Sequence[TrainingSequence]],
+    ) -> list[str]:
+        def holds(places: Sequence[tuple[int, int]]) -> bool:
+            return is_finite([mine[at] for rank, at in places if rank == self.mesh.dp_rank])
 
         everywhere = [(rank, place) for rank, rows in enumerate(ids) for place in range(len(rows))]
-        return [ids[rank][place] for rank, place in find_culprits(is_finite, everywhere)]
+        return [ids[rank][place] for rank, place in find_culprits(holds, everywhere)]
+
+    def _policy_is_finite(self, rows: Sequence[Sequence[TrainingSequence]]) -> bool:
+        return gradient_is_finite(
+            self.model, rows, self._objective, self._config, self.mesh, self._auxiliary
+        )
+
+    def _critic_is_finite(self, rows: Sequence[Sequence[TrainingSequence]]) -> bool:
+        compute = self._config.compute
+        schedule = make_schedule(
+            self.model, rows, compute.token_budget, compute.pad_to_multiple_of, self.mesh
+        )
+        self._auxiliary.outputs(schedule, rows)
+        try:
+            self._auxiliary.add_gradient(schedule)
+        except NonFiniteGradient:
+            return False
+        finally:
+            self.leave_step()
+        return True
 
     def leave_step(self) -> None:
         """Forget what a step that was left half way has added: weights are as before it."""
@@ -170,4 +202,13 @@ def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> 
         raise ConfigError(
             f"{flag}: its vocabulary has {sizes[1]} tokens and the policy's {sizes[0]}; give a "
             "model with the policy's tokenizer"
+        )
+
+
+def _check_weights(model: PreTrainedModel, whose: str, flag: str) -> None:
+    """Raises `FloatingPointError` if weights are not finite. Collective."""
+    if not weights_are_finite(model):
+        raise FloatingPointError(
+            f"{whose} weights are not finite any more: go on from an earlier checkpoint, with a "
+            f"lower {flag}"
         )
