@@ -25,9 +25,11 @@ COUNTED = 10_000  # of more failures it is not asked how many
 
 @dataclass(frozen=True)
 class FailedTask:
-    """A Task with failures: of its `rollouts` slots `failed` were given up, `quarantined` could not
-    be scored, and `again` are sampled or scored again. `group`: its group could not be finalised,
-    for a scorer of the whole group, say."""
+    """A Task with failures.
+
+    Of its `rollouts` slots, `failed` were given up, `quarantined` could not be scored, and `again`
+    are being sampled or scored again. `group`: its group could not be finalised.
+    """
 
     task_id: str  # the line's own id
     split: Split
@@ -37,12 +39,12 @@ class FailedTask:
     again: int
     group: bool
     rollouts: int
-    error: str  # the last one
-    record: str | None  # the Record that it ended; None of a group
+    error: str  # the last error
+    record: str | None  # the Record that the error ended; None for an error of the group
 
 
 async def count_failed_tasks(database: RunDatabase) -> int:
-    """How many there are; `COUNTED` if there are more."""
+    """The number of Tasks with failures, `COUNTED` at the most."""
     counts = [
         await database.tasks.count_documents(failures, limit=COUNTED, hint=index)
         for failures, index in _FAILURES
@@ -51,8 +53,7 @@ async def count_failed_tasks(database: RunDatabase) -> int:
 
 
 async def failed_tasks(database: RunDatabase, limit: int = COUNTED) -> list[FailedTask]:
-    """The last `limit` of them, in the order in which their groups were begun; evaluations
-    first."""
+    """The last `limit` Tasks with failures: evaluations first, then in group order."""
     found: list[Task] = []
     for failures, index in _FAILURES:
         newest = database.tasks.find(failures, hint=index, limit=limit)
@@ -93,8 +94,10 @@ def _read(task: Task) -> FailedTask:
 
 
 def _failed_record(task: Task, slot: Slot) -> str | None:
-    """The Record of a slot's last attempt that ended; a leased slot has that of the next, unless it
-    is scored again."""
+    """The Record of a slot's last ended attempt.
+
+    A leased slot names the Record of the current attempt, unless it is being scored again.
+    """
     if slot.status != SlotStatus.LEASED or slot.scorings:
         return slot.record
     return record_id(task.id, slot.rollout, slot.attempt - 1)

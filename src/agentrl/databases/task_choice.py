@@ -8,9 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TaskChoice:
-    """The tasks of these agents and those that any of these scorers scores; or `everything`.
+    """The tasks with one of these agents or scorers, or `everything`.
 
-    `agents`: names as tasks have them; None are the tasks that name no agent.
+    `agents`: names as in the tasks; None stands for tasks that name no agent.
     """
 
     agents: frozenset[str | None] = frozenset()
@@ -29,10 +29,10 @@ class TaskChoice:
         return self.everything or agent in self.agents or not self.scorers.isdisjoint(scorers)
 
     def unscored(self) -> dict[str, Any]:
-        """The query for tasks that none of these scorers scores."""
+        """The MongoDB filter for tasks that none of these scorers scores."""
         if not self.scorers:
             return {}
-        # A scorer stands in a sum of weighted names: `scorer_notation.py`.
+        # `scorer` may be a weighted sum of names: `scorer_notation.py`.
         names = "|".join(re.escape(name) for name in sorted(self.scorers))
         return {"scorer": {"$not": {"$regex": rf"(^|[\s+*])({names})($|[\s+*])"}}}
 
