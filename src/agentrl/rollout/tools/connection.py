@@ -13,13 +13,8 @@ import httpx2
 from mcp import Client, MCPError
 from mcp_types import CONNECTION_CLOSED
 
-from agentrl.rollout.tools.transports import (
-    REFUSED,
-    SESSION_GONE,
-    WIRE_FAULT,
-    Wires,
-    refusal,
-)
+from agentrl.rollout.tools.transports import Wires, refusal
+from agentrl.rollout.tools.wire_faults import REFUSED, SESSION_GONE, WIRE_FAULT
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
-from mcp import StdioServerParameters
 from mcp.client.sse import sse_client
-from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from agentrl.limited_httpx import (
@@ -19,10 +17,9 @@ from agentrl.limited_httpx import (
     AnswerTooLarge,
     LimitedTransport,
 )
+from agentrl.rollout.tools.pipes import process_pipes
 from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
-
-# JSON-RPC codes of our own, see `_FaultIsolation`.
-WIRE_FAULT, REFUSED, SESSION_GONE, OVERSIZE = -32050, -32051, -32052, -32053
+from agentrl.rollout.tools.wire_faults import OVERSIZE, REFUSED, SESSION_GONE, WIRE_FAULT
 
 NOT_SERVING = frozenset({502, 503, 504})  # a proxy's, while the server behind it is away
 
@@ -51,10 +48,7 @@ class Wires:
         """A wire. `on_lost` is called when it is found to carry nothing any more."""
         spec = self._spec
         if spec.transport is ToolTransport.STDIO:
-            process = StdioServerParameters(
-                command=spec.command, args=list(spec.args), env=dict(spec.env), cwd=spec.cwd
-            )
-            async with stdio_client(process) as (read, write):
+            async with process_pipes(spec, on_lost) as (read, write):
                 yield _EndNoticed(read, on_lost), write
         elif spec.transport is ToolTransport.SSE:
             # Requests are answered over the stream: one that cannot be sent would wait for ever.
