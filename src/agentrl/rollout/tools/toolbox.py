@@ -1,8 +1,9 @@
 """All tools of a process, and the tools as one record uses them.
 
 What goes wrong with a call costs that call and becomes a text for the model. Exceptions are only:
-a session that a record cannot do without and does not get, and a server that is out of reach. With
-`--on_tool_outage text` the model reads of the latter too, where a call met it.
+a session that a record cannot do without and does not get, a server that is out of reach, and a
+task that takes a server down (`blame.py`). With `--on_tool_outage text` the model reads of a server
+that is out of reach, where a call met it, and nobody is to blame.
 """
 
 import asyncio
@@ -13,11 +14,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from mcp_types import CallToolResult
+
 from agentrl.configs import AgentConfig, comma_separated
 from agentrl.databases.documents import ResultFile, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.failures import InfrastructureFailure
 from agentrl.rollout.tools.aggregator import AggregatedServer, Aggregator
+from agentrl.rollout.tools.blame import Guard
 from agentrl.rollout.tools.calls import (
     CREATE_KWARGS_KEY,
     RECORD_ID_KEY,
@@ -71,6 +75,8 @@ class ToolBox:
     ) -> None:
         offered = {offer.server for offer in tools.tools.values()}
         self.servers = {server.name: server for server in servers if server.name in offered}
+        guards = {place: Guard(place) for place in {s.goes_away_with for s in servers}}
+        self.guards = {server.name: guards[server.goes_away_with] for server in servers}
         self.catalogue = tools
         self.schemas = tools.schemas
         self.max_result_chars = max_result_chars
@@ -108,8 +114,10 @@ class ToolSession:
         self._n_kept = 0
 
     async def __aenter__(self) -> Self:
-        """Open the record's own sessions. Raises `ToolSessionFailed` where one cannot be, and
-        `ToolServerUnreachable`."""
+        """Open the record's own sessions. Raises `ToolSessionFailed` where one cannot be,
+        `ToolServerUnreachable`, and `TaskTakesServerDown`."""
+        for name in self._box.servers:
+            self._box.guards[name].refuse(self._task.id)
         given, unknown = create_kwargs(self._task.fields, self._box.catalogue)
         self._box.warn_of(unknown, "there is no such tool or server")
         meta = {TASK_ID_KEY: self._task.task_id, RECORD_ID_KEY: self._record_id}
@@ -135,12 +143,16 @@ class ToolSession:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is None:
+            for name in self._box.servers:
+                self._box.guards[name].ended_well(self._task.id)
         await self._stack.aclose()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """Call a tool. Never raises for anything that the tool does, or the server answers.
 
-        Raises `ToolServerUnreachable` for an outage, unless that is told to the model.
+        Raises `ToolServerUnreachable` for an outage, unless that is told to the model, and
+        `TaskTakesServerDown`.
         """
         began = time.monotonic()
         reading = await self._read(name, arguments)
@@ -172,7 +184,7 @@ class ToolSession:
             return Reading(f"The arguments of {name} cannot be sent: {reason}.", is_error=True)
         call = ToolRequest(offer.tool, arguments, self._meta[offer.server])
         try:
-            return read_result(await self._callees[offer.server].call(call))
+            return read_result(await self._call(offer.server, call))
         except CallFailed as failure:
             return Reading(storable(str(failure)), is_error=True)
         except ToolServerUnreachable as outage:
@@ -181,6 +193,12 @@ class ToolSession:
             self._on_outage(outage)
             await asyncio.sleep(0)  # who is told may cancel the agent, before it goes on
             raise
+
+    async def _call(self, server: str, call: ToolRequest) -> CallToolResult:
+        callee = self._callees[server]
+        if self._box.tell_model:
+            return await callee.call(call)
+        return await self._box.guards[server].call(self._task.id, callee, call)
 
 
 @asynccontextmanager
