@@ -24,6 +24,7 @@ from agentrl.limited_httpx import (
     UNPACKED,
     AnswerTooLarge,
     limit_answer,
+    tls_context,
 )
 from agentrl.rollout.tools.calls import (
     RECORD_ID_KEY,
@@ -88,6 +89,7 @@ class Aggregator:
             event_hooks={"response": [limit_answer]},
             timeout=httpx2.Timeout(spec.timeout_s, pool=None),
             limits=SOCKET_LIMITS,
+            verify=tls_context(),
         )
 
     async def __aenter__(self) -> Self:

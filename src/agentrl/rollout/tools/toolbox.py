@@ -20,6 +20,7 @@ from agentrl.configs import AgentConfig, comma_separated
 from agentrl.databases.documents import ResultFile, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.failures import InfrastructureFailure
+from agentrl.limited_httpx import tls_context
 from agentrl.rollout.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.rollout.tools.blame import Guard
 from agentrl.rollout.tools.calls import (
@@ -211,6 +212,8 @@ async def open_tools(
     `ToolServerUnreachable` for a server that does not answer within `startup_timeout_s`.
     """
     specs = read_servers(agent)
+    if specs:
+        await asyncio.to_thread(tls_context)  # in the loop it would hold up all other records
     async with AsyncExitStack() as stack:
         opening = [asyncio.create_task(_open(spec, startup_timeout_s, stack)) for spec in specs]
         try:

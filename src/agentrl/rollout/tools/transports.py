@@ -16,6 +16,7 @@ from agentrl.limited_httpx import (
     TOO_LARGE,
     AnswerTooLarge,
     LimitedTransport,
+    tls_context,
 )
 from agentrl.rollout.tools.pipes import process_pipes
 from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
@@ -85,8 +86,8 @@ class Wires:
 
     def _shared_sockets(self) -> LimitedTransport:
         if self._sockets is None:
-            # One for all connections: each would make a TLS context of its own, in tens of ms.
-            self._sockets = LimitedTransport(httpx2.AsyncHTTPTransport(limits=SOCKET_LIMITS))
+            sockets = httpx2.AsyncHTTPTransport(verify=tls_context(), limits=SOCKET_LIMITS)
+            self._sockets = LimitedTransport(sockets)
         return self._sockets
 
 
