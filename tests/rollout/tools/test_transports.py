@@ -49,6 +49,7 @@ async def test_a_process_that_dies_costs_calls_and_is_started_again(tmp_path: Pa
         assert (again.text, again.is_error) == ("1", False)
 
 
+@pytest.mark.slow
 async def test_a_process_that_all_share_and_that_dies_or_hangs_is_an_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,11 @@
 
     check_sampled    a Record whose conversation is over: every turn is stored
     check_scored     a Record with its score: all scores are finite
-    check_row        a row: its numbers are finite, it has tokens to train, MongoDB can hold it
+    check_row        a row: its numbers are finite, it has tokens to train
 
 Replaying the turns to the row's tokens (`row_building.py`) is the fourth check: it raises too.
 What people read of a Record cannot fail here: it is made storable where it is written
-(`databases/storable.py`).
+(`databases/storable.py`), and a row may have any size (`databases/row_parts.py`).
 
 Each raises `ValueError` with what is wrong and where. What follows is the caller's: an attempt
 fails, a scoring is tried again, a Record is quarantined.
@@ -20,11 +20,10 @@ import numpy as np
 
 from agentrl.databases.documents import DBRecordData, Record
 from agentrl.databases.records import turn_id
-from agentrl.databases.storable import LARGEST_BYTES
 
 
 def check_sampled(record: Record, n_turns: int) -> None:
-    """`n_turns`: that the agent generated. Each must have been stored, in its place."""
+    """Check that all `n_turns` generated turns are stored, in order. Raises ValueError."""
     wanted = [turn_id(record.id, turn) for turn in range(n_turns)]
     missing = sorted(set(wanted) - set(record.turns))
     if missing:
@@ -37,8 +36,7 @@ def check_sampled(record: Record, n_turns: int) -> None:
 
 
 def check_scored(record: Record) -> Record:
-    """The Record with its scores as plain numbers. Without a score (None) it takes no part in its
-    group, which is no error."""
+    """The Record with its scores as floats or None. Raises ValueError for a score not finite."""
     said: Mapping[str, object] = record.scores
     scores = {name: _finite(record, name, value) for name, value in said.items()}
     score = _finite(record, "the score", record.score)
@@ -55,7 +53,7 @@ def _finite(record: Record, name: str, value: object) -> float | None:
 
 
 def check_row(row: DBRecordData) -> None:
-    """Before it is inserted: what the trainer could not compute with never reaches it."""
+    """Check a row before it is inserted. Raises ValueError if the trainer could not use it."""
     if not math.isfinite(row.reward):
         raise ValueError(f"row {row.id}: its reward is {row.reward}")
     if row.n_train_tokens == 0:
@@ -65,9 +63,3 @@ def check_row(row: DBRecordData) -> None:
             continue
         place = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ValueError(f"row {row.id}: `{name}` of token {place} is {values[place]}")
-    size = sum(values.nbytes for values in row.tree.columns.values())
-    if size > LARGEST_BYTES:
-        raise ValueError(
-            f"row {row.id} has {row.n_tokens} tokens, which take {size / 1e6:.0f} MB; MongoDB "
-            f"stores {LARGEST_BYTES / 1e6:.0f} MB at the most: lower --max_tokens"
-        )

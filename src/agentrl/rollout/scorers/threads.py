@@ -1,7 +1,7 @@
 """Threads for scorers that are not async.
 
-Not those of the event loop: these are few, other code needs them too, and Python waits for them at
-its end. A scorer that never returns holds one thread of its own here, and nothing else.
+The event loop's threads are not used: there are few, other code needs them too, and Python waits
+for them at exit. A scorer that never returns blocks only one thread here.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-THREADS = 64  # of one scorer: most of them wait for something
+THREADS = 64  # per scorer: most of them wait for I/O
 
 _Work = tuple["Future[Any]", Callable[[], Any]]
 
 
 @dataclass(eq=False)
 class ScorerThreads:
-    """Threads of one scorer, made when they are needed."""
+    """The threads of one scorer, started on demand."""
 
     name: str
     _work: "queue.SimpleQueue[_Work]" = field(default_factory=queue.SimpleQueue, init=False)
@@ -28,7 +28,7 @@ class ScorerThreads:
     _n_threads: int = field(default=0, init=False)
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns. Raises what it raises."""
+        """Run a function in a thread; returns or raises what it does."""
         outcome: Future[Any] = Future()
         context = contextvars.copy_context()
         self._work.put((outcome, lambda: context.run(function)))
@@ -46,13 +46,13 @@ class ScorerThreads:
                 outcome, function = self._work.get()
             if outcome.set_running_or_notify_cancel():
                 _settle(outcome, function, self.name)
-            del outcome, function  # they would live on until the next work comes
+            del outcome, function  # release them before waiting
 
 
 def _settle(outcome: "Future[Any]", function: Callable[[], Any], name: str) -> None:
     try:
         outcome.set_result(function())
-    except StopIteration as raised:  # the event loop's futures cannot hold it
+    except StopIteration as raised:  # asyncio's futures do not accept it
         outcome.set_exception(RuntimeError(f"scorer {name!r} raised {raised!r}"))
     except BaseException as raised:
         outcome.set_exception(raised)

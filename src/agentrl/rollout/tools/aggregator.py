@@ -61,7 +61,7 @@ class AggregatedServer:
 
     @property
     def label(self) -> str:
-        """The server for people."""
+        """The server's name in messages."""
         return f"{self.name} behind {self._aggregator.label}"
 
     @property
@@ -75,9 +75,9 @@ class AggregatedServer:
 
 
 class Aggregator:
-    """The client of an aggregator, used as an async context manager.
+    """The client of an aggregator; an async context manager.
 
-    `startup_timeout_s`: how long entering waits for it before `ToolServerUnreachable`.
+    Entering waits up to `startup_timeout_s` for it, then raises `ToolServerUnreachable`.
     """
 
     def __init__(self, spec: ServerSpec, startup_timeout_s: float) -> None:
@@ -110,16 +110,19 @@ class Aggregator:
 
     @property
     def label(self) -> str:
-        """The aggregator for people."""
+        """The aggregator's name in messages."""
         return self._spec.label
 
     async def call(self, server: str, call: ToolRequest) -> CallToolResult:
-        """Call a tool of a server. Raises `CallFailed`, and `ToolServerUnreachable` where the
-        aggregator is not reached or its answer is lost."""
+        """Call a tool of a server.
+
+        Raises `CallFailed`, and `ToolServerUnreachable` if the aggregator is not reached or its
+        answer is lost.
+        """
         path = f"/tool/{quote(f'{server}.{call.tool}', safe='.')}"
         headers = {name: quote(str(call.meta[key])) for key, name in _HEADERS.items()}
         try:
-            async with asyncio.timeout(self._spec.timeout_s):  # of all of it, not of each piece
+            async with asyncio.timeout(self._spec.timeout_s):  # of the whole answer, not each read
                 response = await self._http.post(
                     self._spec.url + path, json=call.arguments, headers=headers
                 )
@@ -154,7 +157,7 @@ class Aggregator:
         return read_answer(body, failed=response.is_error)
 
     async def check(self) -> None:
-        """Whether the aggregator answers, now. Raises `ConnectFailed`."""
+        """Check that the aggregator answers. Raises `ConnectFailed`."""
         await self._names()
 
     def _unreachable(self, why: str, text: str, *, cut_off: bool) -> ToolServerUnreachable:
@@ -167,7 +170,7 @@ class Aggregator:
         )
 
     async def _reach(self) -> tuple[AggregatedServer, ...]:
-        """The servers and their tools, as soon as the aggregator answers."""
+        """Wait for the aggregator; returns its servers. Raises `ToolServerUnreachable`."""
         began = time.monotonic()
         while True:
             try:
@@ -209,7 +212,7 @@ class Aggregator:
         )
 
     async def _get(self, path: str, key: str) -> list[Any]:
-        """A list that the aggregator has, under `key` or bare. Raises `ConnectFailed`."""
+        """GET a list, under `key` or at the top level. Raises `ConnectFailed`."""
         try:
             response = await self._http.get(self._spec.url + path, timeout=_LISTING_TIMEOUT_S)
         except httpx2.RequestError as error:
@@ -229,7 +232,7 @@ class Aggregator:
 
 
 def read_answer(body: Any, failed: bool = False) -> CallToolResult:
-    """An aggregator's answer as MCP's result. `failed`: by its HTTP status.
+    """An aggregator's answer as an MCP result. `failed`: whether its HTTP status is an error.
 
     Errors come as `status: error`, as an HTTP-like `status_code`, or as an `error` in the content.
     """
@@ -252,7 +255,7 @@ def read_answer(body: Any, failed: bool = False) -> CallToolResult:
         try:
             return CallToolResult.model_validate({"content": content, "isError": failed})
         except ValidationError:
-            pass  # a list of the tool's own
+            pass  # another list than MCP's content
     elif isinstance(content, dict) and set(content) == {"result"}:
         content = content["result"]
     text = content if isinstance(content, str) else json_text(content)

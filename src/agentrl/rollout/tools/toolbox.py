@@ -1,9 +1,9 @@
 """All tools of a process, and the tools as one record uses them.
 
-What goes wrong with a call costs that call and becomes a text for the model. Exceptions are only:
-a session that a record cannot do without and does not get, a server that is out of reach, and a
-task that takes a server down (`blame.py`). With `--on_tool_outage text` the model reads of a server
-that is out of reach, where a call met it, and nobody is to blame.
+A failed call becomes an error text for the model. Exceptions are raised only if a record's own
+session is refused, a server is unreachable, or a task takes a server down (`blame.py`). With
+`--on_tool_outage text`, the model also gets a text for an unreachable server during a call, and no
+task is to blame.
 """
 
 import asyncio
@@ -60,10 +60,11 @@ OnOutage = Callable[[InfrastructureFailure], None]
 
 
 class ToolBox:
-    """The tools of all servers of a run. Without servers it is empty, and as good.
+    """The tools of all servers of a run; may be empty.
 
-    `max_result_chars`: how much of a result the model reads. `records`: where the rest is kept;
-    None keeps nothing. `tell_model`: of outages too, see `--on_tool_outage`.
+    `max_result_chars`: characters of a result that the model reads. `records`: stores whole
+    results; None stores nothing. `tell_model`: whether the model gets an error text for an outage
+    (`--on_tool_outage text`).
     """
 
     def __init__(
@@ -88,21 +89,21 @@ class ToolBox:
     def session(
         self, task: Task, record_id: str, on_outage: OnOutage = lambda failure: None
     ) -> "ToolSession":
-        """The tools for one record: an async context manager around its conversation.
+        """The tools for one record; an async context manager around its conversation.
 
-        `on_outage`: told of every outage that is not told to the model.
+        `on_outage`: called for every outage that the model does not get as a text.
         """
         return ToolSession(self, task, record_id, on_outage)
 
     def warn_of(self, names: Sequence[str], why: str) -> None:
-        """Say once of each name in tasks' `tools_kwargs` that it is of no use."""
+        """Log once for each name in tasks' `tools_kwargs` why it has no effect."""
         for name in set(names) - self._named_in_vain:
             self._named_in_vain.add(name)
             log.warning("tools_kwargs of tasks name %r: %s", name, why)
 
 
 class ToolSession:
-    """The tools as one record uses them; what it opens for the record is closed with it."""
+    """The tools for one record. Leaving it closes the record's own sessions."""
 
     def __init__(self, box: ToolBox, task: Task, record_id: str, on_outage: OnOutage) -> None:
         self._box = box
@@ -115,8 +116,8 @@ class ToolSession:
         self._n_kept = 0
 
     async def __aenter__(self) -> Self:
-        """Open the record's own sessions. Raises `ToolSessionFailed` where one cannot be,
-        `ToolServerUnreachable`, and `TaskTakesServerDown`."""
+        """Open the record's own sessions. Raises `ToolSessionFailed`, `ToolServerUnreachable` or
+        `TaskTakesServerDown`."""
         for name in self._box.servers:
             self._box.guards[name].refuse(self._task.id)
         given, unknown = create_kwargs(self._task.fields, self._box.catalogue)
@@ -150,9 +151,9 @@ class ToolSession:
         await self._stack.aclose()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
-        """Call a tool. Never raises for anything that the tool does, or the server answers.
+        """Call a tool. Failures of the tool are error texts, not exceptions.
 
-        Raises `ToolServerUnreachable` for an outage, unless that is told to the model, and
+        Raises `ToolServerUnreachable` for an outage, unless the model gets a text for it, and
         `TaskTakesServerDown`.
         """
         began = time.monotonic()
@@ -166,8 +167,10 @@ class ToolSession:
         return ToolAnswer(text, reading.is_error, latency_s, whole, kept)
 
     async def keep(self, tool: str, text: str, files: Sequence[ResultFile] = ()) -> str | None:
-        """Store a result that the model does not read as it is; returns its `_id`, or None where
-        nothing is kept. `call` does that itself for what it cuts."""
+        """Store a whole result; returns its `_id`, or None if results are not stored.
+
+        `call` does this for results that it cuts.
+        """
         if self._box.records is None:
             return None
         key = f"{self._record_id}-result-{self._n_kept}"
@@ -192,7 +195,7 @@ class ToolSession:
             if self._box.tell_model:
                 return Reading(storable(outage.text), is_error=True)
             self._on_outage(outage)
-            await asyncio.sleep(0)  # who is told may cancel the agent, before it goes on
+            await asyncio.sleep(0)  # `on_outage` may have cancelled the agent
             raise
 
     async def _call(self, server: str, call: ToolRequest) -> CallToolResult:
@@ -206,10 +209,10 @@ class ToolSession:
 async def open_tools(
     agent: AgentConfig, startup_timeout_s: float, records: RecordLedger | None
 ) -> AsyncIterator[ToolBox]:
-    """Connect to the servers that the flags name. `records`: where whole results are kept.
+    """Connect to the servers that the flags name. `records`: stores whole results.
 
-    Raises `ConfigError` for flags or a config file that cannot be used, and
-    `ToolServerUnreachable` for a server that does not answer within `startup_timeout_s`.
+    Raises `ConfigError` for an unusable flag or config file, and `ToolServerUnreachable` for a
+    server that does not answer within `startup_timeout_s`.
     """
     specs = read_servers(agent)
     if specs:
@@ -255,7 +258,7 @@ async def _open(
 def _picked(
     found: Sequence[Server], specs: Sequence[ServerSpec], agent: AgentConfig
 ) -> list[Server]:
-    """The servers that `--mcp_server_name` picks among those that aggregators have, too."""
+    """The servers that `--mcp_server_name` selects, those of aggregators included."""
     wanted = wanted_servers(agent)
     if wanted is None or all(spec.transport is not ToolTransport.AGGREGATOR for spec in specs):
         return list(found)
