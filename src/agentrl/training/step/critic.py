@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CriticEstimates:
-    """The critic's estimates for a step, made before it learns: [N] float32 of each micro-batch."""
+    """The critic's estimates for a step before its update: [N] float32 for each micro-batch."""
 
     values: Sequence[Tensor]
     returns: Sequence[Tensor]
@@ -60,7 +60,7 @@ class CriticGradient:
 
 
 class Critic:
-    """The critic in training. Every rank makes one and makes the same calls."""
+    """The critic in training. All ranks make one and make the same calls."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Critic:
         optimizer: OptimizerConfig,
         total_steps: int,
     ) -> None:
-        """`model`: from `empty_value_model`, through `prepare_model` and filled.
+        """`model`: an `empty_value_model`, prepared by `prepare_model` and filled.
 
-        `optimizer` is the policy's, from which the critic has all but the learning rate.
+        `optimizer`: the policy's settings, which the critic shares except for the learning rate.
         """
         own = replace(optimizer, learning_rate=config.critic_learning_rate)
         self.model = model
@@ -84,14 +84,14 @@ class Critic:
 
     @property
     def warms_up(self) -> bool:
-        """Whether the next step is one of those that train the critic only."""
+        """Whether the next step trains the critic only."""
         return self._scheduler.last_epoch < self._config.critic_warmup_steps
 
     @torch.no_grad()
     def estimate(self, schedule: Schedule, outcomes: Sequence[float]) -> CriticEstimates:
-        """Advantages and returns of the step. `outcomes`: the reward of each of the rank's rows.
+        """Compute values, advantages and returns of the step. Collective.
 
-        Collective.
+        `outcomes`: the reward of each of this rank's rows.
         """
         self.model.eval()
         by_batch: list[Tensor] = []
@@ -189,14 +189,14 @@ class Critic:
         self._optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a checkpoint must hold of the critic; sharded, not copied. Collective."""
+        """The critic's state for a checkpoint, sharded and not copied. Collective."""
         model, optimizer = get_state_dict(self.model, self._optimizer)
         return {"model": model, "optimizer": optimizer, "scheduler": self._scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of a critic of the same model gave; see `Learner`."""
+        """Load the `state_dict` of a critic of the same model; see `Learner`."""
         load_optimizer(self.model, self._optimizer, self._scheduler, state)
 
     def _values(self, batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor:
-        """Of the states that the batch's predictions are made in [M]."""
+        """Values [M] of the states of the batch's predictions."""
         return state_values(self.model, batch, prefix)

@@ -1,8 +1,8 @@
-"""What learns: the sharded policy with its optimizer and schedule, and the critic if there is one.
+"""The learner: the sharded policy with optimizer and schedule, the critic and the reference.
 
-A step changes these and a checkpoint keeps them (`Learner.state_dict`). The reference, which only
-looks on, is held here too, because it is sharded like the policy and sees the same micro-batches.
-Not in here: rows, ledger, publication; the trainer and supervised training bring rows and say when.
+A step changes policy and critic, and a checkpoint has their state (`Learner.state_dict`). The
+reference policy is sharded like the policy and computes the same micro-batches. The trainer and
+supervised training supply the rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ from agentrl.training.step.train_step import gradient_is_finite, train_step
 
 
 class Learner:
-    """The policy in training. Every rank makes one and makes the same calls."""
+    """The policy in training. All ranks make one and make the same calls."""
 
     def __init__(
         self,
@@ -45,14 +45,13 @@ class Learner:
         reference: ModelConfig | None = None,
         value_start: ModelConfig | None = None,
     ) -> None:
-        """Shards the models, which hold float32 weights, the same on every rank, in place.
+        """Shard the models in place. `model` has float32 weights, the same on every rank.
 
-        If `config.model` names a folder, the policy is an `empty_model` and gets its weights from
-        there once sharded. `reference`: where the reference policy is, for a loss that asks for
-        one, if it is not `model` without its adapter. `value_start`: where the critic of PPO
-        starts, if there is one.
-        Raises `ConfigError` if a model cannot be divided as `mesh` asks, `RuntimeError` if the
-        sharding is not what was asked for.
+        If `config.model` names a folder, `model` is an `empty_model` and gets its weights from
+        there after sharding. `reference`: folder of the reference policy, if the loss needs one
+        that is not `model` without its adapter. `value_start`: folder of the critic's start
+        weights, for PPO. Raises `ConfigError` if a model cannot be divided by `mesh`, and
+        `RuntimeError` if a parameter is not sharded as expected.
         """
         prepare = partial(
             prepare_model,
@@ -161,16 +160,16 @@ class Learner:
         return True
 
     def leave_step(self) -> None:
-        """Forget what a step that was left half way has added: weights are as before it."""
+        """Discard the gradients of an interrupted step. The weights have not changed."""
         forget_passes(self.model)
         if self.critic is not None:
             forget_passes(self.critic.model)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a checkpoint must hold for training to go on; sharded, not copied. Collective.
+        """The state for a checkpoint, sharded and not copied. Collective.
 
-        The weights are under `model`, by their names in the model; of a model with an adapter the
-        adapter only, all else being as the model's folder has it.
+        The weights are under `model`, by their names in the model. With an adapter these are only
+        the adapter's weights.
         """
         model, optimizer = get_state_dict(self.model, self.optimizer)
         named = self.model.named_parameters(remove_duplicate=False)
@@ -180,18 +179,18 @@ class Learner:
         return state if self.critic is None else {**state, "critic": self.critic.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of a learner of the same model gave. Collective.
+        """Load the `state_dict` of a learner of the same model. Collective.
 
-        Learning rate, weight decay, betas, epsilon and schedule stay as this learner has them.
+        Learning rate, weight decay, betas, epsilon and schedule of this learner stay.
         """
-        # not strict: what is not trained is not in it
+        # Not strict, because frozen weights are not in the state.
         load_optimizer(self.model, self.optimizer, self.scheduler, state, strict=False)
         if self.critic is not None:
             self.critic.load_state_dict(state["critic"])
 
 
 def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> None:
-    """Raises `ConfigError` if `other` cannot compute the micro-batches of the policy."""
+    """Raise `ConfigError` if `other` cannot compute the micro-batches of the policy."""
     if has_tree_attention(policy) and not has_tree_attention(other):
         raise ConfigError(
             f"{flag}: {type(other).__name__} cannot attend over trees of tokens, as the policy "

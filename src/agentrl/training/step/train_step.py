@@ -72,7 +72,7 @@ def train_step(
         optimizer.zero_grad(set_to_none=True)
     critic = NO_CRITIC
     if auxiliary:
-        # The policy is updated: the step is not left any more.
+        # The policy is updated, so the step is no longer interrupted.
         critic = auxiliary.learn(replace(schedule, between_passes=go_on), critic_gradient)
     return running.reduce(
         schedule.totals,
