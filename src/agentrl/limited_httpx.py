@@ -3,13 +3,22 @@
 Bodies are limited here. The MCP SDK limits the events of a stream to the same size.
 """
 
+import ssl
 from collections.abc import AsyncIterator
+from functools import cache
 
 import httpx2
 
 MAX_ANSWER_BYTES = 32 << 20  # more than is kept of any tool result
 TOO_LARGE = f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB, which was not read"
 UNPACKED = {"Accept-Encoding": "identity"}  # a small compressed answer could expand to any size
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """The one of all clients, for the certificates take tens of ms to read. The first time it is
+    asked for beside the event loop."""
+    return httpx2.create_ssl_context()
 
 
 class AnswerTooLarge(httpx2.ReadError):

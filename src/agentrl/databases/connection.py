@@ -42,6 +42,10 @@ T = TypeVar("T")
 PATIENCE_S = 300.0  # the longest outage of the database that a run survives
 _GOODBYE_S = 2.0
 _UNTOLD_S = 2.0  # a database that answers within this is not waited for
+# A member whose network or machine is gone closes no connection: an operation that waits for its
+# answer would wait for many minutes. The driver asks each member this often whether it is there.
+# Where one does not answer for both times together, it interrupts the operations that wait for it.
+_LOOK_MS, _CONNECT_MS = 1000, 4000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two tries while the database is away
 
 # Error codes of a server that is temporarily unable to serve. PyMongo retries once, which is too
@@ -314,6 +318,8 @@ async def connect(
             tz_aware=True,
             appname="agentrl",
             serverSelectionTimeoutMS=int(timeout_s * 1000),
+            heartbeatFrequencyMS=_LOOK_MS,
+            connectTimeoutMS=_CONNECT_MS,
         )
     except URL_ERRORS as error:
         raise DatabaseUnreachable(

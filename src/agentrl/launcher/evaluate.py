@@ -64,7 +64,7 @@ _INTERRUPTED = 130
 
 
 class EvaluationFailed(RuntimeError):
-    """A part of the evaluation went away for good. The message is for the user."""
+    """A part of the evaluation ended and is not restarted. The message is for the user."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -264,9 +264,9 @@ class Evaluation:
         return config
 
     async def _bring_services(self, database: RunDatabase, config: Config, version: int) -> None:
-        """Wait for services, and bring those that hold other weights to the checkpoint's.
+        """Wait for services, and load the checkpoint into those that have other weights.
 
-        A service that cannot load them is not used. Raises `ServiceUnreachable`.
+        A service that cannot load it is not used. Raises `ServiceUnreachable`.
         """
         await register_urls(database, config.inference_urls)
         deadline = asyncio.get_running_loop().time() + config.sampling.startup_timeout

@@ -29,8 +29,10 @@ _START_MARK = "=== "
 
 
 class Kind(IntEnum):
-    """What a part is. They are stopped in this order, the database after them all; samplers and
-    trainer together, because both have `--drain_seconds` and need what comes after them."""
+    """The kind of a part. Parts are stopped in this order, and the database last.
+
+    Samplers and trainer are stopped together: both have `--drain_seconds` and need the other parts.
+    """
 
     SAMPLER = 0
     TRAINER = 1
@@ -53,7 +55,7 @@ class Part:
 
 
 class Change(StrEnum):
-    """What became of a part."""
+    """How a part ended."""
 
     DONE = "done"  # it ended by itself, as it may
     DIED = "died"  # it will be started again
@@ -138,7 +140,7 @@ class Supervisor:
         self._spawn(watched)
 
     def poll(self) -> list[Event]:
-        """What ended since the last call; starts again what is due. To be called often."""
+        """Return the parts that ended since the last call, and restart due ones. Call it often."""
         events: list[Event] = []
         for watched in self._parts.values():
             if watched.process is None:
@@ -178,7 +180,7 @@ class Supervisor:
             watched.process = None
 
     def hurry(self, kind: Kind) -> None:
-        """Hand on a further signal to parts of this kind that are being stopped."""
+        """Send a further SIGTERM to parts of this kind that are being stopped."""
         for watched in self._of(kind):
             if watched.process is not None:
                 watched.process.send_signal(signal.SIGTERM)

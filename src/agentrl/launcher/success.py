@@ -48,12 +48,12 @@ class Evaluating:
 
 
 async def success_curve(database: RunDatabase, most: int | None = None) -> list[CurvePoint]:
-    """Success and reward by the step whose policy began the records, of what the run learns from
-    now. `most`: of so many steps at the most, which lie evenly; else an index of all records is
-    read, and none of them.
+    """Success and reward by the step whose policy began the records, on the run's present data.
 
-    From the records and not from the trained rows: rows are filtered (all right and all wrong
-    groups teach nothing), so their mean reward says little about the policy.
+    `most`: of so many steps at the most, which lie evenly. Else it reads an index of all records.
+
+    All records count, not only trained rows: rows are filtered (groups that are all right or all
+    wrong are dropped), so their mean reward does not measure the policy.
     """
     step_of = {
         document["version"]: document["step"]
@@ -108,10 +108,9 @@ async def success_curve(database: RunDatabase, most: int | None = None) -> list[
 
 
 async def evaluations(database: RunDatabase) -> list[HeldOut]:
-    """The finished evaluations of training on what the run learns from now, by step.
+    """The finished evaluations of training on the run's present data, by step.
 
-    Those on other data that it had before are not among them, nor later evaluations of a
-    checkpoint, which have negative numbers.
+    Evaluations on earlier data, and evaluations of checkpoints by `agentrl eval`, are not included.
     """
     reader = Evaluations(database)
     await reader.read(await load_run(database))
@@ -119,7 +118,7 @@ async def evaluations(database: RunDatabase) -> list[HeldOut]:
 
 
 class Evaluations:
-    """The evaluations of training as they go on; what is finished is not read again."""
+    """Reads the evaluations of training incrementally. Finished ones are not read again."""
 
     def __init__(self, database: RunDatabase) -> None:
         self._database = database
@@ -134,7 +133,7 @@ class Evaluations:
         return [self._finished[step] for step in sorted(self._finished)]
 
     async def read(self, run: Run | None) -> None:
-        """Take in what was done since the last time, on what `run` learns from now."""
+        """Read the progress since the last call, on the present data of `run`."""
         self.under_way = None
         data = max(0, len(run.data) - 1) if run else 0
         if data != self._data:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from agentrl.failures import InfrastructureFailure
-from agentrl.limited_httpx import UNPACKED, limit_answer
+from agentrl.limited_httpx import UNPACKED, limit_answer, tls_context
 from agentrl.rollout.llm.models import AgentModel
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class LLMClient:
         # Imported here: the import takes a second, and few runs need it.
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+        context = await asyncio.to_thread(tls_context)
         # `ask` retries and logs, so the library does not retry.
         self._clients = [
             AsyncOpenAI(
@@ -83,7 +84,9 @@ class LLMClient:
                 timeout=model.timeout,
                 max_retries=0,
                 default_headers=UNPACKED,
-                http_client=DefaultAsyncHttpxClient(event_hooks={"response": [limit_answer]}),
+                http_client=DefaultAsyncHttpxClient(
+                    event_hooks={"response": [limit_answer]}, verify=context
+                ),
             )
             for model in self._models
         ]

@@ -25,7 +25,9 @@ from mcp_types import (
 
 from agentrl.databases.documents import ResultFile, ToolResult
 
-MAX_KEPT_BYTES = 12 << 20  # of a stored result with its files; MongoDB's limit is 16 MB
+# Bytes of a stored result with its files. MongoDB's limit is 16 MB, but an embedded mongod, whose
+# cache is small, refuses documents of 12.
+MAX_KEPT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)

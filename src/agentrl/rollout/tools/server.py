@@ -52,6 +52,11 @@ class MCPServer:
         return self.spec.label
 
     @property
+    def goes_away_with(self) -> str:
+        """The server, for people, that goes away when this one does: itself."""
+        return self.label
+
+    @property
     def creates_sessions(self) -> bool:
         """Whether the server has a tool `create_session`, which is called for each record."""
         return any(offer.tool == CREATE_TOOL for offer in self.offers)

@@ -8,9 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
-from mcp import StdioServerParameters
 from mcp.client.sse import sse_client
-from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from agentrl.limited_httpx import (
@@ -18,12 +16,19 @@ from agentrl.limited_httpx import (
     TOO_LARGE,
     AnswerTooLarge,
     LimitedTransport,
+    tls_context,
 )
+from agentrl.rollout.tools.pipes import process_pipes
 from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
+from agentrl.rollout.tools.wire_faults import (
+    NOT_REACHED,
+    OVERSIZE,
+    REFUSED,
+    SESSION_GONE,
+    WIRE_FAULT,
+)
 
-# JSON-RPC codes of our own, see `_FaultIsolation`.
-WIRE_FAULT, REFUSED, SESSION_GONE, OVERSIZE = -32050, -32051, -32052, -32053
-
+NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout)
 NOT_SERVING = frozenset({502, 503, 504})  # a proxy's answers while its server is away
 
 # No limit: a call holds its connection while the tool works, and samplers limit their concurrency.
@@ -51,10 +56,7 @@ class Wires:
         """The streams of one connection. `on_lost` is called when they are found to be broken."""
         spec = self._spec
         if spec.transport is ToolTransport.STDIO:
-            process = StdioServerParameters(
-                command=spec.command, args=list(spec.args), env=dict(spec.env), cwd=spec.cwd
-            )
-            async with stdio_client(process) as (read, write):
+            async with process_pipes(spec, on_lost) as (read, write):
                 yield _EndNoticed(read, on_lost), write
         elif spec.transport is ToolTransport.SSE:
             # Answers come over the stream, so a request that cannot be sent would wait forever.
@@ -84,8 +86,8 @@ class Wires:
 
     def _shared_sockets(self) -> LimitedTransport:
         if self._sockets is None:
-            # One for all connections: creating a TLS context takes tens of milliseconds.
-            self._sockets = LimitedTransport(httpx2.AsyncHTTPTransport(limits=SOCKET_LIMITS))
+            sockets = httpx2.AsyncHTTPTransport(verify=tls_context(), limits=SOCKET_LIMITS)
+            self._sockets = LimitedTransport(sockets)
         return self._sockets
 
 
@@ -144,7 +146,8 @@ class _FaultIsolation(httpx2.AsyncBaseTransport):
         except AnswerTooLarge:
             return _json_rpc_error(request, OVERSIZE, f"it gave {TOO_LARGE}")
         except httpx2.RequestError as error:
-            return _json_rpc_error(request, WIRE_FAULT, str(error) or type(error).__name__)
+            code = NOT_REACHED if isinstance(error, NOT_CONNECTED) else WIRE_FAULT
+            return _json_rpc_error(request, code, str(error) or type(error).__name__)
 
 
 async def _forgot_session(response: httpx2.Response) -> bool:
