@@ -29,8 +29,10 @@ _EDGE_STEPS = 3  # steps whose records are the first and the last reward
 class Slots:
     """Rollouts that ended, of training and evaluation."""
 
-    total: int
+    total: int  # the sum of the others
+    completed: int  # sampled, and scored
     failed: int  # given up after --max_failures errors
+    quarantined: int  # sampled, and not scored after --max_scoring_failures errors
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,9 @@ async def _slots(database: RunDatabase) -> Slots:
     counts = {group["_id"]: group["n"] async for group in cursor}
     return Slots(
         total=sum(counts.get(status, 0) for status in TERMINAL_SLOTS),
+        completed=counts.get(SlotStatus.COMPLETED, 0),
         failed=counts.get(SlotStatus.FAILED, 0),
+        quarantined=counts.get(SlotStatus.QUARANTINED, 0),
     )
 
 
