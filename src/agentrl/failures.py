@@ -29,11 +29,15 @@ class InfrastructureFailure(Exception):
     can tell whether it answers again. `scorer`: the name of the one that met it, if one did.
     `probe_repeats`: whether the probe asks what the attempt asked, which may be what the dependency
     cannot answer. Such a probe raises `ConnectionError` where nobody would be answered.
+
+    A subclass whose `__init__` does not call this one has the defaults below.
     """
 
     need: ClassVar[Need] = Need.AGENT  # where no scorer met it
     probe_repeats: ClassVar[bool] = False
     scorer: str | None = None
+    dependency: str = "something without a name"
+    probe: Probe | None = None
 
     def __init__(self, message: str, *, dependency: str, probe: Probe | None = None) -> None:
         super().__init__(message)

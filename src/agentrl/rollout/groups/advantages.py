@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from agentrl.configs.flag import ConfigError, is_function
 from agentrl.configs.user_module import load_user_function
 from agentrl.databases.documents import Record
+from agentrl.foreign_text import error_line
 
 STD_FLOOR = 1e-4  # keeps a group of equal scores finite
 GREEDY_ROLLOUT = 0  # of a group under `remax`: the rollout that is sampled greedily
@@ -89,7 +90,7 @@ def find_estimator(name: str) -> Estimator:
         try:
             values = [float(value) for value in function(records)]
         except Exception as error:
-            raise ConfigError(f"{group} fails: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{group} fails: {error_line(error)}") from error
         if len(values) != len(records) or not all(map(math.isfinite, values)):
             raise ConfigError(
                 f"{group}: returned {values} for {len(records)} records, and not a finite number "

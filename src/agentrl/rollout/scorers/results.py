@@ -2,13 +2,13 @@
 
 import math
 import numbers
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from agentrl.databases.documents import GroupScore, Record
 from agentrl.databases.scorer_notation import parse_scorer
+from agentrl.foreign_text import shown, text_of
 
 KEPT_CHARACTERS = 10_000  # of an explanation: a group's stand together in one document of 16 MB
 _ARRAY_TYPES = ("numpy", "torch", "jax", "jaxlib", "tensorflow", "cupy", "mlx")
@@ -56,21 +56,13 @@ def storable_text(explanation: object) -> str | None:
     """An explanation as text that a database can store, cut in the middle where it is long."""
     if explanation is None:
         return None
-    text = explanation if isinstance(explanation, str) else _text_of(explanation)
+    text = text_of(explanation)
     left_out = len(text) - KEPT_CHARACTERS
     if left_out > 0:
         half = KEPT_CHARACTERS // 2
         text = f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
     # Surrogates that stand alone, as they come out of broken JSON, have no UTF-8.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def shown(value: object) -> str:
-    """A value as an error shows it: one short line, whatever it is."""
-    try:
-        return reprlib.repr(value)
-    except Exception as error:  # a __repr__ of the user's own
-        return f"a {type(value).__name__} whose repr raises {type(error).__name__}"
 
 
 def _number(result: object) -> float | None:
@@ -92,13 +84,6 @@ def _is_array(value: object) -> bool:
     """Whether it is a scalar or an array of a library of arrays, none of which is imported here."""
     library = type(value).__module__.partition(".")[0]
     return library in _ARRAY_TYPES and hasattr(value, "item")
-
-
-def _text_of(explanation: object) -> str:
-    try:
-        return str(explanation)
-    except Exception as error:  # a __str__ of the user's own
-        return f"a {type(explanation).__name__} whose text raises {type(error).__name__}"
 
 
 def weigh(scorer: str, scores: Mapping[str, float | None]) -> float | None:
