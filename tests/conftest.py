@@ -1,6 +1,7 @@
 """What all tests share: one real mongod for the session, and a fresh database for each test."""
 
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # `forked`
 
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod
+
+# A shell starts a job in the background with SIGINT ignored, and processes that tests start would
+# ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines are busy: how long an example takes says nothing about what is tested. `few` examples of
 # each property for who waits for the tests, `all` of them in .ci/run. A test that wants more or

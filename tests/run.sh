@@ -3,9 +3,12 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/setup.sh" dev
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# More workers than cores, because tests wait for processes that start and leases that end.
+cores=$(env -u OMP_NUM_THREADS nproc)
+workers=$((cores < 4 ? cores + 1 : 4))
 # One thread a process: tests start several, and thread pools on few cores only get in their way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # A file's tests stay together, because they share servers. Files are begun in the order of
 # tests/conftest.py, the longest first, and not by how many tests they hold.
-exec python -m pytest --quiet --numprocesses=auto --maxprocesses=4 \
+exec python -m pytest --quiet --numprocesses="$workers" \
     --dist=loadfile --no-loadscope-reorder --durations=10 --durations-min=2 "$@"

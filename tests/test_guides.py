@@ -117,6 +117,7 @@ def test_the_recipe_of_gsm8k_converts_both_forms_of_the_data_set(tmp_path: Path)
         assert {task.scorer for task in tasks} == {"math"}
 
 
+@pytest.mark.slow
 def test_the_guide_to_tools_leads_to_a_server_that_attempts_share(tmp_path: Path) -> None:
     printed = run_guide(ROOT / "docs" / "guides" / "write-a-tool.md", tmp_path)
     assert "2 tools: year, note" in printed

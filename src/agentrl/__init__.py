@@ -1,6 +1,6 @@
 """AgentRL: reinforcement learning for language models that act through tools.
 
-The front door: every name that a guide or a user's own file imports, as in
+The public names, which guides and users' files import, for example
 
     from agentrl import register_scorer, Score
 
@@ -10,8 +10,8 @@ The front door: every name that a guide or a user's own file imports, as in
     losses     LossInputs, LossConfig, TokenLoss, token_ratio, sequence_mean, sequence_sum,
                depends_on, Scope, and to try one: Objective, BatchTotals
     scripts    train_supervised, SupervisedRow, StepStatistics, OptimizerConfig, ComputeConfig
-    failures   InfrastructureFailure: an agent's or scorer's, for what is nobody's fault
-    servers    admits, require_key, KeyNeeded: the key of a server that others may reach
+    failures   InfrastructureFailure: raised by agents and scorers for an outage
+    servers    admits, require_key, KeyNeeded: the key of a server that other machines reach
     databases  unpack_ints, unpack_floats, unpack_mask, find_mongod
 
 A name is imported from its module when it is first asked for (PEP 562), so that `import agentrl`
@@ -115,14 +115,14 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
-if not TYPE_CHECKING:  # to a type checker any name would be there
+if not TYPE_CHECKING:  # with `__getattr__` a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        """A name of the front door, from its module."""
+        """Import a public name from its module at first use."""
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_HOME_OF[name]), name)
-        globals()[name] = value  # asked for once
+        globals()[name] = value  # later uses do not call `__getattr__`
         return value
 
 

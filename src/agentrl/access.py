@@ -1,6 +1,6 @@
-"""Who may use a server of ours: its key, a bearer token, and which servers must have one.
+"""Access to our servers by a key, sent as a bearer token, and which servers need one.
 
-The sandbox's server (deploy/sandbox) does the same by itself: its image has no AgentRL.
+The sandbox's server (deploy/sandbox) has its own copy, because its image does not have AgentRL.
 """
 
 import ipaddress
@@ -15,8 +15,10 @@ class KeyNeeded(ValueError):
 
 
 def require_key(host: str, key: str | None, how: str) -> None:
-    """Raises `KeyNeeded` for a server that binds to `host` and has no key, if other machines reach
-    it there. `how`: what to do, as in "set TOOLS_TOKEN to one"."""
+    """Raise `KeyNeeded` for a server without a key if other machines reach `host`.
+
+    `how`: how to give a key, for the message, for example "set TOOLS_TOKEN to one".
+    """
     if not key and not is_loopback(host):
         raise KeyNeeded(
             f"--host {host}: other machines reach the server there, so it needs a key: {how}"
@@ -25,9 +27,9 @@ def require_key(host: str, key: str | None, how: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that binds to `host` is reached from its own machine only.
+    """Whether a server that binds to `host` is reachable from its own machine only.
 
-    A name is as its addresses are. One without addresses is taken for open.
+    A name is loopback if all its addresses are; a name without addresses is not.
     """
     try:
         found = socket.getaddrinfo(host or None, None, flags=socket.AI_PASSIVE)
@@ -38,7 +40,6 @@ def is_loopback(host: str) -> bool:
 
 
 def admits(authorization: str | None, key: str) -> bool:
-    """Whether an `Authorization` header shows the key. Takes as long for a wrong one as for the
-    right one."""
+    """Whether an `Authorization` header has the key. The comparison takes constant time."""
     scheme, _, shown = (authorization or "").partition(" ")
     return secrets.compare_digest(shown.encode(), key.encode()) and scheme.lower() == "bearer"

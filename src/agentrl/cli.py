@@ -24,8 +24,8 @@ On one machine the scripts start all parts of a run:  ./grpo_example.sh RUN
 class Verb:
     """A verb: `module.function(argv)` returns the exit status.
 
-    Where the module takes seconds to load, the verb's help is elsewhere: `parser` names its command
-    line in `configs.verbs`, or `help_module` a module whose `main(argv)` prints it.
+    A verb whose module takes seconds to load has its help elsewhere: `parser` names a function of
+    `configs.verbs`, or `help_module` a module whose `main(argv)` prints the help.
     """
 
     help: str
@@ -113,8 +113,8 @@ VERBS = {
     ),
 }
 
-# Errors that the user can act on; their messages are sentences. All others are ours to mend and
-# keep their traceback.
+# Errors that the user can act on: only their message is printed. All others are bugs and keep their
+# traceback.
 _USER_ERRORS = (
     ("agentrl.access", "KeyNeeded"),
     ("agentrl.configs", "ConfigError"),
@@ -130,14 +130,14 @@ _USER_ERRORS = (
 
 
 def _user_errors() -> tuple[type[Exception], ...]:
-    """The error types among them that are loaded: no other can have been raised."""
+    """The error types of `_USER_ERRORS` whose modules are loaded."""
     return tuple(
         getattr(sys.modules[module], name) for module, name in _USER_ERRORS if module in sys.modules
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit status. Bad input is one sentence and status 2."""
+    """Run one verb and return the exit status. Bad input prints one sentence and returns 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         width = max(map(len, VERBS))

@@ -1,8 +1,8 @@
-"""Whose fault a failure is. The class of an error says it, wherever it is raised.
+"""The cause of a failed attempt, by the class of the exception.
 
-InfrastructureFailure    nobody's attempt: it is handed back, at no cost, and tried again
-any other exception      the run's own code: that attempt fails with its error
-a stop reason, a score   the model's or the task's: a result, and no exception at all
+InfrastructureFailure    an outage: the attempt is handed back, does not count, and is repeated
+any other exception      an error in the run's code: the attempt fails
+a stop reason, a score   a result of the model or the task, not an exception
 """
 
 from collections.abc import Awaitable, Callable
@@ -10,11 +10,11 @@ from enum import Enum
 from typing import ClassVar
 
 Probe = Callable[[], Awaitable[object]]
-"""Asks a dependency whether it answers again. Raises, whatever it likes, while it does not."""
+"""Checks whether a dependency answers again. Raises any exception while it does not."""
 
 
 class Need(Enum):
-    """Who needs what an attempt did not reach, beside that attempt."""
+    """Which other attempts need the dependency that an attempt did not reach."""
 
     AGENT = "agent"  # all attempts of its agent
     TOOLS = "tools"  # all attempts of agents with the same tools
@@ -22,18 +22,19 @@ class Need(Enum):
 
 
 class InfrastructureFailure(Exception):
-    """Something that the run depends on is out of reach, or answers what is no answer.
+    """A dependency of the run is unreachable or does not give a valid answer.
 
-    `dependency` names it for people, the same way every time: "the tool server sql", "the judge".
-    The message is one sentence for the user. `probe`: None if only the next use of the dependency
-    can tell whether it answers again. `scorer`: the name of the one that met it, if one did.
-    `probe_repeats`: whether the probe asks what the attempt asked, which may be what the dependency
-    cannot answer. Such a probe raises `ConnectionError` where nobody would be answered.
+    dependency: its name for display, always the same: "the tool server sql", "the judge"
+    probe: checks whether it answers again; None if only its next use can tell
+    scorer: name of the scorer that met the failure, if one did
+    probe_repeats: whether the probe repeats the attempt's request, which may itself be what the
+        dependency cannot answer; such a probe raises `ConnectionError` if no request is answered
 
-    A subclass whose `__init__` does not call this one has the defaults below.
+    The message is one sentence for the user. A subclass that does not call `super().__init__` has
+    the defaults below.
     """
 
-    need: ClassVar[Need] = Need.AGENT  # where no scorer met it
+    need: ClassVar[Need] = Need.AGENT  # used unless a scorer met the failure
     probe_repeats: ClassVar[bool] = False
     scorer: str | None = None
     dependency: str = "something without a name"

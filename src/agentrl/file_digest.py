@@ -1,4 +1,4 @@
-"""The content of a file as a short text, equal for equal content."""
+"""Short digests of file contents."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,31 +9,31 @@ CHUNK = 1 << 24  # bytes that are in memory at once
 
 
 class Digest:
-    """Of parts, each with its length, so that `ab` + `c` is not `a` + `bc`."""
+    """A digest of parts. It includes their lengths, so that `ab` + `c` differs from `a` + `bc`."""
 
     def __init__(self) -> None:
         self._whole = hashlib.sha256()
 
     def begin(self, size: int) -> None:
-        """A part of `size` bytes comes, by `add`."""
+        """Begin a part of `size` bytes, which `add` then gives."""
         self._whole.update(size.to_bytes(8, "little"))
 
     def add(self, piece: bytes) -> None:
-        """The next bytes of the part."""
+        """Add the next bytes of the part."""
         self._whole.update(piece)
 
     def part(self, whole: bytes) -> None:
-        """A part at once."""
+        """Add a whole part."""
         self.begin(len(whole))
         self.add(whole)
 
     def text(self) -> str:
-        """The digest."""
+        """The digest in hexadecimal, of `DIGITS` digits."""
         return self._whole.hexdigest()[:DIGITS]
 
 
 def file_digest(file: Path) -> str | None:
-    """Of a whole file; None if there is none."""
+    """Digest of a file; None if it does not exist."""
     if not file.is_file():
         return None
     digest = Digest()
@@ -44,7 +44,7 @@ def file_digest(file: Path) -> str | None:
 
 
 def chunks(file: Path) -> Iterator[bytes]:
-    """The bytes of a file, in pieces that are small enough for any memory."""
+    """Yield the bytes of a file in pieces of at most `CHUNK` bytes."""
     with file.open("rb") as opened:
         while chunk := opened.read(CHUNK):
             yield chunk

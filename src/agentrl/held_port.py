@@ -1,8 +1,8 @@
-"""A TCP port that is bound from the moment it is chosen, for a server that is started later.
+"""Reserves a TCP port for a server that is started later.
 
-A socket that is bound and does not listen keeps the port: the system hands it to nobody else, also
-while the server dies and comes back. With SO_REUSEADDR on both, which asyncio, uvicorn and mongod
-set, the server binds it beside us. Until it listens, whoever connects is refused.
+A bound socket that does not listen reserves the port, also while the server restarts. With
+SO_REUSEADDR on both sockets, which asyncio, uvicorn and mongod set, the server can bind the port
+too. Until it listens, connections are refused.
 """
 
 import socket
@@ -11,13 +11,13 @@ from typing import Self
 
 
 class HeldPort:
-    """`number` is ours until `release`, or the end of this process.
+    """Port `number`, reserved until `release` or the end of this process.
 
-    `wanted`: the number to hold, 0 for any. Raises `OSError` if it is not to be had.
+    `wanted`: the port to reserve, 0 for any free one. Raises `OSError` if it is in use.
     """
 
     def __init__(self, wanted: int = 0, host: str = "127.0.0.1") -> None:
-        # The first address that the host's name has, as servers take it too.
+        # Like servers, use the first address of the host's name.
         family, kind, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
         self._socket = socket.socket(family, kind)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -29,7 +29,7 @@ class HeldPort:
         self.number = int(self._socket.getsockname()[1])
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the port."""
         self._socket.close()
 
     def __enter__(self) -> Self:

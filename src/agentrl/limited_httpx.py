@@ -1,30 +1,38 @@
-"""Answers to httpx's clients (tools, judges), read up to a size: see `limited_read`.
+"""Limits the size of answers to httpx clients (tools, judges). `limited_read` does so for aiohttp.
 
-Bodies are limited here. The events of an MCP server's stream are limited by the SDK, which is told
-the same size.
+Bodies are limited here. The MCP SDK limits the events of a stream to the same size.
 """
 
+import ssl
 from collections.abc import AsyncIterator
+from functools import cache
 
 import httpx2
 
-MAX_ANSWER_BYTES = 32 << 20  # more than of any tool's result is kept
+MAX_ANSWER_BYTES = 32 << 20  # more than is kept of any tool result
 TOO_LARGE = f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB, which was not read"
-UNPACKED = {"Accept-Encoding": "identity"}  # packed, a small answer could be one of any size
+UNPACKED = {"Accept-Encoding": "identity"}  # a small compressed answer could expand to any size
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """The one of all clients, for the certificates take tens of ms to read. The first time it is
+    asked for beside the event loop."""
+    return httpx2.create_ssl_context()
 
 
 class AnswerTooLarge(httpx2.ReadError):
-    """An answer that is not read to its end. Its request was served."""
+    """An answer exceeds the limit and was not read further. The request itself was served."""
 
     def __init__(self) -> None:
         super().__init__(TOO_LARGE)
 
 
 async def limit_answer(response: httpx2.Response) -> None:
-    """Have the reading of an answer end with `AnswerTooLarge` after `MAX_ANSWER_BYTES`.
+    """Make reading the answer raise `AnswerTooLarge` after `MAX_ANSWER_BYTES` bytes.
 
-    A hook of a client for responses, whose requests have the headers `UNPACKED`. Raises
-    `AnswerTooLarge` for an answer that is packed in spite of that.
+    A response hook for a client whose requests have the headers `UNPACKED`. Raises
+    `AnswerTooLarge` for an answer that is compressed nevertheless.
     """
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         await response.aclose()
@@ -35,7 +43,7 @@ async def limit_answer(response: httpx2.Response) -> None:
 
 
 class LimitedTransport(httpx2.AsyncBaseTransport):
-    """A transport for what is read before a client's hooks are called."""
+    """A transport with the limit, for answers that a client reads before it calls its hooks."""
 
     def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
         self._transport = transport

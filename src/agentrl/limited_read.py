@@ -1,18 +1,20 @@
-"""Answers of services, read up to a size: none of them may take the memory of a process."""
+"""Limits the size of answers to aiohttp clients, so that none can exhaust a process's memory."""
 
 import aiohttp
 
 
 class AnswerTooLarge(Exception):
-    """An answer is larger than it may be; what came of it is not kept."""
+    """An answer exceeds the limit. The part that was read is dropped."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the answer has more than {limit} bytes and was not read further")
 
 
 async def read_limited(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The body, of at most `limit` bytes after decompression. Raises `AnswerTooLarge`, and then the
-    connection is closed."""
+    """Read a body of at most `limit` bytes after decompression.
+
+    Raises `AnswerTooLarge` and closes the connection if it is longer.
+    """
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece

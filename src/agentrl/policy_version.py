@@ -1,7 +1,7 @@
-"""Which policy version made which tokens.
+"""Spans of tokens by the policy version that sampled them.
 
-An inference service says it of an answer, a stored turn keeps it. `inference` and `databases` do
-not know each other, so what both hold is defined here, once.
+Both the answers of `inference` and the stored turns of `databases` have them. These packages do not
+import each other, so the type is defined here.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class VersionSpan:
 
 
 def join_spans(first: Sequence[VersionSpan], then: Sequence[VersionSpan]) -> list[VersionSpan]:
-    """The spans of two pieces of one output; `then` counts from the end of `first`."""
+    """Join the spans of two pieces of one output. Positions of `then` count from its begin."""
     spans = list(first)
     offset = spans[-1].end if spans else 0
     for span in then:
@@ -37,7 +37,7 @@ def join_spans(first: Sequence[VersionSpan], then: Sequence[VersionSpan]) -> lis
 
 
 def cut_spans(spans: Sequence[VersionSpan], begin: int, end: int) -> list[VersionSpan]:
-    """The spans of tokens `begin` to `end` (half open), counted from `begin`."""
+    """Return the spans of tokens `begin` to `end` (half open), with positions from `begin`."""
     return [
         VersionSpan(span.version, max(span.start, begin) - begin, min(span.end, end) - begin)
         for span in spans
@@ -46,13 +46,13 @@ def cut_spans(spans: Sequence[VersionSpan], begin: int, end: int) -> list[Versio
 
 
 def check_spans(spans: Sequence[VersionSpan], length: int) -> None:
-    """Raise ValueError unless the spans cover `length` tokens, in order and without a gap."""
+    """Raise ValueError unless the spans cover `length` tokens in order and without gaps."""
     if not spans_cover(spans, length):
         raise ValueError(f"the version spans do not cover {length} tokens: {show_spans(spans)}")
 
 
 def spans_cover(spans: Sequence[VersionSpan], length: int) -> bool:
-    """Whether every one of `length` tokens has its version, in order and once."""
+    """Whether the spans cover each of `length` tokens exactly once and in order."""
     end = 0
     for span in spans:
         if span.start != end or span.end < end:
@@ -62,5 +62,5 @@ def spans_cover(spans: Sequence[VersionSpan], length: int) -> bool:
 
 
 def show_spans(spans: Sequence[VersionSpan]) -> str:
-    """The spans for people."""
+    """Format the spans for display."""
     return ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in spans) or "none"

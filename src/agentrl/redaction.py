@@ -1,9 +1,9 @@
-"""Text with URLs in it, as logs, errors and terminals may show it."""
+"""Removes credentials in URLs from text for logs, errors and terminals."""
 
 import re
 
-# Up to the last @ before the next URL of a list, because people paste passwords with / # ? and @ in
-# them, and even with ://.
+# Matches up to the last @ before the next URL of a list, because passwords may contain / # ? @ and
+# even ://.
 _CREDENTIALS = re.compile(r"//(?:(?!,\s*(?:[\w.-]+=)?[\w+]+://)\S)*@")
 _SECRET_OPTIONS = re.compile(
     r"([?&;][^=&\s]*(?:pass|token|secret|key|credential)[^=&\s]*=)[^&\s,]*", re.IGNORECASE
@@ -12,6 +12,6 @@ _SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN:)[^&,\s]*", re.IGNORECASE)
 
 
 def without_passwords(text: str) -> str:
-    """The text without users, passwords and tokens of its URLs."""
+    """Replace users, passwords and tokens in the URLs of the text by ***."""
     text = _CREDENTIALS.sub("//***@", text)
     return _SESSION_TOKEN.sub(r"\1***", _SECRET_OPTIONS.sub(r"\1***", text))

@@ -1,7 +1,7 @@
-"""The signals that end a process in order: what it is at is finished or saved first.
+"""The signals that stop a process gracefully: it finishes or saves its current work first.
 
-SIGINT is Ctrl-C, SIGTERM everybody's, SIGHUP a terminal that closes. SIGUSR1 and SIGUSR2 are what
-Slurm sends some time before a job is pre-empted or its time is over (`--signal=USR1@120`).
+SIGINT is Ctrl-C, SIGTERM the usual signal, SIGHUP a closed terminal. Slurm can send SIGUSR1 or
+SIGUSR2 some time before a job is pre-empted or its time is over (`--signal=USR1@120`).
 """
 
 import signal
@@ -18,31 +18,32 @@ STOP_SIGNALS = (
     Signals.SIGUSR2,
 )
 _EARLY_WARNINGS = (Signals.SIGUSR1, Signals.SIGUSR2)
-_SAME_S = 1.0  # a job's end sends a signal by several ways at once
+_SAME_S = 1.0  # repetitions within this time count once: a job's end may send a signal repeatedly
 
 
 def stop_signals() -> tuple[Signals, ...]:
-    """Those of `STOP_SIGNALS` that this process is to hear.
+    """Return the signals of `STOP_SIGNALS` that this process should handle.
 
-    What whoever started it has set to be ignored stays so: `nohup`, and the launcher's parts, which
-    it stops itself, in order.
+    Signals that the parent process has set to be ignored stay ignored: by `nohup`, or for the
+    launcher's parts, which the launcher stops itself.
     """
     return tuple(number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
 
 
 @dataclass
 class StopRequest:
-    """What the signals that came ask for: `first` to stop in order, the same again to stop at once.
+    """The signals so far. The first asks to stop gracefully, a repetition to stop at once.
 
-    An early warning never asks for haste, and what follows it with another signal does not either.
+    SIGUSR1 and SIGUSR2 are warnings: repeated, or followed by another signal, they do not ask to
+    stop at once.
     """
 
     first: Signals | None = None
     clock: Callable[[], float] = time.monotonic
-    _came: dict[Signals, float] = field(default_factory=dict)  # when each came first
+    _came: dict[Signals, float] = field(default_factory=dict)  # time of the first of each signal
 
     def take(self, number: int) -> bool:
-        """Note a signal that came; whether it asks to stop at once."""
+        """Record a signal. Returns whether it asks to stop at once."""
         came, now = Signals(number), self.clock()
         again = came in self._came and now - self._came[came] >= _SAME_S
         self._came.setdefault(came, now)

@@ -1,4 +1,4 @@
-"""One traceback for each kind of error in a log: what fails once mostly fails a thousand times."""
+"""Logs one traceback for each kind of error, because the same error often occurs many times."""
 
 import logging
 from collections import Counter
@@ -7,7 +7,7 @@ from agentrl.foreign_text import text_of
 
 
 def log_to_stderr(form: str, level: int = logging.INFO) -> None:
-    """How our processes log: lines of `form`, and one traceback for each kind of error."""
+    """Set up the log of a process: lines of `form`, one traceback for each kind of error."""
     logging.basicConfig(level=level, format=form)
     for handler in logging.getLogger().handlers:
         if not any(isinstance(known, OneTraceback) for known in handler.filters):
@@ -15,10 +15,10 @@ def log_to_stderr(form: str, level: int = logging.INFO) -> None:
 
 
 class OneTraceback(logging.Filter):
-    """For a log's handlers: leaves the traceback out where one of its kind was written already.
+    """A filter for handlers that drops repeated tracebacks of one kind.
 
-    A kind is the type of the error and the line that raised it. The message stays, with how many of
-    the kind there were.
+    A kind is the type of the error and the line that raised it. The message stays, with the number
+    of errors of its kind.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class OneTraceback(logging.Filter):
         self._seen: Counter[tuple[type[BaseException], str, int]] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Never holds a record back."""
+        """Drop a repeated traceback. Every record passes."""
         if not record.exc_info or record.exc_info[1] is None:
             return True
         error, trace = record.exc_info[1], record.exc_info[1].__traceback__

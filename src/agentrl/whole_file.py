@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all."""
+"""Atomic writes of files."""
 
 import os
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from pathlib import Path
 
 @contextmanager
 def write_whole(path: Path) -> Iterator[Path]:
-    """A place to write a file that appears under `path` when it is complete.
+    """Yield a temporary path. The file is renamed to `path` when the block succeeds.
 
-    Each process has its own: several may write the same file at once, and the last one stays.
+    Each process has a separate temporary path: several may write the same file, and the last wins.
     """
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     try:

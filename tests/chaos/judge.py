@@ -5,9 +5,14 @@ python judge.py --host ADDRESS --port PORT --mode FILE
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from aiohttp import web
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `chat_completion`
+
+from chat_completion import chat_completion
 
 RIGHT, ERROR, NONSENSE = "judges", "error 500", "nan"
 
@@ -28,12 +33,7 @@ def main() -> None:
         material = json.loads(body["messages"][-1]["content"])
         verdict = "right" if material["reference"] in material["response"] else "wrong"
         content = "nan" if mode == NONSENSE else f"JUDGEMENT: {verdict}"
-        message = {"role": "assistant", "content": content}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"],
-             "choices": [choice]}
-        )  # fmt: skip
+        return web.json_response(chat_completion(body["model"], content))
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)

@@ -14,6 +14,8 @@ from agentrl.databases.arrays import pack_ints, pack_mask
 
 ROWS_PER_STEP = 2
 Change = Callable[[RunState], None]
+NOT_FINITE = "its gradient is not finite (step 1)"
+QUARANTINED = {"status": "quarantined", "trained": [], "error": NOT_FINITE}
 
 
 def record(task: str, rollout: int, attempt: int, status: str, **fields: Any) -> dict[str, Any]:
@@ -31,6 +33,8 @@ def row(record_id: str, step: int, version: int) -> dict[str, Any]:
         "input_ids": pack_ints(np.array([1, 2, 3, 4, 5])),
         "loss_mask": pack_mask(np.array([0, 0, 1, 0, 1])),
         "versions": pack_ints(np.array([-1, -1, version, -1, version])),
+        "task": record_id.partition("-")[0], "reward": 1.0, "trainer": None, "step": None,
+        "error": None,
     }  # fmt: skip
 
 
@@ -78,6 +82,14 @@ def test_a_sound_run_has_no_violations() -> None:
     assert violations(sound_run(), 2, ROWS_PER_STEP) == []
 
 
+@pytest.mark.parametrize("rows", [(0,), (0, 1)])
+def test_nor_has_one_whose_steps_went_on_without_rows_in_quarantine(rows: tuple[int, ...]) -> None:
+    state = sound_run()
+    for row in rows:
+        edit("rows", row, **QUARANTINED)(state)
+    assert violations(state, 2, ROWS_PER_STEP) == []
+
+
 def edit(collection: str, index: int, **fields: Any) -> Change:
     """A change of some document's fields."""
     return lambda state: getattr(state, collection)[index].update(fields)
@@ -97,6 +109,11 @@ def double(collection: str, index: int, **fields: Any) -> Change:
 
 def slot(task: int, rollout: int, **fields: Any) -> Change:
     return lambda state: state.tasks[task]["slots"][rollout].update(fields)
+
+
+def quarantined_with_its_record(state: RunState) -> None:
+    edit("rows", 0, **QUARANTINED)(state)
+    edit("records", 0, error="why")(state)
 
 
 def unfinished(state: RunState) -> None:
@@ -137,6 +154,24 @@ def unfinished(state: RunState) -> None:
         (edit("rows", 0, status="evicted", trained=[]), "step 1 trained 1 rows, not 2"),
         (edit("rows", 0, trained=[{"step": 3, "trainer": "t"}]), "in step 3 of a run of 2"),
         (edit("rows", 0, trained=[{"step": 2, "trainer": "t"}]), "step 1 trained 1 rows"),
+        (edit("rows", 0, **QUARANTINED, trainer="t", step=1), "and held by t for step 1"),
+        (edit("rows", 0, **{**QUARANTINED, "error": None}), "is quarantined without an error"),
+        (
+            edit("rows", 0, **{**QUARANTINED, "trained": [{"step": 1, "trainer": "t"}]}),
+            "is quarantined and trained 1 times",
+        ),
+        (edit("rows", 0, error="why"), "row g0-t0-a0 is trained and has an error: why"),
+        (
+            edit("rows", 0, **{**QUARANTINED, "error": "it cannot be read: why"}),
+            "step 1 trained 1 rows, not 2",
+        ),
+        (
+            edit("rows", 0, **{**QUARANTINED, "error": NOT_FINITE.replace("1", "2")}),
+            "step 1 trained 1 rows, not 2",
+        ),
+        (edit("rows", 0, **QUARANTINED, task="g1"), "as of g1, its record is of g0"),
+        (edit("rows", 0, **QUARANTINED, reward=0.0), "with reward 0.0, not 1.0"),
+        (quarantined_with_its_record, "and its record too has an error: why"),
         (remove("policy_versions", 0), "a version that was never published"),
     ],
 )

@@ -1,10 +1,11 @@
 """What must be true of a run's documents when it is over, whatever befell it.
 
 Pure functions from documents as MongoDB holds them to sentences, one for each thing that is wrong.
-The run ended because all its tasks were sampled and all rows trained or evicted, so nothing may be
-left half done.
+The run ended because all its tasks were sampled and all rows trained, evicted or quarantined, so
+nothing may be left half done.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ def violations(state: RunState, max_staleness: int, rows_per_step: int) -> list[
         *slot_violations(state.tasks, state.records),
         *row_violations(state.records, state.rows),
         *token_violations(state.records, state.turns, state.rows),
+        *quarantine_violations(state.records, state.rows),
         *training_violations(state.run, state.rows, rows_per_step),
         *staleness_violations(state.rows, state.policy_versions, max_staleness),
     ]
@@ -151,21 +153,56 @@ def token_violations(
             yield f"row {row['_id']} holds other tokens than its record's turns"
 
 
+def quarantine_violations(records: Sequence[Document], rows: Sequence[Document]) -> Iterator[str]:
+    """A row in quarantine says why, nobody holds it, and its Record is sound; no other has an
+    error.
+
+    The Record stays ready: it is the row that cannot be trained, with the Record's reward.
+    """
+    by_id = {record["_id"]: record for record in records}
+    for row in rows:
+        name = f"row {row['_id']}"
+        if row["status"] != "quarantined":
+            if row["error"] is not None:
+                yield f"{name} is {row['status']} and has an error: {row['error']}"
+            continue
+        if not row["error"]:
+            yield f"{name} is quarantined without an error"
+        if row["trainer"] is not None or row["step"] is not None:
+            yield f"{name} is quarantined and held by {row['trainer']} for step {row['step']}"
+        record = by_id.get(row["_id"])
+        if record is None:
+            continue  # which `row_violations` says
+        if record["task"] != row["task"]:
+            yield f"{name} is quarantined as of {row['task']}, its record is of {record['task']}"
+        if record["score"] != row["reward"]:
+            yield f"{name} is quarantined with reward {row['reward']}, not {record['score']}"
+        if record["error"] is not None:
+            yield f"{name} is quarantined, and its record too has an error: {record['error']}"
+
+
 def training_violations(
     run: Document, rows: Sequence[Document], rows_per_step: int
 ) -> Iterator[str]:
-    """Every row is trained once, or evicted; every step but the last has all its rows."""
+    """Every row is trained once, or evicted, or quarantined; every step but the last has all its
+    rows, save those whose gradient of this step was not finite."""
     steps: Counter[int] = Counter()
+    left_out: Counter[int] = Counter()
     for row in rows:
         times = len(row["trained"])
-        if (row["status"], times) not in (("trained", 1), ("evicted", 0)):
+        if (row["status"], times) not in (("trained", 1), ("evicted", 0), ("quarantined", 0)):
             yield f"row {row['_id']} is {row['status']} and trained {times} times"
         steps.update(entry["step"] for entry in row["trained"])
+        of_step = re.search(r"is not finite \(step (\d+)\)$", row["error"] or "")
+        if row["status"] == "quarantined" and of_step:
+            left_out[int(of_step[1])] += 1
     last = run["step"]
     for step in sorted({*steps, *range(1, last + 1)}):
         if not 1 <= step <= last:
             yield f"{steps[step]} rows were trained in step {step} of a run of {last}"
-        elif steps[step] > rows_per_step or (steps[step] < rows_per_step and step < last):
+            continue
+        fewest = rows_per_step - left_out[step] if step < last else 0
+        if not fewest <= steps[step] <= rows_per_step:
             yield f"step {step} trained {steps[step]} rows, not {rows_per_step}"
 
 

@@ -13,6 +13,7 @@ from agentrl.inference.protocol import RequestRejected
 PROMPT = tuple(range(30, 50))
 
 
+@pytest.mark.slow
 async def test_a_record_stays_with_its_service_until_that_dies_and_goes_on_from_its_tokens(
     engine, service, start_service: Callable, folders, reference
 ) -> None:

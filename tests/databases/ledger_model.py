@@ -99,6 +99,7 @@ class SlotModel:
     until: float = 0.0
     attempt: int = 0
     failures: int = 0
+    losses: int = 0
     scorings: int = 0
     scoring_failures: int = 0
     not_before: float = 0.0

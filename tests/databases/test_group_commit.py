@@ -95,6 +95,7 @@ async def test_an_error_goes_to_the_caller_whose_write_it_is(collection: Documen
         *(commit.write(insert(number)) for number in (1, -2, 3, -4)), return_exceptions=True
     )
     assert [type(result) for result in results] == [bool, WriteError, bool, WriteError]
+    assert all("'op'" not in str(result) for result in results)
     assert await stored(collection) == [1, 3]
 
 

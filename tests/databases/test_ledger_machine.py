@@ -48,6 +48,7 @@ from agentrl.databases.documents import (
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.quarantine import Quarantined, release
+from agentrl.databases.reaping import FREE_LOSSES
 from agentrl.databases.records import new_record
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import UNBOUNDED, Claim, LeaseLost, task_of
@@ -484,10 +485,12 @@ class LedgerMachine(RuleBasedStateMachine):
                     not_before=self.now(),
                 )
             else:
-                spent = slot.failures + 1 >= MAX_ATTEMPTS
+                counts = slot.losses >= FREE_LOSSES
+                spent = counts and slot.failures + 1 >= MAX_ATTEMPTS
                 slot.leave(
                     SlotStatus.FAILED if spent else SlotStatus.PENDING,
-                    failures=slot.failures + 1,
+                    losses=slot.losses + 1,
+                    failures=slot.failures + counts,
                     attempt=slot.attempt + (not spent),
                 )
                 self.records[slot.record] = RecordStatus.FAILED
@@ -585,6 +588,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for slot, stored in zip(group.slots, task.slots, strict=True):
                 assert (stored.status, stored.owner) == (slot.status, slot.owner)
                 assert (stored.attempt, stored.failures) == (slot.attempt, slot.failures)
+                assert stored.losses == slot.losses
                 counted = (stored.scorings, stored.scoring_failures)
                 assert counted == (slot.scorings, slot.scoring_failures)
                 assert (stored.record, stored.score) == (slot.record, slot.score)

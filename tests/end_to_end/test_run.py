@@ -137,6 +137,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
         log.unlink()
 
 
+@pytest.mark.slow
 def test_a_launch_on_other_data_is_refused_and_other_flags_are_taken_and_said(
     run: FinishedRun,
 ) -> None:
@@ -308,6 +309,7 @@ def test_a_signal_stops_a_launch_in_order_with_a_checkpoint_and_without_tracebac
         log.unlink()
 
 
+@pytest.mark.slow
 def test_synchronous_sampling_trains_only_what_the_current_policy_sampled(tmp_path: Path) -> None:
     name, held_out = f"test-{uuid4().hex[:8]}", tmp_path / "heldout.jsonl"
     held_out.write_text((ROOT / "assets" / "demo" / "heldout.jsonl").read_text().split("\n")[0])

@@ -73,6 +73,7 @@ async def test_the_tokens_of_a_killed_service_are_kept_and_not_made_twice(
     assert pool.up == [second.url]
 
 
+@pytest.mark.slow
 async def test_a_service_that_hangs_is_left_with_the_tokens_it_gave(two, folders, error) -> None:
     pool, first, second = two
     running = asyncio.create_task(pool.generate(request("hang"), record_id="r"))

@@ -1,15 +1,11 @@
 """A whole launch whose attempts mostly fail and which comes to its end all the same."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-from agentrl.launcher.stack import REPOSITORY
+from demo_launch import demo_lines, launch_demo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -35,20 +31,13 @@ register_agent("stumbling", stumbling)
 
 
 def test_most_attempts_failed_is_an_exit_status_and_one_traceback(tmp_path: Path) -> None:
-    (tmp_path / "assets").symlink_to(REPOSITORY / "assets")
     (tmp_path / "agent.py").write_text(STUMBLING)
-    lines = (REPOSITORY / "assets/demo/train.jsonl").read_text().splitlines()
-    (tmp_path / "train.jsonl").write_text("\n".join(lines[:24]))
-    launch = subprocess.run(
-        [sys.executable, "-m", "agentrl.cli", "launch", "grpo", "demo", "--eval_steps", "0",
-         "--train_file", "train.jsonl", "--agent_module", "agent.py", "--agent_name", "stumbling",
-         "--num_generations", "4", "--per_device_train_batch_size", "16", "--max_steps", "4",
-         "--drop_zero_advantage", "false", "--sampler_processes", "1", "--max_failures", "20"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
-        capture_output=True,
-        text=True,
-        timeout=400,
+    (tmp_path / "train.jsonl").write_text("\n".join(demo_lines(24)))
+    launch = launch_demo(
+        tmp_path, "--train_file", "train.jsonl", "--agent_module", "agent.py",
+        "--agent_name", "stumbling", "--num_generations", "4",
+        "--per_device_train_batch_size", "16", "--max_steps", "4",
+        "--drop_zero_advantage", "false", "--sampler_processes", "1", "--max_failures", "20",
     )  # fmt: skip
     said = launch.stdout
     assert launch.returncode == 1, said + launch.stderr

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from agentrl.launcher.stack import REPOSITORY
+from demo_launch import demo_lines, launch_demo
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -26,21 +25,13 @@ register_agent("buggy", buggy)
 
 
 def ended(folder: Path, *flags: str) -> str:
-    """What `agentrl launch grpo demo` says, which ends by itself."""
-    (folder / "assets").symlink_to(REPOSITORY / "assets")
-    lines = (REPOSITORY / "assets/demo/train.jsonl").read_text().splitlines()[:32]
-    hard = [json.dumps({**json.loads(line), "answer": "not to be found"}) for line in lines]
+    """What a launch of the demo says, which ends by itself."""
+    hard = [
+        json.dumps({**json.loads(line), "answer": "not to be found"}) for line in demo_lines(32)
+    ]
     (folder / "hard.jsonl").write_text("\n".join(hard))
     (folder / "bug.py").write_text(BUG)
-    launch = subprocess.run(
-        [sys.executable, "-m", "agentrl.cli", "launch", "grpo", "demo", "--eval_steps", "0",
-         "--eval_rollouts", "1", "--eval_file", "hard.jsonl", *flags],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )  # fmt: skip
+    launch = launch_demo(folder, "--eval_rollouts", "1", "--eval_file", "hard.jsonl", *flags)
     assert launch.returncode == 1, launch.stdout + launch.stderr
     return launch.stdout
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from agentrl.launcher.database import mongod_holds
 from agentrl.launcher.stack import REPOSITORY
 from agentrl.launcher.subreaper import descendants
@@ -48,6 +50,7 @@ def family_of(process: subprocess.Popen[str], at_least: int) -> list[int]:
     return family
 
 
+@pytest.mark.slow
 def test_a_trainer_that_fails_ends_the_launch_with_its_reason_and_the_way_on(
     tmp_path: Path,
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_completion import chat_completion
 
 from agentrl import cli
 from agentrl.configs import parse_config
@@ -58,11 +59,7 @@ def saying(**replies: str) -> Answer:
     """An OpenAI-compatible endpoint with a fixed reply of each model."""
 
     def answer(request: dict[str, Any]) -> object:
-        message = {"role": "assistant", "content": replies[request["model"]]}
-        return {
-            "id": "1", "object": "chat.completion", "created": 0, "model": request["model"],
-            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-        }  # fmt: skip
+        return chat_completion(request["model"], replies[request["model"]])
 
     return answer
 

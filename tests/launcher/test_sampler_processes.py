@@ -119,6 +119,7 @@ async def test_a_process_that_dies_is_named_and_started_again_and_sigterm_ends_t
         assert not any(Path(f"/proc/{pid}").exists() for pid in again)
 
 
+@pytest.mark.slow
 async def test_they_end_with_the_run(
     mongod: EmbeddedMongod, database: RunDatabase, tmp_path: Path
 ) -> None:

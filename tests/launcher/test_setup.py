@@ -95,6 +95,7 @@ def in_shell(project: Path, command: str, **environment: str) -> subprocess.Comp
     )
 
 
+@pytest.mark.slow
 def test_the_first_call_sets_up_later_ones_skip_it_and_failed_or_interrupted_ones_are_done_again(
     project: Path,
 ) -> None:

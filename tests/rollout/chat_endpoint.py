@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from chat_completion import chat_completion
 
 
 @dataclass
@@ -27,12 +28,7 @@ class ChatEndpoint:
         reply = self.replies[body["model"]].pop(0)
         if isinstance(reply, int):
             return web.json_response({"error": {"message": "overloaded"}}, status=reply)
-        message = {"role": "assistant", "content": reply}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"],
-             "choices": [choice]}
-        )  # fmt: skip
+        return web.json_response(chat_completion(body["model"], reply))
 
 
 @asynccontextmanager

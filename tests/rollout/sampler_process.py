@@ -1,7 +1,7 @@
 """A sampler process with a scripted agent: `sampler_process.py DATABASE_URL RUN [FLAG ...]`.
 
-Its attempts wait; when they find that the process stood still for longer than a lease, they go on
-and write a turn. SIGTERM stops it as it stops `agentrl sample`.
+Its attempts say "waits" and wait. When they find that the process stood still for longer than a
+lease, they say "woke" and write a turn. SIGTERM stops it as it stops `agentrl sample`.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ class Sleeper(ScriptedAgent):
 
     async def run(self) -> Record:
         seen = time.monotonic()
+        print("waits", flush=True)
         while time.monotonic() - seen < self.resources.config.sampling.lease_seconds:
             seen = time.monotonic()
             await asyncio.sleep(0.02)

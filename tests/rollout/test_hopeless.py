@@ -96,6 +96,19 @@ async def test_attempts_that_all_fail_end_the_run_with_their_error_but_no_short_
     assert await looks(disabled, clock, 2 * OUTLIVED_S) is None
 
 
+async def test_attempts_that_all_fail_are_told_and_not_the_groups_that_they_leave_without_rows(
+    database: RunDatabase,
+) -> None:
+    await begin_run(database)
+    clock = Clock()
+    watch = HopelessWatch(database, 4, clock)
+    await looks(watch, clock, 10)  # groups are watched from here on, attempts once they fail
+    await add(database, 4)
+    await sampled(database, failing, completed(database, 4))
+    reason = await looks(watch, clock, 2 * OUTLIVED_S)
+    assert reason is not None and "its last 4 attempts all failed" in reason
+
+
 @pytest.mark.parametrize(
     ("left", "told"),
     [

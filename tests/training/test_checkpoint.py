@@ -74,6 +74,7 @@ def test_what_changes_after_a_save_began_is_not_in_it(training: Training, tmp_pa
         assert equal(resumed.weights(), weights)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_processes_resumes_in_one(
     launched: dict[int, Path], training: Training
 ) -> None:

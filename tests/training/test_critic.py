@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from agentrl.databases.token_tree import TokenTree
 from agentrl.training.data.sequences import TrainingSequence
 from agentrl.training.parallel import make_mesh
 from agentrl.training.step.critic_loss import CriticStatistics
+from agentrl.training.step.culprits import NonFiniteGradient
 from agentrl.training.step.learner import Learner
 from agentrl.training.step.schedule import make_schedule
 from agentrl.training.step.statistics import StepStatistics
@@ -226,3 +227,32 @@ def test_a_folder_with_a_head_of_its_own_keeps_it_and_one_without_starts_at_0(
 def test_a_folder_that_is_no_model_is_refused_by_its_flag(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--critic_model_name_or_path .*no config\.json"):
         learner(tmp_path, CriticConfig())
+
+
+def test_a_gradient_of_the_critic_that_is_not_finite_leaves_both_models_alone(folder: Path) -> None:
+    rows = [sequences_of(row) for row in linear_rows(4)]
+    overrated = [replace(sequence, reward=3e38) for sequence in rows[2]]
+    trainee = learner(folder, CriticConfig(critic_learning_rate=1e-2), learning_rate=1e-2)
+    assert trainee.critic is not None
+    models = (trainee.model, trainee.critic.model)
+    before = [weights_of(model) for model in models]
+    with pytest.raises(NonFiniteGradient, match="the critic's gradient norm is nan"):
+        trainee.step([*rows[:2], overrated, rows[3]])
+    for model, start in zip(models, before, strict=True):
+        assert all(map(torch.equal, weights_of(model), start))
+        assert all(parameter.grad is None for parameter in model.parameters())
+    other = learner(folder, CriticConfig(critic_learning_rate=1e-2), learning_rate=1e-2)
+    assert trainee.step(rows) == other.step(rows), "nor does the next step know of it"
+
+
+def test_a_later_update_of_the_critic_that_is_not_finite_is_left_out(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [sequences_of(row) for row in linear_rows(4)]
+    config = CriticConfig(critic_learning_rate=1e25, critic_updates=3)
+    trainee = learner(folder, config, learning_rate=1e-2)
+    once = learner(folder, replace(config, critic_updates=1), learning_rate=1e-2)
+    assert trainee.step(rows) == once.step(rows)
+    assert "after 1 of --critic_updates 3: the critic's gradient norm is" in caplog.text
+    assert trainee.critic is not None and once.critic is not None
+    assert all(map(torch.equal, weights_of(trainee.critic.model), weights_of(once.critic.model)))

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from launching import launch
 from tiny import linear_rows
 from trainer_run import Run, start
@@ -33,6 +34,7 @@ def test_a_step_may_go_on_until_the_time_is_needed_to_save() -> None:
     assert not drain.must_save(1)
 
 
+@pytest.mark.slow
 def test_a_step_can_be_left_after_any_pass_and_nothing_of_it_stays(
     tmp_path: Path,
 ) -> None:

@@ -33,7 +33,13 @@ def rank(launched: subprocess.Popen[bytes], number: int) -> psutil.Process:
     raise AssertionError(f"there is no process {number}")
 
 
-@pytest.mark.parametrize("busy", [True, False], ids=["in a step", "waiting for rows"])
+@pytest.mark.parametrize(
+    "busy",
+    [
+        pytest.param(True, marks=pytest.mark.slow, id="in a step"),
+        pytest.param(False, id="waiting for rows"),
+    ],
+)
 def test_the_others_say_that_a_process_was_killed(busy: bool, run: Run, tmp_path: Path) -> None:
     run.add(linear_rows(480 if busy else 4))
     flags = run.flags("--train_file", str(run.tasks), "--max_steps", "9")

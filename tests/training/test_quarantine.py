@@ -1,6 +1,6 @@
 """A row that cannot be trained is quarantined, and the run goes on with the others."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from agentrl.training.step.culprits import find_culprits
 from agentrl.training.trainer import main
 
 HUGE = 3e38  # finite in float32, and no gradient of it is
+PPO = ("--loss_calculator", "PPO", "--critic_learning_rate", "1e-3")
 
 
 def with_column(row: DBRecordData, **columns: Any) -> DBRecordData:
@@ -28,23 +29,45 @@ def exploding(row: DBRecordData) -> DBRecordData:
     return with_column(row, advantages=HUGE)
 
 
+def overrated(row: DBRecordData) -> DBRecordData:
+    """One that the policy can learn from, by PPO's normalized advantages, and no critic."""
+    return row.model_copy(update={"reward": HUGE})
+
+
 def beyond_vocabulary(row: DBRecordData) -> DBRecordData:
     return with_column(row, ids=np.full(row.n_tokens, VOCABULARY))
 
 
-def add_with_damage(run: Run, count: int) -> None:
+# What makes a gradient of a row infinite, with which flags, and what the row's error says.
+EXPLOSIONS = pytest.mark.parametrize(
+    ("explode", "loss", "said"),
+    [
+        (exploding, (), "its gradient is not finite (step 1)"),
+        (overrated, PPO, "the critic's gradient of it is not finite (step 1)"),
+        (
+            overrated,
+            (*PPO, "--critic_warmup_steps", "2"),
+            "the critic's gradient of it is not finite (step 1)",
+        ),
+    ],
+    ids=["policy", "critic", "critic that warms up"],
+)
+Explode = Callable[[DBRecordData], DBRecordData]
+
+
+def add_with_damage(run: Run, count: int, explode: Explode) -> None:
     """Of so many rows, number 1 explodes, 5 is damaged and 6 of another model."""
     rows = linear_rows(count)
-    rows[1], rows[6] = exploding(rows[1]), beyond_vocabulary(rows[6])
+    rows[1], rows[6] = explode(rows[1]), beyond_vocabulary(rows[6])
     run.add(rows)
     run.database(lambda db: db.rows.update_one({"_id": "row-005"}, {"$set": {"loss_mask": b""}}))
 
 
-def check_run(run: Run, count: int) -> None:
+def check_run(run: Run, count: int, said: str) -> None:
     rows = {row["_id"]: row for row in run.rows()}
     errors = {name: row["error"] for name, row in rows.items() if row["status"] == "quarantined"}
     assert errors.keys() == {"row-001", "row-005", "row-006"}
-    assert errors["row-001"] == "its gradient is not finite (step 1)"
+    assert errors["row-001"] == said
     assert errors["row-005"].startswith("it cannot be read: ")
     assert f"the model {VOCABULARY} tokens" in errors["row-006"]
     trained = [row for row in rows.values() if row["status"] == RowStatus.TRAINED]
@@ -53,35 +76,48 @@ def check_run(run: Run, count: int) -> None:
     steps = [row["trained"][0]["step"] for row in trained]
     assert [steps.count(step) for step in sorted(set(steps))] == [3, 4, 4, count - 14]
     for line in run.metrics():
-        assert np.isfinite([line["loss"], line["grad_norm"]]).all()
+        figures = [line["loss"], line["grad_norm"], line.get("value_loss"), line.get("return_mean")]
+        assert np.isfinite([figure for figure in figures if figure is not None]).all()
     assert run.database(count_quarantined) == Quarantined(rows=3)
 
 
+@EXPLOSIONS
 def test_rows_that_cannot_be_read_or_trained_are_quarantined_and_training_goes_on(
-    run: Run,
+    run: Run, explode: Explode, loss: Sequence[str], said: str
 ) -> None:
-    add_with_damage(run, 15)
-    assert main(run.flags("--enable_sampling", "false")) == 0
-    check_run(run, 15)
+    add_with_damage(run, 15, explode)
+    assert main(run.flags("--enable_sampling", "false", *loss)) == 0
+    check_run(run, 15, said)
 
 
-def test_two_processes_find_the_row_that_one_of_them_has(run: Run) -> None:
-    flags = run.flags("--enable_sampling", "false")
+@pytest.mark.slow
+@EXPLOSIONS
+def test_two_processes_find_the_row_that_one_of_them_has(
+    run: Run, explode: Explode, loss: Sequence[str], said: str
+) -> None:
+    flags = run.flags("--enable_sampling", "false", *loss)
     flags[flags.index("--per_device_train_batch_size") + 1] = "2"
-    add_with_damage(run, 15)
+    add_with_damage(run, 15, explode)
     launched = on_two_processes(flags)
     assert launched.returncode == 0, launched.stderr
-    check_run(run, 15)
+    check_run(run, 15, said)
 
 
+@EXPLOSIONS
 def test_a_run_of_which_no_gradient_is_finite_stops_with_one_sentence(
-    run: Run, capsys: pytest.CaptureFixture[str]
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+    explode: Explode,
+    loss: Sequence[str],
+    said: str,
 ) -> None:
-    run.add([exploding(row) for row in linear_rows(20)])
-    assert main(run.flags("--enable_sampling", "false")) == 2
-    said = capsys.readouterr().err
-    assert "the gradients of 3 steps in a row were not finite" in said
-    assert "Traceback" not in said
+    run.add([explode(row) for row in linear_rows(20)])
+    assert main(run.flags("--enable_sampling", "false", *loss)) == 2
+    told = capsys.readouterr().err
+    assert "the gradients of 3 steps in a row were not finite" in told
+    assert ("--critic_learning_rate" in told) == ("critic" in said)
+    assert "Traceback" not in told
+    assert run.rows()[0]["error"] == said
     statuses = [row["status"] for row in run.rows()]
     assert statuses.count(RowStatus.QUARANTINED) == 12
     assert statuses.count(RowStatus.TRAINED) == 0

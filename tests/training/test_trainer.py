@@ -333,6 +333,7 @@ def test_two_processes_train_a_run_like_one_and_save_it_like_one(run: Run) -> No
             torch.testing.assert_close(saved_by_two[name], value, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_stops_one_of_two_processes_ends_both_in_one_sentence(run: Run) -> None:
     run.database(lambda db: RunLease(db, "first", "host-a", 60).acquire(4))
     refused = on_two_processes(run.flags("--enable_sampling", "false"))

@@ -7,16 +7,17 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
     training.py   model, loss, optimizer, computation, processes, checkpoints
     losses.py     the losses by name, and the defaults that go with each
     config.py     the run, and all groups as one `Config`
-    flag.py, flags.py   what a flag is; all of them as data
-    text_checks.py      what the text of one flag must be
-    combinations.py     which flags go together
-    command_line.py, run_file.py   flags as a command line and a YAML file give them
-    parsing.py    from all of these to a checked `Config`
-    run_flags.py  whose each flag is: the run's, or a process's
-    verbs.py      the flags of each verb
-    digests.py    what files that flags name hold
+    flag.py, flags.py   the declaration of a flag; all flags as data
+    text_checks.py      checks of the text of one flag
+    combinations.py     checks that involve several flags
+    command_line.py, run_file.py   parsers of a command line and of a YAML file
+    parsing.py    all of these to a checked `Config`
+    run_flags.py  the flags that a run stores and compares
+    secret_variables.py   environment variables for secrets
+    verbs.py      the command line of each verb
+    digests.py    digests of a model's content
     run_json.py   JSON files of a run's folder
-    model_path.py   a model's folder
+    model_path.py   checks of a model folder
     user_module.py   a user's own file that a flag names
 """
 

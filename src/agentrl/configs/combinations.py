@@ -1,6 +1,6 @@
-"""Which flags go together. What does not is refused at the start, with the reason.
+"""The checks that involve several flags. Each refusal has its reason.
 
-Not in here: what one flag may be, which stands where the flag is declared.
+The bounds and choices of one flag are in its declaration.
 """
 
 from collections.abc import Iterator
@@ -10,12 +10,11 @@ from agentrl.configs.flag import ConfigError
 from agentrl.configs.losses import loss_defaults
 from agentrl.configs.training import LossConfig
 
-Refusals = Iterator[tuple[bool, str]]  # whether it applies, and the sentence that says so
+Refusals = Iterator[tuple[bool, str]]  # whether the refusal applies, and its message
 
 
 def check_combinations(config: Config) -> None:
-    """Raises `ConfigError` for flags that together would mean nothing, or something else than they
-    seem to."""
+    """Raise `ConfigError` if flags contradict each other or if one of them would be ignored."""
     for refusals in (_of_the_loss(config.loss), _of_sampling(config), _of_devices(config)):
         for refused, reason in refusals:
             if refused:

@@ -1,5 +1,8 @@
-"""The command line of every verb: argparse with one listed spelling for each flag, errors that are
-one sentence, and a help that is grouped and 80 columns wide at the most."""
+"""The command-line parser of all verbs, on argparse.
+
+Each flag has one listed spelling. An error is one sentence. The help is grouped and at most 80
+columns wide.
+"""
 
 import re
 import shutil
@@ -13,7 +16,7 @@ from agentrl.configs.flags import FLAGS, TITLES, Flag, Value
 
 _COLUMNS = 80
 _HELP_COLUMN = 30
-_MESSAGE = re.compile(r"^argument (?:--\w+/)*(--\w+|\w+): ")  # argparse's begins with all spellings
+_MESSAGE = re.compile(r"^argument (?:--\w+/)*(--\w+|\w+): ")  # argparse lists all spellings
 _CONFIG_HELP = "YAML file of flags (docs/reference/flags.md); the command line takes precedence"
 RUN_FLAGS_EPILOG = (
     "A true|false flag without a value means true. Brackets show the value of a flag that is not "
@@ -23,7 +26,7 @@ RUN_FLAGS_EPILOG = (
 
 @dataclass(frozen=True)
 class Given:
-    """What a command line says: `own` of the verb, the run's flags, and files of such flags."""
+    """A parsed command line: the verb's arguments, the run's flags, and the files of flags."""
 
     own: Namespace
     values: Mapping[str, Value]
@@ -31,7 +34,7 @@ class Given:
 
 
 class Parser(ArgumentParser):
-    """The command line of one verb. Raises `ConfigError` where argparse prints and exits."""
+    """The parser of one verb. It raises `ConfigError` where argparse prints and exits."""
 
     def __init__(
         self, prog: str, description: str, *, epilog: str | None = None, usage: str | None = None
@@ -55,9 +58,9 @@ class Parser(ArgumentParser):
     def add_run_flags(
         self, only: Sequence[str] | None = None, shown: Mapping[str, str] | None = None
     ) -> None:
-        """Take the run's flags, or some of them.
+        """Accept the run's flags, or those in `only`.
 
-        They are listed if `shown` has what holds without them, else they are taken unlisted.
+        `shown`: the text in brackets behind each help. Without it the help does not list the flags.
         """
         alone: dict[str, Any] = {"nargs": "?", "const": "true"}
         for group, title in TITLES.items():
@@ -69,7 +72,7 @@ class Parser(ArgumentParser):
                 help = f"{flag.meaning} ({shown[flag.name]})" if shown else SUPPRESS
                 listed.add_argument(
                     f"--{flag.name}",
-                    dest=f"flag {flag.name}",  # apart from what the verb calls its own
+                    dest=f"flag {flag.name}",  # a space, so that no argument of a verb clashes
                     metavar=flag.metavar,
                     default=SUPPRESS,
                     help=help.replace("%", "%%"),
@@ -77,14 +80,14 @@ class Parser(ArgumentParser):
                 )
 
     def add_config(self) -> None:
-        """Take `--config FILE`, more than once."""
+        """Accept `--config FILE`, any number of times."""
         self.add_argument(
             "--config", dest="files", metavar="FILE", action="append", default=[],
             help=_CONFIG_HELP,
         )  # fmt: skip
 
     def parse(self, argv: Sequence[str]) -> Given:
-        """What `argv` says. Raises `ConfigError`."""
+        """Parse `argv`. Raises `ConfigError`."""
         own, unknown = self.parse_known_args([*self._one_spelling_each(argv)])
         if unknown:
             raise ConfigError(self._not_known(unknown[0]))
@@ -96,12 +99,15 @@ class Parser(ArgumentParser):
         return Given(own, values, own.__dict__.pop("files", []))
 
     def error(self, message: str) -> NoReturn:
-        """One sentence instead of a usage."""
+        """Raise `ConfigError` with one sentence instead of printing the usage."""
         raise ConfigError(_MESSAGE.sub(r"\1: ", message))
 
     def _one_spelling_each(self, argv: Sequence[str]) -> list[str]:
-        """The words with every flag spelt as it is listed, and a value that begins with a minus
-        in one word with its flag: `--max-turns 3`, `--no_bf16`, `--epsilon -1e-3`."""
+        """Normalise the words to what argparse accepts.
+
+        `--max-turns 3` becomes `--max_turns 3`, `--no_bf16` becomes `--bf16 false`, and
+        `--epsilon -1e-3` becomes `--epsilon=-1e-3`.
+        """
         known = {option for action in self._actions for option in action.option_strings}
         words: list[str] = []
         for word in argv:
@@ -135,7 +141,7 @@ class Parser(ArgumentParser):
 
 
 def run_parser(prog: str) -> Parser:
-    """A parser of the run's flags and nothing else, unlisted."""
+    """Return a parser of the run's flags only, without help."""
     parser = Parser(prog, "")
     parser.add_config()
     parser.add_run_flags()

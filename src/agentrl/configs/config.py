@@ -1,4 +1,4 @@
-"""All groups of flags as one value."""
+"""`Config`: all groups of flags of a run."""
 
 import importlib.util
 import json
@@ -34,11 +34,11 @@ TRACKERS = ("none", "tensorboard", "swanlab")
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The run and where it lives."""
+    """The run's name, folder, database and logging."""
 
     run_name: str = flag(
         "run",
-        "name of the run, of its database and of its folders",
+        "name of the run, of its database and of its folders, of 1 to 38 characters",
         kind="NAME",
         check=check_run_name,
     )
@@ -56,7 +56,7 @@ class RunConfig:
     )
     change_data: bool = flag(
         False,
-        "whether the run may go on with another task file, model or tools than it began with",
+        "whether the run may be resumed with another task file, model or tools than it began with",
     )
     seed: int = flag(42, "seed of the order of tasks and of sampling", belongs=FlagClass.SAMPLING)
     logging_steps: int = flag(
@@ -69,7 +69,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All groups of one run, with their titles for people and what another value means."""
+    """All groups of flags, each with its title and the default class of its flags."""
 
     run: RunConfig = field(metadata=group("The run", FlagClass.OWN))
     model: ModelConfig = field(metadata=group("Model", FlagClass.TRAINING))
@@ -105,7 +105,7 @@ class Config:
 
     @property
     def sampling_params(self) -> dict[str, float]:
-        """`--preferred_sampling_params` and the penalties, by the inference API's names."""
+        """`--preferred_sampling_params` and the penalties, by their names in the inference API."""
         given = json.loads(self.sampling.preferred_sampling_params)
         penalties = {
             "presence_penalty": self.sampling.presence_penalty,
@@ -115,32 +115,35 @@ class Config:
 
     @property
     def chat_template_options(self) -> dict[str, Any]:
-        """`--chat_template_kwargs`."""
+        """`--chat_template_kwargs`, parsed."""
         return dict(json.loads(self.model.chat_template_kwargs))
 
     @property
     def inference_urls(self) -> list[str]:
-        """The services given by URL."""
+        """The URLs of `--inference_urls`, without a slash at the end."""
         return [url.rstrip("/") for url in comma_separated(self.sampling.inference_urls)]
 
     @property
     def temperature(self) -> float:
-        """Of the sampling, and so of the trainer's logprobs."""
+        """Temperature of sampling. The trainer's logprobs use it too."""
         return float(self.sampling_params["temperature"])
 
     @property
     def staleness_bound(self) -> int:
-        """How many versions samplers may run ahead, and a trained token may be old."""
+        """Largest staleness of a trained token in optimizer steps; 0 with `--sync_sampling`.
+
+        Samplers run ahead of the trainer by at most as many policy versions.
+        """
         return 0 if self.sampling.sync_sampling else self.sampling.max_staleness
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens of one forward pass."""
+        """Largest number of tokens of one forward pass."""
         return self.compute.micro_batch_tokens or self.sampling.max_tokens
 
     @property
     def learner(self) -> LearnerConfig:
-        """The groups that the trainer's learner reads."""
+        """The groups that a `Learner` reads, with `compute.micro_batch_tokens` set."""
         return LearnerConfig(
             compute=replace(self.compute, micro_batch_tokens=self.micro_batch_tokens),
             loss=self.loss,
@@ -151,7 +154,7 @@ class Config:
 
 
 def check_tracker(report_to: str) -> None:
-    """Raises `ConfigError` if the package of the tracker is not installed."""
+    """Raise `ConfigError` if the package of the tracker is not installed."""
     if report_to != "none" and importlib.util.find_spec(report_to) is None:
         raise ConfigError(
             f"--report_to {report_to}: the package {report_to} is not installed: "

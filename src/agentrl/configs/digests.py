@@ -1,7 +1,6 @@
-"""The content of a model's folder as a short text, equal for equal content.
+"""Digests of a model folder's content.
 
-It tells whether a path holds what a run began with, wherever that is now. None if there is nothing
-to read.
+Equal digests show that a path still holds the model that a run began with, also on another machine.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,17 +13,20 @@ _TOKENS = (
     "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_SAMPLE = 1 << 20  # bytes at the beginning, in the middle and at the end of a file of weights
+_SAMPLE = 1 << 20  # bytes read at the beginning, middle and end of each weight file
 
 
 def tokenizer_digest(folder: Path) -> str | None:
-    """Of what makes text tokens in a model's folder, its chat template included."""
+    """Digest of the tokenizer's files and chat template; None if the folder has none."""
     files = [folder / name for name in _TOKENS if (folder / name).is_file()]
     return _digest(_named(files)) if files else None
 
 
 def model_digest(folder: Path) -> str | None:
-    """Of a model's configuration, tokenizer and weights, of whose files three pieces are read."""
+    """Digest of a model's config, tokenizer and weights; None without a config.json.
+
+    Three pieces of each weight file are read, and its name and size.
+    """
     if not (folder / "config.json").is_file():
         return None
     weights = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))

@@ -1,7 +1,6 @@
-"""What a flag is, and what is wrong with one.
+"""The declaration of one flag: default, help, bounds, choices and class.
 
-Everything about one flag stands where the flag is declared: default, help, bounds, choices, what
-another value means for a run that has begun. What two flags must be together is `combinations`.
+`combinations` has the rules that involve several flags.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,43 +11,43 @@ from typing import Any, Literal
 
 
 class ConfigError(ValueError):
-    """A flag has a value that it cannot have. The message is one sentence for the user."""
+    """A flag has an invalid value. The message is one sentence for the user."""
 
 
 class FlagClass(StrEnum):
-    """What another value of a flag means for a run that has begun."""
+    """How a changed value of a flag is treated when a run is resumed or joined."""
 
-    DATA = "data"  # another run: refused, or taken with --change_data
-    FIXED = "fixed"  # another run: refused
-    SAMPLING = "sampling"  # a resume takes it, and all samplers of the run must have it
+    DATA = "data"  # a resume refuses it without --change_data
+    FIXED = "fixed"  # a resume refuses it
+    SAMPLING = "sampling"  # a resume takes it; all samplers of the run must have it
     TRAINING = "training"  # a resume takes it; samplers do not read it
-    OWN = "own"  # of one process on one machine
+    OWN = "own"  # belongs to one process on one machine; it is not compared
 
 
-# What a text is, as `--help` names it. A LIST has commas between, in a file it may be a YAML list;
-# JSON is an object, and may be a mapping there.
+# The kind of a text flag, which `--help` shows as its value. A LIST is separated by commas; a YAML
+# file may give it as a list. JSON is an object; a YAML file may give it as a mapping.
 Kind = Literal["TEXT", "NAME", "FILE", "DIR", "URL", "LIST", "JSON"]
 
 
 @dataclass(frozen=True)
 class FlagInfo:
-    """What is known of a flag beside its name, type and default."""
+    """The properties of a flag other than its name, type and default."""
 
-    help: str  # one sentence that stands alone, with its unit; the default is added to it
-    unset: str | None  # what happens if it is not given; for flags whose default is None
-    least: float | None  # bounds of a number: `least` and `most` may be taken,
-    most: float | None
-    above: float | None  # `above` and `below` may not
-    below: float | None
+    help: str  # one complete sentence with the unit; `--help` appends the default
+    unset: str | None  # the effect of leaving the flag out; only for flags whose default is None
+    least: float | None  # inclusive lower bound of a number
+    most: float | None  # inclusive upper bound
+    above: float | None  # exclusive lower bound
+    below: float | None  # exclusive upper bound
     choices: Sequence[str]
-    function: bool  # whether path/to/file.py:function is taken beside the choices
-    only: str | None  # why no other value than the default is taken; None if others are
-    # Of a text, of each part of a LIST: raises `ValueError` with what is wrong.
+    function: bool  # whether path/to/file.py:function is accepted in addition to the choices
+    only: str | None  # why only the default is accepted; None if other values are accepted
+    # Checks a text, or each part of a LIST. Raises `ValueError` with the reason.
     check: Callable[[str], None] | None
     kind: Kind
-    secret: bool  # never printed, never in a database
-    belongs: FlagClass | None  # None: as the other flags of its group
-    aliases: Sequence[str]  # further spellings, which are not listed
+    secret: bool  # never printed and never stored in a database
+    belongs: FlagClass | None  # None: the class of the flag's group
+    aliases: Sequence[str]  # further spellings, which `--help` does not list
 
 
 def flag(
@@ -69,7 +68,7 @@ def flag(
     belongs: FlagClass | None = None,
     aliases: Sequence[str] = (),
 ) -> Any:
-    """A dataclass field that is a flag; `FlagInfo` says what the arguments are."""
+    """Return a dataclass field that declares a flag. `FlagInfo` describes the arguments."""
     info = FlagInfo(
         help, unset, least, most, above, below, choices, function, only, check, kind, secret,
         belongs, aliases,
@@ -78,12 +77,12 @@ def flag(
 
 
 def group(title: str, belongs: FlagClass) -> dict[str, Any]:
-    """What is known of a group of flags: its title for people, and the class of its flags."""
+    """Return the metadata of a group of flags: its title and the default class of its flags."""
     return {"title": title, "belongs": belongs}
 
 
 def comma_separated(value: str | None) -> list[str]:
-    """The parts of a flag that takes several."""
+    """Split the value of a LIST flag. Empty parts are left out."""
     return [part.strip() for part in (value or "").split(",") if part.strip()]
 
 
@@ -93,5 +92,5 @@ def is_function(value: str) -> bool:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was meant, if one is near."""
+    """The known word that is most similar to `word`; None if none is similar enough."""
     return next(iter(get_close_matches(word, list(known), n=1)), None)

@@ -1,4 +1,4 @@
-"""Every flag as data: what the command line, a file of flags and the help know of it."""
+"""All flags as data, for the command line, YAML files and the help."""
 
 import json
 import math
@@ -38,7 +38,7 @@ class Flag:
     belongs: FlagClass
 
     def read(self, text: str) -> Value:
-        """The value that a text gives. Raises `ConfigError`."""
+        """Convert a text to a value of the flag's type. Raises `ConfigError` if it is none."""
         if self.type is str:
             return text
         try:
@@ -50,7 +50,7 @@ class Flag:
         return value
 
     def check(self, value: Value | None) -> None:
-        """Raises `ConfigError` for a value that the flag cannot have."""
+        """Raise `ConfigError` if the flag does not accept the value."""
         if value is None:
             return
         if self.info.only is not None and value != self.default:
@@ -97,7 +97,7 @@ class Flag:
 
     @property
     def bounds(self) -> str:
-        """What a number must do, as the end of a sentence; empty if there are no bounds."""
+        """The bounds of a number as the end of "must ..."; empty if there are none."""
         info = self.info
         for low, high in ((info.least, info.most), (info.above, info.below)):
             if low is not None and high is not None:
@@ -116,7 +116,7 @@ class Flag:
 
     @property
     def metavar(self) -> str:
-        """Its value, in `--help`."""
+        """The placeholder of the value in `--help`."""
         if self.type is bool:
             return "true|false"
         if self.type is str:
@@ -125,7 +125,7 @@ class Flag:
 
     @property
     def meaning(self) -> str:
-        """What it does, and which values it knows."""
+        """The help sentence, with the choices."""
         if not self.info.choices:
             return self.info.help
         function = ", or path/to/file.py:function" if self.info.function else ""
@@ -136,7 +136,7 @@ _WANTED = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def written(value: Value) -> str:
-    """A value as the command line takes it."""
+    """Format a value as the command line accepts it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and float(f"{value:g}") == value:
@@ -145,18 +145,18 @@ def written(value: Value) -> str:
 
 
 def holds_secret(flag: Flag, value: Value) -> bool:
-    """Whether a value is a secret, or has one in it."""
+    """Whether a value is a secret or contains one, such as a password in a URL."""
     text = written(value)
     return flag.info.secret or without_passwords(text) != text
 
 
 def shown(flag: Flag, value: Value) -> str:
-    """A value for people: without passwords."""
+    """Format a value for display, without passwords."""
     return "(not shown)" if flag.info.secret else without_passwords(written(value))
 
 
 def plain(flag: Flag, value: Value | None) -> Any:
-    """A value as YAML and JSON have it: that of a JSON flag is an object there."""
+    """Convert a value for YAML or JSON output. The text of a JSON flag becomes an object."""
     return json.loads(str(value)) if flag.info.kind == "JSON" and value is not None else value
 
 
@@ -183,7 +183,7 @@ TITLES: Mapping[str, str] = {group.name: group.metadata["title"] for group in fi
 
 
 def flags_named(*names: str) -> tuple[str, ...]:
-    """These flags' names, for a table of them. Raises `KeyError` for one that is no flag's."""
+    """Return the names, checked. Raises `KeyError` if there is no flag of that name."""
     for name in names:
         if name not in FLAGS:
             raise KeyError(f"there is no flag --{name}")

@@ -1,9 +1,9 @@
-"""The losses by name: the function of each, and what the name means for flags that are not given.
+"""The losses by name: the function of each, and its defaults for other flags.
 
-A published algorithm is more than a loss function: a clip range, a length normalisation, an
-advantage. The flag `--loss_calculator` names all of them together, and each has a flag of its own
-that takes precedence. The functions are in `training/losses/`, with their sources. A new loss is a
-file there and a line in `LOSSES`.
+A published algorithm is a loss function with a clip range, a length normalisation and an advantage.
+`--loss_calculator` selects all of them; each also has its own flag, which takes precedence. The
+functions are in `training/losses/`, with their sources. A new loss is a file there and a line in
+`LOSSES`.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,12 @@ KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 
 @dataclass(frozen=True)
 class LossDefaults:
-    """What a loss is, and the values of flags with it if they are not given.
+    """The function of a loss and the defaults that it sets.
 
-    function: `file.function` in `agentrl/training/losses/`; a name here because configurations load
-        no torch
-    The next fields are flags of the same names, except `normalisation`, which is
+    function: `file.function` in `agentrl/training/losses/`, as text, because `configs` does not
+        import torch
+
+    The other fields are the defaults of the flags of the same names. `normalisation` is that of
     `--token_level_loss` and `--skip_length_normalization`.
     """
 
@@ -30,11 +31,11 @@ class LossDefaults:
     advantage: str = "mean_std"
     normalisation: str = "token"
     epsilon: float = 0.2
-    epsilon_higher: float | None = None  # None: as `epsilon`
+    epsilon_higher: float | None = None  # None: the value of `epsilon`
     normalize_advantages: bool = False
-    # Of the function itself, for which there is no flag:
-    clips: bool = True  # its clip range takes gradient away
-    has_ratio: bool = True  # it has an importance ratio: a weight does not come twice
+    # Properties of the function, without a flag:
+    clips: bool = True  # tokens outside the clip range lose gradient, which --beta1 can keep
+    has_ratio: bool = True  # the function has an importance ratio; --rollout_is would be a second
 
 
 LOSSES: Mapping[str, LossDefaults] = {
@@ -48,8 +49,8 @@ LOSSES: Mapping[str, LossDefaults] = {
         "clipped.gspo_token", normalisation="sequence", epsilon=3e-4, epsilon_higher=4e-4
     ),
     "CISPO": LossDefaults("weighted.cispo", epsilon_higher=4.0, clips=False),
-    # Without division by the deviation or by the length, the token sum is to first order the
-    # sequence's reward.
+    # Without division by the standard deviation or the length, the sum over tokens equals the
+    # sequence's reward to first order.
     "MINIRL": LossDefaults(
         "weighted.minirl", advantage="mean", normalisation="none", epsilon_higher=0.27
     ),
@@ -72,5 +73,5 @@ LOSSES: Mapping[str, LossDefaults] = {
 
 
 def loss_defaults(loss: str) -> LossDefaults:
-    """Those of a loss; of one in a user's file, GRPO's."""
+    """Return the defaults of a loss; those of GRPO for a loss in a user's file."""
     return LOSSES.get(loss, LossDefaults())

@@ -1,7 +1,7 @@
-"""Where a model is: a folder on this machine. Nothing is fetched from a model hub by itself.
+"""Checks that a path is a model folder on this machine. Models are never downloaded.
 
-What is often given in its place, a run's checkpoint or an adapter, is recognised, and the sentence
-says what makes a model of it.
+A hub name, a run's checkpoint or a PEFT adapter is recognised; the error says how to make a model
+folder of it.
 """
 
 import re
@@ -14,10 +14,10 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_folder(path: str, given_with: str) -> Path:
-    """The folder at `path`, which has a model's config.json.
+    """Return the model folder at `path`.
 
-    `given_with`: the flag or variable that named it. Raises `ConfigError`, which says how to get a
-    folder, if there is none.
+    `given_with`: the flag or variable that has the path, for the message. Raises `ConfigError` if
+    the path is no folder with a config.json.
     """
     folder = Path(path)
     if (folder / CONFIG_FILE).is_file():
@@ -42,7 +42,7 @@ def model_folder(path: str, given_with: str) -> Path:
 
 
 def _what_else(folder: Path) -> str:
-    """What a folder without config.json is, and what to give in its place."""
+    """Describe a folder without config.json, and what to give instead."""
     if any(folder.glob("*.distcp")):
         return (
             f"is a checkpoint of a run, which holds sharded weights; `agentrl export {folder} "

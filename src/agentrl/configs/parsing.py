@@ -1,6 +1,6 @@
-"""From flags to a checked configuration, with where each value comes from.
+"""Flags to a checked configuration, with the origin of each value.
 
-Layers of flags lie on one another, and the topmost that has a flag gives its value:
+Flags come in layers. A value of a later layer takes precedence:
 
     default < preset (or the flags a run was launched with) < file < environment < command line
 """
@@ -26,7 +26,7 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class Layer:
-    """Flags that come from one place. `origin` names it for people."""
+    """Flags from one source. `origin` is the name of the source for display."""
 
     origin: str
     values: Mapping[str, Value]
@@ -35,42 +35,42 @@ class Layer:
 def layers_given(
     values: Mapping[str, Value], files: Sequence[str], environment: Sequence[Layer] = ()
 ) -> list[Layer]:
-    """Those of one command: its files of flags, its environment, and the flags themselves.
+    """Return the layers of one command, lowest first: files, environment, command line.
 
-    Raises `ConfigError` for a file that cannot be used.
+    Raises `ConfigError` if a file cannot be read or is invalid.
     """
     in_files = [Layer(f"file {file}", read_run_file(file)) for file in files]
     return [*in_files, *environment, Layer(COMMAND_LINE, values)]
 
 
 def read_flags(flags: Sequence[str], origin: str = COMMAND_LINE) -> Layer:
-    """Flags as words, as they are recorded and handed to other processes."""
+    """Parse the words of a command line into a layer. Raises `ConfigError`."""
     return Layer(origin, run_parser("agentrl train").parse(flags).values)
 
 
 def merged(layers: Sequence[Layer]) -> dict[str, Value]:
-    """What the topmost layers say."""
+    """Return the value of each given flag; a later layer takes precedence."""
     return {name: value for layer in layers for name, value in layer.values.items()}
 
 
 def origins_of(layers: Sequence[Layer]) -> dict[str, str]:
-    """From where each value of `merged` comes."""
+    """Return the origin of each value of `merged`."""
     return {name: layer.origin for layer in layers for name in layer.values}
 
 
 def as_words(layers: Sequence[Layer]) -> list[str]:
-    """The flags of all layers for a command line, each once."""
+    """Return the merged flags as the words of a command line."""
     words: list[str] = []
     for name, value in merged(layers).items():
         text = written(value)
-        # A value that looks like a flag stands in one word with its own.
+        # A value that begins with a minus is joined to its flag: argparse would take it for one.
         words += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
     return words
 
 
 @dataclass(frozen=True)
 class InForce:
-    """What holds for a flag. `value` None: what its `unset` says."""
+    """The value of a flag and its origin. `value` None has the effect that `unset` describes."""
 
     value: Value | None
     origin: str
@@ -80,7 +80,7 @@ DEFAULT = "default"
 
 
 def in_force(layers: Sequence[Layer]) -> dict[str, InForce]:
-    """What holds for every flag, and who says so."""
+    """Return the value of every flag and its origin, defaults and loss defaults included."""
     values, origins = merged(layers), origins_of(layers)
     held = {
         name: InForce(values.get(name, f.default), origins.get(name, DEFAULT))
@@ -94,7 +94,7 @@ def in_force(layers: Sequence[Layer]) -> dict[str, InForce]:
 
 
 def _of_the_paper(loss: str, given: Mapping[str, Value]) -> dict[str, Value]:
-    """What flags that are not given stand at, by the paper of a known loss."""
+    """Return the flags that the loss's paper sets; none for a loss in a user's file."""
     if loss not in LOSSES:
         return {}
     paper = loss_defaults(loss)
@@ -112,7 +112,7 @@ def _of_the_paper(loss: str, given: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def in_brackets(held: Mapping[str, InForce]) -> dict[str, str]:
-    """What holds for each flag as `--help` says it."""
+    """Return "origin: value" for each flag, which `--help` shows in brackets."""
     texts = {}
     for name, flag in FLAGS.items():
         value, origin = held[name].value, held[name].origin
@@ -121,9 +121,9 @@ def in_brackets(held: Mapping[str, InForce]) -> dict[str, str]:
 
 
 def config_of(values: Mapping[str, Value | None]) -> Config:
-    """The configuration with these values of flags, and defaults for the others.
+    """Return the configuration with these values, and defaults for the other flags.
 
-    Raises `ConfigError` for a value out of its range.
+    Raises `ConfigError` for a value out of range and for flags that contradict each other.
     """
     groups: dict[str, Any] = {}
     for group in fields(Config):
@@ -139,10 +139,10 @@ def parse_config(
     prog: str = "agentrl train",
     environment: Mapping[str, str] | None = None,
 ) -> Config:
-    """The configuration that the flags in `argv` give, and the files that they name.
+    """Return the configuration of a command line and of the files that it names.
 
-    `environment`: of a process that is handed its secrets by it (`secret_variables`). Raises
-    `ConfigError`: an unknown flag, a value of the wrong type or out of its range.
+    `environment`: the environment of a process that gets its secrets by it (`secret_variables`).
+    Raises `ConfigError` for an unknown flag and for a value of the wrong type or out of range.
     """
     return config_of(given_values(argv, prog, environment))
 
@@ -150,7 +150,7 @@ def parse_config(
 def given_values(
     argv: Sequence[str], prog: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The flags that stand in `argv`, in files that it names and in `environment`, no defaults.
+    """Return the flags given in `argv`, its files and `environment`, without defaults.
 
     Raises `ConfigError`.
     """
@@ -162,14 +162,16 @@ def given_values(
 def handed_on(
     flags: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Flags for a process that we start: its command line, and its environment for those that may
-    hold a secret. `environment`: where such stand beside `flags`."""
+    """Split flags for a child process into its command line and, for secrets, its environment.
+
+    `environment`: further secrets that are not in `flags`.
+    """
     values = given_values(flags, "agentrl", environment)
     return as_words([Layer("", without_secret_flags(values))]), secret_environment(values)
 
 
 def recorded(flags: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Flags for a file: those without a secret, and the others as they may be shown, by name."""
+    """Split flags for a file: words without secrets, and redacted values of the rest by name."""
     values = read_flags(flags).values
     withheld = {name: value for name, value in values.items() if holds_secret(FLAGS[name], value)}
     kept = {name: value for name, value in values.items() if name not in withheld}
@@ -179,7 +181,7 @@ def recorded(flags: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _with_loss_defaults(config: Config) -> Config:
-    """With the advantage that the loss's paper has, if none is given: samplers know no loss."""
+    """Set the advantage of the loss's paper if none is given. Samplers do not read loss flags."""
     if config.reward.advantage is not None:
         return config
     advantage = loss_defaults(config.loss.loss_calculator).advantage
@@ -187,7 +189,7 @@ def _with_loss_defaults(config: Config) -> Config:
 
 
 def _validate(config: Config) -> None:
-    """Refuse values that would fail later, or quietly mean something else."""
+    """Raise `ConfigError` for values that would fail later or be ignored."""
     for flag in FLAGS.values():
         flag.check(getattr(getattr(config, flag.group), flag.name))
     check_combinations(config)

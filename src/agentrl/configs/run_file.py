@@ -15,7 +15,7 @@ from agentrl.configs.flags import FLAGS, Flag, Value
 
 
 def read_run_file(path: str) -> dict[str, Value]:
-    """The flags of the file. Raises `ConfigError` with the file's name and the key's."""
+    """Read the flags of a YAML file. Raises `ConfigError`, which names the file and the key."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -46,7 +46,7 @@ def _flag(path: str, key: str) -> Flag:
 
 
 def _value(path: str, flag: Flag, value: Any) -> Value:
-    """The flag's value, read from its text as on the command line."""
+    """Convert a YAML value by the rules of the command line. Raises `ConfigError`."""
     kind = flag.info.kind
     if isinstance(value, dict) and kind == "JSON":
         return json.dumps(value)
@@ -62,5 +62,5 @@ def _value(path: str, flag: Flag, value: Any) -> Value:
     try:
         return flag.read(text)
     except ConfigError as error:
-        # "--max_turns many: must be ...", said of the file
+        # "--max_turns many: must be ..." becomes "FILE: max_turns many: must be ..."
         raise ConfigError(f"{path}: {str(error).removeprefix('--')}") from None

@@ -1,8 +1,8 @@
-"""Whose each flag is: the run's, which its database keeps for what joins it, or a process's.
+"""The flags that a run stores in its database, and their comparison on a resume or a join.
 
-A flag's class stands where the flag is declared (`FlagClass`). It decides what becomes of another
-value on a resume, and of one that a joining sampler gives; docs/guides/checkpoints.md explains it.
-Not in here: what a task file or a model holds (`digests.py`), and where flags are kept.
+The class of a flag (`FlagClass`) decides whether a resumed run or a joining sampler may have
+another value; docs/guides/checkpoints.md explains the classes. `digests.py` compares the content of
+task files and models.
 """
 
 import json
@@ -22,28 +22,28 @@ from agentrl.file_digest import file_digest
 Flags = dict[str, Any]  # values by the flags' names, without dashes
 
 
-# What one launch was asked to do, and says nothing of the run.
+# Flags that apply to one launch and not to the run.
 _OF_THIS_START = {*flags_named("change_data", "resume_from_checkpoint")}
-# Never in a database, beside secrets: where it is itself.
+# Flags that are not stored, in addition to secrets. A database does not hold its own address.
 _NOT_STORED = {*flags_named("db_connection_string"), *_OF_THIS_START}
-# Files and folders, which have another path on another machine. Stored whole, for another folder.
+# Files and folders. They are stored as absolute paths; another machine may have them elsewhere.
 _PATHS = {
     name for name, flag in FLAGS.items() if flag.info.kind in ("FILE", "DIR")
 } - _OF_THIS_START
 _URLS = flags_named("mcp_manager_url", "inference_urls")
-_MAY_HOLD_SECRETS = re.compile(r"//[^/\s]*@|\?")  # in a URL: a user, a query
+_MAY_HOLD_SECRETS = re.compile(r"//[^/\s]*@|\?")  # a user or a query in a URL
 _READ_BY_SAMPLERS = flags_named("model_name_or_path", "agent_module", "scorer_module")
 _NEEDED_BY_SAMPLERS = (*_READ_BY_SAMPLERS, *flags_named("agent_config_path"))
 _TASK_FILES = flags_named("train_file", "eval_file")
 
 
 def class_of(name: str) -> FlagClass:
-    """The class of a flag. Raises `KeyError` if there is no such flag."""
+    """Return the class of a flag. Raises `KeyError` if there is no such flag."""
     return FLAGS[name].belongs
 
 
 def stored_flags(config: Config) -> Flags:
-    """The flags as a database may keep them for all who join: no secrets, paths from the root."""
+    """Return the flags that the database stores: without secrets, with absolute paths."""
     flat = {name: value for group in asdict(config).values() for name, value in group.items()}
     return {
         name: _stored(name, value)
@@ -72,19 +72,19 @@ def _in_one_spelling(text: str) -> str:
     try:
         return json.dumps(json.loads(text), sort_keys=True)
     except ValueError:
-        return text  # whoever makes a configuration of it refuses it
+        return text  # `config_of` refuses it
 
 
 def flat_flags(by_group: Mapping[str, Mapping[str, Any]]) -> Flags:
-    """The flags that a checkpoint holds by group, as `stored_flags` has them."""
+    """Convert the flags of a checkpoint, which are grouped, to the form of `stored_flags`."""
     flat = {name: value for group in by_group.values() for name, value in group.items()}
     return {name: _stored(name, value) for name, value in flat.items() if name in FLAGS}
 
 
 def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The run's flags whose value is another than it was, each as `--name before → now`.
+    """Return the run's flags whose value differs, each as `--name before → now`.
 
-    A flag that is not in `before` is new since: it has not changed. Nor have files that moved.
+    Flags that `before` lacks and files that moved with the same content do not count as changed.
     """
     return [
         f"--{name} {_shown(before[name])} → {_shown(value)}"
@@ -95,7 +95,7 @@ def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 
 
 def refuse_fixed(before: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
-    """Raises `ConfigError` if a flag has changed that `what` was made with and depends on."""
+    """Raise `ConfigError` if a fixed flag has changed. `what` names the object made with it."""
     for name, value in now.items():
         if class_of(name) == FlagClass.FIXED and before.get(name, value) != value:
             raise ConfigError(
@@ -117,7 +117,7 @@ def _shown(value: Any) -> str:
 
 
 def read_digests(config: Config) -> dict[str, str]:
-    """What the files hold that a joining sampler reads too, wherever it has them."""
+    """Return the digests, by flag, of the files that a joining sampler reads from its own disk."""
     flags = stored_flags(config)
     found = {name: _digest_of(name, flags[name]) for name in sorted(_READ_BY_SAMPLERS)}
     return {name: digest for name, digest in found.items() if digest is not None}
@@ -126,17 +126,17 @@ def read_digests(config: Config) -> dict[str, str]:
 def joined_config(
     run: str, stored: Mapping[str, Any], digests: Mapping[str, str], given: Mapping[str, Any]
 ) -> Config:
-    """The flags of a sampler that joins a run: the run's, and what is the sampler's own.
+    """Return the flags of a sampler that joins a run: `stored`, overridden by `given`.
 
-    `digests`: what `read_digests` said where the run was started. Raises `ConfigError` where the
-    sampler gives another value than the run's for what changes the data, or a file of the run's is
-    not here.
+    `digests`: the result of `read_digests` on the machine that started the run. Raises
+    `ConfigError` if `given` contradicts the run in a flag that affects the data, or if a file of
+    the run does not exist on this machine.
     """
     for name, value in given.items():
         own = _stored(name, value)
         agrees = stored.get(name, own) == own or (
             class_of(name) not in (FlagClass.DATA, FlagClass.SAMPLING)
-            or name in _TASK_FILES  # its tasks come from the database
+            or name in _TASK_FILES  # a sampler reads tasks from the database
             or (name in digests and _digest_of(name, own) in (digests[name], None))
         )
         if not agrees:
@@ -159,7 +159,7 @@ def joined_config(
 def refuse_changed(
     run: str, stored: Mapping[str, Any], digests: Mapping[str, str], config: Config
 ) -> None:
-    """Raises `ConfigError` if the run has other flags now than a sampler that joined it before."""
+    """Raise `ConfigError` if the run was resumed with other flags than this sampler has."""
     ours, files = stored_flags(config), read_digests(config)
     alike = [name for name in ours if class_of(name) in (FlagClass.DATA, FlagClass.SAMPLING)]
     changed = changed_flags(
@@ -179,7 +179,7 @@ def refuse_changed(
 
 
 def _same_content(name: str, one: str | None, other: str | None) -> bool:
-    """Whether two paths lead to the same as far as can be seen from here."""
+    """Whether both paths exist on this machine and have the same content."""
     seen = _digest_of(name, one), _digest_of(name, other)
     return None not in seen and seen[0] == seen[1]
 

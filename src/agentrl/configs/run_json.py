@@ -1,4 +1,4 @@
-"""JSON files of a run's folder: how it was launched, and which run it is."""
+"""Reads the JSON files of a run's folder: the launch and the run's identity."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -11,9 +11,10 @@ T = TypeVar("T")
 
 
 def read_run_json(path: Path, kind: type[T]) -> T | None:
-    """The value that the file holds; None if there is no such file.
+    """Read a value of type `kind` from the file; None if there is no such file.
 
-    Raises `ConfigError` if it is not whole: somebody else has written in it.
+    Raises `ConfigError` if the content is invalid. Files are written atomically, so an invalid one
+    was changed from outside.
     """
     if not path.is_file():
         return None

@@ -23,7 +23,7 @@ WEIGHT_UPDATE_PAUSES = ("retract", "in_place")
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Tasks."""
+    """The tasks of training and evaluation."""
 
     train_file: str | None = flag(
         None,
@@ -40,12 +40,12 @@ class DataConfig:
         belongs=FlagClass.DATA,
     )
     num_train_epochs: float = flag(
-        3.0, "number of passes over the training tasks; --max_steps takes precedence"
+        3.0, "number of epochs over the training tasks; --max_steps takes precedence"
     )
     eval_steps: int | None = flag(
         None,
-        "optimizer steps from one evaluation on the held-out tasks to the next; there is one "
-        "before the first step and one at the end too (0: no evaluation at all)",
+        "number of optimizer steps from one evaluation on the held-out tasks to the next, in "
+        "addition to one before the first step and one at the end (0: no evaluation)",
         unset="before the first step and at the end",
         least=0,
     )
@@ -54,18 +54,17 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How trajectories are sampled."""
+    """The sampling of trajectories: concurrency, limits, failures and time limits."""
 
     enable_sampling: bool = flag(
         True,
-        "whether trajectories are sampled; if not, the trainer uses the rows that are in the "
-        "database",
+        "whether trajectories are sampled; if not, the trainer uses only the rows in the database",
         belongs=FlagClass.OWN,
     )
     sync_sampling: bool = flag(
         False,
-        "whether sampling and training take turns: a step's trajectories are sampled by its own "
-        "policy version, and nothing is sampled during the step",
+        "whether sampling and training alternate: the current policy samples the trajectories of a "
+        "step, and nothing is sampled during the step",
     )
     max_staleness: int = flag(
         2,
@@ -74,13 +73,13 @@ class SamplingConfig:
         least=0,
     )
     num_generations: int = flag(
-        8, "number of rollouts of each training task, which are one group", least=1
+        8, "number of rollouts of each training task, which form one group", least=1
     )
     sampler_processes: int | None = flag(
         None,
-        "number of sampler processes on a machine, each with an event loop of its own",
-        unset="one for each core, at most 8; in a launch one for each core that its other parts "
-        "leave, or NUM_SAMPLERS",
+        "number of sampler processes on a machine",
+        unset="one for each core, at most 8; in a launch NUM_SAMPLERS, or one for each core that "
+        "its other parts leave",
         least=1,
         belongs=FlagClass.OWN,
     )
@@ -93,9 +92,9 @@ class SamplingConfig:
     )
     target_concurrency: int = flag(
         0,
-        "number of trajectories that the sampler processes of a machine together aim at for each "
-        "inference service; they run more while the service has room and fewer while it is "
-        "overloaded (0: --max_concurrent_samples_per_process of each process)",
+        "target number of trajectories of a machine for each inference service; samplers run more "
+        "while the service has room and fewer while it is overloaded (0: no target, only "
+        "--max_concurrent_samples_per_process)",
         least=0,
         belongs=FlagClass.OWN,
     )
@@ -111,34 +110,34 @@ class SamplingConfig:
     )
     preferred_sampling_params: str = flag(
         "{}",
-        "sampling parameters by their names in SGLang, as in "
+        "sampling parameters as JSON, by their names in SGLang, for example "
         '{"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0}',
         kind="JSON",
         check=check_sampling_params,
     )
     presence_penalty: float = flag(
-        0.0, "amount by which the logit of a token that the turn has already is lowered"
+        0.0, "amount subtracted from the logit of each token that the turn already contains"
     )
     frequency_penalty: float = flag(
-        0.0, "amount by which a token's logit is lowered for each time that the turn has it already"
+        0.0, "amount subtracted from a token's logit for each of its occurrences in the turn"
     )
     resample_error_records: bool = flag(
         True, "whether a rollout whose attempt ended in an error is attempted again"
     )
     max_failures: int = flag(
-        3, "number of failed attempts after which a rollout is given up as failed", least=1
+        3, "number of failed attempts after which a rollout is marked as failed", least=1
     )
     max_scoring_failures: int = flag(
         5,
-        "number of failed scorings of a trajectory, or of failed finalisations of a group, after "
-        "which it is put into quarantine; `agentrl release` puts it back",
+        "number of failures to score a trajectory, or to finalise a group, after which it is put "
+        "into quarantine; `agentrl release` puts it back",
         least=1,
     )
     max_failures_without_success: int = flag(
         128,
         "number of attempts after which the run ends if all of them fail, or three quarters of "
-        "their rollouts in the same way; and number of groups in a row that give no row to train "
-        "after which it ends; a short outage is waited for (0: the run never ends so)",
+        "their rollouts in the same way; also the number of consecutive groups without a row to "
+        "train after which the run ends; outages do not count (0: no limit)",
         least=0,
         belongs=FlagClass.TRAINING,
     )
@@ -150,37 +149,36 @@ class SamplingConfig:
     )
     drain_seconds: float = flag(
         30.0,
-        "seconds after a signal that ends a run (SIGTERM, Ctrl-C, SIGUSR1) in which samplers "
-        "finish trajectories and the trainer saves a checkpoint, after the step that it is at if "
-        "there is time for both; set it to more than a checkpoint takes to be written",
+        "seconds after a stop signal (SIGTERM, Ctrl-C, SIGUSR1) in which samplers finish "
+        "trajectories and the trainer saves a checkpoint, after the current step if there is time "
+        "for both; it must be longer than a checkpoint takes to write",
         least=0,
         belongs=FlagClass.OWN,
     )
     record_timeout: float = flag(
         1800.0,
-        "time limit of the sampling of one trajectory, and of each scoring of it, in seconds",
+        "time limit of sampling one trajectory, and of each scoring of it, in seconds",
         least=0.1,
         belongs=FlagClass.OWN,
     )
     request_timeout: float = flag(
         600.0,
-        "seconds without a new token after which a request to an inference service is taken to "
-        "another one",
+        "seconds without a new token after which a request moves to another inference service",
         least=0.1,
         belongs=FlagClass.OWN,
     )
     startup_timeout: float = flag(
         300.0,
-        "time limit of waiting for MongoDB, tool servers and inference services at the start, in "
+        "time limit of the wait for MongoDB, tool servers and inference services at the start, in "
         "seconds",
         least=0.1,
         belongs=FlagClass.OWN,
     )
     inference_urls: str | None = flag(
         None,
-        "URLs of inference services, separated by commas, which are used in addition to those "
-        "registered in the database",
-        unset="only those registered",
+        "URLs of inference services, separated by commas, in addition to the services registered "
+        "in the database",
+        unset="only registered services",
         kind="LIST",
         check=check_service_url,
         belongs=FlagClass.OWN,
@@ -197,21 +195,21 @@ class SamplingConfig:
 
     @property
     def inference_api_key(self) -> str | None:
-        """The key. Raises `ConfigError` if its variable is not set."""
+        """The services' key; None without one. Raises `ConfigError` if its variable is not set."""
         return read_key(self.inference_api_key_env, "inference_api_key_env")
 
 
 @dataclass(frozen=True)
 class ServiceConfig:
-    """SGLang services that a launch starts (SGLANG_COMMAND); how any service gets new weights."""
+    """The SGLang services that a launch starts, and the weight updates of all services."""
 
     weight_update: str = flag(
-        "disk", "way by which new weights reach the inference services", choices=WEIGHT_UPDATES
+        "disk", "transport of new weights to the inference services", choices=WEIGHT_UPDATES
     )
     weight_update_pause: str = flag(
         "retract",
-        "treatment of the keys and values of running requests at a weight update: retract "
-        "recomputes them with the new weights and in_place keeps them",
+        "treatment of the KV cache of running requests at a weight update: retract recomputes it "
+        "with the new weights and in_place keeps it",
         choices=WEIGHT_UPDATE_PAUSES,
     )
     inf_tp_size: int = flag(
@@ -237,11 +235,11 @@ class ServiceConfig:
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Agents, their tools and the models that help."""
+    """Agents, their tools and their auxiliary models."""
 
     agent_name: str = flag(
         "mcp",
-        "name of the agent for tasks that name none, as mcp, single_turn, math or one of your own",
+        "name of the agent of tasks that name none: mcp, single_turn, math or a registered one",
         kind="NAME",
         belongs=FlagClass.DATA,
     )
@@ -250,9 +248,8 @@ class AgentConfig:
     )
     mcp_manager_url: str | None = flag(
         None,
-        "tool servers: the URL of an MCP server, or of an aggregator if it ends in /mcpapi; "
-        "several URLs separated by commas, each with a name if it is written as NAME=URL; or a "
-        "config file with `mcpServers`",
+        "tool servers: URLs of MCP servers, separated by commas, each optionally with a name as in "
+        "NAME=URL; a URL that ends in /mcpapi is an aggregator; or a config file with `mcpServers`",
         unset="no tools",
         kind="LIST",
         belongs=FlagClass.OWN,
@@ -296,7 +293,7 @@ class AgentConfig:
     )
     tool_call_parser: str | None = flag(
         None,
-        "form in which the model writes tool calls",
+        "format in which the model writes tool calls",
         choices=TOOL_CALL_PARSERS,
         unset="as its chat template does, or qwen25 if that writes none",
     )
@@ -305,8 +302,8 @@ class AgentConfig:
     )
     on_tool_outage: str = flag(
         "hand_back",
-        "treatment of an attempt whose tool server is out of reach: hand_back ends it at no cost "
-        "and it is made again, and text gives the model an error to read in place of the result",
+        "treatment of an attempt whose tool server is unreachable: hand_back ends it without "
+        "counting a failure and it is repeated, and text gives the model an error as the result",
         choices=TOOL_OUTAGES,
     )
     max_tool_result_chars: int = flag(
@@ -329,7 +326,7 @@ class AgentConfig:
 
 @dataclass(frozen=True)
 class ContextConfig:
-    """What happens to a conversation that grows too long, or goes round in circles."""
+    """The treatment of long and of repetitive conversations."""
 
     new_context: str = flag(
         "disabled",
@@ -339,8 +336,8 @@ class ContextConfig:
     )
     repetition_early_stop_times: int = flag(
         0,
-        "number of turns that repeat an earlier one after which a trajectory ends (0 or -1: it "
-        "does not end so)",
+        "number of turns that repeat an earlier one after which a trajectory ends (0 or -1: no "
+        "limit)",
         least=-1,
     )
     enable_repetition_compress: bool = flag(
@@ -350,26 +347,25 @@ class ContextConfig:
     )
     browse_tools: str = flag(
         "*",
-        "names or patterns of the tools whose long results browse_agent reads for the model, "
+        "names or patterns of the tools whose long results browse_agent condenses for the model, "
         "separated by commas",
         kind="LIST",
     )
     browse_min_chars: int = flag(
         8000,
-        "smallest number of characters of a tool result that browse_agent reads for the model",
+        "smallest number of characters of a tool result that browse_agent condenses for the model",
         least=0,
     )
     browse_max_chars: int = flag(
         200_000,
-        "largest number of characters of a tool result that browse_agent is given; the rest is "
-        "cut off",
+        "largest number of characters of a tool result that browse_agent gets; the rest is cut off",
         least=1,
     )
 
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """From scores to advantages."""
+    """The scorers, the advantage and the selection of trajectories to train."""
 
     advantage: str | None = flag(
         None,
@@ -387,7 +383,7 @@ class RewardConfig:
     )
     balance_sample: bool = flag(
         False,
-        "whether as many wrong trajectories of a group are trained as there are right ones",
+        "whether a group trains equally many right and wrong trajectories",
     )
     efficient_rewarding: bool = flag(
         False,
@@ -400,7 +396,7 @@ class RewardConfig:
     )
     reserve_context_error_count: int | None = flag(
         None,
-        "largest number of a group's trajectories that ended at a limit and are trained",
+        "largest number of trained trajectories of a group that ended at a limit",
         unset="all",
         least=0,
     )
@@ -410,5 +406,5 @@ class RewardConfig:
 
     @property
     def estimator(self) -> str:
-        """`advantage`; GRPO's where neither the flag nor a loss names one."""
+        """`advantage`, or that of GRPO if it is None."""
         return self.advantage or loss_defaults("GRPO").advantage

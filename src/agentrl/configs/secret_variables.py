@@ -1,8 +1,8 @@
-"""Secrets travel by environment variables: a command line is read by every user of a machine.
+"""Environment variables for secrets. Every user of a machine can read a command line.
 
-Two kinds. A flag in `_env` names a variable of the user's choice. The flags in `VARIABLES` may hold
-a password themselves; each has a variable that stands for it, and by that the launcher hands it to
-the processes that it starts.
+There are two kinds. A flag that ends in `_env` names a variable of the user's choice. A flag in
+`VARIABLES` may contain a password; the launcher passes it to child processes in the variable given
+there.
 """
 
 import os
@@ -17,14 +17,14 @@ VARIABLES: Mapping[str, str] = {
     "mcp_manager_url": "MCP_URL",
     "mcp_auth_token": "MCP_AUTH_TOKEN",
 }
-# What an HTTP header takes, without spaces. SGLang takes what begins with a minus for a flag.
+# Printable ASCII without spaces, for an HTTP header. SGLang parses a leading minus as a flag.
 _KEY = re.compile(r"(?!-)[!-~]+")
 
 
 def read_key(variable: str | None, flag: str) -> str | None:
-    """The key in the environment variable that `--flag` names; None if it names none.
+    """Return the key in the environment variable that `--flag` names; None if it names none.
 
-    Raises `ConfigError` if the variable is not set, or holds what is no key.
+    Raises `ConfigError` if the variable is not set or its value is not a valid key.
     """
     if variable is None:
         return None
@@ -40,18 +40,17 @@ def read_key(variable: str | None, flag: str) -> str | None:
 
 
 def without_secret_flags(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags as a command line may show them: without those of `VARIABLES`."""
+    """Return the flags without those of `VARIABLES`, for a command line."""
     return {name: value for name, value in values.items() if name not in VARIABLES}
 
 
 def secret_environment(values: Mapping[str, Any]) -> dict[str, str]:
-    """The other flags, as the environment of a process. A variable whose flag is not given is
-    empty, which counts as not set."""
+    """Return the flags of `VARIABLES` as environment variables. One that is not given is empty."""
     return {variable: str(values.get(name) or "") for name, variable in VARIABLES.items()}
 
 
 def flags_in_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The flags of `VARIABLES` that an environment gives, by their names."""
+    """Return the flags of `VARIABLES` that are set in an environment, by flag name."""
     return {
         name: text
         for name, variable in VARIABLES.items()

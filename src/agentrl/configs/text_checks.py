@@ -1,4 +1,4 @@
-"""What the text of one flag must be. Each check raises `ValueError` with what is wrong with it."""
+"""Checks of the text of one flag. Each raises `ValueError` with the reason."""
 
 import json
 import math
@@ -15,7 +15,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_run_name(text: str) -> None:
-    """The name of a run."""
+    """Check the name of a run."""
     if not _RUN_NAME.fullmatch(text):
         raise ValueError(
             "must be 1 to 38 letters, digits, - or _, because it names a database and folders"
@@ -23,9 +23,9 @@ def check_run_name(text: str) -> None:
 
 
 def check_service_url(text: str) -> None:
-    """The URL of an inference service. The name of an engine may stand before it.
+    """Check the URL of an inference service, optionally with an engine: `NAME+http://...`.
 
-    It names the service in logs and in the database, so it holds no password.
+    Passwords are refused, because the URL appears in logs and in the database.
     """
     if not _SERVICE_URL.match(text):
         raise ValueError(
@@ -39,13 +39,13 @@ def check_service_url(text: str) -> None:
 
 
 def check_variable_name(text: str) -> None:
-    """The name of an environment variable."""
+    """Check the name of an environment variable."""
     if not _VARIABLE_NAME.fullmatch(text):
         raise ValueError("must be the name of an environment variable, not the key itself")
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The JSON object that a text is."""
+    """Parse a JSON object. Raises `ValueError` if the text is none."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -56,7 +56,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def check_sampling_params(text: str) -> None:
-    """Parameters of sampling by their names in the inference API, as a JSON object."""
+    """Check a JSON object of sampling parameters by their names in the inference API."""
     params = json_object(text)
     for name, value in params.items():
         if name not in SAMPLING_PARAMS:

@@ -1,7 +1,7 @@
 """Flags of the trainer: model, loss, optimizer, computation, processes, checkpoints.
 
-The trainer hands a group on whole, to the `Learner` in a `LearnerConfig`: a new flag is declared in
-its group and read where it acts, and nothing between the two knows of it.
+The trainer passes whole groups to the `Learner`, in a `LearnerConfig`. A new flag is declared in
+its group and read where it takes effect; no code between the two changes.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SCHEDULES = (
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The policy: where its weights are, and how it attends."""
+    """The policy's weights, its chat template and its attention."""
 
     model_name_or_path: str | None = flag(
         None,
@@ -35,55 +35,55 @@ class ModelConfig:
     )
     reference_model_name_or_path: str | None = flag(
         None,
-        "folder of the reference policy that --beta keeps the policy near to",
+        "folder of the reference policy to which --beta penalises the KL divergence",
         unset="--model_name_or_path",
         kind="DIR",
     )
     chat_template_kwargs: str = flag(
         "{}",
-        'variables of the chat template, as in {"enable_thinking": false}',
+        'variables of the chat template as JSON, for example {"enable_thinking": false}',
         kind="JSON",
         belongs=FlagClass.SAMPLING,
     )
     attention_implementation: str = flag(
         TREE_ATTENTION,
-        "attention of the trainer's model: tree computes tokens that sequences share once, and "
-        "falls back on sdpa for a model that it does not fit; any other name is one of "
-        "transformers', over padded sequences",
+        "attention of the trainer's model: tree computes tokens that sequences share once and "
+        "falls back to sdpa for models that it does not support; any other name is an attention "
+        "of transformers, over padded sequences",
         kind="NAME",
     )
 
     @property
     def attends_over_trees(self) -> bool:
-        """Whether the model gets tree attention if it can have it."""
+        """Whether tree attention is wanted; a model that does not support it gets sdpa."""
         return self.attention_implementation == TREE_ATTENTION
 
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """A low-rank adapter that is trained in place of the model's own weights."""
+    """A LoRA adapter, which is trained instead of the model's weights."""
 
     lora_rank: int = flag(
         0, "rank of the LoRA adapter that is trained (0: all weights are trained)", least=0
     )
     lora_alpha: int = flag(
-        32, "scale of the LoRA adapter's output, which is multiplied by this over its rank", least=0
+        32, "alpha of the LoRA adapter, whose output is multiplied by alpha / rank", least=0
     )
     lora_target_modules: str = flag(
         "all-linear",
-        "names of the linear layers that get a LoRA adapter, separated by commas; all-linear is "
-        "all of them without the head",
+        "names of the linear layers that get a LoRA adapter, separated by commas; all-linear means "
+        "all except the output head",
         kind="LIST",
     )
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """The loss. What is None stands at what the loss's paper has, see `losses.py`."""
+    """The loss. None means the value of the loss's paper, see `losses.py`."""
 
     loss_calculator: str = flag(
         "GRPO",
-        "loss, which brings the defaults of its paper for flags that are not given",
+        "loss function; flags that are not given have the defaults of its paper",
         choices=tuple(LOSSES),
         function=True,
         aliases=("loss_calculater",),
@@ -145,24 +145,24 @@ class LossConfig:
     )
     rollout_is: str | None = flag(
         None,
-        "level at which losses are weighted by the ratio of the proximal policy to the sampler's, "
-        "which --importance_weight_cap_ratio caps",
+        "level of the weight on the loss, the ratio of the proximal policy to the sampler's, which "
+        "--importance_weight_cap_ratio caps",
         choices=RATIO_LEVELS,
         unset="no such weight",
     )
     rollout_rs: str | None = flag(
         None,
-        "level of the ratio of the proximal policy to the sampler's that leaves tokens or "
-        "sequences out of the loss where it is outside --rollout_rs_threshold",
+        "level of the ratio of the proximal policy to the sampler's at which tokens or sequences "
+        "outside --rollout_rs_threshold are left out of the loss",
         choices=RATIO_LEVELS,
         unset="nothing is left out",
     )
     rollout_rs_threshold: float = flag(
-        2.0, "largest ratio of proximal and sampler's policy that --rollout_rs keeps", least=1
+        2.0, "largest ratio of proximal to sampler's policy that --rollout_rs keeps", least=1
     )
     rollout_rs_threshold_lower: float | None = flag(
         None,
-        "smallest ratio of proximal and sampler's policy that --rollout_rs keeps, at most 1",
+        "smallest ratio of proximal to sampler's policy that --rollout_rs keeps, at most 1",
         unset="1 / --rollout_rs_threshold",
         least=0,
         most=1,
@@ -175,13 +175,14 @@ class LossConfig:
     )
     normalize_advantages: bool | None = flag(
         None,
-        "whether the advantages of a step get mean 0 and standard deviation 1 over its tokens",
+        "whether the advantages of a step are normalized to mean 0 and standard deviation 1 over "
+        "its tokens",
         unset="as the loss's paper does",
     )
     beta: float = flag(0.0, "coefficient of the KL divergence to the reference policy", least=0)
     kl_estimator: str = flag(
         "k3",
-        "estimator of the KL divergence to the reference policy from sampled tokens",
+        "estimator of the KL divergence to the reference policy on sampled tokens",
         choices=KL_ESTIMATORS,
     )
     kl_in_advantage: bool = flag(
@@ -215,7 +216,7 @@ class LossConfig:
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """Lower and upper bound of the importance ratio."""
+        """Lower and upper bound of the importance ratio, around 1."""
         defaults = loss_defaults(self.loss_calculator)
         below = defaults.epsilon if self.epsilon is None else self.epsilon
         above = defaults.epsilon_higher if self.epsilon_higher is None else self.epsilon_higher
@@ -223,7 +224,7 @@ class LossConfig:
 
     @property
     def normalisation(self) -> str:
-        """One of `NORMALISATIONS`."""
+        """The length normalisation, one of `NORMALISATIONS`."""
         if self.skip_length_normalization:
             return "none"
         if self.token_level_loss is None:
@@ -232,7 +233,7 @@ class LossConfig:
 
     @property
     def normalizes_advantages(self) -> bool:
-        """Whether advantages are normalised over the global batch."""
+        """Whether advantages are normalized over the tokens of a step."""
         if self.normalize_advantages is None:
             return loss_defaults(self.loss_calculator).normalize_advantages
         return self.normalize_advantages
@@ -256,7 +257,7 @@ class CriticConfig:
     )
     critic_warmup_steps: int = flag(
         0,
-        "number of first optimizer steps that train the critic of PPO only, and not the policy",
+        "number of optimizer steps at the start that train only the critic of PPO, not the policy",
         least=0,
     )
     gae_gamma: float = flag(
@@ -274,8 +275,8 @@ class CriticConfig:
     )
     value_clip: float | None = flag(
         None,
-        "largest change of a value of PPO's critic in one optimizer step, beyond which the value "
-        "loss is clipped",
+        "largest change of a value of PPO's critic in one optimizer step; the value loss is "
+        "clipped beyond it",
         unset="no bound",
         least=0,
     )
@@ -283,7 +284,7 @@ class CriticConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer step, by the names of transformers.TrainingArguments."""
+    """The optimizer step. Names are those of transformers.TrainingArguments."""
 
     learning_rate: float = flag(1e-6, "largest learning rate, after warm-up", least=0)
     weight_decay: float = flag(0.0, "coefficient of AdamW's weight decay")
@@ -313,32 +314,32 @@ class OptimizerConfig:
     )
     max_steps: int = flag(
         -1,
-        "number of optimizer steps of the run (-1: as many as --num_train_epochs gives)",
+        "number of optimizer steps of the run (-1: --num_train_epochs decides)",
         least=-1,
     )
     per_device_train_batch_size: int = flag(
         1,
-        "number of rows of one optimizer step for each data-parallel rank and each of "
-        "--gradient_accumulation_steps",
+        "number of rows for each data-parallel rank and each of --gradient_accumulation_steps in "
+        "one optimizer step",
         least=1,
     )
     gradient_accumulation_steps: int = flag(
-        1, "factor by which a step has more rows than --per_device_train_batch_size says", least=1
+        1, "factor that multiplies --per_device_train_batch_size in one optimizer step", least=1
     )
     max_trained_count: int = flag(
-        1, "number of optimizer steps that train a row, unless it grows too old before", least=1
+        1, "largest number of optimizer steps that train a row, within --max_staleness", least=1
     )
     retrained_interval: int = flag(
         1,
-        "smallest number of optimizer steps from one training of a row to the next, as long as "
-        "there are other rows",
+        "smallest number of optimizer steps between two trainings of a row, as long as there are "
+        "other rows",
         least=1,
     )
 
 
 @dataclass(frozen=True)
 class ComputeConfig:
-    """How a step is computed: types of numbers, micro-batches, and ways to save memory."""
+    """The computation of a step: dtypes, micro-batches and ways to save memory."""
 
     bf16: bool = flag(
         False,
@@ -350,10 +351,10 @@ class ComputeConfig:
         "whether the activations of each layer are recomputed in the backward pass, to save memory",
     )
     activation_offloading: bool = flag(
-        False, "whether activations wait in host memory for the backward pass"
+        False, "whether activations are kept in host memory until the backward pass"
     )
     param_offload: bool = flag(
-        False, "whether master weights, gradients and optimizer state live in host memory"
+        False, "whether master weights, gradients and optimizer state are kept in host memory"
     )
     compile: bool = flag(False, "whether each transformer layer is compiled with torch.compile")
     micro_batch_tokens: int | None = flag(
@@ -363,7 +364,7 @@ class ComputeConfig:
         least=1,
     )
     pad_to_multiple_of: int = flag(
-        1, "number of tokens of which the length of each micro-batch is made a multiple", least=1
+        1, "number of tokens to a multiple of which each micro-batch is padded", least=1
     )
     loss_seq_chunk_size: int = flag(
         1024, "largest number of tokens whose logits exist at once", least=1
@@ -371,14 +372,14 @@ class ComputeConfig:
 
     @property
     def token_budget(self) -> int:
-        """`micro_batch_tokens` where it is set, as `Config.learner` sees to."""
+        """`micro_batch_tokens`, which must be set; `Config.learner` sets it."""
         assert self.micro_batch_tokens is not None, "a learner is told how long a micro-batch is"
         return self.micro_batch_tokens
 
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Processes and their devices. Processes that no degree claims share the data."""
+    """Degrees of parallelism. The remaining factor of the process count is data parallelism."""
 
     tp_size: int = flag(
         1, "degree of tensor parallelism: number of processes that share each matrix", least=1
@@ -388,8 +389,8 @@ class ParallelConfig:
     )
     cp_mode: str = flag(
         "ulysses",
-        "way in which context-parallel processes attend: ulysses gives each some heads of all "
-        "tokens, allgather gives each all heads of its tokens and the keys and values of all",
+        "attention of context-parallel processes: with ulysses each computes some heads of all "
+        "tokens, with allgather all heads of its own tokens over the keys and values of all",
         choices=CONTEXT_MODES,
     )
     ep_size: int = flag(
@@ -411,17 +412,17 @@ class ParallelConfig:
 
     @property
     def processes_per_rank(self) -> int:
-        """Processes of a data-parallel rank, which train the same rows."""
+        """Number of processes of one data-parallel rank, which train the same rows."""
         return self.tp_size * self.cp_size
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Checkpoints."""
+    """When checkpoints are saved, how many are kept, and which one a run resumes from."""
 
     save_steps: int = flag(
         100,
-        "number of optimizer steps from one checkpoint to the next; the last step has one too",
+        "number of optimizer steps from one checkpoint to the next; the last step is saved too",
         least=1,
     )
     save_total_limit: int | None = flag(
@@ -429,8 +430,7 @@ class CheckpointConfig:
     )
     resume_from_checkpoint: str | None = flag(
         None,
-        "folder of the checkpoint to resume from; `true` is the run's last one and `false` starts "
-        "anew",
+        "folder of the checkpoint to resume from; `true` means the run's last one and `false` none",
         unset="the run's last, if there is one",
         kind="DIR",
         belongs=FlagClass.OWN,
@@ -439,7 +439,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class ReservedConfig:
-    """Flags whose feature this version does not have: only the default is taken."""
+    """Flags whose feature this version does not have; only the default is accepted."""
 
     lora_publish: str = flag(
         "merged",
@@ -448,16 +448,16 @@ class ReservedConfig:
     )
     dynamic_batching: bool = flag(
         True,
-        "whether micro-batches are filled by tokens, which is always so",
+        "whether micro-batches are filled up to a number of tokens, always true",
         only="this version has only true; leave the flag out",
     )
 
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """The groups of flags that a `Learner` reads; `Config.learner` has those of a run.
+    """The groups of flags that a `Learner` reads; `Config.learner` makes it for a run.
 
-    Without `model.model_name_or_path` the model that a learner is given has its weights already.
+    Without `model.model_name_or_path` the learner uses the weights of the model that it is given.
     `compute.micro_batch_tokens` must be set.
     """
 

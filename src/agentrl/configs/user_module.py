@@ -1,4 +1,4 @@
-"""A user's own Python file: run for what it registers, as agents and scorers, or for a function."""
+"""Loads a user's Python file, which registers agents or scorers or defines a function."""
 
 import logging
 import sys
@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 
 def load_user_function(value: str, flag: str) -> Callable[..., Any]:
-    """The function that a flag names as `path/to/file.py:function`.
+    """Load the function that a flag names as `path/to/file.py:function`.
 
-    Raises `ConfigError` if there is no such file, it raises, or has no such function.
+    Raises `ConfigError` if the file does not exist, raises, or has no such function.
     """
     path, _, name = value.rpartition(":")
     function: Callable[..., Any] | None = getattr(load_user_module(path, flag), name, None)
@@ -28,13 +28,13 @@ def load_user_function(value: str, flag: str) -> Callable[..., Any]:
 
 
 def load_user_module(path: str, flag: str) -> ModuleType:
-    """Run the file, once in this process.
+    """Run the file, once in each process.
 
-    `flag`: the one that named it, for messages. Raises `ConfigError` if there is no such file or
-    it raises.
+    `flag`: the flag that has the path, for messages. Raises `ConfigError` if the file does not
+    exist or raises.
     """
     file = Path(path).resolve()
-    name = f"agentrl user module {file}"  # not importable by chance
+    name = f"agentrl user module {file}"  # no import statement can name it
     if name in sys.modules:
         return sys.modules[name]
     spec = spec_from_file_location(name, file)
@@ -54,7 +54,7 @@ def load_user_module(path: str, flag: str) -> ModuleType:
 
 
 def _line(error: Exception, file: Path) -> str:
-    """Where in the user's file the error arose."""
+    """The line of the user's file that raised, in brackets; empty if unknown."""
     if isinstance(error, SyntaxError):
         return ""  # its message has the line already
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]

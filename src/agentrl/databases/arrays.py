@@ -15,17 +15,17 @@ UINT8 = np.dtype("u1")
 
 
 def pack_ints(values: Sequence[int] | NDArray[np.int32]) -> bytes:
-    """Token ids or versions, as int32."""
+    """Token ids or policy versions [n] as int32 bytes."""
     return np.asarray(values, dtype=INT32).tobytes()
 
 
 def pack_floats(values: Sequence[float] | NDArray[np.float32]) -> bytes:
-    """Logprobs or advantages, as float32."""
+    """Logprobs or advantages [n] as float32 bytes."""
     return np.asarray(values, dtype=FLOAT32).tobytes()
 
 
 def pack_mask(values: Sequence[int] | NDArray[np.uint8]) -> bytes:
-    """A 0/1 mask, as uint8."""
+    """A 0/1 mask [n] as uint8 bytes."""
     return np.asarray(values, dtype=UINT8).tobytes()
 
 

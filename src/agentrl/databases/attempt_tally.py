@@ -1,6 +1,6 @@
-"""How many attempts of a run have ended since a moment, and how those that failed did.
+"""Counts the attempts of a run that have ended since a given time, and groups the failures.
 
-Counted as they come: each look reads what ended since the last one, by an index.
+Counting is incremental: each read covers the attempts that ended since the last one, by an index.
 """
 
 from collections import Counter
@@ -13,17 +13,17 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.diagnosis import shown_error
 from agentrl.databases.documents import HANDED_BACK, Split
 
-_SETTLED = timedelta(seconds=60)  # clocks of samplers and database are no further apart
+_SETTLED = timedelta(seconds=60)  # largest difference of clocks between samplers and database
 _SHOWN_KINDS = 3
-_PLACE = " (at "  # before where an error was raised, at its end
+_PLACE = " (at "  # precedes the place of origin at the end of an error
 
 
 @dataclass(frozen=True)
 class AttemptCounts:
-    """Attempts that ended with a trajectory or with an error of their own.
+    """How many attempts ended, with a trajectory or with an error; handed-back ones do not count.
 
-    `kinds`: of those that failed, by what was raised and where, the most frequent first: how many,
-    and one of the errors.
+    `kinds`: failures grouped by exception and place, most frequent first, as pairs (count, one of
+    the errors).
     """
 
     ended: int = 0
@@ -32,17 +32,17 @@ class AttemptCounts:
 
     @property
     def stored(self) -> int:
-        """Those that ended with a trajectory."""
+        """Attempts that ended with a trajectory."""
         return self.ended - self.failed
 
     @property
     def most_failed(self) -> bool:
-        """Whether more of them failed than not."""
+        """Whether more attempts failed than succeeded."""
         return self.failed > self.stored
 
     @property
     def sentence(self) -> str | None:
-        """How many failed, and of what; None if none did."""
+        """A sentence with the number of failures and their errors; None if there are none."""
         if not self.failed:
             return None
         told = [f"{count} × {shown_error(error)}" for count, error in self.kinds[:_SHOWN_KINDS]]
@@ -61,7 +61,7 @@ class _Sums:
 
 
 class AttemptTally:
-    """Counts the attempts that end after `since`, the database's time."""
+    """Counts the attempts that end after `since` (the database's time)."""
 
     def __init__(self, database: RunDatabase, since: datetime) -> None:
         self.since = since
@@ -71,7 +71,7 @@ class AttemptTally:
         self._errors: dict[tuple[str, str], str] = {}  # the first seen of each kind
 
     async def read(self, now: datetime) -> AttemptCounts:
-        """All so far. `now`: the database's time."""
+        """The counts up to `now` (the database's time)."""
         until = now - _SETTLED
         if until > self._settled_until:
             came = await self._sum({"$gt": self._settled_until, "$lte": until})
@@ -85,7 +85,7 @@ class AttemptTally:
             [
                 {
                     "$match": {
-                        "split": {"$in": list(Split)},  # named so that the index serves
+                        "split": {"$in": list(Split)},  # all splits: the index begins with it
                         "finished_at": finished_at,
                         "error": {"$not": {"$regex": f"^{HANDED_BACK}"}},
                     }
@@ -103,7 +103,7 @@ class AttemptTally:
         return sums
 
 
-# As `diagnosis.kinds_of` tells them apart: the words between may differ every time.
+# The same grouping as in `diagnosis.kinds_of`.
 _KIND: dict[str, Any] = {
     "$cond": [
         {"$eq": [{"$type": "$error"}, "string"]},

@@ -27,20 +27,20 @@ logger = logging.getLogger(__name__)
 
 Interest = Mapping[str, Any]  # a filter of change events
 
-FIRST_PAUSE_S = 0.05  # between two looks where changes are polled for; and the least at any time
+FIRST_PAUSE_S = 0.05  # the first pause between polls, and the least time between two looks
 LONGEST_PAUSE_S = 1.0
 _PAUSE_GROWTH = 1.5
-_NOT_A_REPLICA_SET = 40573  # the code of MongoDB's answer
+_NOT_A_REPLICA_SET = 40573  # MongoDB's error code
 _REOPEN_S = 0.5  # between two tries to open a broken stream
 
 
 def inserted(collection: Documents) -> Interest:
-    """A document is new in the collection."""
+    """A document was inserted into the collection."""
     return {"ns.coll": collection.name, "operationType": "insert"}
 
 
 def updated(collection: Documents, field: str, *values: object) -> Interest:
-    """An update set this top-level field: to one of `values`, or to anything if none is given."""
+    """An update set this top-level field to one of `values`, or to anything if none is given."""
     condition = {"$in": list(values)} if values else {"$exists": True}
     return {
         "ns.coll": collection.name,
@@ -51,12 +51,12 @@ def updated(collection: Documents, field: str, *values: object) -> Interest:
 
 @cache
 def _say_once(sentence: str) -> None:
-    """A process has many waiters, and to all of them the server says the same."""
+    """Log a sentence once per process: all its waiters get the same answer from the server."""
     logger.info(sentence)
 
 
 def _why_none(error: OperationFailure) -> str:
-    """Why there is no change stream, and what it costs."""
+    """Why there is no change stream, and what is done instead."""
     reason = (
         "is a single server, no replica set"
         if error.code == _NOT_A_REPLICA_SET
@@ -69,16 +69,16 @@ def _why_none(error: OperationFailure) -> str:
 
 
 class Changes:
-    """Changes of any of `interests` since the last wait, or since the block was entered.
+    """Waits for changes that match any of `interests`. For one waiter.
 
-    A change between a look and the wait that follows it ends that wait: the stream is open before
-    the first look, and what it brings is remembered. A stream that the server's restart broke is
-    opened again, which ends a wait too, because changes may have gone unseen. For one waiter.
+    No change is missed between a look and the following wait: the stream is open before the first
+    look, and its events are remembered. A broken stream is opened again; this also ends a wait,
+    because changes may have been missed meanwhile.
     """
 
     def __init__(self, database: RunDatabase, *interests: Interest) -> None:
         self._database = database.database
-        # Only the token of an event is sent: rows can be large.
+        # The server sends only each event's resume token: rows can be large.
         self._pipeline: list[dict[str, Any]] = [
             {"$match": {"$or": list(interests)}},
             {"$project": {"_id": 1}},
@@ -92,13 +92,13 @@ class Changes:
 
     @property
     def streaming(self) -> bool:
-        """Whether a change stream is open; otherwise waits are pauses."""
+        """Whether a change stream is open. If not, a wait is a pause."""
         return self._streaming
 
     async def wait(self, timeout_s: float, *, found: bool = False) -> None:
-        """Return when a look is worth it, at the latest after `timeout_s` seconds.
+        """Return after a change or a pause, at the latest after `timeout_s` seconds.
 
-        `found`: the look before this wait found something, so that the next is worth it soon.
+        `found`: the look before this wait found something, so the pause is short again.
         """
         if found:
             self._pause = FIRST_PAUSE_S
@@ -109,7 +109,7 @@ class Changes:
             # Not `wait_for`: Python 3.11's drops a cancellation that comes with the change.
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
-            # A burst of changes is one look, not one for each.
+            # A burst of changes leads to one look.
             await asyncio.sleep(self._woken + FIRST_PAUSE_S - time.monotonic())
         self._changed.clear()
         self._woken = time.monotonic()
@@ -133,7 +133,7 @@ class Changes:
             await self._reader
 
     async def _read(self) -> None:
-        """Keep a stream open for as long as the server offers one."""
+        """Keep a stream open as long as the server supports it."""
         while True:
             try:
                 stream = await self._database.watch(self._pipeline)
@@ -150,7 +150,7 @@ class Changes:
                 return
             async with stream:
                 self._streaming = True
-                if self._settled.is_set():  # it is not the first: what came between was not seen
+                if self._settled.is_set():  # a reopened stream: changes may have been missed
                     self._changed.set()
                 self._settled.set()
                 try:
@@ -160,5 +160,5 @@ class Changes:
                     logger.debug("a change stream broke and is opened again: %s", error)
                 finally:
                     self._streaming = False
-                    self._changed.set()  # the wait that runs now has to become a pause
+                    self._changed.set()  # end the current wait: the next one is a pause
             await asyncio.sleep(_REOPEN_S)

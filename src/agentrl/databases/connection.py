@@ -37,18 +37,18 @@ logger = logging.getLogger(__name__)
 Documents = AsyncCollection[dict[str, Any]]
 T = TypeVar("T")
 
-PATIENCE_S = 300.0  # an outage of the database that a run outlives
+PATIENCE_S = 300.0  # the longest outage of the database that a run survives
 _GOODBYE_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two tries while the database is away
 
-# Codes with which a server says that it cannot serve now, and that pass. PyMongo repeats what meets
-# one of them once; while members elect a primary, or a disk is full, that is too soon.
+# Error codes of a server that is temporarily unable to serve. PyMongo retries once, which is too
+# early during an election or while a disk is full.
 _PASSING = frozenset(
     {
-        6, 7, 89, 9001,  # a member cannot be reached by another
-        91, 189, 10107, 11600, 11602, 13435, 13436,  # it is no primary any more, or is stopping
+        6, 7, 89, 9001,  # one member cannot reach another
+        91, 189, 10107, 11600, 11602, 13435, 13436,  # not the primary any more, or shutting down
         64, 134, 262,  # no majority answers in time
-        14031,  # its disk is full
+        14031,  # the disk is full
     }
 )  # fmt: skip
 
@@ -61,8 +61,8 @@ class DatabaseUnreachable(InfrastructureFailure):
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the database is away for a time: gone, going, electing a primary, without a majority,
-    or without space; or it came back without the cursors that it had."""
+    """Whether the error is temporary: no connection, shutdown, election, no majority, a full disk,
+    or cursors lost in a restart."""
     if isinstance(error, ConnectionFailure | CursorNotFound):
         return True
     if isinstance(error, BulkWriteError):
@@ -73,7 +73,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 class _Collection:
-    """A collection of a run's database, by the name that it has there."""
+    """A collection of a run's database, by name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -84,7 +84,7 @@ class _Collection:
 
 @dataclass(frozen=True)
 class RunDatabase:
-    """The collections of one run, in the database named after it, by the documents they hold."""
+    """The collections of one run. The database has the run's name."""
 
     client: AsyncMongoClient[dict[str, Any]]
     database: AsyncDatabase[dict[str, Any]]
@@ -94,14 +94,17 @@ class RunDatabase:
     turns = _Collection("dispatched_sampling_tasks")  # DispatchedSamplingTask
     tool_results = _Collection("tool_results")  # ToolResult
     rows = _Collection("record_data")  # DBRecordData, what the trainer reads
+    parts = _Collection("record_data_parts")  # columns of long rows: `row_parts.py`
     services = _Collection("inference_services")  # InferenceService
     policy_versions = _Collection("policy_versions")  # PolicyVersion
     runs = _Collection("runs")  # the one Run
     outages = _Collection("outages")  # what each sampler waits for: `outages.py`
 
     def durable(self, collection: Documents) -> Documents:
-        """The collection as a majority of the members knows it, for what is not asked again: it is
-        not undone when the primary fails. It may be some milliseconds behind."""
+        """The collection with majority reads, for decisions that are made once.
+
+        What it returns survives a failure of the primary. It may be some milliseconds old.
+        """
         return collection.with_options(read_concern=ReadConcern("majority"))
 
     @property
@@ -112,41 +115,41 @@ class RunDatabase:
     async def close(self) -> None:
         """Close the client and its sockets.
 
-        PyMongo tells the server goodbye first. That is waited for a moment only: a process that
-        stops while the database is away must not wait for it.
+        PyMongo first sends the server a message, for at most `_GOODBYE_S`: a process must be able
+        to stop while the database is away.
         """
         with pymongo.timeout(_GOODBYE_S):
             await self.client.close()
 
 
-# What a run keeps in its database, and nothing else there is a run's.
+# All collections of a run.
 COLLECTIONS = frozenset(
     value.name for value in vars(RunDatabase).values() if isinstance(value, _Collection)
 )
 
-BEFORE_ALL = datetime(2000, 1, 1, tzinfo=UTC)  # a time that no document is of
+BEFORE_ALL = datetime(2000, 1, 1, tzinfo=UTC)  # before every document
 
 _INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [
-        # claims up to an admission limit, old groups first: only groups with free slots
+        # claims up to an admission limit, oldest group first: only groups with free slots
         IndexModel(
             [("split", ASCENDING), ("group_order", ASCENDING)],
             name="free",
             partialFilterExpression={"pending": {"$gt": 0}},
         ),
-        # claims in begun groups, wherever they are
+        # claims in begun groups, at any position
         IndexModel(
             [("split", ASCENDING), ("group_order", ASCENDING)],
             name="free_begun",
             partialFilterExpression={"pending": {"$gt": 0}, "status": TaskStatus.RUNNING},
         ),
-        # claims of scorings, those that have waited longest first
+        # claims of scorings, longest waiting first
         IndexModel(
             [("score_at", ASCENDING)],
             name="to_score",
             partialFilterExpression={"score_at": {"$type": "date"}},
         ),
-        # the same of finalisations
+        # claims of finalisations, longest waiting first
         IndexModel(
             [("finalisation.lease_expires", ASCENDING)],
             name="to_finalise",
@@ -156,14 +159,14 @@ _INDEXES: dict[str, list[IndexModel]] = {
         IndexModel(
             [("status", ASCENDING), ("split", ASCENDING), ("group_order", ASCENDING)], name="state"
         ),
-        # One group has one place, whoever feeds; and the newest group, where feeding goes on.
-        # An evaluation of the same step may come again with other data.
+        # At most one group at each place; and the newest group, after which feeding continues.
+        # `data` is part of it because a step may be evaluated again with other data.
         IndexModel(
             [("split", ASCENDING), ("group_order", ASCENDING), ("data", ASCENDING)],
             name="order",
             unique=True,
         ),
-        # what came of the latest groups
+        # outcomes of the latest groups
         IndexModel(
             [("split", ASCENDING), ("completed_at", ASCENDING)],
             name="completed",
@@ -173,7 +176,7 @@ _INDEXES: dict[str, list[IndexModel]] = {
     "records": [
         IndexModel([("task", ASCENDING), ("rollout", ASCENDING)], name="task"),
         IndexModel([("split", ASCENDING), ("finished_at", ASCENDING)], name="recent"),
-        # what waits for a person
+        # Records in quarantine
         IndexModel(
             [("status", ASCENDING)],
             name="quarantined",
@@ -186,9 +189,9 @@ _INDEXES: dict[str, list[IndexModel]] = {
     "tool_results": [IndexModel([("record_id", ASCENDING)], name="record")],
     "record_data": [
         IndexModel([("status", ASCENDING), ("group_order", ASCENDING)], name="lease"),
-        # which of those that wait are too old
+        # ready rows that are too old
         IndexModel([("status", ASCENDING), ("policy_versions", ASCENDING)], name="versions"),
-        # what is leased for a step, or was too old for it: rows that are trained are not in it
+        # rows leased for a step, or evicted at it; trained rows are not in this index
         IndexModel(
             [("status", ASCENDING), ("step", ASCENDING)],
             name="held",
@@ -203,11 +206,11 @@ _INDEXES: dict[str, list[IndexModel]] = {
 async def retry_through_outages(
     operation: Callable[[], Awaitable[T]], what: str, patience_s: float = PATIENCE_S
 ) -> T:
-    """Do `operation` until the database has answered, through an outage of `patience_s` seconds.
+    """Repeat `operation` while the database is away, for at most `patience_s` seconds.
 
-    For operations that may be done twice: an answer that was lost on its way does not tell whether
-    the server had already done it. `what` is for the log and the error, as in "the commit of step
-    3". Raises `DatabaseUnreachable` after that time; other errors of the operation are its own.
+    The operation must be idempotent: if an answer was lost, the server may have executed it
+    already. `what` names it in the log and the error, as in "the commit of step 3". Raises
+    `DatabaseUnreachable` after that time; other errors of the operation pass through.
     """
     began = time.monotonic()
     pause = _FIRST_PAUSE_S
@@ -239,10 +242,8 @@ async def connect(
 ) -> RunDatabase:
     """Open database `name` at `url`, waiting up to `timeout_s` seconds for a primary.
 
-    `only_look`: a database that is not there is not made.
-
-    A URL that names a database itself (`mongodb://host/other`) does not change `name`.
-    Raises `DatabaseUnreachable` with the URL (without its password) and the time it was tried.
+    `only_look`: create no database and no index. A database in the URL (`mongodb://host/other`) is
+    ignored. Raises `DatabaseUnreachable`, with the URL (without its password) in the message.
     """
     began = time.monotonic()
     shown = without_passwords(url)
@@ -259,8 +260,8 @@ async def connect(
         raise DatabaseUnreachable(
             f"--db_connection_string {shown} is not a MongoDB URL: {error}"
         ) from None
-    # Whatever the URL says: what one member alone has can be undone, and then a slot is leased
-    # twice or a row is lost. And another member than the primary may answer with what was.
+    # These override the URL's options. A write that only one member has can be undone: a slot would
+    # be leased twice, or a row lost. A secondary may answer with old data.
     database = RunDatabase(
         client,
         client.get_database(
@@ -272,7 +273,7 @@ async def connect(
     )
     try:
         await client.admin.command("ping")
-        # `ping` is answered by any member; indexes need the primary, so this waits for one.
+        # Any member answers `ping`. Creating indexes waits for a primary.
         for collection, indexes in ({} if only_look else _INDEXES).items():
             await database.database[collection].create_indexes(indexes)
     except ServerSelectionTimeoutError:

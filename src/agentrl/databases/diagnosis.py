@@ -1,7 +1,7 @@
-"""Why a run gets nowhere, in sentences: pure functions of how its latest attempts and groups ended.
+"""Sentences on why a run makes no progress: pure functions of the ends of attempts and groups.
 
-Lists are newest first. `outcomes.py` reads them from the database; `hopeless.py` ends a run by
-them.
+Lists are newest first. `outcomes.py` reads them from the database. `hopeless.py` uses them to end a
+run.
 """
 
 from collections import Counter
@@ -12,14 +12,14 @@ from enum import StrEnum
 
 _SHOWN_CHARACTERS = 200  # of an error
 _SHOWN_KINDS = 3
-MOST = 0.75  # of the rollouts that were attempted lately
+MOST = 0.75  # the share of the recently attempted rollouts that counts as most of them
 _SHOWN_REASONS = 2
 _MENDED = "use tasks that it solves sometimes, raise --num_generations, or start from a better"
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """How an attempt at a rollout ended: with a score, or with an error that was its own."""
+    """How an attempt at a rollout ended: with a score (`error` None) or with an error."""
 
     at: datetime
     error: str | None
@@ -30,9 +30,9 @@ class AttemptEnd:
 class GroupEnd:
     """How a training group ended.
 
-    `rows`: what it gave to train; None if that is not known. `left_out`: its other Records, by the
-    reason. `scores`: of all its rollouts that have one. `given_up`: errors of rollouts that were
-    tried `--max_failures` times. `scorer_error`: what ended the scorer of the group.
+    `rows`: number of training rows; None if not known. `left_out`: number of Records left out, by
+    reason. `scores`: of all scored rollouts. `given_up`: errors of rollouts that failed
+    `--max_failures` times. `scorer_error`: why the group could not be finalised.
     """
 
     at: datetime
@@ -44,17 +44,17 @@ class GroupEnd:
 
 
 class Barren(StrEnum):
-    """Why a group gave nothing to train."""
+    """Why a group gave no training rows."""
 
     SCORER = "scorer"  # the scorer of the group failed
     FAILED = "failed"  # at least half of its rollouts were given up
-    EQUAL = "equal"
-    UNSCORED = "unscored"  # scorers had nothing to say
-    LEFT_OUT = "left_out"  # by the rules that the run's flags ask for
+    EQUAL = "equal"  # all scores were equal
+    UNSCORED = "unscored"  # the scorers returned None for all rollouts
+    LEFT_OUT = "left_out"  # the rules set by the run's flags left all rollouts out
 
 
 def failures(attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd] = ()) -> str | None:
-    """Count, share and errors, by kind, of what failed; None if nothing did."""
+    """Count, share and errors (by kind) of failed attempts and groups; None if nothing failed."""
     errors = [attempt.error for attempt in attempts if attempt.error is not None]
     unscored = [group.scorer_error for group in groups if group.scorer_error is not None]
     parts = [
@@ -71,9 +71,9 @@ def failures(attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd] = ()) ->
 def why_no_step(
     attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd], services: int, silent: int
 ) -> str | None:
-    """Why no step comes while the trainer waits for rows; None if they are on their way.
+    """Why the trainer still waits for rows; None if nothing is unusual.
 
-    `silent`: rollouts whose lease has expired.
+    `services`: number of inference services. `silent`: rollouts whose lease has expired.
     """
     if not services:
         return "no inference service is there yet"
@@ -85,7 +85,7 @@ def why_no_step(
         )
     barren = [group for group in groups if group.rows == 0]
     if barren:
-        # A few are usual. When most are, steps take longer for it, and people wonder.
+        # A few barren groups are normal. If most are, each step takes visibly longer.
         return barren_groups(groups) if 2 * len(barren) > len(groups) else None
     if not groups and attempts and all(attempt.error is not None for attempt in attempts):
         return f"no group finished: all {len(attempts)} attempts failed so far"
@@ -93,8 +93,8 @@ def why_no_step(
 
 
 def barren_groups(groups: Sequence[GroupEnd]) -> str:
-    """How many groups gave nothing to train, and why: the reason of most of them first."""
-    # In the order of `Barren`: of as many, what failed is named before what is only too hard.
+    """How many groups gave no training rows, and why, most frequent reason first."""
+    # Equally frequent reasons stay in the order of `Barren`: failures first.
     by_reason: dict[Barren, list[GroupEnd]] = {reason: [] for reason in Barren}
     for group in groups:
         if group.rows == 0:
@@ -107,11 +107,11 @@ def barren_groups(groups: Sequence[GroupEnd]) -> str:
 
 
 def hopeless_attempts(run: str, attempts: Sequence[AttemptEnd], limit: int) -> str | None:
-    """Why a run ends whose last `limit` attempts failed: all of them, or most of them in the same
-    way; None if they did not.
+    """Why the run is ended if its last `limit` attempts all failed, or if most rollouts failed in
+    the same way; None otherwise.
 
-    Most are `MOST` of the rollouts that were attempted, by their newest attempt each: one that
-    fails is attempted more often than one that succeeds.
+    "Most" is a share of `MOST` of the attempted rollouts, each counted by its newest attempt: a
+    rollout that fails is attempted more often than one that succeeds.
     """
     if len(attempts) < limit:
         return None
@@ -136,9 +136,9 @@ def hopeless_attempts(run: str, attempts: Sequence[AttemptEnd], limit: int) -> s
 
 
 def hopeless_groups(run: str, groups: Sequence[GroupEnd], limit: int) -> str | None:
-    """Why a run ends whose last `limit` groups gave nothing to train; None if they did.
+    """Why the run is ended if `limit` groups in a row gave no training rows; None otherwise.
 
-    `groups`: those since the last one that gave any.
+    `groups`: the groups since the last one that gave rows.
     """
     if len(groups) < limit:
         return None
@@ -148,7 +148,7 @@ def hopeless_groups(run: str, groups: Sequence[GroupEnd], limit: int) -> str | N
 def never_trained(
     run: str, attempts: Sequence[AttemptEnd], groups: Sequence[GroupEnd], epochs: int
 ) -> str:
-    """Why a run ends whose tasks are used up before the first step."""
+    """Why a run ends without a step after all epochs of its tasks."""
     if any(group.rows == 0 for group in groups):
         why = barren_groups(groups)
     else:
@@ -157,9 +157,9 @@ def never_trained(
 
 
 def kinds_of(errors: Iterable[str]) -> list[tuple[int, str]]:
-    """Errors by kind, most frequent first: how many, and the newest of them.
+    """Errors by kind, most frequent first, as pairs (count, newest error).
 
-    A kind is what was raised and where; the words between may differ every time.
+    A kind is the exception and the place where it was raised. The message between may vary.
     """
     counts: Counter[tuple[str, str]] = Counter()
     newest: dict[tuple[str, str], str] = {}
@@ -180,11 +180,11 @@ def _by_kind(errors: Sequence[str]) -> str:
 
 
 def shown_error(error: str) -> str:
-    """An error on one line, cut; where it was raised is kept."""
+    """An error on one line, shortened; the place where it was raised is kept."""
     line = " ".join(error.split())
     if len(line) <= _SHOWN_CHARACTERS:
         return line
-    # Where it was raised stands at the end.
+    # The place stands at the end.
     words, at, place = line.rpartition(" (at ")
     return f"{(words or line)[: _SHOWN_CHARACTERS - 3]}...{at}{place if at else ''}"
 
@@ -202,7 +202,7 @@ def _why_barren(group: GroupEnd) -> Barren:
 
 
 def _in_words(reason: Barren, groups: Sequence[GroupEnd]) -> str:
-    """What `groups`, all barren for this reason, have in common, and what to do."""
+    """What happened in `groups`, which are all barren for this reason, and what to do."""
     match reason:
         case Barren.SCORER:
             errors = [group.scorer_error for group in groups if group.scorer_error is not None]

@@ -2,10 +2,10 @@
 
     Task -> Record -> DispatchedSamplingTask -> DBRecordData
 
-A document is what one collection holds. Writers: the feeder makes Tasks, samplers make Records and
-DispatchedSamplingTasks, whoever finishes a group makes its DBRecordData, the trainer marks them.
-All statuses change through the tables of `transitions.py`. Token arrays are little-endian `bytes`
-(see `arrays.py`), and a row's are a `TokenTree`.
+Each collection contains one kind of document. The feeder writes Tasks. Samplers write Records and
+DispatchedSamplingTasks. The process that finishes a group writes its DBRecordData, and the trainer
+updates them. All statuses change by the tables of `transitions.py`. Token arrays are little-endian
+`bytes` (`arrays.py`); a row's are a `TokenTree`.
 """
 
 from datetime import datetime
@@ -19,55 +19,55 @@ from agentrl.policy_version import VersionSpan
 
 
 class Split(StrEnum):
-    """What a group of rollouts is made for."""
+    """The purpose of a group of rollouts."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class TaskStatus(StrEnum):
-    """A Task is the ledger of one group of rollouts."""
+    """States of a Task, the ledger of one group of rollouts."""
 
-    CREATED = "created"  # nobody has claimed a slot yet
+    CREATED = "created"  # no slot was claimed yet
     RUNNING = "running"  # some slot is leased, pending again, or terminal
-    FINALISING = "finalising"  # all slots are terminal and one process holds the finalisation
+    FINALISING = "finalising"  # all slots are terminal; advantages and rows are still to be written
     COMPLETED = "completed"  # advantages and rows are written
-    QUARANTINED = "quarantined"  # they could not be, and it waits for a person; `error` says why
-    LEFT_OUT = "left_out"  # of other data than the run goes on with, and nobody had begun it
+    QUARANTINED = "quarantined"  # finalisation failed too often, see `error`; waits for a person
+    LEFT_OUT = "left_out"  # the run changed its data before the first claim
 
 
 class SlotStatus(StrEnum):
-    """A slot is one of a Task's rollouts."""
+    """States of a slot, one of a Task's rollouts."""
 
     PENDING = "pending"  # to be sampled
-    LEASED = "leased"  # somebody samples it, or scores what is sampled: its Record says which
+    LEASED = "leased"  # being sampled or scored; the Record's status says which
     SAMPLED = "sampled"  # its Record is to be scored, from `not_before` on
     COMPLETED = "completed"  # terminal: its Record is scored
     FAILED = "failed"  # terminal: `max_failures` Records ended in an error
-    QUARANTINED = "quarantined"  # terminal: its Record could not be scored, and waits for a person
+    QUARANTINED = "quarantined"  # terminal: its Record could not be scored; waits for a person
 
 
 class RecordStatus(StrEnum):
-    """A Record is the trajectory that one attempt at a rollout made."""
+    """States of a Record, the trajectory of one attempt at a rollout."""
 
     SAMPLING = "sampling"
-    SAMPLED = "sampled"  # its conversation is over and stored; it has no score yet
+    SAMPLED = "sampled"  # the conversation is over and stored; no score yet
     SCORED = "scored"
-    FAILED = "failed"  # it ended in an error, which it keeps; its slot was tried again or given up
-    QUARANTINED = "quarantined"  # it cannot be scored, or not be trained; its `error` says why
+    FAILED = "failed"  # the attempt ended in `error`; the slot is retried or given up
+    QUARANTINED = "quarantined"  # it cannot be scored or trained; `error` says why
     READY = "ready"  # the group is finalised and this Record became a training row
-    ABANDONED = "abandoned"  # the group is finalised and a filter left this Record out
+    ABANDONED = "abandoned"  # the group is finalised and this Record was left out
 
 
 class RowStatus(StrEnum):
-    """A DBRecordData (row, for short) is a Record as the trainer wants it."""
+    """States of a DBRecordData (a row), the training data of one Record."""
 
     READY = "ready"
     LEASED = "leased"
     TRAINED = "trained"
     EVICTED = "evicted"  # older than the staleness bound: not trained
-    WITHDRAWN = "withdrawn"  # scored anew, and left out by its group's rewards since
-    QUARANTINED = "quarantined"  # the trainer cannot use it; its `error` says why
+    WITHDRAWN = "withdrawn"  # left out after its group was scored again
+    QUARANTINED = "quarantined"  # the trainer cannot use it; `error` says why
 
 
 class StopReason(StrEnum):
@@ -77,32 +77,32 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"  # the whole trajectory reached --max_tokens
     MAX_PROMPT_TOKENS = "max_prompt_tokens"
-    MAX_NEW_TOKENS = "max_new_tokens"  # one turn was cut off
+    MAX_NEW_TOKENS = "max_new_tokens"  # one turn was truncated
     REPETITION = "repetition"  # --repetition_early_stop_times turns repeated earlier ones
 
 
 class TurnStatus(StrEnum):
-    """What became of a turn. The group rules go by it."""
+    """The outcome of a turn, an input of the group rules."""
 
     COMPLETED = "completed"
-    TOOL_FAILED = "toolfailed"  # a tool that it called failed
-    FORMAT_ERROR = "formaterror"  # a tool call that cannot be read
-    REPEAT_ERROR = "repeaterror"  # it repeats an earlier turn
-    TRUNCATED = "truncated"  # cut off by a limit
+    TOOL_FAILED = "toolfailed"  # a tool call failed
+    FORMAT_ERROR = "formaterror"  # a tool call could not be parsed
+    REPEAT_ERROR = "repeaterror"  # the turn repeats an earlier one
+    TRUNCATED = "truncated"  # a limit cut it off
 
 
 class Rewrite(StrEnum):
-    """How an agent rewrote its conversation before a turn, which begins a segment."""
+    """How an agent rewrote its conversation before a turn. The turn begins a new segment."""
 
-    DISCARD_ALL_TOOLS = "discard_all_tools"  # earlier results made room
-    SUMMARY = "summary"  # the last turn was put aside, to ask for a summary
-    DISCARD_ALL = "discard_all"  # begun again with the summary
-    REPETITION = "repetition"  # the last turn was taken out, because it repeated others
-    AGENT = "agent"  # a user's agent went on from other messages
+    DISCARD_ALL_TOOLS = "discard_all_tools"  # earlier tool results were removed
+    SUMMARY = "summary"  # the last turn was set aside, to ask for a summary
+    DISCARD_ALL = "discard_all"  # the conversation began again with the summary
+    REPETITION = "repetition"  # the last turn was removed because it repeated earlier ones
+    AGENT = "agent"  # a user's agent continued from other messages
 
 
 class Document(BaseModel):
-    """A MongoDB document. `id` is its `_id`; unknown fields are an error on our side."""
+    """A MongoDB document. `id` is its `_id`. Unknown fields raise a validation error."""
 
     model_config = ConfigDict(populate_by_name=True, extra="forbid", use_enum_values=True)
 
@@ -114,66 +114,68 @@ class Document(BaseModel):
 
     @classmethod
     def from_mongo(cls, document: dict[str, Any]) -> Self:
-        """A document as read from its collection."""
+        """The document as read from its collection. Raises `ValueError` if it does not validate."""
         return cls.model_validate(document)
 
 
 class SubDocument(BaseModel):
-    """A sub-document."""
+    """A part of a document."""
 
     model_config = ConfigDict(extra="forbid", use_enum_values=True)
 
 
-HANDED_BACK = "handed back: "  # begins the error of a Record whose end was nobody's fault
-GROUPS_PER_EPOCH = 10**9  # room for the groups of one epoch in the group order
+HANDED_BACK = "handed back: "  # prefix of the error of a Record that does not count as a failure
+GROUPS_PER_EPOCH = 10**9  # group orders reserved for each epoch
 
 
 def group_order(epoch: int, seq: int) -> int:
-    """The number of a group in the order of all epochs of its split."""
+    """The position of group `seq` of `epoch` among all groups of its split."""
     return epoch * GROUPS_PER_EPOCH + seq
 
 
 class Slot(SubDocument):
-    """One rollout of a Task: a member of its group, numbered by `rollout` from 0.
+    """One rollout of a Task, numbered by `rollout` from 0.
 
-    `attempt` counts the leases that ended without a trajectory, so that every trajectory has a
-    Record id of its own; `failures` those among them that count against `max_failures`: errors and
-    dead samplers, not slots handed back in order. `outages` counts those that were handed back
-    because something was out of reach. In the same way `scorings` counts the leases that
-    ended with the trajectory and without a score, and `scoring_failures` those that count.
+    `attempt`: leases that ended without a trajectory; part of the Record's id.
+    `failures`: attempts that count against `max_failures`.
+    `losses`: attempts whose sampler went silent; the first few are no failures.
+    `outages`: attempts that were handed back because a dependency was unreachable.
+    `scorings`: leases that ended with a trajectory but without a score.
+    `scoring_failures`: scorings that count against `max_scoring_failures`.
     """
 
     rollout: int
     status: SlotStatus = SlotStatus.PENDING
     owner: str | None = None
-    lease_expires: datetime | None = None  # on the server's clock
+    lease_expires: datetime | None = None  # by the server's clock
     attempt: int = 0
     failures: int = 0
+    losses: int = 0
     outages: int = 0
     scorings: int = 0
     scoring_failures: int = 0
-    not_before: datetime | None = None  # of a sampled slot: when it may be scored
+    not_before: datetime | None = None  # of a sampled slot: the earliest time to score it
     record: str | None = None
     score: float | None = None
     error: str | None = None
 
 
 class Finalisation(SubDocument):
-    """Who computes the group's advantages and writes its rows.
+    """The lease on computing a group's advantages and writing its rows.
 
-    Without an owner it may be taken over when the lease has expired, as one that was put off.
-    `tries` counts those that came to nothing, `failures` those among them that count.
+    When it has expired, anyone may take it. It has no owner if the last try was put off. `tries`:
+    tries that ended without a result. `failures`: those that count against the limit.
     """
 
     owner: str | None
     lease_expires: datetime
     tries: int = 0
     failures: int = 0
-    error: str | None = None  # of the last one
+    error: str | None = None  # of the last try
 
 
 class GroupScore(SubDocument):
-    """What a scorer that looks at the whole group said of one of its Records."""
+    """The score that a scorer of whole groups gave to one Record."""
 
     record: str
     scorer: str
@@ -182,10 +184,10 @@ class GroupScore(SubDocument):
 
 
 class GroupOutcome(SubDocument):
-    """What a finalised training group gave to train."""
+    """The result of a finalised training group."""
 
-    rows: int
-    left_out: dict[str, int] = Field(default_factory=dict)  # its other Records, by the reason
+    rows: int  # training rows
+    left_out: dict[str, int] = Field(default_factory=dict)  # number of other Records, by reason
 
 
 class Task(Document):
@@ -193,27 +195,27 @@ class Task(Document):
 
     split: Split
     epoch: int
-    seq: int  # its number in the epoch's order
-    group_order: int  # of `group_order()`: groups are begun, and their rows trained, in this order
+    seq: int  # its position in the epoch
+    group_order: int  # `group_order(epoch, seq)`: the order of claims and of training
     status: TaskStatus = TaskStatus.CREATED
-    data: int = 0  # which of the run's data sets it is of, see `Run`
+    data: int = 0  # index of its data set in `Run.data`
     task_id: str  # the line's own id, the same in every epoch
     query: str
     answer: str | None = None
     scorer: str = "agentcpm"  # a name or a weighted sum: `scorer_notation.py`
     answer_schema: str | None = None
-    agent_name: str | None = None  # the agent that works on it (None: --agent_name)
+    agent_name: str | None = None  # None: --agent_name
     messages: list[dict[str, Any]] | None = None  # a prompt given as a conversation
-    fields: dict[str, Any] = Field(default_factory=dict)  # what else the line held
-    pending: int  # slots to be sampled that nobody holds: what the claim query matches
-    score_at: datetime | None = None  # when the first of its scorings is due: as `pending` is
+    fields: dict[str, Any] = Field(default_factory=dict)  # further fields of the line
+    pending: int  # number of pending slots, for the claim query
+    score_at: datetime | None = None  # when its first scoring is due, for the claim of scorings
     slots: list[Slot]
     finalisation: Finalisation | None = None
-    group_scores: list[GroupScore] | None = None  # kept once, so that all who finalise see the same
-    outcome: GroupOutcome | None = None  # once it is finalised; None for an evaluation
+    group_scores: list[GroupScore] | None = None  # stored once: a repeated finalisation reuses them
+    outcome: GroupOutcome | None = None  # of a finalised training group
     error: str | None = None  # of a quarantined Task
     created_at: datetime | None = None
-    completed_at: datetime | None = None  # or quarantined
+    completed_at: datetime | None = None  # when it was completed or quarantined
 
 
 class TokenCounts(SubDocument):
@@ -232,20 +234,20 @@ class VersionRange(SubDocument):
 
 
 class ToolCall(SubDocument):
-    """A call that the model made, or the agent's own code (`by_agent`), and what came back."""
+    """A tool call of the model or of the agent's code (`by_agent`), and its result."""
 
     name: str
     arguments: dict[str, Any]
     result: str | None = None
     is_error: bool = False
     latency_s: float = 0.0
-    kept: str | None = None  # the ToolResult with what the model did not read: `result` is cut
-    summarised_by: str | None = None  # the browse agent's model that wrote `result`
+    kept: str | None = None  # id of the ToolResult with the whole result, if `result` is cut
+    summarised_by: str | None = None  # model of the browse agent that wrote `result`
     by_agent: bool = False
 
 
 class Scoring(SubDocument):
-    """What a Record's scoring was before it was scored anew."""
+    """An earlier scoring of a Record that was scored again."""
 
     scorer: str
     score: float | None
@@ -253,11 +255,11 @@ class Scoring(SubDocument):
     explanations: dict[str, str]
     advantage: float | None
     until: datetime  # when it was replaced
-    row_stayed: bool  # its row was trained, leased or evicted by then, and has that advantage still
+    row_stayed: bool  # the row was trained, leased or evicted then, and keeps this advantage
 
 
 class Record(Document):
-    """A trajectory: one attempt at one rollout, from the first prompt to its score."""
+    """A trajectory: one attempt at one rollout, from the first prompt to the score."""
 
     task: str  # Task._id
     task_id: str
@@ -274,25 +276,25 @@ class Record(Document):
     n_tool_calls: int = 0
     n_tool_errors: int = 0
     n_segments: int = 0
-    n_continuations: int = 0  # places where a turn was followed by more
-    n_drifts: int = 0  # continuations where the chat template rewrites what was sampled
-    turn_statuses: dict[str, int] = Field(default_factory=dict)  # how many turns of each
-    tools_offered: list[str] = Field(default_factory=list)  # those that a prompt of it named
-    own_calls: list[ToolCall] = Field(default_factory=list)  # of the agent's code, in no turn
+    n_continuations: int = 0  # prompts that follow a generated turn
+    n_drifts: int = 0  # continuations where the chat template does not extend the sampled tokens
+    turn_statuses: dict[str, int] = Field(default_factory=dict)  # number of turns by TurnStatus
+    tools_offered: list[str] = Field(default_factory=list)  # tools named in its prompts
+    own_calls: list[ToolCall] = Field(default_factory=list)  # calls of the agent's code
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     versions: VersionRange | None = None
     final_answer: str | None = None
     stop_reason: StopReason | None = None
-    score: float | None = None  # None once it is scored: a scorer had nothing to say of it
+    score: float | None = None  # of a scored Record, None means that a scorer gave no score
     scores: dict[str, float | None] = Field(default_factory=dict)  # by scorer
-    explanations: dict[str, str] = Field(default_factory=dict)  # by scorer, where it gives any
+    explanations: dict[str, str] = Field(default_factory=dict)  # by scorer
     score_history: list[Scoring] = Field(default_factory=list)  # by `agentrl rescore`, oldest first
     advantage: float | None = None
     left_out: str | None = None  # why an abandoned Record is not trained
     error: str | None = None
     started_at: datetime | None = None
-    sampled_at: datetime | None = None  # its conversation was over
-    finished_at: datetime | None = None  # it was scored, or given up
+    sampled_at: datetime | None = None  # end of the conversation
+    finished_at: datetime | None = None  # when it was scored, failed or was quarantined
 
 
 class ResultFile(SubDocument):
@@ -305,34 +307,34 @@ class ResultFile(SubDocument):
 
 
 class ToolResult(Document):
-    """What a tool answered, whole, where the model did not read all of it."""
+    """A whole tool result of which the model saw only a part."""
 
     record_id: str
     tool: str
     text: str
     files: list[ResultFile] = Field(default_factory=list)
-    omitted: list[str] = Field(default_factory=list)  # what even this document has no room for
+    omitted: list[str] = Field(default_factory=list)  # parts that exceed the document's size
     created_at: datetime
 
 
 class DispatchedSamplingTask(Document):
     """One turn: a request to an inference service and its answer.
 
-    The prompt of a turn is the prompt of the segment's last turn, its output, and
-    `prompt_delta_ids`. That of a segment's first turn is the first `shared_len` tokens of `parent`
-    (its prompt and its output), and `prompt_delta_ids`.
+    The prompt is the prompt and output of the previous turn in the segment, plus
+    `prompt_delta_ids`. In the first turn of a segment it is the first `shared_len` tokens of turn
+    `parent` (prompt and output), plus `prompt_delta_ids`.
     """
 
     record_id: str
     turn: int
     status: TurnStatus = TurnStatus.COMPLETED
     segment: int
-    parent: str | None = None  # the turn whose tokens this segment shares, where it begins
-    shared_len: int = 0  # how many of that turn's prompt + output tokens it shares
+    parent: str | None = None  # in a segment's first turn: the turn whose tokens it shares
+    shared_len: int = 0  # number of shared tokens of the parent's prompt + output
     rewrite: Rewrite | None = None  # of the conversation before this turn
     service: str
-    messages: list[dict[str, Any]]  # what was added since the last turn, for people to read
-    drift: str | None = None  # why its prompt does not extend what was sampled, where it does not
+    messages: list[dict[str, Any]]  # messages added since the last turn, for display
+    drift: str | None = None  # why the prompt does not extend the sampled tokens, if it does not
     prompt_delta_ids: bytes  # int32
     prompt_len: int
     output_ids: bytes  # int32
@@ -349,44 +351,44 @@ class DispatchedSamplingTask(Document):
 
 
 class TrainedStep(SubDocument):
-    """One optimizer step that a row was part of."""
+    """One optimizer step that trained a row."""
 
     step: int
     trainer: str
-    fence: int  # that trainer's number, see `Run`
+    fence: int  # the trainer's fencing number, see `Run`
 
 
 class DBRecordData(Document):
-    """A Record as the trainer wants it: its token tree, and what is said of it as a whole.
+    """A training row: the token tree of a Record, and values of the whole row.
 
-    The document has the tree's nodes and columns as fields of its own (`TokenTree.pack`).
+    The document stores the tree's nodes and columns as top-level fields (`TokenTree.pack`).
     """
 
     task: str
     status: RowStatus = RowStatus.READY
-    group_order: int  # the Task's: rows are leased in it, the oldest first
+    group_order: int  # the Task's; rows are leased in this order
     reward: float
     n_train_tokens: int
-    cost: float  # pairs of a token and one it sees: what attention costs, beside `n_tokens`
-    policy_versions: list[int]  # of its generated tokens, sorted, each once
-    temperature: float  # of the sampling: the trainer's logprobs are taken at the same
+    cost: float  # attention pairs (token, visible token): see `TokenTree.pairs`
+    policy_versions: list[int]  # of the generated tokens, sorted, without duplicates
+    temperature: float  # of sampling; the trainer computes logprobs at the same temperature
     tree: InstanceOf[TokenTree] = Field(exclude=True)
-    n_segments: int = 1  # of the Record, as are the next two
+    n_segments: int = 1  # this and the next two: the Record's
     n_continuations: int = 0
     n_drifts: int = 0
-    prefix_hash: str  # of the first prompt: siblings that share it have the same
-    prompt_len: int = 0  # tokens of that prompt
+    prefix_hash: str  # hash of the first prompt, equal for siblings with the same prompt
+    prompt_len: int = 0  # tokens of the first prompt
     trained: list[TrainedStep] = Field(default_factory=list)
     not_before: int = 0  # the earliest step that may train it (again)
-    trainer: str | None = None  # who leases it
-    fence: int | None = None  # that trainer's number, see `Run`; or of the one that evicted it
-    step: int | None = None  # for which step it is leased, or was too old
+    trainer: str | None = None  # the trainer that leases it
+    fence: int | None = None  # fencing number of the trainer that leases it, or evicted it
+    step: int | None = None  # the step for which it is leased, or at which it was evicted
     error: str | None = None  # of a quarantined row
     created_at: datetime | None = None
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of the tree."""
+        """Number of tokens in the tree."""
         return len(self.tree)
 
     def to_mongo(self) -> dict[str, Any]:
@@ -395,7 +397,7 @@ class DBRecordData(Document):
 
     @classmethod
     def from_mongo(cls, document: dict[str, Any]) -> Self:
-        """A document as read from its collection. Raises `ValueError` for a damaged one."""
+        """The row as read from its collection. Raises `ValueError` if it is damaged."""
         try:
             tree = TokenTree.unpack(document)
         except ValueError as error:
@@ -409,7 +411,7 @@ class DBRecordData(Document):
 
 
 def _refuse_columns_over_fields() -> None:
-    """Raise ValueError if a column is stored where a row has something else: it would be lost."""
+    """Raise ValueError if a column is stored under the name of another field of the row."""
     taken = {"n_tokens", "nodes", "_id", *DBRecordData.model_fields}
     for name, column in COLUMNS.items():
         if column.stored is None:
@@ -426,14 +428,14 @@ _refuse_columns_over_fields()
 
 
 class InferenceService(Document):
-    """An inference service that samplers may use. `_id` is its URL."""
+    """An inference service for samplers. `_id` is its URL."""
 
     url: str
     model: str
     weight_version: int  # -1: the weights it was started with
-    capacity: int  # requests it runs at once; 0: not known
-    heartbeat: datetime | None  # None: given by URL, it sends none
-    memory: str = "held"  # whether it has its GPU memory: inference.memory.MemoryState
+    capacity: int  # concurrent requests; 0: unknown
+    heartbeat: datetime | None  # None: a service given by URL, which sends none
+    memory: str = "held"  # state of its GPU memory: `inference.memory.MemoryState`
 
 
 class PolicyVersion(Document):
@@ -443,28 +445,27 @@ class PolicyVersion(Document):
     step: int
     path: str
     created_at: datetime
-    served: bool = False  # all services that were there and answered have had it
+    served: bool = False  # all services that answered were updated to it
 
 
 class TrainerStart(SubDocument):
-    """Where a trainer began: the optimizer steps in the checkpoint that it went on from."""
+    """The start of a trainer: `step` is the optimizer step of the checkpoint that it resumed."""
 
     fence: int
     step: int
 
 
 class DataSet(SubDocument):
-    """What a run learns from, by content: its tasks, the model it began with, and its world.
+    """What a run learns from: task files and start model (by digest), and the agent's world.
 
-    A run goes on with another one if it is told to (`--change_data`), and with the same one anew
-    if it begins again from its start weights. Then what belongs to those before is not trained any
-    more, and their evaluations are not counted with its own.
+    A new one begins with `--change_data`, or when the run begins again from its start weights.
+    From then on, rows of earlier data sets are not trained, and earlier evaluations do not count.
     """
 
-    fence: int = 0  # of the trainer that began it
+    fence: int = 0  # fencing number of the trainer that began it
     epoch: int = 0  # its first epoch of training tasks
-    step: int = 0  # optimizer steps done before it
-    seed: int = 0  # of the order of its tasks, for as long as it lasts
+    step: int = 0  # optimizer steps before it
+    seed: int = 0  # of the order of its tasks
     train_file: str | None = None
     train_digest: str | None = None
     eval_file: str | None = None
@@ -472,30 +473,30 @@ class DataSet(SubDocument):
     model: str | None = None
     model_digest: str | None = None
     tools: str = "none"  # none | demo | given
-    world: dict[str, str | None] = Field(default_factory=dict)  # flags that make the agent's world
+    world: dict[str, str | None] = Field(default_factory=dict)  # flags that define the environment
 
 
 class Run(Document):
-    """The run itself, in one document: who trains it and how far it is. `_id` is its name.
+    """The run: its trainer and its progress. `_id` is the run's name.
 
-    `identity` tells it from another run of that name: its folder has the same. `flags` are those of
-    its last start, for what joins, and `digests` says what the files among them hold
+    `identity` distinguishes runs of the same name; the run's folder has the same identity. `flags`:
+    of the last start, for processes that join. `digests`: of the files among the flags
     (`configs/run_flags.py`).
     """
 
     identity: str | None = None
     flags: dict[str, Any] | None = None
     digests: dict[str, str] = Field(default_factory=dict)
-    data: list[DataSet] = Field(default_factory=list)  # one after the other; the last one is its
+    data: list[DataSet] = Field(default_factory=list)  # in order of use; the last one is current
     status: str = "created"  # created | training | evaluating | finished | hopeless
-    failure: str | None = None  # why it is hopeless, for people
+    failure: str | None = None  # why it is hopeless, one sentence
     trainer: str | None = None
     trainer_host: str | None = None
     lease_expires: datetime | None = None
-    fence: int = 0  # grows with every trainer that takes the run
-    starts: list[TrainerStart] = Field(default_factory=list)  # of its trainers, in that order
+    fence: int = 0  # fencing number: each trainer that takes the run increments it
+    starts: list[TrainerStart] = Field(default_factory=list)  # of all trainers, in order
     step: int = 0
     max_steps: int = 0
-    rows_per_step: int = 0  # of all data-parallel ranks: samplers' staleness bound needs it
+    rows_per_step: int = 0  # over all data-parallel ranks; samplers' staleness bound uses it
     version: int = -1
     heartbeat: datetime | None = None

@@ -11,13 +11,13 @@ from agentrl.databases.storable import brief
 
 Expression = Any  # a MongoDB aggregation expression
 
-EXPIRED: Expression = {  # the slot's lease has run out, on the server's clock
+EXPIRED: Expression = {  # the slot's lease has expired, by the server's clock
     "$and": [
         {"$eq": ["$$slot.status", SlotStatus.LEASED]},
         {"$lt": ["$$slot.lease_expires", "$$NOW"]},
     ]
 }
-SLOT_RECORD: Expression = {  # the id of the Record that the slot's next attempt makes
+SLOT_RECORD: Expression = {  # the id of the Record of the slot's next attempt
     "$concat": [
         "$_id", "-t", {"$toString": "$$slot.rollout"}, "-a", {"$toString": "$$slot.attempt"},
     ]
@@ -25,12 +25,12 @@ SLOT_RECORD: Expression = {  # the id of the Record that the slot's next attempt
 
 
 def literal(value: object) -> Expression:
-    """A value that must not be read as an expression, as text that begins with `$` would be."""
+    """A value that MongoDB must not evaluate, such as text that begins with `$`."""
     return {"$literal": value}
 
 
 def told(error: str) -> Expression:
-    """An error as a Task keeps it: cut, and as MongoDB can store it."""
+    """An error as a Task stores it: shortened and storable in MongoDB."""
     return literal(brief(error))
 
 
@@ -40,7 +40,7 @@ def all_of(*conditions: Expression) -> Expression:
 
 
 def in_milliseconds(milliseconds: int) -> Expression:
-    """So long after the server's present time."""
+    """`milliseconds` after the server's current time."""
     return {"$add": ["$$NOW", milliseconds]}
 
 
@@ -61,7 +61,7 @@ def slots_updated(which: Expression, fields: Mapping[str, Expression]) -> Expres
 
 
 def slots_scored(scores: Mapping[str, float | None]) -> list[dict[str, Expression]]:
-    """The stages of an update that give completed slots the scores of their Records, by id."""
+    """Update stages that set each slot's score; `scores`: by Record id."""
     return [
         {
             "$set": {
@@ -75,24 +75,24 @@ def slots_scored(scores: Mapping[str, float | None]) -> list[dict[str, Expressio
 
 
 def slots_in(statuses: Collection[SlotStatus]) -> Expression:
-    """How many slots are in one of these states."""
+    """The number of slots in one of these states."""
     return {"$size": slots_where({"$in": ["$$slot.status", sorted(statuses)]})}
 
 
 def next_scoring() -> Expression:
-    """When the first of the slots that wait for their scoring may be scored; null if none waits."""
+    """The earliest `not_before` of the slots that wait for scoring; null if none waits."""
     waiting = slots_where({"$eq": ["$$slot.status", SlotStatus.SAMPLED]})
     return {"$min": {"$map": {"input": waiting, "as": "slot", "in": "$$slot.not_before"}}}
 
 
 def first_to_score() -> Expression:
-    """The rollout number of the slot that the Task's `score_at` is of."""
+    """The rollout number of the first slot that is due at the Task's `score_at`."""
     due = {"$eq": ["$$slot.not_before", "$score_at"]}
     waiting = slots_where(all_of({"$eq": ["$$slot.status", SlotStatus.SAMPLED]}, due))
     return {"$first": {"$map": {"input": waiting, "as": "slot", "in": "$$slot.rollout"}}}
 
 
 def first_pending(count: int) -> Expression:
-    """The rollout numbers of the first `count` slots that nobody holds."""
+    """The rollout numbers of the first `count` pending slots."""
     pending = slots_where({"$eq": ["$$slot.status", SlotStatus.PENDING]})
     return {"$slice": [{"$map": {"input": pending, "as": "slot", "in": "$$slot.rollout"}}, count]}

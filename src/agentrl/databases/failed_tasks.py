@@ -11,7 +11,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Slot, SlotStatus, Split, Task
 from agentrl.databases.tasks import record_id
 
-# No index: a person asks, now and then.
+# No index: this is read only on a user's request.
 _FAILURES = {
     "$or": [{name: {"$type": "string"}} for name in ("slots.error", "finalisation.error", "error")]
 }
@@ -19,9 +19,11 @@ _FAILURES = {
 
 @dataclass(frozen=True)
 class FailedTask:
-    """A Task with failures: of its `rollouts` slots `failed` were given up, `quarantined` could not
-    be scored, and `again` are sampled or scored again. `group`: its group could not be finalised,
-    for a scorer of the whole group, say."""
+    """A Task with failures.
+
+    Of its `rollouts` slots, `failed` were given up, `quarantined` could not be scored, and `again`
+    are being sampled or scored again. `group`: its group could not be finalised.
+    """
 
     task_id: str  # the line's own id
     split: Split
@@ -31,17 +33,17 @@ class FailedTask:
     again: int
     group: bool
     rollouts: int
-    error: str  # the last one
-    record: str | None  # the Record that it ended; None of a group
+    error: str  # the last error
+    record: str | None  # the Record that the error ended; None for an error of the group
 
 
 async def count_failed_tasks(database: RunDatabase) -> int:
-    """How many there are."""
+    """The number of Tasks with failures."""
     return await database.tasks.count_documents(_FAILURES)
 
 
 async def failed_tasks(database: RunDatabase) -> list[FailedTask]:
-    """All of them, in the order in which their groups were begun; evaluations first."""
+    """All Tasks with failures, evaluations first, then in group order."""
     cursor = database.tasks.find(_FAILURES).sort([("split", 1), ("group_order", 1)])
     return [_read(Task.from_mongo(document)) async for document in cursor]
 
@@ -77,8 +79,10 @@ def _read(task: Task) -> FailedTask:
 
 
 def _failed_record(task: Task, slot: Slot) -> str | None:
-    """The Record of a slot's last attempt that ended; a leased slot has that of the next, unless it
-    is scored again."""
+    """The Record of a slot's last ended attempt.
+
+    A leased slot names the Record of the current attempt, unless it is being scored again.
+    """
     if slot.status != SlotStatus.LEASED or slot.scorings:
         return slot.record
     return record_id(task.id, slot.rollout, slot.attempt - 1)

@@ -1,9 +1,9 @@
 """From task files to the ledger: training tasks block by block, held-out tasks on request.
 
-Rank 0 of the trainer calls it. Training tasks are stored in their group order, a block when few
-are left that nobody has begun. So a run begins as soon with a million lines as with ten, and the
-ledger itself says where feeding goes on: behind the newest group. Ids are derived from split, epoch
-and line, so a repetition after a crash changes nothing.
+Rank 0 of the trainer calls it. Training tasks are stored in their group order, one block whenever
+few unclaimed ones are left. So the start takes the same time with a million lines as with ten.
+Feeding continues after the newest group in the ledger. Ids are derived from split, epoch and line,
+so a repetition after a crash changes nothing.
 """
 
 import random
@@ -24,8 +24,8 @@ from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger, task_key
 from agentrl.databases.transitions import ENDED_TASKS
 
-BLOCK = 256  # groups that are stored at once: some 50 ms of work
-_OPEN = sorted(set(TaskStatus) - ENDED_TASKS)  # named, so that the index serves
+BLOCK = 256  # groups stored at once: about 50 ms of work
+_OPEN = sorted(set(TaskStatus) - ENDED_TASKS)  # a list of states can use the index
 
 
 def make_tasks(
@@ -37,9 +37,12 @@ def make_tasks(
     data: int = 0,
     first: int = 0,
 ) -> list[Task]:
-    """The Tasks of an epoch of data set `data`: the lines of `order`, from place `first` on."""
+    """Tasks for the lines whose indices are in `order`, at places from `first` on in the epoch.
+
+    `rollouts`: slots per Task. `data`: number of the data set.
+    """
     now = datetime.now(UTC)
-    # Epochs of training follow each other; an evaluation of a step may come again with other data.
+    # Training epochs never repeat. A step may be evaluated again with other data.
     again = f"d{data}-" if data and split == Split.EVAL else ""
     return [
         Task(
@@ -66,16 +69,15 @@ def make_tasks(
 
 
 def of_data(data: int) -> dict[str, object]:
-    """The filter of the tasks of a data set. Older databases know of the first one only."""
+    """The filter for tasks of a data set. In older databases, tasks of the first have no number."""
     return {"data": data if data else {"$in": [0, None]}}
 
 
 class TaskFeeder:
     """Keeps enough open training tasks in the ledger, and adds evaluations.
 
-    `train`: read line by line, as they are needed. `epochs`: passes over the training lines, or
-    None for as many as the steps need. `low_water`: how many training groups nobody has claimed
-    yet must be there.
+    `train`: lines are read as they are needed. `epochs`: passes over the training lines; None for
+    no limit. `low_water`: minimum number of unclaimed training groups in the ledger.
     """
 
     def __init__(
@@ -99,8 +101,8 @@ class TaskFeeder:
         self._epochs = epochs
         self._low_water = low_water
         self._seed = seed
-        self._next_epoch, self._next_seq = 0, 0  # the group that is stored next
-        self._order: tuple[int, array[int]] = (-1, array("l"))  # of the lines, in an epoch
+        self._next_epoch, self._next_seq = 0, 0  # the next group to store
+        self._order: tuple[int, array[int]] = (-1, array("l"))  # epoch, and its order of lines
         self._first_epoch = 0
         self._data = 0
 
@@ -111,24 +113,23 @@ class TaskFeeder:
 
     @property
     def epochs(self) -> int:
-        """How many of this data set were added so far."""
+        """Epochs of this data set that were added completely."""
         return self._next_epoch - self._first_epoch
 
     async def next_epoch(self) -> int:
-        """The first epoch of which the ledger holds no training task."""
+        """The first epoch without a training task in the ledger."""
         newest = await self._newest_group()
         return 0 if newest is None else newest // GROUPS_PER_EPOCH + 1
 
     async def leave(self, data: int) -> int:
-        """Leave out what nobody has begun of the data sets before `data`; returns how many."""
+        """Leave out unclaimed tasks of the data sets before `data`; returns how many."""
         return await self._ledger.leave_out(data)
 
     async def start(self, data: int = 0, first_epoch: int = 0, seed: int | None = None) -> None:
-        """Find out how far the ledger is fed, and top up.
+        """Continue after the newest training group in the ledger, and top up.
 
-        `data`: the number of the data set that the lines are, which begins at `first_epoch`.
-        `seed`: of the order of its lines; another one in the middle of an epoch would leave lines
-        out.
+        `data`: number of the data set, which begins at `first_epoch`. `seed`: seed of the order of
+        its lines; a change in the middle of an epoch would skip lines.
         """
         self._data, self._first_epoch = data, first_epoch
         self._seed = self._seed if seed is None else seed
@@ -140,7 +141,7 @@ class TaskFeeder:
         await self.top_up()
 
     async def top_up(self) -> None:
-        """Add tasks until `low_water` unclaimed groups are there, or all are."""
+        """Add tasks until there are `low_water` unclaimed groups or all tasks are added."""
         if not self._train:
             return
         unclaimed = await self._database.tasks.count_documents(
@@ -152,7 +153,7 @@ class TaskFeeder:
             unclaimed += await self._add_block()
 
     async def _add_block(self) -> int:
-        """Store the next groups of an epoch; returns how many are new."""
+        """Store the next block of groups of an epoch; returns how many are new."""
         epoch, first = self._next_epoch, self._next_seq
         if self._order[0] != epoch:
             order = array("l", range(len(self._train)))
@@ -167,16 +168,16 @@ class TaskFeeder:
         return added
 
     def _go_to(self, seq: int) -> None:
-        """Go on at place `seq` of the epoch, or with the next one if it has no such place."""
+        """Continue at place `seq` of the epoch, or in the next epoch if this one is complete."""
         self._next_seq = seq
         if seq >= len(self._train):
             self._next_epoch, self._next_seq = self._next_epoch + 1, 0
 
     async def _newest_group(self) -> int | None:
-        """The group order of the training group that was stored last.
+        """The group order of the newest training group; None if there is none.
 
-        By a majority of the members: what a failing primary alone has seen may be undone, and
-        groups before it would be missing for good.
+        Read from a majority of the members: a group that only a failing primary has can be undone,
+        and would never be fed again.
         """
         durable = self._database.durable(self._database.tasks)
         newest = await retry_through_outages(
@@ -188,7 +189,7 @@ class TaskFeeder:
         return None if newest is None else int(newest["group_order"])
 
     async def exhausted(self) -> bool:
-        """Whether all epochs are sampled and finalised: no further row can come."""
+        """Whether all epochs are sampled and finalised, so that no further rows can come."""
         if not self._all_added():
             return False
         return await self._open_task({"split": Split.TRAIN}) is None
@@ -207,14 +208,16 @@ class TaskFeeder:
         )
 
     async def evaluation_done(self, step: int) -> bool:
-        """Whether every group of that evaluation is finalised."""
+        """Whether every group of the evaluation at `step` is finalised."""
         places = {"$gte": group_order(step, 0), "$lt": group_order(step + 1, 0)}
         of_step = {"split": Split.EVAL, "group_order": places, **of_data(self._data)}
         return await self._open_task(of_step) is None
 
     async def _open_task(self, selection: dict[str, object]) -> dict[str, object] | None:
-        """A task of `selection` that is not over, as a majority of the members knows it: what
-        follows from there being none is not asked again."""
+        """A task of `selection` that has not ended, or None.
+
+        Read from a majority of the members, because the caller acts on None once.
+        """
         durable = self._database.durable(self._database.tasks)
         return await durable.find_one(
             {"status": {"$in": _OPEN}, **selection}, {"_id": 1}, hint="state"

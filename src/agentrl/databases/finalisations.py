@@ -1,12 +1,12 @@
-"""The finalisation of a group, while it is held, and what becomes of it if it fails.
+"""The lease on a group's finalisation, and the states after a failure.
 
-    hold* -> keep -> finalised           `TaskLedger`'s; see there too for who holds it, and when
-    leave | put_off                      to be tried again by anyone: at once, or after a pause
-    quarantine                           it failed too often: for a person to look at
+    hold* -> keep -> finalised           `TaskLedger` gives the lease and ends it
+    leave | put_off                      anyone may retry: at once, or after a pause
+    quarantine                           it failed too often; waits for a person
 
-A finalisation may take minutes: a scorer compares the Records of the group, or their turns are
-many. So the lease is extended meanwhile. A scorer may return other scores the next time. The first
-ones are kept on the Task, in one atomic update, and a sampler that takes over continues from them.
+A finalisation may take minutes, if a scorer compares the Records of the group or there are many
+turns. So its lease is extended meanwhile. A scorer may return other scores the next time, so the
+first ones are stored on the Task in one atomic update. A sampler that takes over uses them.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from agentrl.databases.transitions import task_status
 
 
 def finalisation_of(task: Task) -> Finalisation:
-    """The finalisation of a group that somebody holds."""
+    """The finalisation of a group, which must have one."""
     assert task.finalisation is not None, f"nobody finalises {task.id}"
     return task.finalisation
 
 
 class Finalisations:
-    """Transitions of finalisations that `owner` holds."""
+    """Transitions of the finalisations that `owner` holds. Leases last `lease_seconds`."""
 
     def __init__(
         self, database: RunDatabase, owner: str, lease_seconds: float, max_failures: int
@@ -43,13 +43,15 @@ class Finalisations:
         await self._update(task, {}, {"finalisation.lease_expires": expires})
 
     async def leave(self, task: Task) -> None:
-        """Give up the finalisation at once, to whoever asks next. Raises `LeaseLost`."""
+        """Give up the finalisation: anyone may claim it at once. Raises `LeaseLost`."""
         left = {"finalisation.lease_expires": "$$NOW", "finalisation.owner": None}
         await self._update(task, {}, left)
 
     async def put_off(self, task: Task, error: str, *, counts: bool) -> None:
-        """The group is finalised later, by anyone. `counts`: against the limit, which what is
-        nobody's fault does not. Raises `LeaseLost`."""
+        """Give up the finalisation: anyone may claim it after a pause.
+
+        `counts`: whether this failure counts against the limit. Raises `LeaseLost`.
+        """
         state = finalisation_of(task)
         pause_s = pause_after(state.tries + 1)
         values = {
@@ -62,7 +64,7 @@ class Finalisations:
         await self._update(task, {}, {f"finalisation.{name}": v for name, v in values.items()})
 
     async def quarantine(self, task: Task, error: str) -> None:
-        """The group cannot be finalised. Its Records stay as they are. Raises `LeaseLost`."""
+        """Quarantine the group. Its Records stay as they are. Raises `LeaseLost`."""
         values = {
             "status": task_status(TaskStatus.QUARANTINED),
             "finalisation": None,
@@ -72,9 +74,9 @@ class Finalisations:
         await self._update(task, {}, values)
 
     async def keep(self, task: Task, scores: Sequence[GroupScore]) -> list[GroupScore]:
-        """Store the group's scores if it has none; returns those that are stored then.
+        """Store the group's scores unless it has some; returns the stored ones.
 
-        Raises `LeaseLost` if the finalisation is another's and there are none.
+        Raises `LeaseLost` if another holds the finalisation and none are stored.
         """
         documents = [score.model_dump() for score in scores]
         try:

@@ -30,12 +30,12 @@ DUPLICATE_KEY = 11000
 
 
 class NotSent(RuntimeError):
-    """The write was no longer allowed when its turn came; the server never saw it."""
+    """The write was no longer allowed when its turn came, and was not sent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiter:
-    """Writes of one caller, which go out together."""
+    """The writes of one caller; they are sent together."""
 
     writes: Sequence[Write]
     allowed: Callable[[], bool]
@@ -53,15 +53,15 @@ class GroupCommit:
     async def write(
         self, writes: Sequence[Write], allowed: Callable[[], bool] = lambda: True
     ) -> bool:
-        """Return when the server has these writes.
+        """Return when the server has acknowledged these writes.
 
-        Inserting a document whose `_id` is there already counts as done. The answer tells whether
-        every update of the *group* found its document: if not, the caller has to look at its own.
+        Inserting a document whose `_id` exists counts as done. Returns whether every update of the
+        whole *group* found its document. If not, the caller must check its own updates.
 
-        `allowed` is asked right before every try to send; once it says no, nothing is sent and
-        `NotSent` is raised. A caller that is cancelled before its writes were sent withdraws them.
-        Raises the error of these writes, never that of others in the group, and
-        `DatabaseUnreachable` after a long outage.
+        `allowed` is called before each attempt to send. If it returns False, these writes are not
+        sent and `NotSent` is raised. A caller that is cancelled in time withdraws its writes.
+        Raises the error of these writes, never of others in the group, and `DatabaseUnreachable`
+        after a long outage.
         """
         if not writes:
             return True
@@ -80,7 +80,7 @@ class GroupCommit:
                 await self._send_group(group)
         finally:
             self._sender = None
-            for waiter in (*group, *self._waiting):  # of a sender that was cancelled
+            for waiter in (*group, *self._waiting):  # not empty only if this task was cancelled
                 waiter.done.cancel()
             self._waiting = []
 
@@ -92,8 +92,8 @@ class GroupCommit:
         except DatabaseUnreachable as error:
             _refuse(group, error)
         except Exception as error:
-            # What cannot even be sent (a document over 16 MB, or one that is no BSON) fails the
-            # whole bulk write: find whose it is.
+            # A document that cannot be sent (over 16 MB, or not BSON) fails the whole bulk write.
+            # Sending each caller's writes alone finds the one at fault.
             if len(group) == 1:
                 _refuse(group, error)
                 return
@@ -101,7 +101,7 @@ class GroupCommit:
                 await self._send_group([waiter])
 
     async def _try(self, group: Sequence[_Waiter]) -> None:
-        """Send what is still wanted of a group, and tell its waiters."""
+        """Send the writes of a group that are still wanted, and answer their callers."""
         for waiter in group:
             if not waiter.done.done() and not waiter.allowed():
                 waiter.done.set_exception(NotSent(self._collection.name))
@@ -126,7 +126,7 @@ class GroupCommit:
             own = range(first, first + len(waiter.writes))
             first = own.stop
             if waiter.done.done():
-                continue  # cancelled while its writes were on their way
+                continue  # cancelled after its writes were sent
             failed = next((errors[index] for index in own if index in errors), None)
             if failed is None:
                 waiter.done.set_result(found_all)
@@ -137,9 +137,16 @@ class GroupCommit:
 def _own_errors(
     details: Sequence[dict[str, Any]], writes: Sequence[Write]
 ) -> dict[int, WriteError]:
-    """The error of each write that has one, by its place in the bulk write."""
+    """Errors by index in the bulk write, without duplicate keys of insertions.
+
+    They do not hold the writes themselves, which may have megabytes.
+    """
     return {
-        detail["index"]: WriteError(detail["errmsg"], detail["code"], detail)
+        detail["index"]: WriteError(
+            detail["errmsg"],
+            detail["code"],
+            {name: value for name, value in detail.items() if name != "op"},
+        )
         for detail in details
         if not (detail["code"] == DUPLICATE_KEY and isinstance(writes[detail["index"]], InsertOne))
     }

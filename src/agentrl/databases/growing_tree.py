@@ -11,14 +11,14 @@ from agentrl.databases.token_tree import COLUMNS, Node, TokenTree
 
 Ids = Sequence[int] | NDArray[np.integer[Any]]
 
-_ROOM = 256  # tokens that a column has room for when its first value comes
+_ROOM = 256  # initial capacity of a column, in tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A path that begins with the first `shared` tokens of the path of branch `parent`.
+    """A path that shares the first `shared` tokens of branch `parent`.
 
-    Its own tokens stand from `start` on, and end where the next branch's begin.
+    Its own tokens begin at index `start` and end where those of the next branch begin.
     """
 
     parent: int | None
@@ -27,10 +27,10 @@ class _Branch:
 
 
 class GrowingTree:
-    """Tokens in the order in which they came. Those of the last branch grow, earlier ones stay.
+    """Tokens in order of arrival. Only the last branch grows.
 
-    Every column is one array with room at its end, so that appending a token costs the same however
-    many there are. A column that nobody has given a value has no array.
+    Each column is one array with spare capacity, so appending takes amortised constant time. A
+    column without values has no array.
     """
 
     def __init__(self) -> None:
@@ -40,16 +40,16 @@ class GrowingTree:
         self._column("ids", 0)
 
     def __len__(self) -> int:
-        """Tokens of all branches; those that branches share count once."""
+        """Number of tokens in all branches; shared tokens count once."""
         return self._n_tokens
 
     def length(self, branch: int) -> int:
-        """Tokens of a branch with those that it shares. -1 is the last branch."""
+        """Number of tokens on a branch, shared ones included. -1 is the last branch."""
         start, end = self._own(branch)
         return self._branches[branch].shared + end - start
 
     def begin(self, parent: int | None = None, shared: int = 0) -> int:
-        """Begin a branch, with the first `shared` tokens of `parent`'s. Returns its number."""
+        """Begin a branch that shares the first `shared` tokens of `parent`. Returns its number."""
         assert shared == 0 if parent is None else 0 < shared <= self.length(parent)
         self._branches.append(_Branch(parent, shared, self._n_tokens))
         return len(self._branches) - 1
@@ -57,8 +57,8 @@ class GrowingTree:
     def append(self, ids: Ids, columns: Mapping[str, ArrayLike] | None = None) -> None:
         """Append tokens to the last branch.
 
-        `columns`: by name, an entry for each of these tokens or one for all of them. A column that
-        is not among them has its fill here.
+        `columns`: values by column name, one per token or one for all. Other columns get their
+        fill. Raises ValueError for an unknown column.
         """
         end = self._n_tokens + len(ids)
         self._column("ids", end)[self._n_tokens : end] = ids
@@ -67,7 +67,7 @@ class GrowingTree:
         self._n_tokens = end
 
     def cut(self, length: int) -> None:
-        """Take back what the last branch has after its first `length` tokens."""
+        """Remove the tokens of the last branch after its first `length`."""
         branch = self._branches[-1]
         assert length >= branch.shared, "tokens of an earlier branch cannot be taken back"
         end = branch.start + length - branch.shared
@@ -76,29 +76,29 @@ class GrowingTree:
         self._n_tokens = end
 
     def drop(self) -> None:
-        """Take back the last branch, as if it had not begun."""
+        """Remove the last branch."""
         self.cut(self._branches[-1].shared)
         self._branches.pop()
 
     def ids(self, branch: int, length: int | None = None) -> NDArray[np.int32]:
-        """The ids of a branch with those that it shares, or the first `length` of them."""
+        """The ids along a branch, shared ones included: all, or the first `length`."""
         return self._along(branch, "ids", self.length(branch) if length is None else length)
 
     def own_ids(self, branch: int) -> NDArray[np.int32]:
-        """The ids of a branch without those that it shares; a view."""
+        """The ids of a branch without shared ones, as a view."""
         start, end = self._own(branch)
         return self._column("ids", self._n_tokens)[start:end]
 
     def line(self, branch: int) -> TokenTree:
-        """The tokens of a branch with those that it shares, as one line."""
+        """The tokens along a branch, shared ones included, as a tree of one node."""
         length = self.length(branch)
         columns = {name: self._along(branch, name, length) for name in self._columns}
         return TokenTree.line(columns.pop("ids"), **columns)
 
     def tree(self) -> TokenTree:
-        """The tree of all branches. Where one leaves another's node in the middle, it divides it.
+        """The tree of all branches. A branch that leaves a node in the middle splits the node.
 
-        A branch without tokens of its own adds no node.
+        A branch without own tokens adds no node.
         """
         stretches = self._depth_first()
         number = {id(stretch): index for index, stretch in enumerate(stretches)}
@@ -115,7 +115,7 @@ class GrowingTree:
         return TokenTree(nodes, columns)
 
     def _column(self, name: str, n_tokens: int) -> NDArray[Any]:
-        """A column with room for `n_tokens` and its fill where no token stands yet."""
+        """A column with capacity for `n_tokens`; unused entries have the fill."""
         if name not in COLUMNS:
             raise ValueError(f"no column is called {name}; there are {', '.join(COLUMNS)}")
         values = self._columns.get(name)
@@ -129,7 +129,7 @@ class GrowingTree:
         return values
 
     def _own(self, branch: int) -> tuple[int, int]:
-        """Where a branch's own tokens stand."""
+        """Start and end index of a branch's own tokens."""
         number = range(len(self._branches))[branch]
         last = number + 1 == len(self._branches)
         end = self._n_tokens if last else self._branches[number + 1].start
@@ -149,7 +149,7 @@ class GrowingTree:
 
     def _depth_first(self) -> list["_Stretch"]:
         roots: list[_Stretch] = []
-        ends: list[_Stretch] = []  # of each branch: the stretch that it ends with
+        ends: list[_Stretch] = []  # the last stretch of each branch
         for number, branch in enumerate(self._branches):
             (start, end), parent = self._own(number), None
             if branch.parent is not None:
@@ -171,11 +171,11 @@ class GrowingTree:
 
 @dataclass(slots=True, eq=False)
 class _Stretch:
-    """Tokens `start` to `end` in the order in which they came, which will be a node."""
+    """Tokens `start` to `end`, in order of arrival, that will form a node."""
 
     start: int
     end: int
-    before: int  # tokens that stand before it on its path
+    before: int  # number of tokens before it on its path
     parent: "_Stretch | None"
     children: list["_Stretch"] = field(default_factory=list)
 
@@ -185,7 +185,7 @@ class _Stretch:
 
 
 def _ending_at(depth: int, ends: list[_Stretch], branch: int) -> _Stretch:
-    """The stretch on a branch's path that ends at `depth`, divided there if it went further."""
+    """The stretch on a branch's path that ends at `depth`; a longer one is split there."""
     stretch = ends[branch]
     while stretch.before >= depth:
         assert stretch.parent is not None, "a branch shares tokens that its parent does not have"

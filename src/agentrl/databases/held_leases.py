@@ -18,8 +18,8 @@ from agentrl.databases.tasks import LeaseLost
 class HeldLeases:
     """The leases of one process, by Record id.
 
-    Times `asked` are this clock's from *before* the claim or heartbeat was sent: the server counts
-    from when it got it, so a lease lasts at least as long here as there.
+    `asked`: this clock's time *before* the claim or heartbeat was sent. The server counts from its
+    arrival, so a lease never ends later here than on the server.
     """
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,13 +30,13 @@ class HeldLeases:
         self._closed = False
 
     def begin(self, records: Collection[str], asked: float) -> None:
-        """Slots were claimed for these Records."""
+        """The slots of these Records were claimed."""
         self._until.update(dict.fromkeys(records, asked + self._lease_seconds))
 
     def answered(self, held: Set[str], lost: Set[str], asked: float) -> None:
-        """A heartbeat has extended the leases of `held`; those of `lost` are no longer ours.
+        """A heartbeat has extended the leases of `held`; those of `lost` are gone.
 
-        Records whose work has ended meanwhile are passed over.
+        Records that have ended meanwhile are ignored.
         """
         until = asked + self._lease_seconds
         self._until.update(dict.fromkeys(self._until.keys() & held, until))
@@ -45,22 +45,22 @@ class HeldLeases:
         self._tell()
 
     def end(self, record: str) -> None:
-        """The Record is finished: nothing more is written for it."""
+        """The Record is finished: its lease is no longer needed."""
         self._until.pop(record, None)
 
     def close(self) -> None:
-        """There will be no more heartbeats: leases that have lapsed, or will, are lost."""
+        """Heartbeats have ended: a lease that expires is lost."""
         self._closed = True
         self._tell()
 
     def holds(self, record: str) -> bool:
-        """Whether the lease is surely ours at this moment."""
+        """Whether the lease is certainly ours now."""
         return self._clock() < self._until.get(record, -float("inf"))
 
     async def assured(self, record: str) -> None:
-        """Return while the lease is surely ours, waiting for a heartbeat's answer if need be.
+        """Return when the lease is certainly ours; waits for a heartbeat's answer if necessary.
 
-        Raises `LeaseLost`.
+        Raises `LeaseLost` if the lease is gone.
         """
         while not self.holds(record):
             if self._closed or record not in self._until:

@@ -1,12 +1,12 @@
 """`--max_failures_without_success`: decides when a run that gets nowhere is ended.
 
-The database is counted, so the counts cover any number of samplers: the latest attempts, of which
-most fail in the same way, or all in any; and groups that gave nothing to train since the last one
-that gave something. Failures before the watch began are not counted, because the cause may have
-been fixed before the restart.
+A run is ended if its latest attempts all fail, or most rollouts fail in the same way, or if a
+number of groups in a row give nothing to train. The database is counted, so the counts cover any
+number of samplers. Failures before the watch began do not count, because the cause may have been
+fixed before the restart.
 
-An outage that an agent does not know as one (`failures.py`) makes attempts fail by the hundred. So
-the failures must also last for a while: an outage of `OUTLIVED_S` ends no run.
+An outage that an agent does not recognise (`failures.py`) makes hundreds of attempts fail. So the
+failures must also last for `OUTLIVED_S`.
 """
 
 import time
@@ -25,19 +25,22 @@ from agentrl.databases.outcomes import latest_attempts, latest_groups
 
 OUTLIVED_S = 40.0
 _LOOK_EVERY_S = 1.0
-_SHOWN = 256  # of the latest attempts and groups, where all were in vain
-_LONGEST_GAP_S = 10.0  # between two looks; nobody knows of longer ones what happened in them
+_SHOWN = 256  # latest attempts and groups that `never_trained` reads
+_LONGEST_GAP_S = 10.0  # between two looks; a longer gap does not count as time of failing
 
 
 @dataclass
 class _Streak:
     """The groups since the last one that gave rows."""
 
-    after: datetime | None  # that one, or the latest of those that were there at the first look
-    since: float  # when that was seen
+    after: datetime | None  # end of that group, or of the latest group at the first look
+    since: float  # when it was seen, by the watch's clock
 
     def barren(self, ends: Sequence[GroupEnd], now: float) -> Sequence[GroupEnd]:
-        """Those of `ends`, newest first, that came after the last success; it begins anew there."""
+        """The groups of `ends` (newest first) after the last one with rows.
+
+        If there is one with rows, the streak restarts after it.
+        """
         for number, end in enumerate(ends):
             if end.rows != 0:
                 self.after, self.since = end.at, now
@@ -49,14 +52,15 @@ class _Streak:
 class _Failing:
     """The attempts since the first look."""
 
-    after: datetime | None  # the latest of those that were there at the first look
-    since: float | None = None  # when most of them were seen to fail, while they do
+    after: datetime | None  # end of the latest attempt at the first look
+    since: float | None = None  # since when most attempts fail; None while they do not
 
 
 class HopelessWatch:
-    """Watches one run, for the one process that can end it.
+    """Watches one run, for the process that can end it.
 
-    `limit`: 0 never ends it. `reason`: the sentence to end with, once there is one.
+    `limit`: `--max_failures_without_success`; 0 turns the watch off. `reason`: why the run is to
+    be ended; None so far.
     """
 
     def __init__(
@@ -71,8 +75,10 @@ class HopelessWatch:
         self._looked: float | None = None
 
     async def look(self, *, training: bool = True) -> str | None:
-        """Why the run is to be ended; None if it is not. `training`: groups are to give rows by
-        now."""
+        """Why the run is to be ended; None if it is not.
+
+        `training`: whether groups are expected to give rows now.
+        """
         now = self._clock()
         if self._limit == 0 or self.reason is not None:
             return self.reason
@@ -90,7 +96,7 @@ class HopelessWatch:
         return self.reason
 
     async def never_trained(self, epochs: int) -> str:
-        """Why all tasks were tried `epochs` times and nothing came of it."""
+        """Why `epochs` epochs of tasks gave nothing to train."""
 
         async def ask() -> str:
             attempts = await latest_attempts(self._database, _SHOWN)
@@ -101,7 +107,7 @@ class HopelessWatch:
 
     async def _look(self, now: float, training: bool) -> str | None:
         reason = await self._failing(now)
-        # Attempts that fail make barren groups too, and their own sentence says more.
+        # Failing attempts also make barren groups, and their reason is more precise.
         if reason is None and training and (self._attempts is None or self._attempts.since is None):
             reason = await self._barren(now)
         return reason

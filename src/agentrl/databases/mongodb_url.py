@@ -1,7 +1,7 @@
-"""What is wrong with a MongoDB URL, said without its password.
+"""Checks a MongoDB URL; errors do not contain its password.
 
-PyMongo's own errors quote what they stumble over, which may be a part of the password; and a
-password with `#` or `?` in it may make a URL of another host.
+PyMongo's own errors quote the invalid part, which may be a part of the password. A password with
+`#` or `?` may even make it a URL of another host.
 """
 
 import re
@@ -12,15 +12,15 @@ from pymongo.uri_parser import parse_uri
 from agentrl.redaction import without_passwords
 
 URL_ERRORS = (InvalidURI, ConfigurationError, ValueError)
-"""What PyMongo raises for a URL."""
+"""What PyMongo raises for an invalid URL."""
 
 _CREDENTIALS = re.compile(r"(?<=//).*@", re.DOTALL)
-# RFC 3986, 3.2.1: what may stand before the @ as it is.
+# RFC 3986, 3.2.1: the characters allowed unescaped before the @.
 _USER_AND_PASSWORD = re.compile(r"(?:[\w.~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2})*@", re.ASCII)
 
 
 def why_no_url(url: str) -> str | None:
-    """One sentence on what PyMongo would make nothing of, or something else; None if it is well."""
+    """Why PyMongo would reject or misread the URL, in one sentence; None if it is valid."""
     shown = f"--db_connection_string {without_passwords(url)} is not a MongoDB URL"
     given = _CREDENTIALS.search(url)
     if given is not None and not _USER_AND_PASSWORD.fullmatch(given[0]):
@@ -29,7 +29,7 @@ def why_no_url(url: str) -> str | None:
             " -c 'from urllib.parse import quote; print(quote(input(), safe=\"\"))' does)"
         )
     if url.startswith("mongodb+srv://"):
-        return None  # DNS is asked, when the client is made
+        return None  # parsing needs DNS, which the client asks
     try:
         parse_uri(_CREDENTIALS.sub("", url))
     except URL_ERRORS as error:

@@ -1,7 +1,7 @@
-"""What the samplers of a run wait for: dependencies that are out of reach, as each of them sees it.
+"""Unreachable dependencies that the samplers of a run wait for.
 
-A sampler says so as long as it waits, in one document of its own. Without a sign of life for
-`SILENT_S` it counts no more: the sampler has ended.
+Each sampler updates its own document while it waits. A document without a heartbeat for `SILENT_S`
+is ignored: its sampler is considered dead.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,15 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.services import SILENT_S
 from agentrl.databases.storable import brief
 
-_ERROR_BYTES = 2000  # it is shown in one line
+_ERROR_BYTES = 2000  # an error is shown on one line
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A dependency that samplers wait for. `since`: on the server's clock, of the first of them.
+    """A dependency that samplers wait for.
 
-    `error`: what the one that waits longest saw last.
+    `since`: when the first of them began to wait, by the server's clock. `error`: the last error of
+    that sampler. `samplers`: how many wait.
     """
 
     dependency: str
@@ -29,7 +30,7 @@ class Outage:
     samplers: int = 1
 
     def sentence(self, now: datetime) -> str:
-        """For people, with the local time."""
+        """A sentence for the user, with local time. `now`: the server's time."""
         waited = (now - self.since).total_seconds()
         return (
             f"waiting for {self.dependency} since {self.since.astimezone():%H:%M:%S} "
@@ -39,7 +40,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class OpenBreaker:
-    """A dependency that one sampler waits for, and for how long it has, in seconds."""
+    """A dependency that one sampler has waited for since `seconds` seconds."""
 
     dependency: str
     seconds: float
@@ -47,7 +48,7 @@ class OpenBreaker:
 
 
 async def report(database: RunDatabase, sampler: str, waited_for: Sequence[OpenBreaker]) -> None:
-    """Say what a sampler waits for now; nothing takes its document away."""
+    """Store what a sampler waits for now. An empty `waited_for` removes its document."""
     if not waited_for:
         await database.outages.delete_one({"_id": sampler})
         return
@@ -64,7 +65,7 @@ async def report(database: RunDatabase, sampler: str, waited_for: Sequence[OpenB
 
 
 async def current(database: RunDatabase) -> list[Outage]:
-    """What samplers wait for, the longest outage first."""
+    """What live samplers wait for, longest outage first."""
     cursor = await database.outages.aggregate(
         [
             {"$match": {"$expr": {"$gt": ["$heartbeat", _silent_since()]}}},

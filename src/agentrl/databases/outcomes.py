@@ -12,9 +12,12 @@ from agentrl.databases.documents import HANDED_BACK, SlotStatus, Split, TaskStat
 async def latest_attempts(
     database: RunDatabase, limit: int, after: datetime | None = None
 ) -> list[AttemptEnd]:
-    """Attempts that ended with a score or an error of their own; those handed back did not."""
+    """The latest `limit` attempts that ended with a score or an error, newest first.
+
+    Attempts that were handed back are left out. `after`: only those that ended later.
+    """
     wanted: dict[str, Any] = {
-        "split": {"$in": list(Split)},  # named so that the index serves
+        "split": {"$in": list(Split)},  # all splits: the index begins with it
         "finished_at": {"$ne": None} if after is None else {"$gt": after},
         "error": {"$not": {"$regex": f"^{HANDED_BACK}"}},
     }
@@ -32,7 +35,7 @@ def attempt_end(record: Mapping[str, Any]) -> AttemptEnd:
 async def latest_groups(
     database: RunDatabase, limit: int, after: datetime | None = None
 ) -> list[GroupEnd]:
-    """Training groups that were finalised, or quarantined."""
+    """The latest `limit` training groups that were completed or quarantined, newest first."""
     wanted: dict[str, Any] = {
         "split": Split.TRAIN,
         "status": {"$in": [TaskStatus.COMPLETED, TaskStatus.QUARANTINED]},
@@ -48,7 +51,7 @@ async def latest_groups(
 
 def _group_end(task: dict[str, Any]) -> GroupEnd:
     error = task.get("error")
-    outcome = task.get("outcome")  # of an earlier version's groups there is none
+    outcome = task.get("outcome")  # groups of earlier versions have none
     return GroupEnd(
         at=task["completed_at"],
         rows=outcome["rows"] if outcome else 0 if error else None,

@@ -6,5 +6,5 @@ from uuid import uuid4
 
 
 def process_name() -> str:
-    """A name for this process that says where it runs, unlike those before it on the machine."""
+    """A unique name for this process: host, pid and a random suffix."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"

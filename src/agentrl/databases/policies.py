@@ -27,33 +27,33 @@ class Lineage:
         return max(self.steps, default=-1)
 
     def step_of(self, version: int) -> int:
-        """Optimizer steps in the weights of `version`. Raises KeyError if it is not known."""
+        """The optimizer step of `version`. Raises KeyError if the version is unknown."""
         return self.steps[version]
 
     def age(self, version: int, step: int) -> int:
-        """By how many steps weights of `step` are newer than those of `version`; never negative.
+        """How many steps weights of `step` are newer than those of `version`; never negative.
 
-        Weights of steps that a resume has undone count by their step too: what they sampled is as
-        young as their number of steps says, and importance weights tell the rest. Raises KeyError.
+        Versions of steps that a resume has undone count by their step too; importance weights
+        correct the difference in weights. Raises KeyError if the version is unknown.
         """
         return max(0, step - self.step_of(version))
 
     def young_versions(self, step: int, max_staleness: int) -> list[int]:
-        """The versions whose tokens may still be trained by weights of `step`, sorted."""
+        """The versions at most `max_staleness` steps older than weights of `step`, sorted."""
         return sorted(version for version in self.steps if self.age(version, step) <= max_staleness)
 
     def too_old(self, versions: Collection[int], step: int, max_staleness: int) -> bool:
-        """Whether a row with tokens of `versions` must be evicted before weights of `step`.
+        """Whether a row with tokens of `versions` is too old to be trained by weights of `step`.
 
-        A version that is newer than all known ones was published meanwhile: it is no reason to
-        evict. One that is not, and was never recorded, is too old.
+        A version newer than all known ones was just published and is not too old. An older version
+        that was never recorded is too old.
         """
         young = self.young_versions(step, max_staleness)
         return any(version <= self.newest and version not in young for version in versions)
 
 
 async def load_lineage(database: RunDatabase, known: Lineage | None = None) -> Lineage:
-    """All publications. `known`: what an earlier call found; only later ones are asked for."""
+    """The lineage of all publications. `known`: an earlier result; only newer ones are read."""
     known = known or Lineage()
     later = database.policy_versions.find(
         {"version": {"$gt": known.newest}}, {"version": 1, "step": 1}
@@ -63,9 +63,9 @@ async def load_lineage(database: RunDatabase, known: Lineage | None = None) -> L
 
 
 async def publish(database: RunDatabase, version: int, step: int, path: str) -> None:
-    """Give out `version` for the weights of optimizer step `step`, before any service has them.
+    """Record `version` for the weights of optimizer step `step`, before any service has them.
 
-    Doing it again changes nothing. Raises `DuplicateKeyError` if the number was given to others.
+    Idempotent. Raises `DuplicateKeyError` if the number belongs to other weights.
     """
     policy = PolicyVersion(
         id=str(version), version=version, step=step, path=path, created_at=datetime.now(UTC)
@@ -79,17 +79,17 @@ async def publish(database: RunDatabase, version: int, step: int, path: str) -> 
 
 
 async def serve(database: RunDatabase, version: int) -> None:
-    """`version` was brought to the services: one that has an older one gets no work any more."""
+    """Mark `version` as served. Services with older weights then get no work (`serving`)."""
     await database.policy_versions.update_one({"_id": str(version)}, {"$set": {"served": True}})
 
 
 async def newest_served(database: RunDatabase) -> int:
-    """The newest version that was brought to the services; 0, the first one, before that."""
+    """The newest version that is marked as served; 0 (the first version) if there is none."""
     document = await database.policy_versions.find_one({"served": True}, sort=[("version", -1)])
     return PolicyVersion.from_mongo(document).version if document else 0
 
 
 async def latest(database: RunDatabase) -> PolicyVersion | None:
-    """The newest publication."""
+    """The newest publication; None if there is none."""
     document = await database.policy_versions.find_one(sort=[("version", -1)])
     return PolicyVersion.from_mongo(document) if document else None

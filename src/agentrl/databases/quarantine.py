@@ -1,12 +1,12 @@
-"""What failed so often that it waits for a person: groups, Records and rows, and their release.
+"""Groups, Records and rows in quarantine, and their release by a person.
 
-    group     its finalisation failed: it has no rows
-    Record    it cannot be scored, or no row can be made of it; its group went on without it
+    group     its finalisation failed; it has no rows
+    Record    it cannot be scored, or no row can be built from it; its group continued without it
     row       the trainer cannot read it, or its gradient is not finite
 
-Each is `quarantined` and keeps its `error`. None of them counts in the staleness bound. Release
-puts it back to where it failed, with its failures forgotten. Every update names the state that it
-expects: a release may be broken off, and repeated.
+Each has the status `quarantined` and an `error`, and does not count in the staleness bound. A
+release puts it back to the step at which it failed and resets its failures. Every update names the
+state that it expects, so an interrupted release can be repeated.
 """
 
 from collections.abc import Collection
@@ -25,12 +25,12 @@ from agentrl.databases.expressions import (
 from agentrl.databases.tasks import task_of
 from agentrl.databases.transitions import change_records, change_rows, slots_changed, task_status
 
-_ENDED = [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.QUARANTINED]  # nobody finalises it
+_ENDED = [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.QUARANTINED]  # not FINALISING
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """How much is in quarantine, or was released from it."""
+    """Numbers of groups, Records and rows in quarantine, or released from it."""
 
     groups: int = 0
     records: int = 0
@@ -38,13 +38,13 @@ class Quarantined:
 
     @property
     def total(self) -> int:
-        """Of all kinds."""
+        """The sum of all kinds."""
         return self.groups + self.records + self.rows
 
 
 @dataclass(frozen=True)
 class QuarantinedItem:
-    """One of them. `kind`: group, record or row. `id`: of the Task, or of the Record."""
+    """One item in quarantine. `kind`: group, record or row. `id`: of the Task or the Record."""
 
     kind: str
     id: str
@@ -52,7 +52,7 @@ class QuarantinedItem:
 
 
 async def count_quarantined(database: RunDatabase) -> Quarantined:
-    """How much is in quarantine: three counts by indexes."""
+    """How much is in quarantine, by three indexed counts."""
     return Quarantined(
         await database.tasks.count_documents(
             {"status": TaskStatus.QUARANTINED, "split": {"$in": list(Split)}}
@@ -63,7 +63,7 @@ async def count_quarantined(database: RunDatabase) -> Quarantined:
 
 
 async def list_quarantined(database: RunDatabase) -> list[QuarantinedItem]:
-    """All that is in quarantine, by kind and id."""
+    """All items in quarantine, sorted by kind and id."""
     items = []
     for kind, collection in (
         ("group", database.tasks), ("record", database.records), ("row", database.rows),
@@ -74,10 +74,10 @@ async def list_quarantined(database: RunDatabase) -> list[QuarantinedItem]:
 
 
 async def release(database: RunDatabase, ids: Collection[str] | None = None) -> Quarantined:
-    """Put back what is in quarantine: all, or what has one of these ids. Returns how much.
+    """Release what is in quarantine: everything, or the items with these ids. Returns how much.
 
-    A group and a Record are then scored and finalised by the run's samplers, a row is trained. What
-    has grown too old meanwhile is evicted as any other row.
+    Samplers then score and finalise the Records and groups, and the trainer leases the rows. Rows
+    that are too old by then are evicted.
     """
     chosen: dict[str, Any] = {} if ids is None else {"_id": {"$in": list(ids)}}
     rows = await change_rows(
@@ -87,7 +87,7 @@ async def release(database: RunDatabase, ids: Collection[str] | None = None) -> 
     quarantined = {**chosen, "status": RecordStatus.QUARANTINED}
     for record in [found["_id"] async for found in database.records.find(quarantined, {"_id": 1})]:
         records += await _release_record(database, record)
-    # A release that was broken off between a Record and its slot.
+    # Finish releases that were interrupted between a Record and its slot.
     broken_off: dict[str, Any] = {"slots.status": SlotStatus.QUARANTINED}
     if ids is not None:
         broken_off["_id"] = {"$in": sorted({task_of(name) for name in ids})}
@@ -96,7 +96,7 @@ async def release(database: RunDatabase, ids: Collection[str] | None = None) -> 
             asked = ids is None or slot["record"] in ids
             if slot["status"] == SlotStatus.QUARANTINED and asked:
                 records += await _release_record(database, slot["record"])
-    # Behind the Records: a group of which one is scored again is finalised after that.
+    # After the Records: a group with a Record to score again is finalised after that scoring.
     return Quarantined(await _release_groups(database, chosen), records, rows)
 
 
@@ -109,9 +109,9 @@ async def _release_groups(database: RunDatabase, chosen: dict[str, Any]) -> int:
 
 
 async def _release_record(database: RunDatabase, record: str) -> bool:
-    """Have a Record scored again, if that is where it failed, or else its group finalised again.
+    """Release a Record: to be scored again if scoring failed, else its group is finalised again.
 
-    Whether it was: not while its group is being finalised.
+    Returns whether it was released; it is not while its group is being finalised.
     """
     own = {"_id": record}
     again = {"error": None, "finished_at": None}
@@ -144,13 +144,14 @@ async def _release_record(database: RunDatabase, record: str) -> bool:
         )
         return bool(result.modified_count)
     scored = {"record": record, "status": SlotStatus.COMPLETED}
-    # One that waits for its finalisation: others of its group may be released already.
+    # A group that waits for its finalisation: another Record of it was released before.
     waiting = {"status": TaskStatus.FINALISING, "finalisation.owner": None}
     ended = {
         "_id": task_of(record), "slots": {"$elemMatch": scored},
         "$or": [{"status": TaskStatus.COMPLETED}, waiting],
     }  # fmt: skip
-    # The Task first, with time for the Record: a release that is broken off here changes nothing.
+    # The Task first, with a delay in which the Record follows. If the release is interrupted in
+    # between, nothing changes.
     finalising = {
         "status": task_status(TaskStatus.FINALISING), **_SAID_WITHOUT_IT,
         **_to_finalise(in_milliseconds(_MEANWHILE_MS)),
@@ -162,11 +163,11 @@ async def _release_record(database: RunDatabase, record: str) -> bool:
 
 
 _UNFINISHED: dict[str, Expression] = {"finalisation": None, "error": None, "completed_at": None}
-_SAID_WITHOUT_IT: dict[str, Expression] = {"group_scores": None}  # by scorers of the whole group
+_SAID_WITHOUT_IT: dict[str, Expression] = {"group_scores": None}  # given without this Record
 _MEANWHILE_MS = 3000
 
 
 def _to_finalise(when: Expression) -> dict[str, Expression]:
-    """What a Task says that a sampler is to finalise, from that time on."""
+    """The fields of a Task that any sampler may finalise from `when` on."""
     free = {"owner": None, "lease_expires": when, "tries": 0, "failures": 0, "error": None}
     return {**_UNFINISHED, "finalisation": free}

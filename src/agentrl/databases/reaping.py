@@ -1,16 +1,16 @@
 """Taking slots away from samplers that went silent.
 
-Anyone may do it at any time, several at once too: a slot is taken away by an update that names the
-lease it ends. How far the attempt came, its Record says, and `_end_of` says what follows from it:
+Any process may do it at any time, also concurrently: each update names the lease that it ends. The
+new state of the slot depends on the attempt's Record (`_end_of`):
 
-* there is none: a claim whose answer was lost, or whose sampler died before it could begin. That
-  says nothing against the task, and the slot is pending again at no cost.
-* it is scored, or quarantined: the sampler died before it could say so of the slot, which is done
-  here.
-* it is sampled: the trajectory stays, and its scoring is tried again. That counts against
-  `max_scoring_failures`, because a scorer may end the process that it runs in; what comes of the
-  count is for the next that claims the scoring.
-* else the attempt has failed, and the slot is tried again, or given up after `max_failures`.
+* no Record: the claim's answer was lost, or the sampler died before it began. The slot becomes
+  pending, and this is no failure.
+* scored or quarantined: the sampler died before it updated the slot. The slot gets that status.
+* sampled: the trajectory is kept and scored again. This counts against `max_scoring_failures`,
+  because a scorer may kill its process; the next claim of the scoring checks the limit.
+* else the attempt is lost: the slot becomes pending. Samplers die for other reasons too, so the
+  first `FREE_LOSSES` of a slot do not count. An agent may kill its process, so each further loss is
+  a failure, and the slot is given up after `max_failures`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,23 +29,24 @@ from agentrl.databases.expressions import (
 )
 from agentrl.databases.transitions import change_records, group_settled, slots_changed
 
-_WITHOUT_RECORD = frozenset({SlotStatus.PENDING, SlotStatus.FAILED})  # what its lease made is lost
+FREE_LOSSES = 3
+_WITHOUT_RECORD = frozenset({SlotStatus.PENDING, SlotStatus.FAILED})  # the lease's Record is lost
 
 
 @dataclass(frozen=True)
 class Reaped:
-    """What one pass of the reaper did."""
+    """Numbers of slots that one pass of the reaper changed."""
 
-    returned: int = 0  # slots that went back to pending
-    failed: int = 0  # slots given up after `max_failures`
-    sampled: int = 0  # slots whose Record is to be scored again
-    completed: int = 0  # slots whose Record had its score
-    quarantined: int = 0  # slots whose Record is
+    returned: int = 0  # pending again
+    failed: int = 0  # given up after `max_failures`
+    sampled: int = 0  # to be scored again
+    completed: int = 0  # the Record was scored already
+    quarantined: int = 0  # the Record was in quarantine already
 
 
 @dataclass(frozen=True)
 class _End:
-    """What becomes of a slot whose lease has run out. `fields`: beside the status."""
+    """The new status of a slot whose lease has expired. `fields`: further changes."""
 
     slot: Slot  # as it was read
     status: SlotStatus
@@ -53,7 +54,7 @@ class _End:
 
 
 async def reap_expired(database: RunDatabase, max_failures: int) -> Reaped:
-    """End all leases that have run out."""
+    """End all expired leases of rollouts."""
     outcomes: list[SlotStatus] = []
     overdue = await database.tasks.aggregate(
         [
@@ -82,9 +83,9 @@ async def reap_expired(database: RunDatabase, max_failures: int) -> Reaped:
 
 
 async def close_lost_records(database: RunDatabase, selection: dict[str, Any]) -> None:
-    """Say of Records of leases that ran out that they have failed.
+    """Mark Records of expired leases as failed.
 
-    One may even be scored, if its score was held up on its way until after the reaper had looked.
+    A Record may be scored by now, if its score arrived after the reaper had read it.
     """
     await change_records(
         database.records, selection, RecordStatus.FAILED, {"error": "its sampler went silent"}
@@ -92,10 +93,10 @@ async def close_lost_records(database: RunDatabase, selection: dict[str, Any]) -
 
 
 def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> _End:
-    """The rules. `record`: status, score and error of the Record that the lease was for, if there
-    is one.
+    """What follows from an expired lease, by the rules in the module docstring.
 
-    What is read of the slot holds as long as its `record` does: every lease has one of its own.
+    `record`: status, score and error of the lease's Record, if it exists. The update names the
+    slot's `record`, so it cannot change a later attempt.
     """
     unheld: dict[str, Expression] = {"owner": None, "lease_expires": None}
     silent = {
@@ -115,17 +116,17 @@ def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> 
             "not_before": "$$NOW",
         }
         return _End(slot, SlotStatus.SAMPLED, {**silent, **again})
-    failures = slot.failures + (state is not None)
-    if state is not None and failures >= max_failures:
-        return _End(slot, SlotStatus.FAILED, {**silent, "failures": failures})
-    return _End(
-        slot, SlotStatus.PENDING, {**silent, "failures": failures, "attempt": slot.attempt + 1}
-    )
+    losses = slot.losses + (state is not None)
+    counts = state is not None and losses > FREE_LOSSES
+    lost = {**silent, "losses": losses, "failures": slot.failures + counts}
+    if counts and lost["failures"] >= max_failures:
+        return _End(slot, SlotStatus.FAILED, lost)
+    return _End(slot, SlotStatus.PENDING, {**lost, "attempt": slot.attempt + 1})
 
 
 async def _end_leases(database: RunDatabase, task: str, ends: Sequence[_End]) -> list[_End]:
-    """End leases of a Task; returns those that were ended."""
-    # If this ends the group's last slot, the next `claim_finalisation` is to find the group.
+    """End leases of a Task; returns the ones that were ended."""
+    # If this was the group's last slot, the next `claim_finalisation` finds the group.
     ended_at_once = {
         "owner": None, "lease_expires": "$$NOW", "tries": 0, "failures": 0, "error": None,
     }  # fmt: skip
@@ -146,5 +147,5 @@ async def _end_leases(database: RunDatabase, task: str, ends: Sequence[_End]) ->
         for slot in (Task.from_mongo(before).slots if before else [])
         if slot.status == SlotStatus.LEASED
     }
-    # One that its owner extended meanwhile was left to it.
+    # A lease that its owner has extended meanwhile was not ended.
     return [end for end in ends if (end.slot.record, end.slot.lease_expires) in held]

@@ -30,11 +30,12 @@ from agentrl.databases.documents import (
 )
 from agentrl.databases.group_commit import GroupCommit, NotSent, Write
 from agentrl.databases.held_leases import HeldLeases
+from agentrl.databases.row_parts import divide
 from agentrl.databases.storable import LARGEST_BYTES, brief, made_storable
 from agentrl.databases.tasks import Claim
 from agentrl.databases.transitions import TransitionRefused, change_records, record_change
 
-# What a Record says from its start on.
+# Fields of a Record that never change after its start.
 _FIXED = frozenset(
     {
         "id",
@@ -51,7 +52,7 @@ _FIXED = frozenset(
         "sampled_at",
     }
 )
-# From which states the end of a Record's work may be told.
+# The states from which `finish` may change a Record.
 _BEFORE_END = {
     RecordStatus.FAILED: [RecordStatus.SAMPLING],
     RecordStatus.SCORED: [RecordStatus.SAMPLED],
@@ -62,10 +63,10 @@ _SETTLED = (RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.QUARANTINED
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What becomes of a Record when its group is finalised.
+    """The new state of a Record when its group is finalised.
 
-    `advantage` is None for one that was not scored; `left_out` says why one is abandoned, `error`
-    why one is quarantined.
+    `advantage`: None without a score. `left_out`: why it is abandoned. `error`: why it is
+    quarantined.
     """
 
     status: RecordStatus
@@ -75,10 +76,10 @@ class Settlement:
 
 
 class RecordLedger:
-    """The trajectories that one sampler process makes.
+    """The trajectories of one sampler process.
 
-    `leases` says for which Records it may write: claims and heartbeats keep it up to date. Where a
-    lease is gone, the methods that belong to it write nothing and raise `LeaseLost`.
+    `leases`: the Records that this process may write; claims and heartbeats update it. Methods that
+    need a lease raise `LeaseLost` and write nothing if the lease is gone.
     """
 
     def __init__(self, database: RunDatabase, lease_seconds: float) -> None:
@@ -88,9 +89,10 @@ class RecordLedger:
         self._turns = GroupCommit(database.turns)
         self._tool_results = GroupCommit(database.tool_results)
         self._rows = GroupCommit(database.rows)
+        self._parts = GroupCommit(database.parts)
 
     async def start(self, records: Sequence[Record], claimed_at: float) -> None:
-        """Store Records that are about to be sampled; `claimed_at`: see `HeldLeases`."""
+        """Store Records before they are sampled; `claimed_at`: `asked` of `HeldLeases`."""
         ids = [record.id for record in records]
         self.leases.begin(ids, claimed_at)
         await self._write_held(ids, self._records, await _storable_insertions(records))
@@ -98,7 +100,7 @@ class RecordLedger:
     async def add_turn(self, turn: DispatchedSamplingTask) -> None:
         """Store a turn. It stays if the Record fails later.
 
-        What MongoDB cannot hold of what was said is stored as far as it can be (`storable.py`).
+        Content that MongoDB cannot store is converted or cut (`storable.py`).
         """
         await self._write_held([turn.record_id], self._turns, await _storable_insertions([turn]))
 
@@ -108,14 +110,14 @@ class RecordLedger:
         await self._write_held([result.record_id], self._tool_results, [InsertOne(document)])
 
     async def sampled(self, record: Record) -> None:
-        """Store a Record whose conversation is over: from here on it can be scored by anyone.
+        """Store a Record whose conversation is over: from now on any sampler can score it.
 
-        Raises `TransitionRefused` if it has ended already, in another way.
+        Raises `TransitionRefused` if it has ended in another way.
         """
         await self._end(record, RecordStatus.SAMPLED, [RecordStatus.SAMPLING], "sampled_at")
 
     async def resume(self, record: str, claimed_at: float) -> Record:
-        """A Record that is to be scored, as it is stored; `claimed_at`: see `HeldLeases`."""
+        """Read a Record that is to be scored; `claimed_at`: `asked` of `HeldLeases`."""
         self.leases.begin([record], claimed_at)
 
         async def read() -> Record:
@@ -126,17 +128,19 @@ class RecordLedger:
         return await retry_through_outages(read, f"Record {record}")
 
     async def finish(self, record: Record) -> None:
-        """Store a Record as its work ended: scored, failed or quarantined, with its error.
+        """Store the end of a Record: scored, failed or quarantined.
 
-        Raises `TransitionRefused` if it has ended already, in another way.
+        Raises `TransitionRefused` if it has ended in another way.
         """
         status = RecordStatus(record.status)
         await self._end(record, status, _BEFORE_END[status], "finished_at")
         self.leases.end(record.id)
 
     async def disown(self, record: str) -> None:
-        """Close a Record whose slot was lost, if nobody has: nobody else may ever see it where it
-        was held up on its way and stored after its slot was reaped. Needs no lease."""
+        """Mark a Record as failed after its slot was lost, unless it has ended. Needs no lease.
+
+        The reaper cannot do it if the Record was stored after the slot was reaped.
+        """
         ended = {"error": "its slot was lost before it was stored"}
         still_open = {"_id": record, "status": RecordStatus.SAMPLING}
         await retry_through_outages(
@@ -145,7 +149,7 @@ class RecordLedger:
         )
 
     async def scored(self, task: Task) -> list[Record]:
-        """The scored Records of a group's completed slots, by trajectory."""
+        """The scored Records of a group's completed slots, sorted by rollout."""
         ids = [slot.record for slot in task.slots if slot.status == SlotStatus.COMPLETED]
 
         async def read() -> list[Record]:
@@ -155,23 +159,26 @@ class RecordLedger:
         return await retry_through_outages(read, f"the Records of {task.id}")
 
     async def turns(self, records: Sequence[str]) -> dict[str, list[DispatchedSamplingTask]]:
-        """The turns of Records, in order."""
+        """The turns of Records, in order, by Record id."""
 
         async def read() -> dict[str, list[DispatchedSamplingTask]]:
             cursor = self._database.turns.find({"record_id": {"$in": list(records)}}).sort(
                 [("record_id", 1), ("turn", 1)]
             )
-            # In a thread: a group of long records has hundreds, and heartbeats would wait for them.
+            # In a thread: validating hundreds of turns would delay heartbeats.
             return await asyncio.to_thread(_turns_by_record, records, await cursor.to_list())
 
         return await retry_through_outages(read, f"the turns of {len(records)} Records")
 
     async def add_rows(self, rows: Sequence[DBRecordData]) -> None:
-        """Store training rows; those that are there already stay as they are."""
-        await self._rows.write([InsertOne(row.to_mongo()) for row in rows])
+        """Store training rows; existing ones stay as they are."""
+        # In a thread: heartbeats would wait for long rows.
+        divided = await asyncio.to_thread(lambda: [divide(row) for row in rows])
+        await self._parts.write([InsertOne(part) for _, parts in divided for part in parts])
+        await self._rows.write([InsertOne(document) for document, _ in divided])
 
     async def add_scores(self, records: Sequence[Record]) -> None:
-        """Store what scorers of the whole group added to its Records, which stay scored."""
+        """Store the scores that scorers of the whole group added; the Records stay scored."""
         await self._records.write(
             [
                 UpdateOne(
@@ -187,9 +194,10 @@ class RecordLedger:
         )
 
     async def settle(self, settlements: Mapping[str, Settlement]) -> None:
-        """The group is finalised: what became of its Records.
+        """Store the new states of a finalised group's Records.
 
-        Those that are settled already stay as they are: an owner that died half way has done it.
+        Records that are settled already stay as they are: a previous owner died after that. Raises
+        `TransitionRefused` for a Record in any other state than scored.
         """
         if not settlements:
             return
@@ -211,7 +219,7 @@ class RecordLedger:
     async def _end(
         self, record: Record, to: RecordStatus, expected: Sequence[RecordStatus], time: str
     ) -> None:
-        """Store all that a Record says by now, as it becomes `to`; `time`: the field of when."""
+        """Change a Record to `to` with all its fields; `time`: the field for the current time."""
         fields = record.model_dump(exclude={*_FIXED, "status"})
         if record.error is not None:
             fields["error"] = brief(record.error)
@@ -224,8 +232,10 @@ class RecordLedger:
             raise TransitionRefused(f"record {record.id}", states.get(record.id), to)
 
     async def _states(self, records: Sequence[str]) -> dict[str, str]:
-        """The states of Records. A change matches nothing also where an answer was lost in an
-        outage after the server had done it."""
+        """The states of Records, by id.
+
+        They tell a refused change from one that the server made before its answer was lost.
+        """
 
         async def read() -> dict[str, str]:
             cursor = self._database.records.find({"_id": {"$in": list(records)}}, {"status": 1})
@@ -236,7 +246,7 @@ class RecordLedger:
     async def _write_held(
         self, records: Sequence[str], commit: GroupCommit, writes: Sequence[Write]
     ) -> bool:
-        """Write for Records whose leases are ours."""
+        """Write while we hold the leases of `records`. Raises `LeaseLost`."""
 
         def held() -> bool:
             return all(self.leases.holds(record) for record in records)
@@ -247,11 +257,11 @@ class RecordLedger:
             try:
                 return await commit.write(writes, held)
             except NotSent:
-                continue  # a lease lapsed while the writes waited
+                continue  # a lease expired while the writes waited
 
 
 def new_record(claim: Claim, owner: str, default_agent: str) -> Record:
-    """The Record of an attempt that begins now. `default_agent`: of a task that names none."""
+    """The Record of an attempt that begins now. `default_agent`: for tasks without an agent."""
     return Record(
         id=claim.record_id,
         task=claim.task.id,

@@ -30,28 +30,26 @@ from agentrl.databases.documents import (
     TaskStatus,
 )
 from agentrl.databases.expressions import literal, slots_scored
+from agentrl.databases.row_parts import PARTS, divide
 from agentrl.databases.transitions import TransitionRefused, change_records, change_rows
 
 _SCORED = [RecordStatus.SCORED, RecordStatus.READY, RecordStatus.ABANDONED]
-_UNTOUCHED: dict[str, Any] = {"trained": []}  # a row that no step has trained
+_UNTOUCHED: dict[str, Any] = {"trained": []}  # rows that no step has trained
 
 
 class RowOutcome(Enum):
-    """What a Record's row became."""
+    """What happened to a Record's row."""
 
-    NONE = "none"  # there was none, and there is none now
-    ADDED = "added"
-    REWRITTEN = "rewritten"
+    NONE = "none"  # no row before, none now
+    ADDED = "added"  # a new or a restored row
+    REWRITTEN = "rewritten"  # the advantages and reward were replaced
     WITHDRAWN = "withdrawn"
-    STAYED = "stayed"  # trained, leased for training, or evicted: it is as it was
+    STAYED = "stayed"  # unchanged, because it was trained, leased, evicted or quarantined
 
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """A Record with its new scores, and what its group makes of it.
-
-    `row` is None for one that is not trained.
-    """
+    """A Record with its new scores and the result of its group. `row` is None if left out."""
 
     record: Record
     advantage: float | None
@@ -64,19 +62,19 @@ class SelectionError(ValueError):
 
 
 class Rescoring:
-    """Reads and writes of a rescoring."""
+    """The database operations of `agentrl rescore`."""
 
     def __init__(self, database: RunDatabase) -> None:
         self._database = database
 
     async def groups(self, where: Mapping[str, Any]) -> list[str]:
-        """The Tasks with a scored Record that `where`, a MongoDB filter, selects: their ids.
+        """The ids of Tasks with a scored Record that matches `where`, a MongoDB filter.
 
-        Raises `SelectionError`.
+        Raises `SelectionError` if MongoDB refuses the filter.
         """
         selection = {"$and": [{"status": {"$in": _SCORED}}, dict(where)]}
         try:
-            # not `distinct`, whose answer is one document of 16 MB at the most
+            # not `distinct`, whose answer is one document of at most 16 MB
             tasks = await self._database.records.aggregate(
                 [{"$match": selection}, {"$group": {"_id": "$task"}}, {"$sort": {"_id": 1}}]
             )
@@ -85,12 +83,12 @@ class Rescoring:
             raise SelectionError(str(error)) from None
 
     async def completed(self, task: str) -> Task | None:
-        """The Task, or None if its group is not completed."""
+        """The Task; None if it is not completed."""
         found = await self._database.tasks.find_one({"_id": task, "status": TaskStatus.COMPLETED})
         return Task.from_mongo(found) if found else None
 
     async def store_row(self, rescored: Rescored) -> RowOutcome:
-        """Bring a Record's row to its new advantages, if no trainer has touched it."""
+        """Add, rewrite or withdraw a Record's row, unless a trainer has used it."""
         rows, own = self._database.rows, {"_id": rescored.record.id}
         if rescored.row is None:
             withdrawn = await change_rows(
@@ -101,8 +99,16 @@ class Rescoring:
             found = await rows.find_one(own, {"status": 1})
             gone = found is None or found["status"] == RowStatus.WITHDRAWN
             return RowOutcome.NONE if gone else RowOutcome.STAYED
-        row = rescored.row.to_mongo()
-        values = {name: row[name] for name in ("advantages", "reward")}
+        row, parts = divide(rescored.row)
+        for part in parts:
+            await self._database.parts.update_one(
+                {"_id": part["_id"]}, {"$setOnInsert": part}, upsert=True
+            )
+        values = {"reward": row["reward"]}
+        if parts:
+            values[f"{PARTS}.advantages"] = row[PARTS]["advantages"]
+        else:
+            values["advantages"] = row["advantages"]
         rewritten = await rows.update_one(
             {**own, **_UNTOUCHED, "status": RowStatus.READY}, {"$set": values}
         )
@@ -115,8 +121,10 @@ class Rescoring:
         return RowOutcome.ADDED if added.upserted_id is not None else RowOutcome.STAYED
 
     async def store_record(self, task: Task, rescored: Rescored, outcome: RowOutcome) -> None:
-        """Give a Record its new scores and keep those before. Raises `TransitionRefused` if it is
-        not scored any more."""
+        """Store a Record's new scores and move the old ones to `score_history`.
+
+        Raises `TransitionRefused` if the Record is not scored any more.
+        """
         record, records = rescored.record, self._database.records
         before = await records.find_one({"_id": record.id})
         assert before is not None, f"{record.id} is gone, and the pipeline deletes nothing"
@@ -149,8 +157,7 @@ class Rescoring:
         scores: Mapping[str, float | None],
         said: Sequence[GroupScore] | None,
     ) -> None:
-        """Give the Task its new scorer, its slots the scores of their Records (by id), and keep
-        what scorers of the whole group said."""
+        """Store the Task's new scorer, scores (by Record id) and group scores."""
         group = None if said is None else [score.model_dump() for score in said]
         await self._database.tasks.update_one(
             {"_id": task.id, "status": TaskStatus.COMPLETED},
@@ -166,4 +173,4 @@ _STATUS_AFTER = {
     RowOutcome.WITHDRAWN: RecordStatus.ABANDONED,
     RowOutcome.ADDED: RecordStatus.READY,
     RowOutcome.REWRITTEN: RecordStatus.READY,
-}  # where the row stays, so does the Record
+}  # without an entry, the Record keeps its status

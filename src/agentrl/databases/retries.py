@@ -10,21 +10,24 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 def pause_after(tries: int) -> float:
-    """Seconds until what was tried so often in vain is tried again: 1, 2, 4 ... up to a minute."""
+    """Seconds to wait after `tries` tries: 1, 2, 4 ... up to 60."""
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(tries - 1, 16)))
 
 
 @dataclass(frozen=True, slots=True)
 class FailureLimit:
-    """A step may fail so often."""
+    """A limit of `most` failures."""
 
     most: int
 
     def spent(self, failures: int) -> bool:
-        """Whether it has failed as often as it may: samplers died of it, for who fails the last
-        time says so himself."""
+        """Whether the limit is reached.
+
+        At the start of a try this means that samplers died: a live one quarantines at its last
+        failure (`last_try`).
+        """
         return failures >= self.most
 
     def last_try(self, failures: int) -> bool:
-        """Whether the next failure is the last."""
+        """Whether the next failure reaches the limit."""
         return failures + 1 >= self.most

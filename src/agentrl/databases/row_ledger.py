@@ -22,12 +22,13 @@ from typing import Any
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus
 from agentrl.databases.policies import Lineage
+from agentrl.databases.row_parts import join
 from agentrl.databases.transitions import change_rows
 
 
 @dataclass(frozen=True)
 class RowHeader:
-    """What the planner needs of a row; its arrays stay in the database."""
+    """The fields of a row that the planner needs, without its arrays."""
 
     id: str
     group_order: int
@@ -46,20 +47,24 @@ _HEADER_FIELDS = (
     "n_continuations", "n_drifts",
 )  # fmt: skip
 _UNHELD = {"trainer": None, "fence": None, "step": None}
-_FOR_A_STEP = {"step": {"$gt": 0}}  # all that are held are; named so that the index serves
-COUNTED = 10_000  # rows that wait; of more it is not asked how many
+_FOR_A_STEP = {"step": {"$gt": 0}}  # true of every leased row; selects the partial index `held`
+COUNTED = 10_000  # waiting rows are counted up to this number
 
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Rows by what became of them. `ready`: up to `COUNTED`; `evicted`: of the whole run."""
+    """Numbers of rows. `ready`: at most `COUNTED`. `evicted`: in the whole run."""
 
     ready: int
     evicted: int
 
 
 class RowLedger:
-    """Transitions of rows, as the trainer with the run's fencing number `fence` makes them."""
+    """Transitions of rows by one trainer.
+
+    `fence`: its fencing number. `max_trained_count`: how often a row is trained.
+    `retrained_interval`: steps from one training of a row to the next.
+    """
 
     def __init__(
         self,
@@ -75,21 +80,21 @@ class RowLedger:
         self._max_trained_count = max_trained_count
         self._retrained_interval = retrained_interval
         self._first_group = 0
-        self._evicted = 0  # for the steps up to `_evicted_up_to`, which evict no more
+        self._evicted = 0  # rows evicted at steps up to `_evicted_up_to`; does not change
         self._evicted_up_to = 0
 
     def begin_at(self, group_order: int) -> None:
-        """Rows of groups before `group_order`, of an earlier `DataSet`, are not trained."""
+        """Train no rows of groups before `group_order`: they belong to an earlier `DataSet`."""
         self._first_group = group_order
 
     async def evict(self, step: int, lineage: Lineage, max_staleness: int) -> int:
-        """Take rows out that are too old for `step` (see `Lineage.too_old`); returns how many.
+        """Evict rows that are too old for `step` (see `Lineage.too_old`); returns how many.
 
-        `step` is the optimizer step that would train them, by weights of the step before.
+        `step`: the optimizer step that would train them, on weights of the previous step.
         """
         young = lineage.young_versions(step - 1, max_staleness)
         old_versions = {"$elemMatch": {"$nin": young, "$lte": lineage.newest}}
-        # By index each, so that rows that are young enough cost nothing, however many wait.
+        # Each query has an index, so the cost does not grow with the number of young rows.
         old: list[tuple[dict[str, Any], str]] = [({"policy_versions": old_versions}, "versions")]
         if self._first_group:
             old.append(({"group_order": {"$lt": self._first_group}}, "lease"))
@@ -110,12 +115,12 @@ class RowLedger:
         *,
         waive_interval: bool = False,
     ) -> list[RowHeader]:
-        """Lease ready rows for `step`, oldest first, until it has `count`; returns all it has.
+        """Lease ready rows for `step`, oldest first, up to `count`; returns all rows of the step.
 
-        No row has a token of more than `max_staleness` steps of age by `lineage`, whatever `evict`
-        has seen. `waive_interval`: also rows whose `retrained_interval` is not over.
+        No token of them is more than `max_staleness` steps old by `lineage`. `waive_interval`: also
+        lease rows whose `retrained_interval` is not over.
         """
-        # what a replaced trainer leased after our `rewind`, because it did not know yet
+        # rows that a replaced trainer leased after our `rewind`
         await self._return(self._held_before())
         held = await self._rows.count_documents(self._held(step), hint="held")
         young = lineage.young_versions(step - 1, max_staleness)
@@ -139,7 +144,7 @@ class RowLedger:
         return await self._headers(self._held(step))
 
     async def returning(self, step: int) -> bool:
-        """Whether a row that is leased now will be ready later, for `step` or a step after it."""
+        """Whether a row that is leased now will be ready again for `step` or a later step."""
         again: list[dict[str, Any]] = [self._held_before()]
         if self._max_trained_count > 1:
             again.append({**self._held({"$lt": step}), **self._training_is(last=False)})
@@ -149,10 +154,10 @@ class RowLedger:
         return False
 
     async def commit(self, step: int, ids: Sequence[str]) -> int:
-        """The step is done: its rows are trained, or ready for another time.
+        """Mark the rows of a done step as trained, or as ready to be trained again.
 
-        `ids`: the rows that it trained. Returns how many of them this trainer's step has, which is
-        fewer if a successor took some.
+        `ids`: the rows of the step. Returns how many were committed by this trainer; fewer if a
+        successor has taken some.
         """
         trained = {"step": step, "trainer": {"$literal": self._trainer}, "fence": self._fence}
         leaves: dict[str, Any] = {"trained": {"$concatArrays": ["$trained", [trained]]}, **_UNHELD}
@@ -179,10 +184,10 @@ class RowLedger:
         )
 
     async def counts(self, step: int) -> RowCounts:
-        """How many rows there are, after `step` was committed.
+        """Numbers of rows after `step` was committed.
 
-        What the steps before evicted is counted once, and remembered: the cost does not grow with
-        the rows of the run.
+        Evictions of earlier steps are counted once and remembered, so the cost does not grow with
+        the run.
         """
         evicted = {"status": RowStatus.EVICTED}
         if step > self._evicted_up_to:
@@ -200,9 +205,9 @@ class RowLedger:
         return RowCounts(ready, self._evicted + ahead)
 
     async def quarantine(self, step: int, faults: Mapping[str, str]) -> int:
-        """Take rows out that were leased for `step` and cannot be trained; `faults`: why, by id.
+        """Quarantine rows of `step` that cannot be trained; `faults`: reason by row id.
 
-        Returns how many were taken: not those that a successor has.
+        Returns how many were quarantined; a successor's rows are not.
         """
         taken = 0
         for row, error in faults.items():
@@ -215,13 +220,13 @@ class RowLedger:
         return taken
 
     async def rewind(self, step: int) -> int:
-        """Go back to the state after `step`, as earlier trainers left it.
+        """Undo what earlier trainers did after `step`; returns the number of changed rows.
 
-        What they leased, or trained or evicted later, is ready again. Returns how many rows.
+        Rows that they leased, and rows trained or evicted after `step`, become ready.
         """
         undone_by = {"step": {"$gt": step}, "fence": {"$lt": self._fence}}
         trained_later = {"trained": {"$elemMatch": undone_by}}
-        # Each by its index: a run that goes on does not read all that it has trained.
+        # Each query has an index: a resume does not read all trained rows.
         undone: list[tuple[dict[str, Any], RowStatus, str]] = [
             (self._held_before(), RowStatus.LEASED, "held"),
             (trained_later, RowStatus.TRAINED, "trained"),
@@ -250,11 +255,11 @@ class RowLedger:
             changed += waiting.modified_count
             if changed == 0:
                 return rewound
-            # Once more: a row that a dying trainer's commit moved meanwhile may have been missed.
+            # Repeat: a commit of a dying trainer may have moved a row between the queries.
             rewound += changed
 
     async def release(self) -> int:
-        """Give back what this trainer leased and did not train. Returns how many rows."""
+        """Return this trainer's leased rows to ready; returns how many."""
         return await self._return({"fence": self._fence, **_FOR_A_STEP})
 
     async def _return(self, held: dict[str, Any]) -> int:
@@ -274,7 +279,7 @@ class RowLedger:
         return {"status": RowStatus.LEASED, "fence": {"$lt": self._fence}, **_FOR_A_STEP}
 
     def _training_is(self, *, last: bool) -> dict[str, Any]:
-        """Rows for which the training that they are leased for is their last, or is not."""
+        """The filter for rows whose current training is their last one, or is not."""
         if self._max_trained_count == 1:
             assert last, "a row that is trained once has no training before its last"
             return {}
@@ -295,21 +300,21 @@ class RowLedger:
 
 @dataclass(frozen=True)
 class FetchedRows:
-    """Rows in the order that was asked for, and by id those that cannot be read: why not."""
+    """Rows in the order of the request. `faults`: by id, why the others cannot be read."""
 
     rows: Sequence[DBRecordData]
     faults: Mapping[str, str]
 
 
 async def fetch_rows(database: RunDatabase, ids: Sequence[str]) -> FetchedRows:
-    """The rows themselves."""
+    """Read rows with their arrays."""
     faults = dict.fromkeys(ids, "it is not in the database any more")
     rows: dict[str, DBRecordData] = {}
     async for document in database.rows.find({"_id": {"$in": list(ids)}}):
         row = document["_id"]
         try:
-            rows[row] = DBRecordData.from_mongo(document)
-        except (ValueError, TypeError) as error:  # one damaged row is not the others' end
+            rows[row] = DBRecordData.from_mongo(await join(database, document))
+        except (ValueError, TypeError) as error:  # a damaged row does not affect the others
             faults[row] = f"it cannot be read: {error}"
         else:
             del faults[row]
@@ -317,7 +322,7 @@ async def fetch_rows(database: RunDatabase, ids: Sequence[str]) -> FetchedRows:
 
 
 async def count_rows(database: RunDatabase) -> dict[RowStatus, int]:
-    """How many rows are in each state. By an index, all of which is read: not for every step."""
+    """The number of rows in each state. Reads a whole index: too slow for every step."""
     counts = dict.fromkeys(RowStatus, 0)
     async for group in await database.rows.aggregate(
         [
@@ -331,7 +336,7 @@ async def count_rows(database: RunDatabase) -> dict[RowStatus, int]:
 
 
 async def count_waiting(database: RunDatabase, limit: int = COUNTED) -> int:
-    """Rows that are accepted and not trained yet, ready or leased; `limit` if there are more."""
+    """The number of ready and leased rows, at most `limit`."""
     return await database.rows.count_documents(
         {"status": {"$in": [RowStatus.READY, RowStatus.LEASED]}}, limit=limit, hint="lease"
     )

@@ -23,7 +23,7 @@ _OTHERS = frozenset({"admin", "local", "config"})
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run in a MongoDB. `live`: a trainer's lease on it lasts. `bytes`: on the server's disk."""
+    """A run in a MongoDB. `live`: a trainer holds it. `bytes`: its size on the server's disk."""
 
     database: RunDatabase
     run: Run
@@ -33,8 +33,10 @@ class StoredRun:
 
 @asynccontextmanager
 async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoClient[Any]]:
-    """A client of the MongoDB at `url`. Raises `DatabaseUnreachable`, also for what goes wrong
-    inside the block."""
+    """A client of the MongoDB at `url`.
+
+    Raises `DatabaseUnreachable`, also for PyMongo errors inside the block.
+    """
     shown = without_passwords(url)
     if (fault := why_no_url(url)) is not None:
         raise DatabaseUnreachable(fault)
@@ -60,7 +62,7 @@ async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoC
 
 
 async def stored_runs(client: AsyncMongoClient[Any], only: str | None = None) -> list[StoredRun]:
-    """All runs of a server, or the one of that name: databases with the document of a trainer."""
+    """All runs of a server, or the run named `only`. A run is a database with a `Run` document."""
     hello = await client.admin.command("hello", codec_options=client.codec_options)
     now: datetime = hello["localTime"]
     found = []
@@ -77,8 +79,7 @@ async def stored_runs(client: AsyncMongoClient[Any], only: str | None = None) ->
 
 
 async def drop_run(stored: StoredRun) -> list[str]:
-    """Remove a run from its MongoDB; returns the collections in its database that are not a run's,
-    which stay."""
+    """Remove a run from its MongoDB. Collections that are not a run's stay; returns their names."""
     database = stored.database.database
     names = await database.list_collection_names()
     others = sorted(name for name in names if name not in COLLECTIONS and "system." not in name)

@@ -12,7 +12,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, Run, TrainerStart
 
 TRAINING, EVALUATING, FINISHED = "training", "evaluating", "finished"
-HOPELESS = "hopeless"  # its trainer ended it, and `failure` says why; a resume may take it up again
+HOPELESS = "hopeless"  # the trainer gave it up, see `failure`; it can be resumed
 
 
 class TrainerAlive(RuntimeError):
@@ -20,24 +20,23 @@ class TrainerAlive(RuntimeError):
 
 
 class RunHopeless(RuntimeError):
-    """The run gets nowhere: it fails, or makes nothing to train. The message is one sentence for
-    the user."""
+    """The run fails, or gives no training rows. The message is one sentence for the user."""
 
 
 class TrainerReplaced(RuntimeError):
-    """Our lease on the run expired and another trainer took it: we must stop."""
+    """Our lease on the run expired and another trainer took it: this trainer must stop."""
 
 
 async def load_run(database: RunDatabase) -> Run | None:
-    """The run's document, if a trainer ever took it."""
+    """The run's document; None before the first trainer took it."""
     document = await database.runs.find_one({"_id": database.name})
     return Run.from_mongo(document) if document else None
 
 
 async def reopen(database: RunDatabase) -> None:
-    """Take the run from a trainer that is known to be dead, so that the next need not wait.
+    """Take the run from a dead trainer, so that the next one need not wait for its lease to expire.
 
-    For whoever started the run's only MongoDB and knows that nothing of an earlier launch lives.
+    Only for a launcher that has just started the run's own MongoDB: no earlier process can live.
     """
     await database.runs.update_one(
         {"_id": database.name},
@@ -48,7 +47,7 @@ async def reopen(database: RunDatabase) -> None:
 async def describe(
     database: RunDatabase, identity: str, flags: Mapping[str, Any], digests: Mapping[str, str]
 ) -> None:
-    """Say which run this is and which flags it has, see `Run`. Again changes nothing."""
+    """Store the run's identity, flags and digests, see `Run`. Idempotent."""
     description = {
         "identity": identity,
         "flags": {"$literal": dict(flags)},  # a value may begin with `$`
@@ -61,7 +60,7 @@ async def describe(
 
 
 def refuse_second_trainer(run: Run) -> None:
-    """Raises `TrainerAlive` while a trainer's lease on the run lasts."""
+    """Raise `TrainerAlive` while a trainer holds the run."""
     if run.trainer is None or run.lease_expires is None:
         return
     left = (run.lease_expires - datetime.now(UTC)).total_seconds()
@@ -78,17 +77,18 @@ def _alive(run: Run, seconds_left: float | None) -> TrainerAlive:
 
 
 def in_lineage(step: int, fence: int, starts: Sequence[TrainerStart]) -> bool:
-    """Whether what trainer `fence` saved at `step` is part of the run as it went on.
+    """Whether a checkpoint of trainer `fence` at `step` belongs to the run's current lineage.
 
-    It is not if a later trainer began from an earlier step: that one makes the step anew.
+    It does not if a later trainer began at an earlier step and so repeats this one.
     """
     return all(start.step >= step for start in starts if start.fence > fence)
 
 
 class RunLease:
-    """One trainer's hold on a run. A fencing number tells it from trainers before and after it.
+    """One trainer's lease on a run, identified by a fencing number.
 
-    Every method may be done twice, for an answer that was lost.
+    Every method may be repeated if its answer was lost. All but `acquire` and `release` raise
+    `TrainerReplaced` if another trainer has the run.
     """
 
     def __init__(
@@ -102,20 +102,20 @@ class RunLease:
 
     @property
     def fence(self) -> int:
-        """Our fencing number, higher than that of any trainer before; 0 before `acquire`."""
+        """Our fencing number, higher than all earlier trainers'; 0 before `acquire`."""
         return self._fence
 
     async def acquire(self, rows_per_step: int) -> Run:
-        """Take the run, to train so many rows a step.
+        """Take the run and return its document. `rows_per_step`: over all data-parallel ranks.
 
-        Raises `TrainerAlive` while another trainer's lease lasts.
+        Raises `TrainerAlive` while another trainer holds the run.
         """
         name = self._database.name
-        ours = {"$eq": ["$trainer", {"$literal": self._trainer}]}  # its answer was lost
+        ours = {"$eq": ["$trainer", {"$literal": self._trainer}]}  # an earlier answer was lost
         over = {"$lt": ["$lease_expires", "$$NOW"]}
         given_up = {"$eq": ["$status", HOPELESS]}
         free = {"$or": [{"$eq": ["$trainer", None]}, over, ours]}
-        # Two trainers may make it at once: one of them wins below.
+        # Two trainers may create the document at once. Only one gets the lease below.
         with suppress(DuplicateKeyError):
             await self._database.runs.update_one(
                 {"_id": name},
@@ -149,19 +149,19 @@ class RunLease:
         return Run.from_mongo(document)
 
     async def heartbeat(self) -> None:
-        """Extend the lease, if nobody took it meanwhile. Raises `TrainerReplaced` if it is lost."""
+        """Extend the lease. Raises `TrainerReplaced`."""
         await self._update({"lease_expires": self._lease_end(), "heartbeat": "$$NOW"})
 
     async def begin(self, step: int) -> None:
-        """Say that training begins after `step`, the checkpoint's. Raises `TrainerReplaced`."""
+        """Record that training begins after `step`, the checkpoint's. Raises `TrainerReplaced`."""
         start = {"fence": self._fence, "step": step}
         others = {"$filter": {"input": "$starts", "cond": {"$ne": ["$$this.fence", self._fence]}}}
         await self._update({"starts": {"$concatArrays": [others, [start]]}})
 
     async def begin_data(self, data: DataSet) -> list[DataSet]:
-        """Say that `data` is what the run learns from now, if this trainer has not said so yet.
+        """Append `data` to the run's data sets, unless this trainer has done so.
 
-        Returns all that the run ever had, this one last. Raises `TrainerReplaced`.
+        Returns all data sets of the run, the current one last. Raises `TrainerReplaced`.
         """
         new = {"$literal": {**data.model_dump(), "fence": self._fence}}
         known = {"$ifNull": ["$data", []]}
@@ -172,7 +172,7 @@ class RunLease:
         return run.data
 
     async def progress(self, *, step: int, max_steps: int, version: int, status: str) -> None:
-        """Say how far the run is; extends the lease too."""
+        """Store the run's progress and extend the lease. Raises `TrainerReplaced`."""
         await self._update(
             {
                 "step": step,
@@ -186,11 +186,11 @@ class RunLease:
         )
 
     async def give_up(self, failure: str) -> None:
-        """Say that the run is hopeless, and why, to samplers and the launcher."""
+        """Mark the run as hopeless, for samplers and the launcher. Raises `TrainerReplaced`."""
         await self._update({"status": HOPELESS, "failure": {"$literal": failure}})
 
     async def release(self) -> None:
-        """Give the run back, if it is still ours, so that the next trainer need not wait."""
+        """Release the run if it is still ours, so that the next trainer need not wait."""
         await self._database.runs.update_one(
             self._ours(), {"$set": {"trainer": None, "lease_expires": None}}
         )

@@ -15,7 +15,7 @@ _NAME = re.compile(r"[^\s*+]+")
 
 
 def parse_scorer(text: str) -> dict[str, float]:
-    """The weight of each scorer in `text`, in its order. Raises ValueError if it is no sum."""
+    """The weight of each scorer in `text`, in order. Raises ValueError for another notation."""
     weights: dict[str, float] = {}
     for term in text.split("+"):
         *weight, name = (part.strip() for part in term.split("*"))
@@ -40,9 +40,9 @@ def _weight(number: str, text: str) -> float:
 
 
 def write_scorer(scorer: object) -> str:
-    """The text form of a task file's `scorer`, a text or an object of weights.
+    """The text form of a task file's `scorer`, which is a text or an object of weights.
 
-    Raises ValueError if it is neither, or no sum.
+    Raises ValueError for any other value.
     """
     if isinstance(scorer, Mapping):
         if not scorer or not all(

@@ -1,12 +1,12 @@
-"""The scoring of trajectories that are stored and have no score: a step of its own.
+"""The scoring of stored trajectories without a score, a separate step.
 
     claim -> heartbeat* -> complete           `TaskLedger`'s, as of any leased slot
-                         | put_off            to be tried again, after a pause that grows
-                         | quarantine         it failed too often: for a person to look at
+                         | put_off            to be retried after a growing pause
+                         | quarantine         it failed too often; waits for a person
 
-Whoever samples a trajectory scores it too, under the same lease. If that fails, or the sampler
-dies, the slot is `sampled`: any sampler may claim the scoring when it is due, and nothing is
-sampled again. A dead sampler's scoring comes back through the reaper (`reaping.py`).
+The sampler of a trajectory also scores it, under the same lease. If that fails, or the sampler
+dies, the slot becomes `sampled`: any sampler may claim the scoring when it is due, and nothing is
+sampled again. The reaper (`reaping.py`) returns a dead sampler's scoring.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from agentrl.databases.transitions import slots_changed
 
 
 class ScoringLedger:
-    """Transitions of slots whose trajectory is to be scored, as the owner of `tasks` makes them."""
+    """Transitions of slots whose trajectory is to be scored, by the owner of `tasks`."""
 
     def __init__(self, database: RunDatabase, tasks: TaskLedger, max_failures: int) -> None:
         self._tasks = tasks
@@ -39,8 +39,11 @@ class ScoringLedger:
     async def claim(
         self, *, evaluation: int | None = None, without: TaskChoice = NO_TASKS
     ) -> Claim | None:
-        """Lease the scoring that has been due for longest; None if none is due. `evaluation`: only
-        of this one. `without`: none of tasks with these scorers."""
+        """Lease the scoring that has been due longest; None if none is due.
+
+        `evaluation`: only scorings of the evaluation at this step. `without`: skip tasks with these
+        scorers.
+        """
         due: dict[str, Any] = {
             "score_at": {"$type": "date"}, "$expr": {"$lte": ["$score_at", "$$NOW"]},
             **TaskChoice(scorers=without.scorers).others(),
@@ -81,9 +84,9 @@ class ScoringLedger:
         )
 
     async def put_off(self, claim: Claim, error: str, *, counts: bool) -> None:
-        """The trajectory has no score: it is scored again later, by anyone.
+        """Give up the scoring: any sampler may claim it after a pause.
 
-        `counts`: against the limit, which what is nobody's fault does not. Raises `LeaseLost`.
+        `counts`: whether this failure counts against the limit. Raises `LeaseLost`.
         """
         pause_s = pause_after(claim.scorings + 1)
         await self._tasks.leave(
@@ -98,16 +101,22 @@ class ScoringLedger:
         )
 
     async def hand_back(self, claim: Claim) -> None:
-        """Leave the scoring to others, at once and at no cost. Raises `LeaseLost`."""
+        """Give up the scoring: any sampler may claim it at once. This is no failure.
+
+        Raises `LeaseLost`.
+        """
         again = {"scorings": claim.scorings + 1, "not_before": "$$NOW"}
         await self._tasks.leave(claim, SlotStatus.SAMPLED, again)
 
     async def quarantine(self, claim: Claim, error: str) -> Task | None:
-        """The trajectory cannot be scored, and its Record says so. Returns the Task if the group is
-        now finished. Raises `LeaseLost`."""
+        """Quarantine the slot: its Record cannot be scored.
+
+        Returns the Task if this ended the group's last slot (see `TaskLedger.leave`). Raises
+        `LeaseLost`.
+        """
         return await self._tasks.leave(claim, SlotStatus.QUARANTINED, {"error": told(error)})
 
 
 def _is_first(slot: Mapping[str, Any], score_at: datetime) -> bool:
-    """What `first_to_score` asks of a slot, of one that was read."""
+    """The condition of `first_to_score`, for a slot that was read."""
     return bool(slot["status"] == SlotStatus.SAMPLED and slot["not_before"] == score_at)

@@ -8,16 +8,16 @@ from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import InferenceService
 
-SILENT_S = 30.0  # a registered service that sent no heartbeat for so long is taken for gone
+SILENT_S = 30.0  # a service without a heartbeat for this long is considered dead
 
 
 async def register(
     database: RunDatabase, url: str, model: str, capacity: int, weight_version: int = -1
 ) -> None:
-    """Announce a service that was just started, with the weights it came with.
+    """Register a service that was just started.
 
-    `weight_version` -1: weights that are no publication of this run; samplers do not use it until
-    the trainer has brought it up to date.
+    `capacity`: concurrent requests. `weight_version` -1: weights that this run did not publish;
+    samplers do not use the service until the trainer has updated it.
     """
     await database.services.update_one(
         {"_id": url},
@@ -38,7 +38,7 @@ async def register(
 
 
 async def register_urls(database: RunDatabase, urls: Iterable[str]) -> None:
-    """Services that the user gave by URL: they send no heartbeats, so none are expected."""
+    """Register services that the user gave by URL. They send no heartbeats."""
     for url in urls:
         given = InferenceService(
             id=url, url=url, model="", weight_version=-1, capacity=0, heartbeat=None
@@ -48,26 +48,26 @@ async def register_urls(database: RunDatabase, urls: Iterable[str]) -> None:
 
 
 async def heartbeat(database: RunDatabase, url: str) -> None:
-    """The service is alive. The primary's word is enough: another one comes soon."""
+    """Store a heartbeat. Only the primary acknowledges it: the next one comes soon."""
     await database.services.with_options(write_concern=WriteConcern(1)).update_one(
         {"_id": url}, [{"$set": {"heartbeat": "$$NOW"}}]
     )
 
 
 async def unregister(database: RunDatabase, url: str) -> None:
-    """The service goes away in order."""
+    """Remove a service that stops."""
     await database.services.delete_one({"_id": url})
 
 
 async def acknowledge(database: RunDatabase, url: str, version: int) -> None:
-    """The service now answers with the weights of `version`."""
+    """Record that the service now answers with the weights of `version`."""
     await database.services.update_one({"_id": url}, {"$set": {"weight_version": version}})
 
 
 async def serving(database: RunDatabase, timeout_s: float = SILENT_S) -> list[InferenceService]:
-    """Live services that may get work: those with the newest weights that were brought to all.
+    """Live services that may get work: those with the newest served weights, or newer ones.
 
-    A service that the last publication did not reach gets none until it has caught up.
+    A service that missed the last publication gets no work until it is updated.
     """
     newest = await policies.newest_served(database)
     live = await live_services(database, timeout_s)
@@ -75,14 +75,14 @@ async def serving(database: RunDatabase, timeout_s: float = SILENT_S) -> list[In
 
 
 async def record_memory(database: RunDatabase, url: str, memory: str) -> None:
-    """Who has the service's GPU memory, by `inference.memory.MemoryState`."""
+    """Store the state of the service's GPU memory, an `inference.memory.MemoryState`."""
     await database.services.update_one({"_id": url}, {"$set": {"memory": memory}})
 
 
 async def live_services(
     database: RunDatabase, timeout_s: float = SILENT_S
 ) -> list[InferenceService]:
-    """Services heard of within `timeout_s` seconds, and those given by URL; sorted by URL."""
+    """Services with a heartbeat in the last `timeout_s` seconds or given by URL, sorted by URL."""
     recent = {"$gt": ["$heartbeat", {"$subtract": ["$$NOW", int(timeout_s * 1000)]}]}
     given = {"$eq": ["$heartbeat", None]}
     cursor = database.services.find({"$expr": {"$or": [recent, given]}}).sort("_id", 1)

@@ -1,8 +1,8 @@
-"""What MongoDB can hold of what models, tools and agents say, and what becomes of the rest.
+"""Converts texts of models, tools and agents to a form that MongoDB can store.
 
-`storable` never fails for what somebody said: it is kept as far as it can be, with a note where it
-was cut. What is trained (token ids, logprobs) is never touched. `fault` says of a value what would
-have to be changed; it is for what can still be refused, as a line of a task file can.
+`storable` converts or cuts such values, with a note where it cuts. It never changes trained data
+(token ids, logprobs), which are bytes. `fault` reports what MongoDB cannot store; it is for input
+that can still be refused, such as a line of a task file.
 """
 
 import asyncio
@@ -13,36 +13,35 @@ from typing import Any
 
 from agentrl.foreign_text import text_of
 
-LARGEST_BYTES = 14 * 2**20  # of the 16 MiB that MongoDB takes: a document grows when it is settled
-# Of a turn or a Record, whose texts are for people to read: 14 MiB take 90 ms to encode, in which
-# the process does nothing else. Its tokens are stored beside them.
+LARGEST_BYTES = 14 * 2**20  # MongoDB's limit is 16 MiB, and a document grows when it is settled
+# Of a turn or a Record. Its texts are for display only, and encoding 14 MiB blocks the process for
+# 90 ms.
 LARGEST_TURN_BYTES = 4 * 2**20
-DEEPEST = 90  # levels of nesting, of the 100 that MongoDB takes
-_BRIEF_BYTES = 4000  # of an error, which is for people to read
+DEEPEST = 90  # levels of nesting; MongoDB's limit is 100
+_BRIEF_BYTES = 4000  # of an error
 _INT64 = range(-(2**63), 2**63)
-_ELEMENT_BYTES = 16  # more than what BSON adds to an element, beside its key
-_KEPT_BYTES = 1000  # of a text that is cut, at the least
-_NOTE_BYTES = 100  # of the note behind it
-_QUICK_BYTES = 2**18  # a document of so many is made storable in a millisecond
+_ELEMENT_BYTES = 16  # upper bound of BSON's overhead per element, without its key
+_KEPT_BYTES = 1000  # the least that is kept of a cut text
+_NOTE_BYTES = 100  # reserved for the note after a cut text
+_QUICK_BYTES = 2**18  # `storable` takes about a millisecond for this size
 _PLAIN = (type(None), bool, float, bytes, datetime)
 
 
 async def made_storable(
     document: Mapping[str, Any], largest: int = LARGEST_TURN_BYTES
 ) -> dict[str, Any]:
-    """`storable`, beside the event loop where it takes long."""
+    """`storable`, in a thread if the document is large."""
     if weight(document) < _QUICK_BYTES:
         return storable(document, largest)
     return await asyncio.to_thread(storable, document, largest)
 
 
 def storable(document: Mapping[str, Any], largest: int = LARGEST_BYTES) -> dict[str, Any]:
-    """The document as MongoDB can store it.
+    """The document in a form that MongoDB can store.
 
-    Half characters become U+FFFD, whole numbers beyond 64 bits become text, NUL is taken out of
-    keys, what is nested too deeply is left out. If it is larger than `largest` bytes, its longest
-    texts are cut, each with a note that says so. Raises `ValueError` if it is too large without
-    them.
+    Lone surrogates become U+FFFD, as does NUL in keys. Integers beyond 64 bits become text. Values
+    nested too deeply are replaced by a note. If the document exceeds `largest` bytes, its longest
+    texts are cut, each with a note. Raises `ValueError` if it would still be too large.
     """
     clean = {_key(name): _clean(value, 1) for name, value in document.items()}
     most = weight(clean)
@@ -64,13 +63,16 @@ def storable(document: Mapping[str, Any], largest: int = LARGEST_BYTES) -> dict[
 
 
 def brief(text: str, most: int = _BRIEF_BYTES) -> str:
-    """A text as MongoDB can store it, cut to `most` bytes, with a note that says so."""
+    """A text in storable form, cut to `most` bytes; a note says so if it was cut."""
     return str(_cut(_text(text), most))
 
 
 def weight(value: object) -> int:
-    """How many bytes of BSON a value takes at the most, counted in no time that grows with the
-    length of texts: of one that is not ASCII, each character counts 4."""
+    """An upper bound of a value's BSON size in bytes.
+
+    The time does not grow with the length of texts: in a text that is not ASCII, each character
+    counts as 4 bytes.
+    """
     if isinstance(value, str):
         return _ELEMENT_BYTES + _most_bytes(value)
     if isinstance(value, bytes):
@@ -83,9 +85,9 @@ def weight(value: object) -> int:
 
 
 def fault(value: object, where: str) -> str | None:
-    """The first thing in a value that MongoDB cannot hold, as a sentence; None if there is none.
+    """A sentence on the first part of a value that MongoDB cannot store; None if there is none.
 
-    `where`: how the value is called. Half characters and nesting are the reader's of task files.
+    `where`: the value's name. The reader of task files checks lone surrogates and nesting.
     """
     if isinstance(value, bool):
         return None
@@ -109,7 +111,7 @@ def _clean(value: object, depth: int) -> object:
         return _text(value)
     if isinstance(value, _PLAIN):
         return value
-    if isinstance(value, Integral):  # numpy's too
+    if isinstance(value, Integral):  # includes numpy's
         return int(value) if int(value) in _INT64 else _digits(int(value))
     if isinstance(value, Real):
         return float(value)
@@ -137,7 +139,7 @@ def _key(key: object) -> str:
 
 
 def _digits(number: int) -> str:
-    # Python refuses to write very long ones in decimal.
+    # Python limits the length of decimal conversion.
     return str(number) if number.bit_length() < 10_000 else hex(number)
 
 
@@ -157,8 +159,7 @@ def _most_bytes(text: str) -> int:
 
 
 def _cap(lengths: Sequence[int], room: int) -> int:
-    """To how many bytes each of the texts must be cut so that all have room together; `lengths` in
-    ascending order."""
+    """The largest number of bytes per text with which all fit into `room`; `lengths` ascending."""
     left = room
     for number, length in enumerate(lengths):
         share = left // (len(lengths) - number)

@@ -7,9 +7,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TaskChoice:
-    """The tasks of these agents and those that any of these scorers scores; or `everything`.
+    """The tasks with one of these agents or scorers, or `everything`.
 
-    `agents`: names as tasks have them; None are the tasks that name no agent.
+    `agents`: names as in the tasks; None stands for tasks that name no agent.
     """
 
     agents: frozenset[str | None] = frozenset()
@@ -24,13 +24,13 @@ class TaskChoice:
         )
 
     def others(self) -> dict[str, Any]:
-        """The query for all other tasks."""
+        """The MongoDB filter for all other tasks."""
         assert not self.everything, "no task is left"
         query: dict[str, Any] = {}
         if self.agents:
             query["agent_name"] = {"$nin": sorted(self.agents, key=str)}
         if self.scorers:
-            # A scorer stands in a sum of weighted names: `scorer_notation.py`.
+            # `scorer` may be a weighted sum of names: `scorer_notation.py`.
             names = "|".join(re.escape(name) for name in sorted(self.scorers))
             query["scorer"] = {"$not": {"$regex": rf"(^|[\s+*])({names})($|[\s+*])"}}
         return query

@@ -58,34 +58,34 @@ UNBOUNDED = 2**63 - 1  # an admission limit that admits every group
 
 
 class LeaseLost(RuntimeError):
-    """What we held is no longer ours: the lease ran out and the work was given to another."""
+    """Our lease expired, and another process has the work."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A leased slot. Its Record's id follows from task, rollout and attempt.
+    """A leased slot. Task, rollout and attempt determine its Record's id.
 
-    `scorings` tells the leases of one trajectory from each other: the first samples and scores it,
-    each further one (`to_score`) scores it again.
+    The first lease of a trajectory samples and scores it. Each further one (`to_score`) only scores
+    it; `scorings` distinguishes them.
     """
 
     task: Task  # as it was before the claim, with the claimed slots only
     rollout: int
     attempt: int
     failures: int  # of earlier attempts
-    scorings: int = 0  # earlier ones of this trajectory
-    scoring_failures: int = 0  # those of them that count
+    scorings: int = 0  # earlier scorings of this trajectory
+    scoring_failures: int = 0  # those that count against the limit
     to_score: bool = False
-    outages: int = 0  # that earlier attempts met
+    outages: int = 0  # earlier attempts that an outage ended
 
     @property
     def record_id(self) -> str:
-        """The `_id` of the Record that this attempt makes."""
+        """The `_id` of this attempt's Record."""
         return record_id(self.task.id, self.rollout, self.attempt)
 
 
 def task_key(split: Split, epoch: int, task_id: str) -> str:
-    """The `_id` of a task line in one epoch of one split."""
+    """The `_id` of the Task of line `task_id` in one epoch of one split."""
     return f"{split}-{epoch}-{task_id}"
 
 
@@ -95,12 +95,12 @@ def record_id(task: str, rollout: int, attempt: int) -> str:
 
 
 def task_of(record: str) -> str:
-    """The `_id` of the Task that a Record's id names."""
+    """The `_id` of a Record's Task, from the Record's id."""
     return record.rsplit("-t", 1)[0]
 
 
 class TaskLedger:
-    """Transitions of Tasks and slots, as one sampler (`owner`) makes them."""
+    """Transitions of Tasks and slots by one sampler (`owner`)."""
 
     def __init__(
         self, database: RunDatabase, owner: str, lease_seconds: float, max_failures: int
@@ -112,23 +112,25 @@ class TaskLedger:
         self._max_failures = max_failures
 
     async def add(self, tasks: Sequence[Task]) -> int:
-        """Store new Tasks; those that exist already stay as they are. Returns how many are new."""
+        """Store new Tasks; existing ones stay as they are. Returns how many are new."""
         if not tasks:
             return 0
         writes = [
             UpdateOne({"_id": task.id}, {"$setOnInsert": _without_id(task.to_mongo())}, upsert=True)
             for task in tasks
         ]
-        # In their order. A group that is stored behind a later one may be below an admission limit
-        # that was worked out without it.
+        # In order: if a later group were stored first, an admission limit could be computed without
+        # the earlier one.
         result = await retry_through_outages(
             lambda: self._tasks.bulk_write(writes), "the storing of new tasks"
         )
         return result.upserted_count
 
     async def leave_out(self, data: int) -> int:
-        """Leave out all Tasks of data sets before `data` that nobody has begun: no slot of theirs
-        can be claimed any more. Returns how many."""
+        """Leave out unclaimed Tasks of data sets before `data`, so that they cannot be claimed.
+
+        Returns how many.
+        """
         unbegun = {"status": TaskStatus.CREATED, "data": {"$not": {"$gte": data}}}
         left = [{"$set": {"status": task_status(TaskStatus.LEFT_OUT), "pending": 0}}]
         result = await retry_through_outages(
@@ -145,11 +147,11 @@ class TaskLedger:
         epoch: int | None = None,
         without: TaskChoice = NO_TASKS,
     ) -> list[Claim]:
-        """Lease up to `count` free slots of one group, the oldest that has any; [] if none has.
+        """Lease up to `count` free slots of the oldest group that has any; [] if none has.
 
-        `admission_limit`: groups that nobody has begun are begun only up to this group order, or
-        not at all if it is None; groups already begun are worked on wherever they are. `epoch`:
-        only its groups. `without`: none of these.
+        `admission_limit`: the highest group order at which a new group may be begun; None: begin no
+        group. Groups already begun are always allowed. `epoch`: only groups of this epoch.
+        `without`: skip these tasks.
         """
         if without.everything:
             return []
@@ -169,7 +171,7 @@ class TaskLedger:
         if before is None:
             return []
         pending = [slot for slot in before["slots"] if slot["status"] == SlotStatus.PENDING]
-        # Slots are most of what a Task takes to check, and nobody asks for those of others.
+        # Only the claimed slots: validating slots is most of the time of reading a Task.
         task = Task.from_mongo({**before, "slots": pending[:count]})
         return [
             Claim(task, slot.rollout, slot.attempt, slot.failures, outages=slot.outages)
@@ -177,9 +179,9 @@ class TaskLedger:
         ]
 
     async def heartbeat(self, records: Collection[str]) -> set[str]:
-        """Extend our leases on the slots of `records`; returns those that we still hold.
+        """Extend our leases on the slots of `records`; returns the Records that we still hold.
 
-        A slot that is not named runs out, though its owner lives: nobody works on it any more.
+        Leases of Records that are not named expire.
         """
         wanted = sorted(records)
         ours = {"owner": self.owner, "status": SlotStatus.LEASED, "record": {"$in": wanted}}
@@ -207,14 +209,18 @@ class TaskLedger:
         return await retry_through_outages(extend, "a heartbeat") if wanted else set()
 
     async def complete(self, claim: Claim, score: float | None) -> Task | None:
-        """The slot is terminal, with its score (None: not scored, or not yet). Returns the Task if
-        that was the group's last slot: the caller then holds the finalisation. Raises `LeaseLost`.
+        """Complete the slot with its score (None: no score, or not yet).
+
+        Returns the Task if this ended the group's last slot: the caller then holds the group's
+        finalisation. Raises `LeaseLost`.
         """
         return await self.leave(claim, SlotStatus.COMPLETED, {"score": score, "error": None})
 
     async def fail(self, claim: Claim, error: str, *, retry: bool = True) -> Task | None:
-        """The attempt ended in an error: the slot is tried again, or is given up after
-        `max_failures`. Returns the Task if the group is now finished. Raises `LeaseLost`."""
+        """The attempt ended in an error: retry the slot, or give it up after `max_failures`.
+
+        Returns the Task if this ended the group's last slot (see `leave`). Raises `LeaseLost`.
+        """
         failed = {"error": told(error), "failures": claim.failures + 1}
         if retry and claim.failures + 1 < self._max_failures:
             again = {**failed, "attempt": claim.attempt + 1}
@@ -222,18 +228,20 @@ class TaskLedger:
         return await self.leave(claim, SlotStatus.FAILED, failed)
 
     async def release(self, claim: Claim, *, outage: bool = False) -> None:
-        """Hand the slot back, because of an `outage` or for another reason; this costs none of
-        `max_failures`. Raises `LeaseLost`."""
+        """Hand the slot back; this does not count against `max_failures`. Raises `LeaseLost`.
+
+        `outage`: whether an unreachable dependency is the reason.
+        """
         again = {"attempt": claim.attempt + 1, "outages": claim.outages + outage}
         await self.leave(claim, SlotStatus.PENDING, again)
 
     async def leave(
         self, claim: Claim, status: SlotStatus, fields: Mapping[str, Expression]
     ) -> Task | None:
-        """Give up our lease on a slot, which becomes `status` with `fields`.
+        """End our lease on a slot, which becomes `status` with `fields`.
 
-        Leases the group's finalisation with it, and returns the Task, if it was the last that was
-        not terminal. Raises `LeaseLost`.
+        If this ended the group's last slot, the same update leases the group's finalisation to us,
+        and the Task is returned. Raises `LeaseLost`.
         """
         ours = {
             "rollout": claim.rollout,
@@ -268,16 +276,17 @@ class TaskLedger:
         return task if ends_group else None
 
     async def reap(self) -> Reaped:
-        """Take expired leases away from whoever held them: see `reaping.py`."""
+        """End expired leases, see `reaping.py`."""
         return await retry_through_outages(
             lambda: reap_expired(self._database, self._max_failures),
             "the reaping of expired leases",
         )
 
     async def claim_finalisation(self, without: Collection[str] = ()) -> Task | None:
-        """Take over the finalisation that has been due for longest: of a finished group whose
-        holder died, which counts as a failure of it, or that has none. `without`: none of these
-        groups."""
+        """Lease the finalisation that has been due longest; None if none is due.
+
+        If its holder died, this counts as a failure. `without`: skip these groups.
+        """
         died = {"$cond": [{"$eq": ["$finalisation.owner", None]}, 0, 1]}
         counted = {
             name: {"$add": [f"$finalisation.{name}", died]} for name in ("tries", "failures")
@@ -306,13 +315,11 @@ class TaskLedger:
         scores: Mapping[str, float | None] | None = None,
         outcome: GroupOutcome | None = None,
     ) -> None:
-        """The group's Records and rows are written. Raises `LeaseLost`.
+        """Complete the group, whose Records and rows are written. Raises `LeaseLost`.
 
-        `scores`: by Record, of slots whose score came with the finalisation. `outcome`: of a group
-        that is trained.
-
-        Records that have not ended, or ended too late to count, are those of leases that ran out,
-        and are closed. A group that is finalised already stays as it is.
+        `scores`: by Record id, scores that the finalisation gave. `outcome`: of a training group.
+        Other Records of the group belong to expired leases and are marked as failed. A group that
+        is completed already stays as it is.
         """
         await retry_through_outages(
             lambda: self._finalised(task, scores or {}, outcome),
@@ -350,10 +357,10 @@ class TaskLedger:
         )
 
     async def _left_already(self, claim: Claim, status: SlotStatus) -> dict[str, Any]:
-        """The Task whose slot this very attempt made terminal: its answer was lost.
+        """The Task, if this attempt has already ended its slot and the answer was lost.
 
-        Raises `LeaseLost` if it was not that attempt. An attempt that handed its slot back cannot
-        be told from one that lost it.
+        Raises `LeaseLost` otherwise, also for an attempt that handed its slot back: it cannot be
+        distinguished from one that lost the slot.
         """
         document = await self._tasks.find_one({"_id": claim.task.id})
         assert document is not None, f"{claim.task.id} is gone, and the pipeline deletes nothing"
@@ -377,12 +384,12 @@ class TaskLedger:
             "finalisation.owner": self.owner,
         }
         if any(slot.attempt > 0 or slot.status == SlotStatus.FAILED for slot in task.slots):
-            # A reaper died before it could, or looked before a Record had its score. Only while
-            # the finalisation is ours: another may have ended it, and a release begun it again.
+            # Close Records that the reaper did not: it died, or read before the score arrived. Only
+            # while the finalisation is ours: another may have ended it, and a release reopened it.
             if await self._tasks.find_one(ours, {"_id": 1}) is None:
                 await self._finalised_already(task)
                 return
-            # That of a quarantined slot is no lease's: it may be released at any time.
+            # Keep the Records of quarantined slots: they may be released at any time.
             kept = [slot.record for slot in task.slots if slot.status != SlotStatus.FAILED]
             await close_lost_records(self._database, {"task": task.id, "_id": {"$nin": kept}})
         result = await self._tasks.update_one(
@@ -404,7 +411,7 @@ class TaskLedger:
             await self._finalised_already(task)
 
     async def _finalised_already(self, task: Task) -> None:
-        """Raises `LeaseLost` unless the group is completed."""
+        """Raise `LeaseLost` unless the group is completed."""
         document = await self._tasks.find_one({"_id": task.id})
         assert document is not None, f"{task.id} is gone, and the pipeline deletes nothing"
         found = Task.from_mongo(document)
@@ -428,7 +435,7 @@ def _without_id(document: dict[str, Any]) -> dict[str, Any]:
 
 
 async def open_groups(database: RunDatabase, split: Split) -> int:
-    """Groups that were begun and are not finalised."""
+    """The number of groups that are begun and not finalised."""
     return await database.tasks.count_documents(
         {"status": {"$in": [TaskStatus.RUNNING, TaskStatus.FINALISING]}, "split": split}
     )

@@ -25,10 +25,10 @@ Places = NDArray[np.int64]  # of tokens in a tree
 class Column:
     """A property of every token.
 
-    fill: its value on tokens that no model made, and wherever nobody gave another
-    stored: its field in a `record_data` document; None: it is not stored, the trainer makes it
-    optional: what a document without that field means. True: the fill on every token, as for a
-        column that is newer than the rows of a run. False: the document is damaged.
+    fill: its value on tokens that the model did not generate, and the default
+    stored: its field in a `record_data` document; None: not stored, the trainer computes it
+    optional: whether a document may lack that field (older rows lack newer columns); the column
+        then has its fill. A document without a required field is damaged.
     """
 
     dtype: np.dtype[Any]
@@ -48,9 +48,9 @@ COLUMNS: dict[str, Column] = {
 
 
 class Node(NamedTuple):
-    """A stretch of tokens that belong together: `start` to `end` (half open) of their tree.
+    """Consecutive tokens of a tree, from `start` to `end` (exclusive).
 
-    `parent` is the index of the node it continues, -1 for a root.
+    `parent`: index of the node that it continues; -1 for a root.
     """
 
     start: int
@@ -59,18 +59,17 @@ class Node(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of the node, without those it continues."""
+        """Number of tokens in the node itself."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTree:
-    """Tokens and what is known of each. `tree["ids"]` is a column, a read-only array [n_tokens].
+    """A tree of tokens with per-token columns. `tree["ids"]` is a read-only array [n_tokens].
 
-    Nodes stand in depth-first order, so that a node's descendants follow it without a gap; with
-    several roots it is a forest. Columns that are not given have their fill everywhere, and a
-    number in place of an array stands for all tokens. Raises `ValueError` where nodes and columns
-    do not fit together.
+    Nodes are in depth-first order, so a node's descendants follow it directly. With several roots
+    it is a forest. A column that is not given has its fill; a scalar stands for all tokens. Raises
+    `ValueError` if nodes and columns do not fit together.
 
     An example. The prompt is [1, 2, 3]. Turn 0 generates [10, 11] by policy version 4, its tool
     call is answered by [20, 21], and turn 1 generates [12, 13] while the weights change to version
@@ -88,7 +87,7 @@ class TokenTree:
     >>> growing.append([30])
     >>> growing.append([14], {"mask": 1, "logprobs": [-2.0], "versions": 5})
 
-    The tree has the shared prompt once, and under it what follows it in each segment:
+    The tree contains the shared prompt once, with one child per segment:
 
     >>> tree = growing.tree()
     >>> [tuple(node) for node in tree.nodes]
@@ -102,7 +101,7 @@ class TokenTree:
     >>> tree["versions"].tolist()
     [-1, -1, -1, 4, 4, -1, -1, 4, 5, -1, 5]
 
-    Its paths are what is trained, one sequence for each segment:
+    Its paths are the training sequences, one per segment:
 
     >>> [tree.take(tree.places(path))["ids"].tolist() for path in tree.paths()]
     [[1, 2, 3, 10, 11, 20, 21, 12, 13], [1, 2, 3, 30, 14]]
@@ -129,14 +128,14 @@ class TokenTree:
 
     @classmethod
     def line(cls, ids: ArrayLike, **columns: ArrayLike) -> Self:
-        """A tree of one node, which is what a sequence is. `columns`: beside the ids, by name."""
+        """A tree of one node, i.e. a sequence. `columns`: further columns [n_tokens] by name."""
         tokens = np.asarray(ids, dtype=COLUMNS["ids"].dtype)
         nodes = (Node(0, len(tokens), -1),) if len(tokens) else ()
         return cls(nodes, {"ids": tokens, **{n: np.asarray(v) for n, v in columns.items()}})
 
     @classmethod
     def concat(cls, trees: Sequence["TokenTree"]) -> Self:
-        """The trees beside each other, as one forest. There must be at least one."""
+        """One forest of all trees, of which there must be at least one."""
         nodes: list[Node] = []
         n_tokens = 0
         for tree in trees:
@@ -164,28 +163,28 @@ class TokenTree:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """Of each node, -1 for a root."""
+        """The parent of each node; -1 for a root."""
         return tuple(node.parent for node in self.nodes)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of each node, its tokens."""
+        """The number of tokens in each node."""
         return tuple(node.length for node in self.nodes)
 
     def with_columns(self, **columns: ArrayLike) -> Self:
-        """The same tree with these columns in place of its own."""
+        """The same tree with these columns replaced."""
         given = {name: np.asarray(values) for name, values in columns.items()}
         return type(self)(self.nodes, {**self.columns, **given})
 
     def take(self, places: NDArray[np.integer[Any]]) -> "TokenTree":
-        """The tokens at `places`, in that order, as one line."""
+        """The tokens at `places` [n], in that order, as a tree of one node."""
         nodes = (Node(0, len(places), -1),) if len(places) else ()
         return TokenTree(nodes, {name: values[places] for name, values in self.columns.items()})
 
     def paths(self) -> list[list[int]]:
-        """The walk: of each leaf, in depth-first order, the nodes from its root down to it."""
+        """For each leaf in depth-first order, the node indices from its root to the leaf."""
         inner = {node.parent for node in self.nodes}
-        above: list[int] = []  # the way to the node that the walk is at
+        above: list[int] = []  # path to the current node
         paths = []
         for index, node in enumerate(self.nodes):
             while above and above[-1] != node.parent:
@@ -196,15 +195,15 @@ class TokenTree:
         return paths
 
     def places(self, nodes: Sequence[int]) -> Places:
-        """Where the tokens of `nodes` stand, node by node."""
+        """The token indices of `nodes`, node by node."""
         stretches = [np.arange(self.nodes[n].start, self.nodes[n].end) for n in nodes]
         return np.concatenate(stretches) if stretches else np.empty(0, dtype=np.int64)
 
     @property
     def pairs(self) -> int:
-        """Pairs of a token and one that it sees: itself, or one before it on its path."""
+        """Number of attention pairs: each token sees itself and all earlier ones on its path."""
         pairs = 0
-        before: list[int] = []  # of each node, tokens on its path that stand before it
+        before: list[int] = []  # for each node, the number of tokens before it on its path
         for node in self.nodes:
             above = before[node.parent] + self.nodes[node.parent].length if node.parent >= 0 else 0
             before.append(above)
@@ -212,9 +211,9 @@ class TokenTree:
         return pairs
 
     def pack(self) -> dict[str, Any]:
-        """The fields of a `record_data` document that hold the tree: see `COLUMNS`.
+        """The tree as fields of a `record_data` document.
 
-        Columns are little-endian `bytes`, nodes are documents.
+        Columns are little-endian `bytes` (`COLUMNS`), nodes are sub-documents.
         """
         columns = {
             column.stored: self[name].tobytes()
@@ -226,10 +225,10 @@ class TokenTree:
 
     @classmethod
     def unpack(cls, document: Mapping[str, Any]) -> Self:
-        """The tree of a document, without a copy of its columns.
+        """The tree of a `record_data` document; its columns are views, not copies.
 
-        Fields that are not the tree's are left alone. An optional column that is not there has its
-        fill. Raises `ValueError` if the tree's fields do not fit together, or are not there.
+        Other fields are ignored. A missing optional column has its fill. Raises `ValueError` if
+        fields are missing or do not fit together.
         """
         may_lack = {column.stored for column in COLUMNS.values() if column.optional}
         lacking = sorted(packed_fields() - may_lack - set(document))
@@ -249,14 +248,14 @@ class TokenTree:
 
 
 def common_prefix(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """How many ids two lines of tokens begin with alike."""
+    """The length of the common prefix of two arrays of ids [n]."""
     length = min(len(one), len(other))
     different = one[:length] != other[:length]
     return int(different.argmax()) if different.any() else length
 
 
 def packed_fields() -> set[str]:
-    """The names of the fields that `TokenTree.pack` makes."""
+    """The names of the fields that `TokenTree.pack` returns."""
     stored = {column.stored for column in COLUMNS.values() if column.stored is not None}
     return {"n_tokens", "nodes", *stored}
 
@@ -264,7 +263,7 @@ def packed_fields() -> set[str]:
 def _check_nodes(nodes: Sequence[Node], n_tokens: int) -> None:
     """Raise ValueError unless nodes cover the tokens as trees in depth-first order."""
     position = 0
-    above: list[int] = []  # the way to the node
+    above: list[int] = []  # path to the current node
     for index, node in enumerate(nodes):
         while above and above[-1] != node.parent:
             above.pop()

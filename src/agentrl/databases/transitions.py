@@ -32,7 +32,7 @@ TASK_TRANSITIONS: dict[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.CREATED: frozenset({TaskStatus.RUNNING, TaskStatus.LEFT_OUT}),
     TaskStatus.RUNNING: frozenset({TaskStatus.FINALISING}),
     TaskStatus.FINALISING: frozenset({TaskStatus.COMPLETED, TaskStatus.QUARANTINED}),
-    # Something of it was released from quarantine, and is scored or finalised again.
+    # A release from quarantine: something is scored or finalised again.
     TaskStatus.COMPLETED: frozenset({TaskStatus.RUNNING, TaskStatus.FINALISING}),
     TaskStatus.QUARANTINED: frozenset({TaskStatus.RUNNING, TaskStatus.FINALISING}),
     TaskStatus.LEFT_OUT: frozenset(),
@@ -60,7 +60,7 @@ RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
         {RecordStatus.SCORED, RecordStatus.QUARANTINED, RecordStatus.FAILED}
     ),
     RecordStatus.SCORED: frozenset(
-        # failed: the slot was lost when the score came; quarantined: no row can be made of it
+        # failed: the slot was lost before the score arrived; quarantined: no row can be built
         {
             RecordStatus.READY,
             RecordStatus.ABANDONED,
@@ -69,30 +69,30 @@ RECORD_TRANSITIONS: dict[RecordStatus, frozenset[RecordStatus]] = {
         }
     ),
     RecordStatus.FAILED: frozenset(),
-    # Released, to be scored again, or to be made a row of.
+    # Released: to be scored again, or to become a row.
     RecordStatus.QUARANTINED: frozenset({RecordStatus.SAMPLED, RecordStatus.SCORED}),
-    # Scored anew, the group's rules may decide otherwise.
+    # After `agentrl rescore`, the group's rules may decide otherwise.
     RecordStatus.READY: frozenset({RecordStatus.ABANDONED}),
     RecordStatus.ABANDONED: frozenset({RecordStatus.READY}),
 }
 ROW_TRANSITIONS: dict[RowStatus, frozenset[RowStatus]] = {
     RowStatus.READY: frozenset({RowStatus.LEASED, RowStatus.EVICTED, RowStatus.WITHDRAWN}),
     RowStatus.LEASED: frozenset({RowStatus.READY, RowStatus.TRAINED, RowStatus.QUARANTINED}),
-    # The trainer resumed from before the step that trained it, or that it was too old for.
+    # The trainer resumed from before the step that trained or evicted the row.
     RowStatus.TRAINED: frozenset({RowStatus.READY}),
     RowStatus.EVICTED: frozenset({RowStatus.READY}),
     RowStatus.WITHDRAWN: frozenset({RowStatus.READY}),
     RowStatus.QUARANTINED: frozenset({RowStatus.READY}),  # released
 }
-# A group of which no row comes any more, unless something of it is released.
+# Groups that give no more rows, unless something is released from quarantine.
 ENDED_TASKS = frozenset({TaskStatus.COMPLETED, TaskStatus.QUARANTINED, TaskStatus.LEFT_OUT})
 TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED, SlotStatus.QUARANTINED})
 
 
 class TransitionRefused(RuntimeError):
-    """A document was not in a state from which the wanted change is allowed; nothing was changed.
+    """A document's state does not allow the change; nothing was changed.
 
-    `document` names it, `found` is its state (None: it is not there), `wanted` the state refused.
+    `document`: its name. `found`: its state (None: it does not exist). `wanted`: the refused state.
     """
 
     def __init__(self, document: str, found: str | None, wanted: str) -> None:
@@ -108,9 +108,9 @@ def states_before(
     to: Status,
     expected: Collection[Status] | None = None,
 ) -> list[Status]:
-    """The states a document may be in to become `to`, in the table's order.
+    """The states from which `transitions` allow a change to `to`, in the table's order.
 
-    `expected`: only these, each of which the table must allow; an error in the program if not.
+    `expected`: only these; the table must allow each of them.
     """
     allowed = [state for state, following in transitions.items() if to in following]
     if expected is None:
@@ -122,11 +122,11 @@ def states_before(
 def slots_changed(
     which: Expression, to: SlotStatus, fields: Mapping[str, Expression]
 ) -> Expression:
-    """The `slots` of a Task after those that `which` holds for became `to`.
+    """The `slots` of a Task, with those that match `which` changed to `to`.
 
-    `which` and `fields` speak of the slot as `$$slot`. Slots that may not become `to` stay as they
-    are: the update's filter says what is an error. A slot that becomes pending has no trajectory
-    any more, and none of its scorings count for the next.
+    `which` and `fields` refer to the slot as `$$slot`. Slots that may not become `to` stay as they
+    are; the update's filter decides whether that is an error. A slot that becomes pending starts a
+    new trajectory, so its scorings are reset.
     """
     unscored = {"scorings": 0, "scoring_failures": 0} if to == SlotStatus.PENDING else {}
     return slots_updated(
@@ -142,9 +142,9 @@ def task_status(to: TaskStatus, when: Expression = True) -> Expression:
 
 
 def group_settled(finalisation: Expression) -> list[dict[str, Expression]]:
-    """What follows for a Task from its changed slots, as the next stages of its update.
+    """Update stages that follow a change of a Task's slots.
 
-    If all of them are terminal now, `finalisation` is who holds the group's.
+    If all slots are terminal now, the Task becomes FINALISING with this `finalisation`.
     """
     finished = {"$eq": [slots_in(TERMINAL_SLOTS), {"$size": "$slots"}]}
     return [
@@ -168,8 +168,7 @@ def record_change(
 ) -> UpdateOne:
     """The change of one Record, for a bulk write. `fields` are values, not expressions.
 
-    It matches nothing where the table refuses it: the caller then looks at the Record. `expected`:
-    only if it is in one of these states.
+    It matches no document if the table refuses the change. `expected`: only from these states.
     """
     sources = states_before(RECORD_TRANSITIONS, to, expected)
     return UpdateOne(
@@ -183,9 +182,9 @@ async def change_records(
     to: RecordStatus,
     fields: Mapping[str, Any],
 ) -> int:
-    """Change all Records of `selection` that may become `to`; returns how many did.
+    """Change all Records of `selection` that may become `to`; returns how many were changed.
 
-    `fields` are values. Records of the selection in other states stay as they are.
+    `fields` are values. Records in other states stay as they are.
     """
     sources = states_before(RECORD_TRANSITIONS, to)
     result = await records.update_many(
@@ -204,12 +203,11 @@ async def change_rows(
     expected: Collection[RowStatus] | None = None,
     index: str | None = None,
 ) -> int:
-    """Change all rows of `selection` that may become `to`; returns how many did.
+    """Change all rows of `selection` that may become `to`; returns how many were changed.
 
-    `fields` are expressions over the row as it was (text must be a `$literal`). `expected`: only
-    rows in these states. A selection may hold rows in other states, which stay as they are; who
-    needs a number of rows compares it with the one returned. `index`: by which they are found;
-    without, the server chooses.
+    `fields` are expressions over the old row (text must be a `$literal`). `expected`: only rows in
+    these states. Rows in other states stay as they are. `index`: the index hint; None: the server
+    chooses.
     """
     sources = states_before(ROW_TRANSITIONS, to, expected)
     result = await rows.update_many(

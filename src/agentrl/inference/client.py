@@ -1,8 +1,8 @@
-"""One inference service over SGLang's HTTP API: what can be asked of it, one method each.
+"""The client of one inference service over SGLang's HTTP API, one method for each route.
 
-The client does not know which server answers. It never sends a request that is known to kill one
-(a token id outside the vocabulary) or to be refused (a prompt longer than the context). What to do
-about a service that fails is the pool's business, not in here.
+The server may be SGLang, its router or the local engine. The client never sends a request that
+crashes a server (a token id outside the vocabulary) or is refused (a prompt longer than the
+context). The pool handles services that fail.
 """
 
 import asyncio
@@ -45,12 +45,12 @@ from agentrl.inference.protocol import (
 )
 from agentrl.inference.transport import Transport
 
-# A chunk at least every so many tokens, or every 32nd of the longest output: without incremental
-# streaming each chunk repeats the output so far.
+# A chunk has at least _LEAST_INTERVAL tokens, and an answer at most _CHUNKS chunks: without
+# incremental streaming each chunk repeats the output so far.
 _LEAST_INTERVAL = 32
 _CHUNKS = 32
 _READY_S = 5.0
-# How large a chunk may be: a token takes some 40 bytes, id, logprob and text.
+# The largest chunk is _CHUNK_BYTES and _TOKEN_BYTES per token, which takes about 40 bytes.
 _CHUNK_BYTES, _TOKEN_BYTES = 2**20, 1024
 _CAPABILITIES = Capabilities(
     weight_ways=frozenset({"disk", "distributed", "tensor"}),
@@ -60,9 +60,9 @@ _CAPABILITIES = Capabilities(
 
 
 class SGLangClient(Engine):
-    """The engine behind SGLang's API: SGLang itself, its router, or the local engine.
+    """The engine for SGLang's API: SGLang, its router, or the local engine.
 
-    See `Engine` for what all engines have; `model_info` and `server_info` are SGLang's own.
+    `Engine` describes the methods. `model_info` and `server_info` are specific to SGLang.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class SGLangClient(Engine):
 
     @property
     def url(self) -> str:
-        """Where the service answers, without a slash at the end."""
+        """The service's URL, without a slash at the end."""
         return self._transport.url
 
     @property
     def capabilities(self) -> Capabilities:
-        """All that the protocol has."""
+        """All capabilities of the protocol."""
         return _CAPABILITIES
 
     def at(self, url: str) -> "SGLangClient":
-        """A client of another service, over the same session."""
+        """Return a client of another service over the same session."""
         session = self._transport.session
         return SGLangClient(url, self._api_key, session=session, silence_s=self._silence_s)
 
@@ -99,11 +99,11 @@ class SGLangClient(Engine):
         await self._transport.close()
 
     async def extend(self, building: GenerationBuilder, *, timeout_s: float = 600.0) -> None:
-        """Generate what an answer still lacks, as a piece of it.
+        """Generate the missing rest of an answer.
 
-        It is streamed: the tokens that arrived stay in `building` when the service fails before the
-        piece is whole. A service whose context was not known and is too short says so when it
-        refuses: then it is known.
+        The answer is streamed: received tokens stay in `building` if the service fails. If the
+        service refuses a request as too long and reports its context, the request is fitted to it
+        and sent again.
         """
         while True:
             request = fit_request(building.next_request(), self.limits)
@@ -118,10 +118,7 @@ class SGLangClient(Engine):
     async def _extend(
         self, request: GenerateRequest, building: GenerationBuilder, timeout_s: float
     ) -> None:
-        """Receive one answer for as long as tokens of it arrive.
-
-        A service that says nothing for a while is asked whether it lives.
-        """
+        """Receive one answer. A service that is silent for `silence_s` is asked if it is alive."""
         receiving = asyncio.create_task(self._receive(request, building))
         heard, heard_at = 0, time.monotonic()
         try:
@@ -207,7 +204,7 @@ class SGLangClient(Engine):
         await self._post("/update_weights_from_disk", body, timeout_s)
 
     async def begin_weight_update(self, *, timeout_s: float = 60.0) -> None:
-        """Open a session for updates from tensors or a group; one that was left open is closed."""
+        """Open a session for updates from tensors or a group. A session left open is closed."""
         try:
             await self._post("/begin_weight_update", {}, timeout_s)
         except RequestRejected:
@@ -215,7 +212,7 @@ class SGLangClient(Engine):
             await self._post("/begin_weight_update", {}, timeout_s)
 
     async def end_weight_update(self, *, timeout_s: float = 60.0) -> None:
-        """Close the session: the weights are whole."""
+        """Close the session: the weights are complete."""
         await self._post("/end_weight_update", {}, timeout_s)
 
     async def update_weights_from_tensor(
@@ -249,7 +246,7 @@ class SGLangClient(Engine):
     ) -> None:
         """Join a process group in which the caller is rank 0 and the service has all other ranks.
 
-        Answers once everybody has joined.
+        Returns once all ranks have joined.
         """
         body: dict[str, object] = {
             "master_address": address,
@@ -289,11 +286,11 @@ class SGLangClient(Engine):
         await self._post("/update_weights_from_distributed", body, timeout_s)
 
     async def release_memory_occupation(self, *, timeout_s: float = 120.0) -> None:
-        """Give GPU memory back. Kills a service where requests run: see `inference.memory`."""
+        """Release GPU memory. Crashes a service where requests run, see `inference.memory`."""
         await self._post("/release_memory_occupation", {}, timeout_s)
 
     async def resume_memory_occupation(self, *, timeout_s: float = 120.0) -> None:
-        """Take it again. Kills a service that did not give it back: see `inference.memory`."""
+        """Resume GPU memory. Crashes a service that did not release it, see `inference.memory`."""
         await self._post("/resume_memory_occupation", {}, timeout_s)
 
     async def flush_cache(self, *, timeout_s: float = 60.0) -> None:
@@ -309,14 +306,14 @@ class SGLangClient(Engine):
         return await self._get("/server_info", timeout_s)
 
     async def description(self, *, timeout_s: float = 30.0) -> str:
-        """For people: the folder of the model that it serves, and the version of its weights."""
+        """The folder of the served model and the version of its weights, for display."""
         info = await self.model_info(timeout_s=timeout_s)
         return f"{info.get('model_path')}, weights {info.get('weight_version')}"
 
     async def weight_ranks(self) -> int:
-        """How many tensor-parallel ranks hold the service's weights.
+        """Number of tensor-parallel ranks that hold the service's weights.
 
-        Raises InferenceError for one with data parallelism, which has no single set of them.
+        Raises InferenceError for a service with data parallelism, which has several sets of ranks.
         """
         info = await self.server_info()
         if int(info.get("dp_size") or 1) > 1:
@@ -335,11 +332,11 @@ class SGLangClient(Engine):
             raise InferenceError(f"{self.url}: {error}") from error
 
     async def loads(self, *, timeout_s: float = 30.0) -> ServiceLoad:
-        """How busy the service is."""
+        """The load of the service."""
         return parse_loads(await self._get("/v1/loads", timeout_s), self.url)
 
     async def workers(self, *, timeout_s: float = 30.0) -> list[str]:
-        """The URLs of the services behind a router; none when this is a service itself."""
+        """The URLs of the services behind a router; empty for a service."""
         try:
             answer = await self._get("/workers", timeout_s)
         except RequestRejected as error:
@@ -349,7 +346,7 @@ class SGLangClient(Engine):
         return [worker["url"].rstrip("/") for worker in answer["workers"]]
 
     async def alive(self, *, timeout_s: float = _READY_S) -> bool:
-        """Whether somebody answers us at once, also while generation is paused."""
+        """Whether the service answers at once, also while generation is paused."""
         try:
             await self._transport.call("GET", "/model_info", b"", timeout_s)
         except RequestRejected:
@@ -359,9 +356,9 @@ class SGLangClient(Engine):
         return True
 
     async def ready(self, *, timeout_s: float = _READY_S) -> bool:
-        """Whether the service takes requests of ours and generates; at once.
+        """Whether the service accepts our requests and generates.
 
-        False while generation is paused, when nobody answers and when our key is another.
+        False while generation is paused, without an answer, and if our key is refused.
         """
         try:
             await self._transport.call("GET", "/ready", b"", timeout_s)
@@ -370,10 +367,10 @@ class SGLangClient(Engine):
             return error.status == 404 and await self.health(timeout_s=timeout_s)
         except (ServiceUnreachable, RequestTimedOut):
             return False
-        return await self.alive(timeout_s=timeout_s)  # who has no key is told only that it is ready
+        return await self.alive(timeout_s=timeout_s)  # /ready does not check the key
 
     async def health(self, *, timeout_s: float = 30.0) -> bool:
-        """Whether the service can generate; it generates one token to find out."""
+        """Whether the service can generate. It generates one token to find out."""
         try:
             await self._transport.call("GET", "/health", b"", timeout_s)
         except (ServiceUnreachable, RequestTimedOut, RequestRejected):
@@ -381,12 +378,11 @@ class SGLangClient(Engine):
         return True
 
     async def fetch_limits(self) -> ModelLimits:
-        """Ask the service for its model's limits and check every later request against them.
+        """Ask the service for its model's limits, which later requests are checked against.
 
-        The context length is the server's own, which its cache may make shorter than the model's;
-        the vocabulary (and the context length, when the server does not say) is in the model's
-        config.json, readable where client and server share a file system. A router has no limits
-        of its own: those of a service behind it are taken.
+        The context length is the server's, which may be shorter than the model's. The vocabulary,
+        and the context length if the server does not report it, come from the model's config.json
+        if this machine can read it. For a router the limits are those of its first service.
         """
         workers = await self.workers()
         service = self.at(workers[0]) if workers else self

@@ -1,6 +1,6 @@
-"""How long a prompt and its answer may be together: a model's own length, a service's context.
+"""The largest length of a prompt with its answer: the model's length and the service's context.
 
-Pure, but for the reading of a model folder's config.json.
+Pure, except that a model folder's config.json is read.
 """
 
 import json
@@ -12,13 +12,13 @@ from typing import Any
 
 from agentrl.inference.protocol import GenerateRequest, ModelLimits, PromptTooLong, RequestRejected
 
-# Of the context, SGLang keeps two positions for itself, and it refuses a prompt that leaves fewer
-# than five for the output. The longest prompt that `/server_info` tells is the first refused one.
+# SGLang reserves two positions of the context, and refuses a prompt that leaves fewer than five for
+# the output. The longest prompt that `/server_info` reports is the shortest refused one.
 _KEPT_POSITIONS = 2
 _LEAST_ROOM = 5
 BEYOND_PROMPT = _KEPT_POSITIONS + _LEAST_ROOM - 1
 
-# How services refuse what is too long, SGLang (its router, the local engine) and others:
+# The refusals of SGLang, its router, the local engine and other services:
 #   The input (2000 tokens) is longer than the model's context length (1024 tokens).
 #   Requested token count exceeds the model's maximum context length of 1024 tokens. …
 #   Input length (2000 tokens) exceeds the maximum allowed length (1018 tokens). …
@@ -26,15 +26,15 @@ _TOO_LONG = re.compile(r"(context length|maximum allowed length)(?: of| is)? \(?
 
 
 def longest_prompt(context_length: int) -> int:
-    """Tokens of the longest prompt that a service with this context answers."""
+    """Length in tokens of the longest prompt that a service with this context answers."""
     return context_length - BEYOND_PROMPT - 1
 
 
 def fit_request(request: GenerateRequest, limits: ModelLimits) -> GenerateRequest:
-    """The request, its `max_new_tokens` cut to what the context leaves.
+    """Return the request with `max_new_tokens` cut to the room in the context.
 
-    Raises RequestRejected for an empty prompt and a token id outside the vocabulary (which kills an
-    SGLang server), PromptTooLong for a prompt that leaves no room for an answer.
+    Raises RequestRejected for an empty prompt and for a token id outside the vocabulary, which
+    crashes SGLang, and PromptTooLong for a prompt that leaves no room for an answer.
     """
     if not request.input_ids:
         raise RequestRejected(f"request {request.rid}: the prompt is empty")
@@ -61,7 +61,7 @@ def fit_request(request: GenerateRequest, limits: ModelLimits) -> GenerateReques
 
 
 def told_context(refusal: str) -> int | None:
-    """The context length that a refusal tells, if a prompt or its output was too long for it."""
+    """Parse the context length from a refusal of a request that is too long; None for others."""
     told = _TOO_LONG.search(refusal)
     if told is None:
         return None
@@ -69,7 +69,7 @@ def told_context(refusal: str) -> int | None:
 
 
 def read_model_limits(model_path: str | Path) -> ModelLimits:
-    """The limits in a model folder's config.json; empty where there is no such file here."""
+    """Read the limits from a model folder's config.json; unknown if the file does not exist."""
     file = Path(model_path) / "config.json"
     if not file.is_file():
         return ModelLimits()
@@ -78,10 +78,10 @@ def read_model_limits(model_path: str | Path) -> ModelLimits:
 
 
 def model_length(config: Mapping[str, Any]) -> int | None:
-    """The longest sequence that a model is made for, by its config.json; None if it does not say.
+    """The longest sequence of a model by its config.json, in tokens; None if it is not stated.
 
-    `max_position_embeddings` may be that, or what it was before the positions were scaled, from
-    model to model. The larger reading counts: a service that makes less of it tells.
+    Models give `max_position_embeddings` before or after RoPE scaling. The larger interpretation is
+    returned; a service with a shorter context reports its own.
     """
     text = config.get("text_config", config)
     stated = text.get("max_position_embeddings")
@@ -91,7 +91,7 @@ def model_length(config: Mapping[str, Any]) -> int | None:
 
 
 def _scaled(text: Mapping[str, Any], stated: int) -> Iterator[int]:
-    """What the scalings of a config reach: transformers has had three places for them."""
+    """Yield the lengths of all RoPE scalings of a config; transformers has had three formats."""
     scaling = text.get("rope_parameters") or text.get("rope_scaling") or {}
     layer_types = [value for value in scaling.values() if isinstance(value, Mapping)]
     for one in layer_types or [scaling]:

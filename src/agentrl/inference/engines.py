@@ -1,10 +1,8 @@
-"""Which class speaks to the service at a URL: the one place where engines are registered.
+"""The registry of engines: the class that talks to the service at a URL.
 
-A URL may say it before its scheme, `NAME+http://host:port`. Without a name it is SGLang's API,
-which the local engine speaks too.
-
-An engine that speaks another protocol is a file with a subclass of `Engine`, and a line in
-`ENGINES`.
+A URL may name its engine, as in `NAME+http://host:port`. Without a name the engine is that of
+SGLang's API, which the local engine has too. A new engine is a file with a subclass of `Engine`,
+and a line in `ENGINES`.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -33,7 +31,7 @@ def engine_at(
     session: aiohttp.ClientSession | None = None,
     silence_s: float = 10.0,
 ) -> Engine:
-    """The engine for the service at a URL; the rest as `Engine` is made with.
+    """Make the engine for a URL. The other arguments are those of `Engine`.
 
     Raises `UnknownEngine`.
     """
@@ -49,6 +47,6 @@ def engine_at(
 async def open_engines(
     urls: Iterable[str], api_key: str | None = None
 ) -> AsyncIterator[list[Engine]]:
-    """The engines at these URLs, in their order, over connections that end with the block."""
+    """Open the engines at these URLs, in order. Connections close with the block."""
     async with open_session() as session:
         yield [engine_at(url, api_key, session=session) for url in urls]

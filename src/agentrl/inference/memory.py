@@ -1,9 +1,8 @@
-"""A service's GPU memory, given back while a trainer on the same GPU computes, and taken again.
+"""Releases a service's GPU memory while a trainer on the same GPU computes, and resumes it.
 
-A server dies of a release while requests run, and of a resume without a release. The first cannot
-happen here: a service is always paused first, in mode "retract", after which nothing runs and its
-requests wait with the tokens they have. Against the second there is `MemoryState`, for whoever
-keeps account of a service to record around each call.
+A release while requests run, and a resume without a release, crash SGLang. `release_memory` pauses
+the service with "retract" first, so that no request runs. The caller records `MemoryState` around
+each call, so that it never resumes without a release.
 """
 
 from enum import StrEnum
@@ -13,11 +12,11 @@ from agentrl.inference.protocol import RequestRejected
 
 
 class MemoryState(StrEnum):
-    """Who has a service's GPU memory, as far as is known.
+    """The known state of a service's GPU memory.
 
-    held -> releasing -> released -> resuming -> held, and releasing -> held when it was refused.
-    "releasing" and "resuming" are written before the request: a service found so after a crash may
-    be in either state, and must be started again before it is used.
+    held -> releasing -> released -> resuming -> held, and releasing -> held if it was refused.
+    "releasing" and "resuming" are recorded before the request. After a crash in one of them the
+    actual state is unknown, and the service must be restarted before it is used.
     """
 
     HELD = "held"
@@ -27,10 +26,10 @@ class MemoryState(StrEnum):
 
 
 async def release_memory(engine: Engine) -> None:
-    """Have a service that holds its memory give it back. It generates nothing until it is resumed.
+    """Pause a service and release its memory. It generates nothing until it is resumed.
 
-    Raises RequestRejected when the service refused: it holds its memory and goes on generating.
-    After another InferenceError nobody knows.
+    Raises RequestRejected if the service refused; it then keeps its memory and continues. After
+    another InferenceError the state is unknown.
     """
     if not engine.capabilities.memory:
         raise RequestRejected(f"{engine.url} cannot give its GPU memory back")
@@ -43,8 +42,8 @@ async def release_memory(engine: Engine) -> None:
 
 
 async def resume_memory(engine: Engine) -> None:
-    """Have a service that gave its memory back take it again, with the weights it had.
+    """Resume a service's released memory, with the weights that it had.
 
-    It stays paused, so that new weights can come before it generates: `continue_` ends that.
+    The service stays paused for a weight update; `continue_` ends the pause.
     """
     await engine.resume_memory_occupation()

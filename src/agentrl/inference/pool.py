@@ -1,7 +1,6 @@
-"""Many inference services as one: which service gets a request, and what happens when one dies.
+"""A pool of inference services: routing of requests, and failover when a service dies.
 
-The services are given by the caller (`update`), who learns of them wherever they are registered.
-One exchange with one service is its engine's business.
+The caller sets the services (`update`). An `Engine` handles one exchange with one service.
 """
 
 import asyncio
@@ -45,9 +44,13 @@ _LOADS_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """One service. `outstanding` counts the tokens of its requests in flight, prompt and maximum
-    output; `learning` asks for its model's limits, once; `probe` runs while it is down. `failure`:
-    why it was down the last time."""
+    """One service.
+
+    outstanding: tokens of its requests in flight, prompt and largest output
+    learning: asks once for the limits of its model
+    probe: runs while the service is down
+    failure: why the service was down the last time
+    """
 
     engine: Engine
     up: bool = True
@@ -61,15 +64,15 @@ class _Member:
 class ServicePool:
     """Sends requests to the service with the fewest outstanding tokens.
 
-    A record stays with the service that answered its last turn (its prefix is cached there) while
-    that service is up. A service whose connection fails, or that says nothing for `silence_s`
-    seconds and is gone, is down until `/ready` says otherwise, asked with back-off. A request
-    whose service dies, aborts it or gives no token for `request_timeout_s` goes on at another from
-    the tokens that it has. When none is up, or those that are fail it again and again, a request
-    waits `patience_s` seconds before `ServiceUnreachable` is raised.
+    A record stays with the service that answered its last turn, where its prefix is cached, while
+    that service is up. A service is down when its connection fails, or when it sends nothing for
+    `silence_s` seconds and does not respond; it is probed with back-off until it is ready. When a
+    service dies, aborts a request or sends no token for `request_timeout_s` seconds, the request
+    continues at another service after the tokens so far. `ServiceUnreachable` is raised after
+    `patience_s` seconds without a service that can answer.
 
-    `limits` are what the caller knows of the model; the rest is asked of each service before its
-    first request. Belongs to one event loop. Use as `async with ServicePool() as pool`.
+    `limits`: the caller's knowledge of the model; unknown limits are asked of each service before
+    its first request. A pool belongs to one event loop. Use `async with ServicePool() as pool`.
     """
 
     api_key: str | None = None
@@ -107,7 +110,7 @@ class ServicePool:
             self._session = None
 
     def update(self, services: Iterable[str]) -> None:
-        """Use exactly these URLs from now on; requests in flight at others finish there."""
+        """Use exactly these URLs from now on. Requests in flight at other services finish there."""
         wanted = {url.rstrip("/") for url in services}
         for url in self._members.keys() - wanted:
             probe = self._members.pop(url).probe
@@ -132,17 +135,17 @@ class ServicePool:
 
     @property
     def outage(self) -> ServiceUnreachable | None:
-        """Why no service can be asked, where there are some and all are down."""
+        """The last failure if there are services and all are down, else None."""
         errors = [member.failure for member in self._members.values() if not member.up]
         return errors[-1] if errors and len(errors) == len(self._members) else None
 
     async def check(self) -> None:
-        """Raises `ServiceUnreachable` while there are services and all are down."""
+        """Raise `ServiceUnreachable` if there are services and all are down."""
         if (outage := self.outage) is not None:
             raise outage
 
     async def loads(self) -> dict[str, ServiceLoad]:
-        """How busy each service is that is up and says so, by URL."""
+        """The load of each service that is up and reports it, by URL."""
         engines = [m.engine for m in self._members.values() if m.up]
         loads = await asyncio.gather(*(_load(engine) for engine in engines))
         return {
@@ -152,7 +155,7 @@ class ServicePool:
         }
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Return once some service says it is ready; raise ServiceUnreachable after `timeout_s`."""
+        """Wait until a service is ready. Raises ServiceUnreachable after `timeout_s` seconds."""
         began = time.monotonic()
         while True:
             members = list(self._members.values())
@@ -164,12 +167,12 @@ class ServicePool:
             await asyncio.sleep(min(0.2, left))
 
     async def generate(self, request: GenerateRequest, *, record_id: str) -> Generation:
-        """Generate at the record's service, or at the least busy one; at others if that fails.
+        """Generate at the record's service or the least busy one, and at others if it fails.
 
-        The answer ends by "stop" or "length". Raises ServiceUnreachable when no service could be
-        reached for `patience_s` seconds or all aborted or failed the request for so long,
-        RequestTimedOut when it was too slow at each, PromptTooLong when its prompt leaves no room
-        in the service's context, and RequestRejected when it cannot be served.
+        The answer ends by "stop" or "length". Raises ServiceUnreachable if no service was reached
+        for `patience_s` seconds or all of them failed or aborted the request for so long,
+        RequestTimedOut if it was too slow at each, PromptTooLong if its prompt leaves no room in
+        the context, and RequestRejected if it cannot be served.
         """
         building = GenerationBuilder(request)
         tokens = len(request.input_ids) + request.sampling_params.max_new_tokens
@@ -177,7 +180,7 @@ class ServicePool:
         too_slow: dict[str, RequestTimedOut] = {}
         aborted_by: _Member | None = None
         retry_s = _FIRST_RETRY_S
-        failing_since: float | None = None  # without a token since then
+        failing_since: float | None = None  # the first failure since the last token
         while True:
             member = self._choose(record_id, aborted_by, too_slow)
             if member is None:
@@ -194,13 +197,13 @@ class ServicePool:
                 self._mark_down(member, error)
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > self.patience_s:
-                    raise  # it says that it is ready, and is not
+                    raise  # the service reports ready but fails
             except RequestTimedOut as error:
                 too_slow[member.engine.url] = error
             except PromptTooLong:
                 if not building.ids:
                     raise
-                # Cut off so close to the end of the context that no service takes it up again.
+                # The output so far is too close to the end of the context to be continued.
                 building.piece_ending = "length"
             finally:
                 member.outstanding -= tokens
@@ -218,11 +221,11 @@ class ServicePool:
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
 
     async def _learn_limits(self, member: _Member) -> None:
-        """Before a service's first request, so that none is sent that would kill it."""
+        """Ask for the limits before a service's first request, which might crash it otherwise."""
         if member.learning is None:
             member.learning = asyncio.create_task(_ask_limits(member.engine))
         try:
-            # Several requests wait for one answer: a cancelled one must not take it from the rest.
+            # Several requests wait for one answer; cancelling one must not cancel it for the rest.
             await asyncio.shield(member.learning)
         except InferenceError:
             member.learning = None
@@ -234,10 +237,10 @@ class ServicePool:
         aborted_by: _Member | None,
         too_slow: Mapping[str, RequestTimedOut],
     ) -> _Member | None:
-        """The service for a request of the record, None if there is none now.
+        """Return the service for a request of the record; None if no service is up.
 
-        Not one where this request was too slow: raises that error when there is no other. Not the
-        one that has just aborted it, if there is another.
+        Services where the request was too slow are excluded; raises that error if only such ones
+        are up. The service that has just aborted the request is the last choice.
         """
         up = [m for m in self._members.values() if m.up]
         fit = [m for m in up if m.engine.url not in too_slow]
@@ -303,7 +306,7 @@ class ServicePool:
 
 
 async def _ask_limits(engine: Engine) -> None:
-    """Have the engine check requests against the limits that its service tells, if it does."""
+    """Fetch the limits that the engine checks requests against, if its service reports them."""
     try:
         await engine.fetch_limits()
     except RequestRejected as error:  # a router, for instance, has no model of its own

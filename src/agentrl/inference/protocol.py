@@ -1,7 +1,7 @@
-"""What is asked of an inference service and what it answers: values and errors.
+"""Requests to an inference service, its answers and its errors, as values.
 
-No I/O in here, and no JSON but the names of sampling parameters and versions; `answers` reads what
-a service sends, `client` does the exchange.
+There is no I/O here, and no JSON except the names of sampling parameters and versions. `answers`
+parses answers; `client` does the exchange.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from agentrl.policy_version import VersionSpan, check_spans, cut_spans
 FinishReason = Literal["stop", "length", "abort"]
 
 FRESH_VERSION = -1
-"""The version of a server that was started and never updated ("default" on the wire)."""
+"""The version of a server that was never updated ("default" in SGLang's API)."""
 
 _FRESH_WIRE = "default"
 
@@ -26,7 +26,7 @@ class InferenceError(Exception):
 
 
 class _ServiceFailed(InferenceError, InfrastructureFailure):
-    """The services are the fault. As a dependency all services are one: any of them will do."""
+    """A failure of the services, which are one dependency: any of them can serve a request."""
 
     need = Need.SAMPLING
 
@@ -35,24 +35,24 @@ class _ServiceFailed(InferenceError, InfrastructureFailure):
 
 
 class ServiceUnreachable(_ServiceFailed):
-    """No complete answer: connection refused or broken, or the service says it is not ready.
+    """No complete answer: the connection was refused or broke, or the service is not ready.
 
-    Generation changes nothing but a cache, so the same request may be sent elsewhere.
+    Generation has no side effect, so the request may be sent to another service.
     """
 
 
 class KeyRefused(ServiceUnreachable):
-    """The service wants another key than ours. It may be given one: keys are rotated."""
+    """The service refuses our key. It is an outage, because keys are rotated."""
 
 
 class RequestTimedOut(_ServiceFailed):
-    """The service is reachable, but its answer did not come, or did not go on, in time."""
+    """The service is reachable, but its answer did not begin or continue in time."""
 
 
 class RequestRejected(InferenceError):
-    """The service (or the client before sending) refused the request; repeating it will not help.
+    """The service, or the client before sending, refused the request. A repetition does not help.
 
-    `status` is the HTTP status, or None when the client refused to send it.
+    `status`: the HTTP status; None if the client refused.
     """
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
@@ -61,15 +61,15 @@ class RequestRejected(InferenceError):
 
 
 class PromptTooLong(RequestRejected):
-    """The prompt leaves no room for an answer in the service's context: nothing was generated."""
+    """The prompt leaves no room for an answer in the service's context. Nothing was generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn; SGLang's names, defaults and meanings.
+    """Sampling parameters, with the names, defaults and meanings of SGLang.
 
-    `temperature` 0 is greedy. `top_k` -1 keeps the whole vocabulary. Penalties are added to
-    (presence, frequency) or divide (repetition) the logits of tokens seen before.
+    `temperature` 0 is greedy. `top_k` -1 keeps the whole vocabulary. The presence and frequency
+    penalties are subtracted from the logits of earlier tokens; the repetition penalty scales them.
     """
 
     max_new_tokens: int = 128
@@ -84,7 +84,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
 
     def to_json(self) -> dict[str, object]:
-        """The `sampling_params` object of `/generate`, without what is at its default."""
+        """The `sampling_params` object of `/generate`, without values at their default."""
         body: dict[str, object] = {"max_new_tokens": self.max_new_tokens}
         if self.temperature != 1.0:
             body["temperature"] = self.temperature
@@ -109,10 +109,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One token prompt.
+    """A request to generate from a token prompt.
 
-    `rid` names it for `abort`. It must be unique, also for some seconds after the end of a request:
-    SGLang looks 2 s after the end of a stream whether its request still runs, and aborts it then.
+    `rid` names it for `abort`. It must stay unique for some seconds after the end of the request,
+    because SGLang aborts a request of that rid 2 s after the end of a stream.
     """
 
     rid: str
@@ -122,21 +122,24 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The answer to a `GenerateRequest`, as everything that follows holds it.
+    """The answer to a `GenerateRequest`.
 
-    `output_ids` keeps the stop token that ended it. `output_logprobs[i]` is the logprob of
-    `output_ids[i]` under log_softmax(logits / temperature), whatever top_p, top_k and min_p cut
-    away. `versions` cover the output without gaps. An aborted generation keeps what it had.
-    `service` is the URL of the service that made it, or the last piece of it. `cached_tokens` of
-    the `prompt_tokens` were not computed again. `latency_s` runs from the request to the end.
+    output_ids: the sampled tokens, the stop token included
+    output_logprobs: logprob of each token under log_softmax(logits / temperature), without the
+        effect of top_p, top_k and min_p
+    versions: cover the output without gaps
+    service: URL of the service that made the output, or its last piece
+    cached_tokens: how many of the `prompt_tokens` were in the cache
+    latency_s: seconds from the request to the end
 
-    The columns are tuples of Python numbers: nobody can change them, and tokenizers, chat templates
-    and stored documents take them as they are. Raises ValueError where they do not fit together.
+    An aborted generation keeps the tokens so far. Columns are tuples of Python numbers, immutable
+    and accepted by tokenizers, chat templates and stored documents. Raises ValueError if their
+    lengths differ.
 
-    A record of three turns as its services answered it; at its other end it is the row that
-    `databases/token_tree.py` shows. Policy 5 came in the middle of turn 1. After turn 1 the context
-    was rewritten: turn 2 has a prompt that shares only its first 3 tokens with the others, and
-    begins a branch. Prompts and tool results get mask 0, and what is below mask 1.
+    The table shows the generations of a record of three turns; `databases/token_tree.py` shows the
+    row that they become. The weights changed to policy 5 within turn 1. The context was rewritten
+    after turn 1: the prompt of turn 2 shares only its first 3 tokens with the others and begins a
+    branch. Prompts and tool results get mask 0, sampled tokens mask 1.
 
         turn  prompt                     tokens made   logprobs       made by
         0     1 2 3                      10 11         -0.5 -0.25     4 4
@@ -170,7 +173,7 @@ class Generation:
         check_spans(self.versions, len(self.output_ids))
 
     def part(self, begin: int, end: int) -> "Generation":
-        """Its tokens `begin` to `end` (half open), as if the service had made only these."""
+        """Return tokens `begin` to `end` (half open) as a generation."""
         return replace(
             self,
             output_ids=self.output_ids[begin:end],
@@ -181,11 +184,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLoad:
-    """How busy a service is, summed over its data-parallel ranks.
+    """The load of a service, summed over its data-parallel ranks.
 
-    `used_tokens` of `total_tokens` positions for keys and values are taken. `retractions` counts
-    requests that had to give theirs back for lack of room: in SGLang since its last report, so
-    that 0 may follow a positive number at once.
+    `used_tokens` of the `total_tokens` positions of the KV cache are in use. `retractions` counts
+    requests that lost their cache for lack of room; SGLang counts them since its last report.
     """
 
     running: int
@@ -197,7 +199,7 @@ class ServiceLoad:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a service's model accepts; None where it is not known and so not checked."""
+    """The limits of a service's model. None is unknown and not checked."""
 
     vocab_size: int | None = None
     context_length: int | None = None
@@ -207,14 +209,14 @@ UNKNOWN_LIMITS = ModelLimits()
 
 
 def version_to_wire(version: int) -> str:
-    """A policy version as the `weight_version` string of SGLang's API."""
+    """Convert a policy version to the `weight_version` string of SGLang's API."""
     return _FRESH_WIRE if version == FRESH_VERSION else str(version)
 
 
 def version_from_wire(version: str) -> int:
-    """The policy version of a `weight_version` string.
+    """Parse the policy version of a `weight_version` string.
 
-    Raises ValueError when it is neither a decimal number nor "default".
+    Raises ValueError if it is neither a decimal number nor "default".
     """
     if version == _FRESH_WIRE:
         return FRESH_VERSION

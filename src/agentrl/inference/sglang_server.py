@@ -1,8 +1,7 @@
-"""The real SGLang server as a child process: its command line, its start, its end.
+"""The SGLang server as a child process: its command line, start and end.
 
-SGLang is installed in an environment of its own (requirements-sglang.txt) and reached over HTTP
-only, so what is known of it here is a command line and a URL. What others are told of the service
-is the caller's business (`announcement`), as with the local engine.
+SGLang is installed in a separate environment (requirements-sglang.txt) and used over HTTP only. The
+caller announces the service (`announcement`), as with the local engine.
 """
 
 import asyncio
@@ -33,17 +32,19 @@ _LONGEST_LINE = 2**20
 
 
 class SGLangError(RuntimeError):
-    """The server could not be started, or ended by itself. The message is for the user."""
+    """The server could not be started or ended by itself. The message is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class SGLangConfig:
-    """How one SGLang server is started.
+    """The configuration of an SGLang server. None leaves a choice to SGLang.
 
-    `launch` is the command that takes SGLang's arguments, and may hold some already. None leaves
-    a choice to SGLang. `memory_fraction`, of each GPU, holds weights and cache. With `memory_saver`
-    the server can give that memory back while it is not used (`inference.memory`). `api_key` is
-    what clients must show; raises `KeyNeeded` without one where other machines reach `host`.
+    launch: command that takes SGLang's arguments; it may contain some already
+    memory_fraction: share of each GPU's memory for weights and cache
+    memory_saver: whether the server can release that memory while unused (`inference.memory`)
+    api_key: key that clients must show
+
+    Raises `KeyNeeded` without a key if other machines reach `host`.
     """
 
     model_path: Path
@@ -67,13 +68,13 @@ class SGLangConfig:
 
     @property
     def url(self) -> str:
-        """Where this machine reaches the server."""
+        """URL of the server on this machine."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
         return f"http://{host}:{self.port}"
 
 
 def sglang_command(config: SGLangConfig) -> list[str]:
-    """The command line that starts the server; pure."""
+    """Return the command line that starts the server."""
     command = [
         *config.launch,
         "--model-path", str(config.model_path),
@@ -85,8 +86,8 @@ def sglang_command(config: SGLangConfig) -> list[str]:
         "--random-seed", str(config.seed),
         "--tp-size", str(config.tp_size),
         "--ep-size", str(config.ep_size),
-        # Else each chunk repeats the output so far: an answer would cost its length times its
-        # chunks to send and to read.
+        # Without it each chunk repeats the output so far, so that the cost of an answer is its
+        # length times the number of chunks.
         "--incremental-streaming-output",
     ]  # fmt: skip
     if config.device is not None:
@@ -96,8 +97,7 @@ def sglang_command(config: SGLangConfig) -> list[str]:
     if config.memory_fraction is not None:
         command += ["--mem-fraction-static", str(config.memory_fraction)]
     if config.memory_saver:
-        # With a copy of the weights in the host's memory: what comes back is what was given away,
-        # whatever becomes of the update that is to follow.
+        # A copy of the weights in host memory restores them even if the next update fails.
         command += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
     return command
 
@@ -107,12 +107,11 @@ def serve_sglang(
 ) -> None:
     """Run an SGLang server until SIGTERM or SIGINT; then running requests answer as aborted.
 
-    `guard` is a command that runs the command given to it, and ends its whole family when its
-    standard input closes or it gets SIGTERM: SGLang has children of its own, which must not
-    outlive this process on a GPU, however it ends. `announcement` is entered when the server takes
-    requests and left before it stops.
+    `guard` is a command that runs the command given to it, and ends all its descendants when its
+    standard input closes or it gets SIGTERM: SGLang's child processes must not outlive this process
+    on a GPU. `announcement` is entered when the server takes requests and left before it stops.
 
-    Raises SGLangError when the server ends without having been asked to.
+    Raises SGLangError if the server ends by itself.
     """
     asyncio.run(_serve(config, guard, announcement))
 
@@ -130,11 +129,11 @@ async def _serve(
             *guard,
             *sglang_command(config),
             *key_flags,
-            stdin=asyncio.subprocess.PIPE,  # closed when we end, which the guard notices
+            stdin=asyncio.subprocess.PIPE,  # the guard notices that it closes when we end
             stdout=output,
             stderr=sys.stderr if config.api_key is None else asyncio.subprocess.STDOUT,
-            env=os.environ | {"HF_HUB_OFFLINE": "1"},  # a model is a folder: nothing to ask the hub
-            start_new_session=True,  # signals of a terminal or a process group reach us alone
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},  # a model is a folder; no hub is needed
+            start_new_session=True,  # signals of a terminal or a process group reach only us
         )
         ended = asyncio.create_task(child.wait())
         relayed = asyncio.create_task(_relay(child.stdout, config.api_key))
@@ -163,8 +162,11 @@ async def _serve(
 
 @contextmanager
 def _key_file(key: str | None) -> Iterator[list[str]]:
-    """SGLang's arguments for a key: a file that only its owner reads, because a command line is
-    read by every user of the machine. None without a key."""
+    """Return SGLang's arguments for a key; empty without one.
+
+    The key is in a file that only its owner can read, because every user of the machine can read a
+    command line.
+    """
     if key is None:
         yield []
         return
@@ -175,7 +177,7 @@ def _key_file(key: str | None) -> Iterator[list[str]]:
 
 
 async def _relay(output: asyncio.StreamReader | None, key: str | None) -> None:
-    """Copy the server's log to ours without the key, which SGLang writes among its arguments."""
+    """Copy the server's log to ours, without the key, which SGLang logs with its arguments."""
     if output is None or key is None:
         return
     rest = b""
@@ -188,7 +190,7 @@ async def _relay(output: asyncio.StreamReader | None, key: str | None) -> None:
 
 
 def _write(log_lines: bytes) -> None:
-    with suppress(BrokenPipeError):  # nobody reads our log any more: the server serves on
+    with suppress(BrokenPipeError):  # nobody reads our log any more; the server continues
         sys.stderr.buffer.write(log_lines)
         sys.stderr.buffer.flush()
 
@@ -196,7 +198,7 @@ def _write(log_lines: bytes) -> None:
 async def _ready(
     client: SGLangClient, ended: asyncio.Task[int], stopping: asyncio.Task[bool]
 ) -> bool:
-    """Wait until the server takes requests; False when it ended or is to be stopped before."""
+    """Wait until the server takes requests. Returns False if it ended or was stopped before."""
     while not await client.ready():
         done, _ = await asyncio.wait(
             {ended, stopping}, timeout=_READY_POLL_S, return_when=asyncio.FIRST_COMPLETED
@@ -207,9 +209,10 @@ async def _ready(
 
 
 async def _abort_requests(client: SGLangClient) -> None:
-    """Have all requests answer with the tokens made so far: the server's end would lose them.
+    """Make all requests answer with their tokens so far, which the server's end would lose.
 
-    This pause returns when the last answer is sent; what comes now waits, and goes elsewhere.
+    The pause returns when the last answer is sent. Requests that arrive now wait, and the pool
+    sends them to another service.
     """
     try:
         await client.pause("abort", timeout_s=_ABORT_S)

@@ -1,6 +1,6 @@
-"""HTTP exchanges with one service: one body out, one answer or stream back, errors made ours.
+"""HTTP exchanges with one service, with aiohttp's errors mapped to those of `protocol`.
 
-What the bodies mean is not in here.
+The content of bodies is opaque here.
 """
 
 import re
@@ -21,24 +21,24 @@ from agentrl.limited_read import AnswerTooLarge, read_limited
 _JSON_HEADERS = {"Content-Type": "application/json"}
 _NOT_SERVING = frozenset({502, 503, 504})
 _NO_ENTRY = frozenset({401, 403})
-_LARGEST_ANSWER = 64 * 2**20  # of all routes but `/generate`, whose answers are streamed
+_LARGEST_ANSWER = 64 * 2**20  # bytes, for all routes except `/generate`, which is streamed
 _LARGEST_ERROR = 64 * 1024
 _CONNECT_S = 10.0
 _ENGINE_NAME = re.compile(r"([a-z0-9_]+)\+(?=https?://)")
 
 
 def engine_name(url: str) -> str | None:
-    """The name of the engine that a URL says before its scheme (`NAME+http://…`), if it does."""
+    """The engine that a URL names before its scheme (`NAME+http://…`); None if it names none."""
     named = _ENGINE_NAME.match(url)
     return named[1] if named else None
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session for any number of clients of one event loop.
+    """Open a session for any number of clients of one event loop.
 
-    No connection limit: the samplers bound their own concurrency, and a request that waits for a
-    connection would only hide in a queue. Idle connections are dropped before the 5 s after which
-    uvicorn closes them, so that a request never goes out on a closing connection.
+    Connections are not limited, because samplers limit their concurrency. Idle connections are
+    closed after 4 s, before uvicorn closes them after 5 s, so that no request is sent on a closing
+    connection.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
@@ -53,8 +53,8 @@ class Transport:
     `session` is shared and stays open; without one the transport opens and closes its own. `url`
     may have the name of an engine before its scheme.
 
-    Raises `ServiceUnreachable` when no complete answer came, `RequestTimedOut` past the time-out
-    and `RequestRejected` when the service answers with an error.
+    Methods raise `ServiceUnreachable` without a complete answer, `RequestTimedOut` after the
+    time-out and `RequestRejected` if the service answers with an error.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Transport:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The connections."""
+        """The aiohttp session, opened at first use."""
         if self._session is None:
             self._session = open_session()
         return self._session
@@ -82,14 +82,14 @@ class Transport:
             self._session = None
 
     async def call(self, method: str, path: str, body: bytes, timeout_s: float) -> bytes:
-        """Send one request and return the body of its 2xx answer."""
+        """Send a request and return the body of its 2xx answer."""
         async with self._exchange(method, path, body, timeout_s) as response:
             return await read_limited(response, _LARGEST_ANSWER)
 
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[bytes]:
-        """POST a body and return the pieces of its 2xx answer as they come, however long it takes.
+        """POST a body and yield the pieces of its 2xx answer as they come, without a time limit.
 
-        How large a piece of meaning may be, and how long it may take, is the caller's to say.
+        The caller limits the size and duration of the stream.
         """
         async with self._exchange("POST", path, body, None) as response:
             async for piece in response.content.iter_any():
@@ -99,7 +99,7 @@ class Transport:
     async def _exchange(
         self, method: str, path: str, body: bytes, timeout_s: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Map aiohttp's errors to ours, those of reading the answer included."""
+        """Open an exchange and map aiohttp's errors, those of reading the answer included."""
         timeout = aiohttp.ClientTimeout(
             total=timeout_s, sock_connect=min(timeout_s or _CONNECT_S, _CONNECT_S)
         )
@@ -123,7 +123,7 @@ class Transport:
                         raise ServiceUnreachable(message)
                     raise RequestRejected(message, status=response.status)
                 yield response
-        # A refused or unanswered connect is also a TimeoutError in aiohttp: ask for it first.
+        # A connect error may also be a TimeoutError in aiohttp, so it is caught first.
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ServiceUnreachable(f"cannot connect to {self.url}{path}: {error}") from error
         except TimeoutError as error:

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     """`agentrl config RUN [--preset NAME] [--all] [--yaml | --json] [flags]`."""
     given = config_parser().parse(argv)
     layers, head = _layers(given, read_deployment(os.environ))
-    config_of(merged(layers))  # raises for what could not be launched
+    config_of(merged(layers))  # raises for flags that a launch would refuse
     held = in_force(layers)
     own = given.own
     if own.json:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _layers(given: Given, deployment: Deployment) -> tuple[list[Layer], str]:
-    """The flags that hold, and a sentence on what they are those of."""
+    """Return the flags in force, and a sentence that says which launch they are from."""
     run = given.own.run
     own = layers_given(given.values, given.files, deployment.layers)
     output = config_of(merged([*own, Layer("command line", {"run_name": run})])).output
@@ -72,7 +72,7 @@ def _layers(given: Given, deployment: Deployment) -> tuple[list[Layer], str]:
 
 
 def _recorded(launch: LaunchRecord) -> list[Layer]:
-    """The flags that a run was launched with, by where they came from then."""
+    """Return the flags of a run's launch, one layer for each origin."""
     layer = read_flags(launch.flags)
     by_origin: dict[str, dict[str, Value]] = {}
     for name, value in layer.values.items():
@@ -99,7 +99,7 @@ def _listed(held: Mapping[str, InForce], group: str, *, all_flags: bool) -> list
 def _print_table(held: Mapping[str, InForce], head: str, *, all_flags: bool) -> None:
     console = Console()
     console.print(head, markup=False, highlight=False, soft_wrap=True)
-    # One width for the columns of all groups, so that they stand below one another.
+    # All groups have the same column widths.
     listed = [flag for group in TITLES for flag in _listed(held, group, all_flags=all_flags)]
     names = max(len(flag.name) for flag in listed)
     origins = max(len(held[flag.name].origin) for flag in listed)
@@ -122,8 +122,10 @@ def _print_table(held: Mapping[str, InForce], head: str, *, all_flags: bool) -> 
 
 
 def _content(held: Mapping[str, InForce], *, all_flags: bool) -> dict[str, Any]:
-    """The flags as a file for `--config` has them: without passwords, and unless all are wanted,
-    only what the user said."""
+    """Return the flags for a `--config` file, without passwords.
+
+    Without `all_flags` only values that the user gave are included.
+    """
     return {
         flag.name: plain(flag, _own_value(held[flag.name]))
         for group in TITLES
@@ -135,13 +137,12 @@ def _content(held: Mapping[str, InForce], *, all_flags: bool) -> dict[str, Any]:
 
 
 def _own_value(held: InForce) -> Value | None:
-    """What the flag itself says: what a paper says, its loss brings along again."""
+    """The flag's value; None if it follows from --loss_calculator."""
     return None if held.origin.startswith("paper of ") else held.value
 
 
 def _set_by_launch(held: InForce) -> bool:
-    """Whether a launch sets it again: for the processes that there are, and with the demo's
-    tools."""
+    """Whether every launch sets the value itself (preset or demo)."""
     return held.origin.removeprefix(_RECORDED) in (DEMO_ORIGIN, *PRESETS)
 
 
@@ -150,7 +151,7 @@ def _is_secret(flag: Flag, held: InForce) -> bool:
 
 
 def _as_yaml(held: Mapping[str, InForce], head: str, *, all_flags: bool) -> str:
-    """The content with its groups as comments."""
+    """Format the content as YAML, with the groups as comments."""
     content = _content(held, all_flags=all_flags)
     lines = [f"# {head}"]
     if not all_flags:

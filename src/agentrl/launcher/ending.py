@@ -1,4 +1,4 @@
-"""How a launch ended, in its last lines: what failed, what was saved, and how to go on."""
+"""The last lines of a launch: what failed, what was saved, and how to continue."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from agentrl.launcher.processes import Event, last_lines, signal_name
 from agentrl.launcher.run_folder import last_checkpoint
 
 FAILED = 1
-REFUSED = 2  # for what the user gave
+REFUSED = 2  # invalid input
 _SHOWN_LOG_LINES = 12
 _ELASTIC_REPORT = "] failed (exitcode: "
 _RANK_KILLED = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)")  # by a signal
@@ -20,30 +20,30 @@ class Outcome:
     """How a launch ended."""
 
     status: int
-    reason: str = ""  # for people, if it did not end as it should
-    log: str = ""  # the end of the log that says more
-    first: str = ""  # what has to be done before it can go on
+    reason: str = ""  # for display; empty after success
+    log: str = ""  # the end of the failed part's log
+    first: str = ""  # what the user has to do before continuing
     stopped: bool = False  # by a signal
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What there is of a run when all its processes have ended."""
+    """The stored state of a run when all its processes have ended."""
 
-    run: str  # as verbs are told it
+    run: str  # the run's arguments of a verb, see `report.run_arguments`
     folder: Path
-    step: int  # the last one that was taken
+    step: int  # the last optimizer step
     drain_seconds: float
     attempts: AttemptCounts  # of this launch
 
     @property
     def checkpoint(self) -> int | None:
-        """The last one's step."""
+        """Step of the last checkpoint; None without one."""
         return last_checkpoint(self.folder)
 
     @property
     def sentence(self) -> str:
-        """What was saved, and what was not."""
+        """One sentence on what was saved and what was lost."""
         trajectories = f"{self.attempts.stored} trajectories stored by this launch"
         if self.checkpoint is None:
             return f"saved: no checkpoint yet, {trajectories}"
@@ -58,21 +58,21 @@ class Saved:
 
     @property
     def way_on(self) -> str:
-        """How the run is gone on with."""
+        """How the run is continued."""
         if self.checkpoint is None:
             return "the same command starts it again: there is no checkpoint yet"
         return f"the same command resumes from checkpoint-{self.checkpoint}"
 
 
 def stopped_by(number: int) -> Outcome:
-    """A signal ended it."""
+    """The outcome of a launch that a signal ended."""
     return Outcome(128 + number, f"stopped by {signal_name(number)}", stopped=True)
 
 
 def part_failed(event: Event) -> Outcome:
-    """A part that the run cannot do without ended."""
+    """The outcome of a launch of which a necessary part ended."""
     lines = last_lines(event.part.log, 500)
-    # torch's launcher adds some forty lines that say no more than that its child failed.
+    # torch's launcher appends about forty lines that only say that its child failed.
     added = [i for i, line in enumerate(lines) if _ELASTIC_REPORT in line]
     shown = lines[: added[0] if added else None][-_SHOWN_LOG_LINES:]
     log = "".join(f"\n    {line}" for line in shown)
@@ -85,7 +85,7 @@ def part_failed(event: Event) -> Outcome:
 
 
 def failures_lines(attempts: AttemptCounts, run: str) -> list[str]:
-    """How many attempts of this launch failed, and where to look; `run`: as verbs are told it."""
+    """How many attempts of this launch failed, and the command that lists them."""
     if attempts.sentence is None:
         return []
     lines = [f"{attempts.sentence} (`agentrl show {run} --failed` lists them)"]
@@ -93,7 +93,7 @@ def failures_lines(attempts: AttemptCounts, run: str) -> list[str]:
 
 
 def last_lines_of(outcome: Outcome, saved: Saved | None) -> list[str]:
-    """The end of a launch that did not end as it should. `saved`: None where no run is kept."""
+    """The last lines of a launch that failed or was stopped. `saved`: None if it keeps no run."""
     if not outcome.reason:
         return []
     way_on = saved.way_on if saved else "the same command starts it again"

@@ -1,4 +1,4 @@
-"""The result of an evaluation as numbers with intervals: computed, printed and written."""
+"""The report of an evaluation with confidence intervals: computed, printed and written."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,23 +26,26 @@ from agentrl.whole_file import write_whole
 
 @dataclass(frozen=True)
 class TaskRollouts:
-    """All rollouts of one held-out task: scores of those that ended with one, and their turns."""
+    """All rollouts of one held-out task."""
 
-    scores: Sequence[float]
-    turns: Sequence[int]
-    failed: int  # given up after errors: no rollout of the model's, so in no rate
-    unscored: int  # a scorer had nothing to say of them, or failed: in no rate either
+    scores: Sequence[float]  # of the rollouts with a score
+    turns: Sequence[int]  # of the same rollouts
+    failed: int  # rollouts given up after errors; they count in no rate
+    unscored: int  # rollouts without a score, or whose scoring failed; they count in no rate
 
     @property
     def outcome(self) -> TaskOutcome:
-        """As successes among rollouts."""
+        """Number of scored rollouts and of successes."""
         return TaskOutcome(len(self.scores), sum(score >= SUCCESS_SCORE for score in self.scores))
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """`eval/CHECKPOINT-TASKS.json`. Intervals hold with 95 %: those of pass@k are Wilson's, the
-    others from the bootstrap; both take the rollouts of one task as alike."""
+    """The content of `eval/CHECKPOINT-TASKS.json`.
+
+    Intervals are of 95 % confidence: Wilson's for pass@k, bootstrap for the others. Both account
+    for the correlation of rollouts of one task.
+    """
 
     run: str
     checkpoint: str
@@ -60,18 +63,18 @@ class EvaluationReport:
 
     @property
     def most_failed(self) -> bool:
-        """Whether more rollouts failed than ended."""
+        """Whether more than half of all rollouts failed."""
         return 2 * self.failed_rollouts > self.all_rollouts
 
     @property
     def all_rollouts(self) -> int:
-        """With a score or without, failed or not."""
+        """Number of all rollouts, scored, unscored and failed."""
         return self.rollouts + self.unscored_rollouts + self.failed_rollouts
 
 
 @dataclass(frozen=True)
 class HeldOutFile:
-    """The tasks of an evaluation, known by what is in the file and not by its name."""
+    """The task file of an evaluation, identified by its content."""
 
     path: Path
     sha256: str
@@ -90,7 +93,7 @@ def summarise_rollouts(
     rollouts: Sequence[TaskRollouts],
     task_file: HeldOutFile,
 ) -> EvaluationReport:
-    """The report on all tasks. Raises `ValueError` if no rollout ended with a score."""
+    """Compute the report on all tasks. Raises `ValueError` if no rollout has a score."""
     scored = [task for task in rollouts if task.scores]
     if not scored:
         raise ValueError("no rollout ended with a score")
@@ -113,7 +116,7 @@ def summarise_rollouts(
 
 
 async def read_rollouts(database: RunDatabase, epoch: int) -> list[TaskRollouts]:
-    """What became of the evaluation `epoch`, a task each."""
+    """Read the rollouts of evaluation `epoch`, one entry per task."""
     turns = {
         document["_id"]: document["n_turns"]
         async for document in database.records.find(
@@ -138,7 +141,7 @@ async def read_rollouts(database: RunDatabase, epoch: int) -> list[TaskRollouts]
 
 
 def print_report(console: Console, report: EvaluationReport) -> None:
-    """The success rate in one line, and the report as a table."""
+    """Print the success rate in one line, and the report as a table."""
     success = report.pass_at[1]
     console.print(
         f"{report.run}, {report.checkpoint} on {report.task_file}: success {success.mean:.3f} "
@@ -174,9 +177,9 @@ def _cells(estimate: Estimate) -> tuple[str, str]:
 
 
 def write_report(folder: Path, report: EvaluationReport) -> Path:
-    """Write it into the folder, whole or not at all: a file for each checkpoint and task file.
+    """Write the report atomically. Its name has the checkpoint and the task file.
 
-    It is named after both. Where the name is taken by other tasks, a piece of their hash is added.
+    If a report on another task file has the name, part of the tasks' hash is added.
     """
     name = f"{report.checkpoint}-{Path(report.task_file).stem}"
     path = folder / f"{name}.json"

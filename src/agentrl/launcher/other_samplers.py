@@ -1,4 +1,4 @@
-"""The samplers of a run that other machines and other launches have started."""
+"""Counts the samplers of a run that other machines or other launches have started."""
 
 import os
 import socket
@@ -9,15 +9,14 @@ from agentrl.launcher.subreaper import descendants
 
 
 class OtherSamplers:
-    """Tells them from ours, and from those of launches that are over, by the names that
-    `process_name` gave them."""
+    """Tells samplers of others from ours and from ended ones, by their `process_name`."""
 
     def __init__(self) -> None:
         self._here = f"{socket.gethostname()}-"
         self._is_other: dict[str, bool] = {}
 
     def count(self, owners: Collection[str]) -> int:
-        """How many of these run, but not below this process."""
+        """Number of `owners` that run and are not descendants of this process."""
         unknown = [owner for owner in owners if owner not in self._is_other]
         if unknown:
             ours = {str(pid) for pid in descendants(os.getpid())}

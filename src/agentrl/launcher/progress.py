@@ -37,25 +37,25 @@ _RECORD_FIELDS = (
 _RECENT_GROUPS = 64
 _RECENT_STEPS = 10
 _RATE_WINDOW = timedelta(seconds=30)
-_AT_WORK = timedelta(seconds=30)  # a sampler that ended an attempt so lately is there
+_AT_WORK = timedelta(seconds=30)  # a sampler that ended an attempt within this time is at work
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. None: not known yet. "Recent" are the last 256 finished records.
+    """The state of a run at one moment. None is unknown. Recent records are the last 256 finished.
 
-    Loss, gradient norm, KL and staleness are those of the last step.
+    Loss, gradient norm, KL and staleness are of the last step.
     """
 
     status: str = "starting"
     step: int = 0
     max_steps: int | None = None
-    success: float | None = None  # recent
-    reward: float | None = None  # recent mean score
-    turns: float | None = None  # a recent record, on average
-    tool_calls: float | None = None
-    sampled_per_s: float | None = None  # tokens that models generated, in the last half minute
-    trained_per_s: float | None = None  # of these, tokens that recent steps trained
+    success: float | None = None  # success rate of recent records
+    reward: float | None = None  # mean score of recent records
+    turns: float | None = None  # mean per recent record
+    tool_calls: float | None = None  # mean per recent record
+    sampled_per_s: float | None = None  # generated tokens per second in the last 30 s
+    trained_per_s: float | None = None  # trained tokens per second of recent steps
     attempts: AttemptCounts = field(default_factory=AttemptCounts)  # of this launch
     loss: float | None = None
     grad_norm: float | None = None  # before clipping
@@ -63,7 +63,7 @@ class Snapshot:
     reference_kl: float | None = None  # to the reference, with --beta
     staleness: float | None = None  # mean and largest
     max_staleness: int | None = None
-    waiting: int | None = None  # records that are ready for training
+    waiting: int | None = None  # rows that are ready for training
     services: int = 0  # registered and alive
     samplers_elsewhere: int = 0  # at work on this run, not started by this launch
     checkpoint: int | None = None  # the last one's step
@@ -71,13 +71,13 @@ class Snapshot:
     evaluating: Evaluating | None = None
     seconds_left: float | None = None
     history: tuple[float, ...] = ()  # success at each step so far
-    failures: str | None = None  # count, share and errors of what failed recently
-    why_no_step: str | None = None  # while none comes
-    waiting_for: tuple[str, ...] = ()  # sentences: what is out of reach, since when, and why
+    failures: str | None = None  # count, share and errors of recent failed attempts
+    why_no_step: str | None = None  # the reason while no step can begin
+    waiting_for: tuple[str, ...] = ()  # one sentence for each outage
 
 
 class MetricsTail:
-    """The lines of a metrics file, read as they are written."""
+    """Follows a metrics file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -85,7 +85,7 @@ class MetricsTail:
         self.recent: deque[Metrics] = deque(maxlen=_RECENT_STEPS)
 
     def read(self) -> None:
-        """Take in what was added. A line that is not complete yet is left for the next time."""
+        """Read the lines added since the last call. An incomplete line is read next time."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class MetricsTail:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """All complete lines of a metrics file, one a step."""
+    """Read all complete lines of a metrics file, one per step."""
     if not path.is_file():
         return []
     with path.open(encoding="utf-8") as file:
@@ -112,7 +112,7 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 
 class ProgressReader:
-    """Reads a run's snapshots, one after the other. `output`: the run's folder."""
+    """Reads snapshots of a run. `output`: the run's folder."""
 
     def __init__(self, database: RunDatabase, output: Path) -> None:
         self._database = database
@@ -124,7 +124,7 @@ class ProgressReader:
         self._tally: AttemptTally | None = None
 
     async def read(self) -> Snapshot:
-        """The run now: some ten small queries."""
+        """Read a snapshot, with about ten small queries."""
         if self._history is None:
             points = await success_curve(self._database)
             self._history = {point.step: point.success for point in points}
@@ -140,7 +140,7 @@ class ProgressReader:
             self._history[step] = success
         max_steps = run.max_steps if run and run.max_steps else None
         now = await self._server_time()
-        # What was before this launch says nothing of what is mended now.
+        # Earlier launches do not count: their failures may be fixed now.
         tally = self._tally = self._tally or AttemptTally(self._database, now)
         began = tally.since
         attempts = [
@@ -188,7 +188,7 @@ class ProgressReader:
         )
 
     async def _recent_records(self, split: Split) -> list[dict[str, Any]]:
-        """The last finished records of a split, newest first."""
+        """The latest finished records of a split, newest first."""
         cursor = (
             self._database.records.find(
                 {"split": split, "finished_at": {"$ne": None}}, _RECORD_FIELDS
@@ -199,7 +199,7 @@ class ProgressReader:
         return [document async for document in cursor]
 
     async def _leases(self) -> tuple[set[str], int]:
-        """The samplers that hold a rollout now, and how many rollouts others let expire."""
+        """The samplers with a live lease, and the number of rollouts with an expired one."""
         cursor = await self._database.tasks.aggregate(
             [
                 {"$match": {"status": TaskStatus.RUNNING, "split": {"$in": list(Split)}}},
@@ -220,7 +220,7 @@ class ProgressReader:
         return {group["_id"] for group in groups if group["lives"]}, silent
 
     async def _server_time(self) -> datetime:
-        """The database's clock, which stamps the records; ours may be another."""
+        """The time of the database's clock, which the records have; ours may differ."""
         database = self._database.database
         # Commands decode times without a zone unless told otherwise, unlike queries.
         answer = await database.command("hello", codec_options=database.codec_options)
@@ -241,13 +241,13 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _sampling_rate(records: Sequence[Mapping[str, Any]], now: datetime) -> float | None:
-    """Generated tokens per second in the last half minute, or in as much of it as was read."""
+    """Generated tokens per second in the last 30 s, or in the part of it that was read."""
     if not records:
         return None
     within = [record for record in records if now - record["finished_at"] < _RATE_WINDOW]
     if len(within) < 2:
         return 0.0
-    # Older records than were read are not known, so the time before them does not count.
+    # Records before the oldest one read are unknown, so the time before it does not count.
     whole = len(within) == len(records)
     span = now - within[-1]["finished_at"] if whole else _RATE_WINDOW
     tokens = sum(record["tokens"]["generated"] for record in within)
@@ -262,7 +262,7 @@ def _training_rate(recent: Sequence[Metrics]) -> float | None:
 
 
 def _time_left(recent: Sequence[Metrics], step: int, max_steps: int | None) -> float | None:
-    """Steps to go at the recent pace; the final evaluation comes on top."""
+    """Seconds for the remaining steps at the recent pace, without the final evaluation."""
     if max_steps is None or not recent:
         return None
     return float((max_steps - step) * median(metrics["step_seconds"] for metrics in recent))

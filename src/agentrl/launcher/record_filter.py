@@ -38,8 +38,10 @@ Filter = dict[str, Any]
 
 
 def read_conditions(conditions: Sequence[str]) -> Filter:
-    """The filter of all conditions; that on `step` has still to be resolved. Raises `ConfigError`
-    for one that cannot be read."""
+    """Parse the conditions into a filter. `with_versions` then resolves conditions on `step`.
+
+    Raises `ConfigError` for an invalid condition.
+    """
     read = [_read(condition) for condition in conditions]
     return {"$and": read} if read else {}
 
@@ -62,7 +64,7 @@ def _read(condition: str) -> Filter:
     field = _field(name, condition)
     value = _value(text)
     if operator in ("=", "!="):
-        # A task's id may be a text of digits: either is meant.
+        # A task's id may be a text of digits, so both types match.
         values = [value] if value == text else [value, text]
         return {field: {"$in" if operator == "=" else "$nin": values}}
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -92,7 +94,7 @@ def _field(name: str, condition: str) -> str:
 
 
 def _value(text: str) -> Any:
-    """A number, true, false, null or a text in quotes; any other text as it is."""
+    """Parse a number, true, false, null or a quoted text. Any other text is itself."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -101,7 +103,7 @@ def _value(text: str) -> Any:
 
 
 def with_versions(conditions: Filter, steps: dict[int, int]) -> Filter:
-    """The filter with `step` turned into the policy versions that the steps published.
+    """Replace conditions on `step` by conditions on the policy versions of those steps.
 
     `steps`: the optimizer step of each version.
     """

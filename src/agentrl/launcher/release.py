@@ -1,10 +1,10 @@
-"""`agentrl release`: what is in quarantine goes back to where it failed.
+"""`agentrl release`: puts groups, records and rows in quarantine back to where they failed.
 
-    agentrl release RUN            all of it
-    agentrl release RUN ID ...     groups, records and rows with these ids
+    agentrl release RUN            all of them
+    agentrl release RUN ID ...     those with these ids
 
-`agentrl show RUN --failed` lists them. Samplers and trainer of the run do the rest; of a run that
-is not going on, when it is resumed.
+`agentrl show RUN --failed` lists them. The run's samplers and trainer then process them, at the
+next resume if the run is not live.
 """
 
 import asyncio
@@ -20,8 +20,10 @@ from agentrl.launcher.report import print_lines
 
 
 def main(argv: Sequence[str]) -> int:
-    """`agentrl release RUN [ID ...]`; returns the exit status. Raises for a name that is not there,
-    and for ids of nothing in quarantine."""
+    """`agentrl release RUN [ID ...]`. Returns the exit status.
+
+    Raises `ConfigError` for an unknown run, and for an id that is not in quarantine.
+    """
     given = release_parser().parse(argv)
     ids = given.own.ids
     config = place_config(given)

@@ -1,4 +1,4 @@
-"""The report of a finished run: `summary.json`, two pictures, and commands for what to do next."""
+"""The report of a finished run: `summary.json` and the commands for the next steps."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from agentrl.launcher.progress import Metrics, read_metrics
 from agentrl.launcher.success import CurvePoint, HeldOut, evaluations, success_curve
 from agentrl.whole_file import write_whole
 
-_EDGE_STEPS = 3  # steps whose records are the first and the last reward
+_EDGE_STEPS = 3  # steps that the first and the last reward are averaged over
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Slots:
 
 @dataclass(frozen=True)
 class Rows:
-    """Training rows by what became of them."""
+    """Number of training rows by state."""
 
     trained: int
     waiting: int
-    evicted: int  # too old when their turn came
+    evicted: int  # exceeded --max_staleness before they were trained
 
 
 @dataclass(frozen=True)
 class InQuarantine:
-    """What failed again and again, and waits for `agentrl release`."""
+    """Number of groups, records and rows in quarantine; `agentrl release` puts them back."""
 
     groups: int
     records: int
@@ -63,8 +63,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Conversations:
-    """What training sampled: a continuation is where a turn was followed by more; at a drift, the
-    chat template rewrites what was sampled, and a new segment begins."""
+    """Conversations of training.
+
+    A continuation is a turn that was followed by another one. At a drift the chat template rewrites
+    sampled tokens, and a new segment begins.
+    """
 
     records: int
     segments: int
@@ -74,7 +77,7 @@ class Conversations:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the records of training hold together."""
+    """Totals over the records of training."""
 
     tokens: int  # generated
     conversations: Conversations
@@ -82,15 +85,15 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Summary:
-    """`summary.json`. Rates are None where nothing was evaluated or sampled."""
+    """The content of `summary.json`. Rates are None if nothing was evaluated or sampled."""
 
     steps: int
     seconds: float  # wall time of all launches of the run, set-up not included
-    eval_file: str | None  # the held-out tasks, which may have been others before
+    eval_file: str | None  # the present file of held-out tasks
     eval_before: float | None  # success rate on the held-out tasks, first evaluation
     eval_after: float | None  # and last
-    reward_first: float | None  # mean score of what the first steps' policies sampled
-    reward_last: float | None
+    reward_first: float | None  # mean score of the records of the first three steps' policies
+    reward_last: float | None  # and of the last three steps'
     slots: Slots
     rows: Rows
     quarantined: InQuarantine
@@ -147,7 +150,7 @@ def summarise(
     sampled: Sampled,
     eval_file: str | None = None,
 ) -> Summary:
-    """The summary of what was read."""
+    """Compute the summary."""
     return Summary(
         steps=max((line["step"] for line in metrics), default=0),
         seconds=round(seconds, 1),
@@ -222,7 +225,7 @@ async def _count_by(database: RunDatabase, collection: str, key: str) -> Mapping
 
 
 def write_summary(output: Path, summary: Summary) -> Path:
-    """Write `summary.json`, whole or not at all."""
+    """Write `summary.json` atomically."""
     path = output / "summary.json"
     with write_whole(path) as partial:
         partial.write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
@@ -230,9 +233,9 @@ def write_summary(output: Path, summary: Summary) -> Path:
 
 
 def next_steps(config: Config, script: str) -> list[str]:
-    """A line each: look at a trajectory, evaluate the checkpoint, and what comes after the demo.
+    """The next commands, one per line: show a trajectory, evaluate, and train on own tasks.
 
-    As they are to be typed in the folder and shell of the user.
+    They can be typed in the user's current folder and shell.
     """
     run = run_arguments(config)
     own = _from_here(REPOSITORY / script)
@@ -248,33 +251,33 @@ def next_steps(config: Config, script: str) -> list[str]:
 
 
 def run_arguments(config: Config) -> str:
-    """How a verb is told which run is meant."""
+    """The arguments that name the run on the command line of a verb."""
     if config.run.output_dir is None:
         return config.run.run_name
     return f"{config.run.run_name} --output_dir {config.run.output_dir}"
 
 
 def print_lines(console: Console, lines: Sequence[str]) -> None:
-    """Lines that may be copied: not wrapped, not coloured."""
+    """Print lines that can be copied, without wrapping and colours."""
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def agentrl_command() -> str:
-    """How the user calls `agentrl` from the current folder and shell.
+    """The command that calls `agentrl` in the user's current folder and shell.
 
-    The scripts put its environment on their own PATH, and tell us of the one they were called with.
+    The scripts change their PATH and pass the caller's as AGENTRL_CALLER_PATH.
     """
     command = Path(sys.prefix) / "bin" / "agentrl"
     callers = os.environ.get("AGENTRL_CALLER_PATH", os.environ.get("PATH"))
     found = shutil.which("agentrl", path=callers)
-    # Elsewhere than beside its Python it is where the user installed it for all environments.
+    # Without a command beside its Python, the one on PATH is installed for all environments.
     usual = found is not None and (not command.exists() or os.path.samefile(found, command))
     return "agentrl" if usual else _from_here(command)
 
 
 def _from_here(command: Path) -> str:
-    """A path as it is typed in the current folder, as a command."""
+    """A path as a command in the current folder."""
     here = Path.cwd()
     if not command.is_relative_to(here):
         return shlex.quote(str(command))

@@ -1,4 +1,4 @@
-"""A run as its folder shows it, without its database: state, steps, success, size and place."""
+"""Reads a run's state, steps, success, size and place from its folder, without its database."""
 
 import json
 import os
@@ -19,22 +19,22 @@ _SIGNALLED = 128
 
 
 class State(StrEnum):
-    """How a run is."""
+    """The state of a run."""
 
     LIVE = "live"
     FINISHED = "finished"
     STOPPED = "stopped"  # the same command resumes it
-    FAILED = "failed"  # the last launch ended by itself, with an error
-    BROKEN = "broken"  # something of it cannot be read
+    FAILED = "failed"  # the last launch ended with an error
+    BROKEN = "broken"  # one of its files cannot be read
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as `agentrl runs` lists it. None: not known."""
+    """A row of `agentrl runs`. None is unknown."""
 
     name: str
     state: State
-    note: str  # who runs it, why it ended, what is broken
+    note: str  # which process runs it, why it ended, or what is broken
     step: int
     max_steps: int | None
     before: float | None  # success on the held-out tasks, first and last evaluation
@@ -42,15 +42,15 @@ class RunRow:
     bytes: int
     changed: float | None  # seconds since 1970
     folder: str | None
-    database: str | None  # where it is: `embedded`, or a URL
+    database: str | None  # `embedded` or a URL
 
 
 class _Unreadable(Exception):
-    """A file of the run is not what it should be."""
+    """A file of the run cannot be read."""
 
 
 def read_run(folder: Path) -> RunRow | None:
-    """The run of a folder, or None if no run ever wrote there."""
+    """Read the run of a folder; None if no run ever wrote there."""
     parts = parts_of(folder)
     if not parts:
         return None
@@ -76,7 +76,7 @@ def read_run(folder: Path) -> RunRow | None:
     elif state is None:
         state, note = _state(folder, launch, summary, step, most)
     done = state is State.FINISHED
-    # Who only looks starts mongod too, and that changes its folder.
+    # Commands that only read start mongod too, which changes its folder.
     told = [part for part in parts if part.name != "mongo"] or parts
     embedded = (folder / "mongo").exists()
     url = launched_at(launch) or (launch and launch.withheld.get("db_connection_string"))
@@ -99,7 +99,7 @@ def read_run(folder: Path) -> RunRow | None:
 def _state(
     folder: Path, launch: LaunchRecord | None, summary: Mapping[str, Any], step: int, most: int
 ) -> tuple[State, str]:
-    """Of a run that nobody works on."""
+    """State and note of a run that is not live."""
     if summary and summary["steps"] >= max(step, most):
         return State.FINISHED, ""
     checkpoint = last_checkpoint(folder)
@@ -114,7 +114,7 @@ def _state(
 
 
 def _who(process: str) -> str:
-    """What a process of ours does, by its command line."""
+    """Describe one of our processes by its command line."""
     try:
         words = Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8").split("\0")
     except OSError:
@@ -124,12 +124,12 @@ def _who(process: str) -> str:
 
 
 def launched_at(launch: LaunchRecord | None) -> str | None:
-    """The MongoDB that the run was launched with, if it was given one without a password."""
+    """The URL of the MongoDB of the run's launch, if it was given one without a password."""
     return _flag(launch, "db_connection_string")
 
 
 def _flag(launch: LaunchRecord | None, name: str) -> str | None:
-    """The last value of a flag. Not parsed: other versions had other flags."""
+    """The last value of a flag. Flags are not parsed, because other versions had other flags."""
     value = None
     words = list(launch.flags) if launch else []
     for word, following in pairwise([*words, ""]):
@@ -159,7 +159,7 @@ def _read_object(file: Path) -> Mapping[str, Any]:
 
 
 def _last_step(metrics: Path) -> int:
-    """The step of the last complete line."""
+    """The step of the last complete line; 0 without a file or line."""
     if not metrics.is_file():
         return 0
     with metrics.open("rb") as file:
@@ -173,7 +173,7 @@ def _last_step(metrics: Path) -> int:
 
 
 def _read_checkpoint(folder: Path) -> Mapping[str, Any]:
-    """What the last checkpoint says of itself. Raises if a file of it is missing."""
+    """The trainer state of the last checkpoint. Raises `_Unreadable` if a file is missing."""
     step = last_checkpoint(folder)
     if step is None:
         return {}

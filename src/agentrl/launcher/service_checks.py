@@ -1,4 +1,4 @@
-"""Checks given inference services before anything is launched: their key, and their context."""
+"""Checks the inference services of `--inference_urls` before a launch: their key and context."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,10 +15,10 @@ _PATIENCE_S = 10.0
 
 
 def check_services(config: Config, say: Say) -> None:
-    """See whether the services of `--inference_urls` take our key and are long enough.
+    """Check that the services of `--inference_urls` accept our key and have a sufficient context.
 
-    One that does not answer may be on its way up: `say` is told, and samplers wait for it later.
-    Raises `ConfigError`, and `UnknownEngine` for a URL.
+    A service that does not answer may be starting: `say` reports it, and samplers wait for it.
+    Raises `ConfigError`, and `UnknownEngine` for an unknown engine in a URL.
     """
     if config.inference_urls:
         asyncio.run(_check_all(config, say))

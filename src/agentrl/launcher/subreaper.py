@@ -51,13 +51,13 @@ def descendants(root: int) -> list[int]:
 
 
 class Subreaper:
-    """One command, from its start to the end of the last process of its family."""
+    """One command and all its descendants, until the last of them has ended."""
 
     def __init__(self, command: list[str], grace_s: float) -> None:
         self._grace_s = grace_s
         self._status: int | None = None
         self._stops_asked = 0
-        # Signals wake the loop through a pipe: a flag alone could be set just before it sleeps.
+        # Signals wake the loop through a pipe, because a flag could be set just before it sleeps.
         self._wake_read, wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(wake_write, False)
@@ -78,7 +78,10 @@ class Subreaper:
         )
 
     def run(self) -> int:
-        """Wait for the command, or for the wish to end it. Returns its status, as a shell would."""
+        """Wait for the end of the command, or for a request to end it.
+
+        Returns its exit status as a shell does: 128 + n for signal n.
+        """
         while self._status is None and not self._stops_asked:
             readable, _, _ = select.select([sys.stdin, self._wake_read], [], [])
             if sys.stdin in readable and not os.read(sys.stdin.fileno(), 1):
@@ -94,11 +97,11 @@ class Subreaper:
         self._stops_asked += 1
 
     def _end_family(self) -> None:
-        """SIGTERM, the grace period, SIGKILL; until nobody is left."""
+        """Send SIGTERM, wait for the grace period, send SIGKILL until no process is left."""
         if self._status is None:
             self._signal(-self._process.pid, signal.SIGTERM)
         else:
-            # The command is gone: whoever it left behind gets the same notice.
+            # The command has ended; the processes that it left get SIGTERM too.
             for pid in descendants(os.getpid()):
                 self._signal(pid, signal.SIGTERM)
         deadline = time.monotonic() + self._grace_s
@@ -117,7 +120,7 @@ class Subreaper:
             time.sleep(_POLL_S)
 
     def _reap(self) -> None:
-        """Collect ended children, adopted ones too."""
+        """Reap ended children, adopted ones included."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,8 +1,8 @@
-"""A picture that stays in its place in a terminal and is repainted line by line.
+"""Repaints a picture in place in a terminal.
 
-Unlike `rich.live` it writes only the lines that changed, in one write, so nothing flickers. After a
-resize, which wraps the old lines, it begins again. Typed characters, such as the ^C of Ctrl-C, do
-not move it.
+Unlike `rich.live` it writes only the lines that changed, in one write, so that nothing flickers.
+After a resize, which wraps the old lines, the whole picture is repainted. Typed characters, such as
+the ^C of Ctrl-C, do not move it.
 """
 
 import os
@@ -15,14 +15,16 @@ from rich.console import Console, RenderableType
 
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _CLEAR_SCREEN, _CLEAR_BELOW, _CLEAR_LINE = "\x1b[H\x1b[2J", "\r\x1b[J", "\r\x1b[2K"
-# Terminals that know these show what lies between at once; others ignore them.
+# Terminals that support these show the output in between at once; others ignore them.
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
 _LOCAL_MODES = 3  # of what tcgetattr returns
 
 
 class Painter:
-    """Paints one picture after the other in the same place. A context manager: what it does to the
-    terminal is undone, and the last picture stays."""
+    """Paints one picture after the other in the same place.
+
+    A context manager, which restores the terminal at the end. The last picture stays.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -46,19 +48,19 @@ class Painter:
 
     @property
     def resized(self) -> bool:
-        """Whether the terminal has another size than when it was painted last."""
+        """Whether the terminal was resized since the last picture."""
         return self._console.size != self._size
 
     def forget(self) -> None:
-        """Others have written to the terminal: the next picture is painted below that, whole."""
+        """Paint the next picture completely, below other programs' output in the terminal."""
         self._lines = []
         self._silence_keys()
 
     def paint(self, picture: RenderableType) -> None:
-        """Put this picture in the place of the last one."""
+        """Replace the last picture by this one."""
         with self._console.capture() as capture:
             self._console.print(picture)
-        # The cursor rests in the last line, so that one more must fit.
+        # The cursor needs one more line.
         lines = capture.get().rstrip("\n").split("\n")[: max(1, self._console.size.height - 1)]
         if self.resized:
             self._size = self._console.size
@@ -81,7 +83,7 @@ class Painter:
             self._console.file.flush()
 
     def _silence_keys(self) -> None:
-        """Let the terminal no longer show what is typed; signals come as before."""
+        """Turn off the terminal's echo. Ctrl-C and the like still send signals."""
         if not _in_foreground():
             return
         modes = termios.tcgetattr(sys.stdin)
@@ -92,7 +94,7 @@ class Painter:
 
 
 def _in_foreground() -> bool:
-    """Whether we may change the terminal's modes: in the background that would stop us."""
+    """Whether we are in the foreground. A background process that changes modes is stopped."""
     return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
 
 

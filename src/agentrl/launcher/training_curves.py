@@ -21,7 +21,7 @@ _COLOURS = ("#2a6fbb", "#e08a1e")
 
 @dataclass(frozen=True)
 class _Panel:
-    """Up to two figures of `metrics.jsonl` in one picture, each with its name in the legend."""
+    """A panel of up to two figures of `metrics.jsonl`, each with its name in the legend."""
 
     title: str
     figures: Sequence[tuple[str, str]]
@@ -45,7 +45,7 @@ _COLUMNS = 4
 def draw_training(output: Path, run: str, metrics: Sequence[Metrics]) -> Path:
     """Write `training.png` into the run's folder, from the lines of its `metrics.jsonl`.
 
-    A figure that no line has, as that of a loss the run did not train with, gets no panel.
+    A figure that no line has gets no panel.
     """
     panels = [
         panel for panel in _PANELS if any(_values(metrics, name) for name, _ in panel.figures)
@@ -79,5 +79,5 @@ def _draw(axes: Axes, panel: _Panel, metrics: Sequence[Metrics]) -> None:
 
 
 def _values(metrics: Sequence[Metrics], name: str) -> list[tuple[int, float]]:
-    """A figure by step, where a step has it."""
+    """(step, value) of a figure, for the lines that have it."""
     return [(line["step"], line[name]) for line in metrics if line.get(name) is not None]

@@ -26,7 +26,7 @@ _CHOICE = re.compile(
 
 
 def marked_answer(text: str) -> str | None:
-    """What a text itself calls its answer; None if it marks none."""
+    """The part of a text that is marked as its answer; None if there is none."""
     boxes = _boxes(text)
     if boxes:
         return boxes
@@ -38,7 +38,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def last_mathematics(text: str) -> str | None:
-    """The last mathematics of a text in prose, or else its last number; None if it has neither."""
+    """The last mathematics in prose, else the last number; None if there is neither."""
     found = _MATHEMATICS.findall(text)
     if found:
         return str(next(part for part in found[-1] if part)).strip()
@@ -52,12 +52,12 @@ def last_mathematics(text: str) -> str | None:
 
 
 def _boxes(text: str) -> str | None:
-    """The content of the last box, with those of the boxes right before it."""
+    """The contents of the last box and the boxes directly before it, joined by commas."""
     contents: list[str] = []
     begins = len(text)
     for box in reversed(list(_BOX.finditer(text))):
         end = _closing_brace(text, box.end())
-        if end is None or end >= begins:  # never closed, or around the one seen last
+        if end is None or end >= begins:  # unclosed, or around a box that was found before
             continue
         if contents and not _BETWEEN.fullmatch(text, end + 1, begins):
             break

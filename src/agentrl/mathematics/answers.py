@@ -4,13 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 Expression = Any
-"""A SymPy expression: the library has no types."""
+"""A SymPy expression; SymPy has no type annotations."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number or an expression. `decimals`: of a number that is written as a decimal, the digits
-    after its point; `digits`: its significant digits."""
+    """A number or an expression.
+
+    For a number in decimal notation, `decimals` are the digits after the point and `digits` the
+    significant digits.
+    """
 
     expression: Expression
     decimals: int | None = None
@@ -19,8 +22,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Unit:
-    """What a quantity measures: powers of base dimensions, things that are counted, and the factor
-    to the base units."""
+    """A unit: powers of base dimensions, counted things, and the factor to the base units."""
 
     factor: Expression
     dimensions: frozenset[tuple[str, int]]
@@ -29,7 +31,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of some unit."""
+    """A number with a unit."""
 
     number: Value
     unit: Unit
@@ -37,14 +39,14 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Percent:
-    """A number of hundredths."""
+    """A percentage: `number` is 100 times the value."""
 
     number: Value
 
 
 @dataclass(frozen=True)
 class Based:
-    """A whole number in a base that is written beside it."""
+    """An integer with an explicit base."""
 
     digits: str
     base: int
@@ -52,7 +54,7 @@ class Based:
 
 @dataclass(frozen=True)
 class Ratio:
-    """a : b"""
+    """A ratio a : b. `text`: as written; a clock time has no terms."""
 
     terms: tuple["Answer", ...]
     text: str
@@ -60,15 +62,14 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Words:
-    """A word or a few, without case and punctuation: a name, a choice, yes."""
+    """A few words in lower case without punctuation, such as a name, a choice or "yes"."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Row:
-    """Several answers in an order. `bracketed`: they stand in brackets, as a tuple's do; a list
-    without any has no order."""
+    """Several answers. `bracketed`: a tuple, whose order counts; without brackets it does not."""
 
     items: tuple["Answer", ...]
     bracketed: bool
@@ -76,21 +77,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Collection:
-    """A set of finitely many."""
+    """A finite set."""
 
     items: tuple["Answer", ...]
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Rows of answers, all of one length."""
+    """Rows of answers, all of the same length."""
 
     rows: tuple[tuple["Answer", ...], ...]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """From `start` to `end`, with or without each."""
+    """The interval from `start` to `end`; an open end is excluded."""
 
     start: Expression
     end: Expression
@@ -100,7 +101,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Region:
-    """A union of intervals, in order. `variable`: whose, where it is named."""
+    """A union of intervals, in order. `variable`: its name, if given."""
 
     intervals: tuple[Interval, ...]
     variable: str | None = None
@@ -108,7 +109,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Assignment:
-    """name = value"""
+    """The equation name = value."""
 
     name: str
     value: "Answer"
@@ -116,14 +117,14 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Equation:
-    """left - right = 0"""
+    """The equation difference = 0."""
 
     difference: Expression
 
 
 @dataclass(frozen=True)
 class Inequality:
-    """difference < 0, or <= 0, of more than one unknown."""
+    """The inequality difference < 0 (`strict`) or <= 0, with unknowns."""
 
     difference: Expression
     strict: bool

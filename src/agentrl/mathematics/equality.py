@@ -1,7 +1,7 @@
-"""Whether a model's answer is the ground truth.
+"""Whether a model's answer equals the ground truth.
 
-Each kind of answer is compared with its own kind, and with the kinds that people write in its
-place: a unit, a name (`x =`) or a bracket that one side leaves out is understood.
+Each kind of answer is compared with its own kind, and with kinds that are written in its place: one
+side may omit a unit, a name (`x =`) or brackets.
 """
 
 import re
@@ -36,15 +36,15 @@ from agentrl.mathematics.quantities import has_words
 from agentrl.mathematics.reading import read
 
 _IN_PERCENT = re.compile(r"%|\bper ?cent(?:age)?\b", re.IGNORECASE)
-_LONGEST_ANSWER = 400  # characters of a text that may be an answer as a whole
+_LONGEST_ANSWER = 400  # characters; a longer text needs a marked answer
 _ZERO = sympy.Integer(0)
 
 
 def is_equal(ground_truth: str, model_answer: str, question: str = "") -> bool:
-    """Whether the answer equals the ground truth. `question`: may say that numbers are percent.
+    """Whether the answer equals the ground truth.
 
-    Raises ValueError if the ground truth cannot be read, `TooLarge` for numbers of millions of
-    digits.
+    `question`: if it mentions percent, plain numbers are percentages. Raises ValueError if the
+    ground truth cannot be parsed, `TooLarge` for numbers of millions of digits.
     """
     truth = read_ground_truth(ground_truth)
     answer = _read_marked(model_answer)
@@ -59,7 +59,7 @@ def is_equal(ground_truth: str, model_answer: str, question: str = "") -> bool:
 
 
 def read_ground_truth(text: str) -> Answer:
-    """What a ground truth says. Raises ValueError if it cannot be read."""
+    """The answer in a ground truth. Raises ValueError if it cannot be parsed."""
     answer = _read_marked(text)
     if answer is None:
         raise ValueError(f"{text[:80]!r} is no mathematics")
@@ -67,7 +67,7 @@ def read_ground_truth(text: str) -> Answer:
 
 
 def is_readable(ground_truth: str) -> bool:
-    """Whether a ground truth can be read, sooner than it is."""
+    """Whether a ground truth can be parsed; fast for common forms."""
     marked = marked_answer(ground_truth)
     text = canonical(ground_truth if marked is None else marked)
     plain = len(text) <= _LONGEST_ANSWER and not has_words(text) and is_plain(text)
@@ -75,7 +75,7 @@ def is_readable(ground_truth: str) -> bool:
 
 
 def _read_marked(text: str) -> Answer | None:
-    """What a text marks as its answer, or else what it is as a whole."""
+    """The answer that a text marks, else the whole text as an answer; None if unreadable."""
     marked = marked_answer(text)
     if marked is not None:
         return read(canonical(marked))
@@ -83,7 +83,7 @@ def _read_marked(text: str) -> Answer | None:
 
 
 def _read_prose(text: str) -> Answer | None:
-    """The last mathematics of a text in words; None of a text that has no words."""
+    """The last mathematics in prose; None if the text has no words."""
     part = last_mathematics(text) if has_words(text) else None
     return read(canonical(part)) if part is not None else None
 
@@ -100,7 +100,7 @@ def _equal(truth: Answer, answer: Answer) -> bool:
 
 @singledispatch
 def _same_kind(truth: Answer, answer: Answer) -> bool:
-    """Whether two answers of one kind are equal."""
+    """Whether two answers of the same kind are equal."""
     raise AssertionError(type(truth))
 
 
@@ -180,7 +180,7 @@ def _(truth: Region, answer: Region) -> bool:
 @_same_kind.register
 def _(truth: Assignment, answer: Assignment) -> bool:
     names = {truth.name, answer.name}
-    # A function may be named y, and y(x).
+    # y and y(x), or f and f(x), may name the same function.
     functions = sum("(" in name for name in names)
     if len(names) == 2 and not (
         functions and any(name[0] in "yf" and len(name) < 5 for name in names)
@@ -202,7 +202,7 @@ def _(truth: Inequality, answer: Inequality) -> bool:
 
 @singledispatch
 def _other_kind(one: Answer, other: Answer) -> bool:
-    """Whether the second answer, of another kind, is the first one written otherwise."""
+    """Whether the second answer, of another kind, is another notation of the first one."""
     return False
 
 
@@ -283,7 +283,7 @@ def _in_order(one: Sequence[Answer], other: Sequence[Answer]) -> bool:
 
 
 def _in_any_order(one: Sequence[Answer], other: Sequence[Answer]) -> bool:
-    """Whether each answer has its own equal among the others."""
+    """Whether the answers of both are equal in some order."""
     if len(one) != len(other):
         return False
     left = list(other)
@@ -305,7 +305,7 @@ def _same_interval(one: Interval, other: Interval) -> bool:
 
 
 def _is_open_interval(row: Row, region: Region) -> bool:
-    """Whether a pair in round brackets is meant as an interval."""
+    """Whether a pair in round brackets equals an open interval."""
     if len(row.items) != 2 or len(region.intervals) != 1 or not row.bracketed:
         return False
     start, end = row.items
@@ -316,7 +316,7 @@ def _is_open_interval(row: Row, region: Region) -> bool:
 
 
 def _vector(matrix: Matrix) -> Sequence[Answer]:
-    """The entries of a matrix of one row or one column; none of another."""
+    """The entries of a matrix with one row or one column; [] for other matrices."""
     if len(matrix.rows) == 1:
         return matrix.rows[0]
     return [row[0] for row in matrix.rows] if len(matrix.rows[0]) == 1 else []

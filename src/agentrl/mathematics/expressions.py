@@ -1,11 +1,11 @@
-"""What has a value: from canonical notation to SymPy, and whether two expressions are equal.
+"""Parses expressions from canonical notation to SymPy, and compares them.
 
-latex2sympy2_extended reads the notation. What it would read otherwise than people do is put right
-before: a decimal becomes an exact fraction, for it would become a float of 53 bits; two numbers
-side by side are refused, for it would add them.
+latex2sympy2_extended parses the notation. Forms that it would misread are changed before: a decimal
+becomes an exact fraction, because it would become a float of 53 bits; two adjacent numbers are
+refused, because it would add them.
 
-Expressions are equal if they are at some fixed points, to 40 of 60 digits; rational numbers, if
-they are exactly.
+Expressions are equal if their values at fixed points agree to 40 of 60 digits. Rational numbers
+must be exactly equal.
 """
 
 import logging
@@ -48,12 +48,12 @@ _APPROXIMATE_FROM = 6  # significant digits
 
 
 class TooLarge(ValueError):
-    """A number that would fill the memory."""
+    """A number with too many digits to compute."""
 
 
-@lru_cache(maxsize=4096)  # a ground truth is read for each rollout of its group
+@lru_cache(maxsize=4096)  # a ground truth is parsed for each rollout of its group
 def read_value(text: str) -> Value | None:
-    """The value of a text in canonical notation; None if it is no expression."""
+    """The value of a text in canonical notation; None if it is not an expression."""
     text = text.strip().strip(",;")
     number = _read_decimal(text) or _read_fraction(text)
     if number is not None:
@@ -68,7 +68,7 @@ def read_value(text: str) -> Value | None:
     text = _DECIMAL.sub(lambda decimal: _fraction(decimal[0]), text)
     try:
         read = latex2sympy(text, normalization_config=None, conversion_config=_CONVERSION)
-    except Exception:  # whatever a parser raises of a text that is no mathematics
+    except Exception:  # the parser may raise anything for a text that is not mathematics
         return None
     if not isinstance(read, sympy.Expr):
         return None
@@ -90,7 +90,7 @@ def equal(one: Value, other: Value) -> bool:
 
 
 def same(one: Expression, other: Expression) -> bool:
-    """Whether two expressions are equal wherever both have a value. Raises `TooLarge`."""
+    """Whether two expressions are equal at the points where both have values. Raises `TooLarge`."""
     if one == other:
         return one is not sympy.nan and one is not sympy.zoo
     for expression in (one, other):
@@ -106,14 +106,17 @@ def same(one: Expression, other: Expression) -> bool:
         if (first := _number(one.subs(point))) is not None
         and (second := _number(other.subs(point))) is not None
     ]
-    # Where both are real, if they are so anywhere: a root or a logarithm has branches elsewhere.
+    # Prefer points where both are real: elsewhere roots and logarithms have several branches.
     real = [pair for pair in pairs if all(value.is_real for value in pair)]
     return bool(pairs) and all(_agree(*pair) for pair in real or pairs)
 
 
 def proportion(one: Expression, other: Expression) -> Expression | None:
-    """By which number the first expression is the other; None if by none. one = 0 is then the same
-    equation, and one < 0 the same inequality if the number is positive."""
+    """The constant factor c with one = c * other; None if there is none.
+
+    With such a factor, one = 0 and other = 0 are the same equation; if c > 0, one < 0 and other < 0
+    are the same inequality. Raises `TooLarge`.
+    """
     for expression in (one, other):
         check_size(expression)
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
@@ -131,7 +134,7 @@ def proportion(one: Expression, other: Expression) -> Expression | None:
 
 
 def sign_of(expression: Expression) -> int | None:
-    """-1, 0 or 1; None of what is no real number."""
+    """The sign -1, 0 or 1; None if the expression is not a real number. Raises `TooLarge`."""
     if expression in (sympy.oo, -sympy.oo):
         return 1 if expression == sympy.oo else -1
     check_size(expression)
@@ -142,7 +145,7 @@ def sign_of(expression: Expression) -> int | None:
 
 
 def check_size(expression: Expression) -> None:
-    """Raises `TooLarge` if the value of an expression has millions of digits."""
+    """Raise `TooLarge` if the value of an expression may have millions of digits."""
     for part in sympy.preorder_traversal(expression):
         if isinstance(part, sympy.Pow) and not part.free_symbols:
             exponent = _magnitude(part.exp)
@@ -153,7 +156,7 @@ def check_size(expression: Expression) -> None:
 
 
 def _magnitude(expression: Expression) -> float:
-    """About how large a number is at most; infinity for a tower of powers."""
+    """An approximate upper bound of a number's magnitude; infinity for towers of powers."""
     if isinstance(expression, sympy.Pow):
         base, exponent = _magnitude(expression.base), _magnitude(expression.exp)
         try:
@@ -175,7 +178,7 @@ def _magnitude(expression: Expression) -> float:
 
 
 def _read_decimal(text: str) -> Value | None:
-    """A plain number, in scientific notation or not, with the digits that it shows."""
+    """The value of a plain number or scientific notation, with its digits; None for other texts."""
     scientific = _SCIENTIFIC.fullmatch(text)
     written = scientific[1] if scientific else text
     if not _NUMBER.fullmatch(written) or len(written) > 4000:
@@ -191,7 +194,7 @@ def _read_decimal(text: str) -> Value | None:
 
 
 def _read_fraction(text: str) -> Value | None:
-    """A fraction of whole numbers: the commonest that is no plain number."""
+    """The value of a fraction of integers, which is very common; None for other texts."""
     found = _FRACTION.fullmatch(text)
     if found is None or not int(found[3] or found[5]):
         return None
@@ -200,7 +203,7 @@ def _read_fraction(text: str) -> Value | None:
 
 
 def _fraction(decimal: str) -> str:
-    """A decimal as an exact fraction, in brackets."""
+    """A decimal as an exact LaTeX fraction in brackets."""
     whole, _, places = decimal.partition(".")
     if not places:
         return whole
@@ -208,12 +211,12 @@ def _fraction(decimal: str) -> str:
 
 
 def _as_symbol(function: Expression) -> sympy.Symbol:
-    """f(x), of which nothing is known, as an unknown."""
+    """An undefined function such as f(x), as an unknown."""
     return sympy.Symbol(str(function))
 
 
 def _is_rounded(decimal: Value, exact: Expression) -> bool:
-    """Whether a decimal of enough digits is another number, rounded or cut off to its digits."""
+    """Whether a decimal with enough digits is `exact`, rounded or truncated to them."""
     if decimal.decimals is None or decimal.digits < _APPROXIMATE_FROM or exact.free_symbols:
         return False
     check_size(exact)
@@ -232,8 +235,11 @@ def _is_rounded(decimal: Value, exact: Expression) -> bool:
 def _points(
     symbols: list[sympy.Symbol], whole: bool = False
 ) -> list[dict[sympy.Symbol, Expression]]:
-    """Where expressions are compared: the same for each pair, positive and negative, and whole
-    numbers for what is defined only there. `whole`: these alone, as bounds of a sum must be."""
+    """The fixed points at which expressions are compared.
+
+    Positive and negative fractions, and integers for expressions that are defined only there.
+    `whole`: integers only, as bounds of sums must be.
+    """
     points: list[dict[sympy.Symbol, Expression]] = []
     for place in range(0 if whole else _POINTS):
         sign = -1 if place % 2 else 1
@@ -286,7 +292,7 @@ def _same_number(one: Expression, other: Expression) -> bool:
 
 
 def _agree(one: Expression, other: Expression) -> bool:
-    """Whether two numbers agree to the digits that can be trusted."""
+    """Whether two numbers agree to `_AGREEING` digits."""
     if not (one.is_finite and other.is_finite):
         return bool(one == other)
     one, other = (sympy.Integer(0) if _is_noise(number) else number for number in (one, other))
@@ -295,5 +301,5 @@ def _agree(one: Expression, other: Expression) -> bool:
 
 
 def _is_noise(number: Expression) -> bool:
-    """Whether nothing of a number is certain: it is what is left where all digits cancel."""
+    """Whether a number is only rounding noise, left after all digits cancelled."""
     return isinstance(number, sympy.Float) and number._prec < _NOISE_BITS

@@ -16,7 +16,7 @@ _MATRIX = re.compile(
 
 
 def read_matrix(text: str, read: Read) -> Answer | None:
-    """The matrix that a text is; `read` reads its cells."""
+    """The matrix in a text; None if it is not one. `read`: parses cells."""
     found = _MATRIX.match(text)
     if found is None:
         return _nested_rows(text, read)
@@ -37,7 +37,7 @@ def read_matrix(text: str, read: Read) -> Answer | None:
 
 
 def _nested_rows(text: str, read: Read) -> Answer | None:
-    """[[1, 2], [3, 4]]"""
+    """A matrix as a list of lists, such as [[1, 2], [3, 4]]."""
     if not re.match(r"\[\s*\[", text) or closing(text, 0) != len(text) - 1:
         return None
     parts, _ = split(text[1:-1], re.compile(","))

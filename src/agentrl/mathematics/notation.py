@@ -1,9 +1,8 @@
-r"""One way to write for the many in which people and models write mathematics.
+r"""Converts the many notations of mathematics to one canonical notation.
 
-Out of this come plain ASCII characters and these commands: those of LaTeX that an expression needs,
-`\text{}` for words, and for signs `\degree`, `\percent`, `\dollar`, `\euro`, `\sterling`, `\yen`,
-`\cent`.
-Nothing is judged here: a text that is no mathematics comes out as some text.
+The output consists of ASCII characters, LaTeX's commands for expressions, `\text{}` for words, and
+the signs `\degree`, `\percent`, `\dollar`, `\euro`, `\sterling`, `\yen` and `\cent`. It never
+fails: a text that is not mathematics gives some text.
 """
 
 import re
@@ -73,7 +72,7 @@ _SYNONYMS = {
 }  # fmt: skip
 _CIS = re.compile(r"\\(?:text\s*\{\s*cis\s*\}|cis(?![A-Za-z]))\s*(.+)$")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
-# Not `sec`, `min`, `max`, `cup`, `pm`: as plain words these are seldom mathematics.
+# Not `sec`, `min`, `max`, `cup`, `pm`: plain words that are rarely mathematics.
 _FUNCTIONS = [
     "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot",
     "csc", "log", "ln", "exp", "gcd", "lcm",
@@ -100,11 +99,11 @@ _SQRT_PLAIN = re.compile(r"(?<![A-Za-z\\])sqrt(?![A-Za-z])")
 
 
 ROW_END = "\x01"
-"""Where a row of a matrix ends."""
+"""Marks the end of a matrix row."""
 
 
 def canonical(text: str) -> str:
-    """The text in the one way to write. Spaces between words stay, once each."""
+    """The text in canonical notation. White space becomes single spaces."""
     text = _in_ascii(text)
     text = _without_layout(text)
     text = _commands(text)
@@ -135,20 +134,20 @@ def _in_ascii(text: str) -> str:
 
 
 def _runs(text: str, signs: dict[str, str], mark: str) -> str:
-    """Raised or lowered digits as `mark{...}`, those that stand together in one."""
+    """Replace each run of superscript or subscript digits by `mark{...}`."""
     return re.sub(
         f"[{''.join(signs)}]+", lambda run: f"{mark}{{{''.join(signs[s] for s in run[0])}}}", text
     )
 
 
 def _without_layout(text: str) -> str:
-    """Without delimiters of mathematics, of Markdown, and what only moves ink."""
+    """Remove delimiters of mathematics and Markdown, and layout commands."""
     if r"\begin" not in text:
-        text = text.replace("\\\\", "\\")  # escaped once too often
+        text = text.replace("\\\\", "\\")  # escaped twice
     text = re.sub(r"\\\\(?:\[-?[\d.]+ *[a-z]+\])?", ROW_END, text)
     text = re.sub(r"(?<=\d)(?:,\\!|\{,\})\s*(?=\d{3})", "", text)
     text = text.replace(r"\$", r"\dollar ").replace(r"\%", r"\percent ").replace("%", r"\percent ")
-    if text.count("$") % 2:  # one of them is no delimiter
+    if text.count("$") % 2:  # one of them is a dollar sign
         text = re.sub(r"\$(?=\s*-?\s*[\d.])", r"\\dollar ", text, count=1)
     text = text.replace("$", " ")
     text = re.sub(r"\\[()\[\]]", " ", text)
@@ -159,11 +158,11 @@ def _without_layout(text: str) -> str:
 
 
 def _commands(text: str) -> str:
-    """One name for each command, and one command for all that sets words."""
+    """Replace synonyms of commands by one name, and all text commands by `\\text`."""
     text = _COMMAND.sub(_synonym, text)
     text = re.sub(r"\\R(?![A-Za-z])", r"\\mathbb{R}", text)
     text = re.sub(r"\\mathbb\s*\{?\s*([A-Z])\s*\}?", r"\\mathbb{\1}", text)
-    for _ in range(3):  # one within another
+    for _ in range(3):  # nested commands
         text = re.sub(rf"\\(?:{_FONTS})\s*\{{([^{{}}]*)\}}", r"\\text{\1}", text)
     text = re.sub(r"\\text\s*\{([^{}]*)\}", _words, text)
     text = _CIS.sub(r"(\\cos(\1)+i\\sin(\1))", text)
@@ -180,7 +179,7 @@ def _synonym(command: "re.Match[str]") -> str:
 
 
 def _words(command: "re.Match[str]") -> str:
-    """Words stay in `\\text{}`; what is no word, or a number and its unit, comes out of it."""
+    """Keep words in `\\text{}`; unwrap symbols, and numbers with their units."""
     content = command[1].strip()
     if re.fullmatch(r"(?:and|or|,|;|\s)+", content, re.IGNORECASE):
         return f" {content} "
@@ -194,7 +193,7 @@ def _words(command: "re.Match[str]") -> str:
 
 
 def _plain_text(text: str) -> str:
-    """What plain text writes for LaTeX's commands."""
+    """Replace plain-text operators and names by LaTeX commands."""
     text = _SCIENTIFIC.sub(r"\1\\cdot 10^{\2}", text)
     text = re.sub(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\cdot ", text)
     text = re.sub(r"<=|=<", r"\\le ", text)
@@ -215,10 +214,10 @@ def _outside_words(text: str, change: Callable[[str], str]) -> str:
 
 
 def _arguments(text: str) -> str:
-    r"""Braces around every argument: `\frac12`, `\sqrt2`, `x^10`, `\sqrt(3)`, `2^(n+1)`."""
+    r"""Put braces around every argument: `\frac12`, `\sqrt2`, `x^10`, `\sqrt(3)`, `2^(n+1)`."""
     text = re.sub(r"\s*([\^_])\s*", r"\1", text)
     text = re.sub(r"([\^_])\(([^()]*)\)", r"\1{\2}", text)
-    # x^1/3 means (x^1)/3 in LaTeX and in every calculator.
+    # x^1/3 means (x^1)/3, as in LaTeX and calculators.
     text = re.sub(r"\^([-+]?\d+(?:\.\d+)?|[-+]?[A-Za-z]|\\[A-Za-z]+(?!\s*\{))", r"^{\1}", text)
     text = re.sub(r"_(\d+|[A-Za-z])", r"_{\1}", text)
     text = re.sub(r"\\sqrt\s*(\[[^\[\]]*\])?\s*\(", lambda m: f"\\sqrt{m[1] or ''}(", text)
@@ -237,7 +236,7 @@ def _braced(argument: str) -> str:
 
 
 def _bracketed_argument(text: str) -> str:
-    r"""`\sqrt(...)` with braces, up to the bracket that closes it."""
+    r"""Replace the brackets of `\sqrt(...)` by braces."""
     for root in reversed(list(re.finditer(r"\\sqrt(?:\[[^\[\]]*\])?\(", text))):
         depth = 0
         for place in range(root.end() - 1, len(text)):
@@ -249,14 +248,14 @@ def _bracketed_argument(text: str) -> str:
 
 
 def _numbers(text: str) -> str:
-    """Mixed numbers, repeating decimals and thousands."""
+    """Convert mixed numbers, repeating decimals and thousands separated by spaces."""
     text = _SPACED_THOUSANDS.sub(lambda m: m[1] + m[2].replace(" ", ""), text)
     text = re.sub(r"(?<![\d./}^_])(\d+)\s+(\d+)/(\d+)(?![\d/])", r"\1\\frac{\2}{\3}", text)
     return re.sub(r"(\d*)\.(\d*)\\overline\{(\d+)\}", _repeating, text)
 
 
 def _repeating(decimal: "re.Match[str]") -> str:
-    """0.1\\overline{6} = (16 - 1) / 90"""
+    """A repeating decimal as a fraction: 0.1\\overline{6} = (16 - 1) / 90."""
     whole, fixed, repeated = decimal[1] or "0", decimal[2], decimal[3]
     over = int(whole + fixed + repeated) - int(whole + fixed)
     under = (10 ** len(repeated) - 1) * 10 ** len(fixed)
@@ -264,5 +263,5 @@ def _repeating(decimal: "re.Match[str]") -> str:
 
 
 def without_thousands(text: str) -> str:
-    """A text in which commas between groups of three digits are no separators of a list."""
+    """The text without commas between groups of three digits."""
     return _THOUSANDS.sub(lambda number: number[1] + number[2].replace(",", ""), text)

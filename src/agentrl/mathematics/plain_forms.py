@@ -1,7 +1,7 @@
-"""A quick look at a ground truth: most are numbers, fractions, roots and polynomials.
+"""A fast check of ground truths, most of which are numbers, fractions, roots and polynomials.
 
-The parser of `expressions.py` takes milliseconds for each, and a file has many thousands. What is
-accepted here it can read; what is not, it may.
+The parser of `expressions.py` takes milliseconds for each, and a file has many thousands. It can
+parse every text that is accepted here, and some others.
 """
 
 import re
@@ -17,7 +17,7 @@ _MOST_TOKENS = 200
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text in canonical notation is an expression of the commonest kind."""
+    """Whether a text in canonical notation is a simple expression, which can be parsed."""
     tokens: list[tuple[str, str]] = []
     place = 0
     while place < len(text):
@@ -31,8 +31,8 @@ def is_plain(text: str) -> bool:
 
 
 class _Reader:
-    """Recursive descent over tokens. Its methods return whether they found what they are named
-    after, and are past it then."""
+    """A recursive-descent recogniser. Each method returns whether its construct was found, and then
+    moves behind it."""
 
     def __init__(self, tokens: list[tuple[str, str]]) -> None:
         self._tokens = [*tokens, ("end", "")]
@@ -42,7 +42,7 @@ class _Reader:
         return self._sum() and self._tokens[self._at][0] == "end"
 
     def _take(self, what: str) -> bool:
-        """Whether the next token is of this kind, or is this sign."""
+        """Skip the next token if it has this kind or text; returns whether it does."""
         found = what in self._tokens[self._at]
         self._at += found
         return found

@@ -30,7 +30,7 @@ _PROSE = {
 
 
 def read_quantity(text: str) -> Answer | None:
-    """A number with a unit, a currency or a percent sign."""
+    """A number with a unit, a currency or a percent sign; None for other texts."""
     if text.endswith(r"\percent"):
         number = read_value(without_thousands(text.removesuffix(r"\percent")))
         return Percent(number) if number is not None else None
@@ -60,7 +60,7 @@ def read_quantity(text: str) -> Answer | None:
 
 
 def read_compound(text: str) -> Answer | None:
-    """1 hour 20 minutes"""
+    """A quantity in several units, such as 1 hour 20 minutes; None for other texts."""
     if not _COMPOUND.fullmatch(text):
         return None
     parts = [(read_value(part[1]), read_unit(part[2])) for part in _NUMBER_AND_UNIT.finditer(text)]
@@ -77,7 +77,7 @@ def read_compound(text: str) -> Answer | None:
 
 
 def _unit_starts(text: str) -> Iterator[int]:
-    """Where a unit may begin, from left to right: at words that are no part of the mathematics."""
+    """The indices at which a unit may begin: words that are not part of the mathematics."""
     for start in re.finditer(r"\\text\{|(?<![A-Za-z\\{])[A-Za-z\u00b5]+", text):
         if start.start() == 0 or not _UNIT.fullmatch(text, start.start()):
             continue
@@ -100,13 +100,13 @@ def _unit_of(text: str) -> Unit | None:
 
 
 def without_unit(text: str) -> str:
-    """The number of a quantity that is one side of a relation, or an end of an interval."""
+    """A side of a relation, or an end of an interval, without its unit or currency."""
     text = _MONEY_SIGN.sub("", text)
     return re.sub(r"\\text\{[^{}]*\}(?:\^\{\d\})?\s*$|\\degree\s*$", "", text.strip())
 
 
 def has_words(text: str) -> bool:
-    """Whether letters of a text are words rather than products of unknowns."""
+    """Whether a text contains words, not only products of unknowns."""
     plain = re.sub(r"\\[A-Za-z]+|_\{[^{}]*\}", " ", text)
     if re.fullmatch(r"\s*[A-Za-z]{3}\s*", plain) and plain.strip().lower() not in _ALPHABET:
         return _VOWEL.search(plain) is not None

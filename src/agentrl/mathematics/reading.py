@@ -1,7 +1,7 @@
-r"""From a text in canonical notation to the answer that it is.
+r"""Parses a text in canonical notation to an answer.
 
-What brackets, commas, relations and units say is read here, from the outside in; what is left has a
-value (`expressions.py`).
+Brackets, commas, relations and units are parsed here, from the outside in. `expressions.py` parses
+the values inside.
 """
 
 import itertools
@@ -81,7 +81,7 @@ _MOST_CHARACTERS = 3000
 
 
 def read(text: str) -> Answer | None:
-    """The answer that a text in canonical notation is; None if it cannot be read."""
+    """The answer in a text in canonical notation; None if it cannot be parsed."""
     text = text.strip().rstrip(".,;:").strip()
     text = _OF_INTEGERS.sub("", text)
     text = re.sub(r"^(?:=|\\approx(?![A-Za-z])|~)\s*", "", text)
@@ -102,7 +102,7 @@ def _matrix(text: str) -> Answer | None:
 
 
 def _whole(text: str) -> Answer | None:
-    """What a single sign or word says, and what is in a pair of braces that says nothing."""
+    """A text that is one symbol or word, or that has redundant braces around it."""
     if text in _EMPTY:
         return Collection(())
     if text.lower() in _REALS or text in _REALS:
@@ -134,7 +134,7 @@ def _based(text: str) -> Answer | None:
 
 
 def _joined(text: str) -> Answer | None:
-    """Several answers, with commas, `and` or `or` between them."""
+    """Several answers separated by commas, `and` or `or`."""
     if _CLOCK.match(text) or (_WORDS.fullmatch(text) and not _CONNECTIVE.search(text)):
         return None
     text = without_thousands(text)
@@ -152,7 +152,7 @@ def _joined(text: str) -> Answer | None:
 
 
 def _named_as_first(item: Answer, first: Answer) -> Answer:
-    """In `x = 3, 5, 7` all are values of x."""
+    """`item` with the name of `first`: in `x = 3, 5, 7` all are values of x."""
     if isinstance(first, Assignment) and isinstance(item, Value):
         return Assignment(first.name, item)
     return item
@@ -223,7 +223,7 @@ def _equation(sides: list[str]) -> Answer | None:
     if left is None or right is None:
         return None
     if len(sides) > 2 or not (left.expression - right.expression).free_symbols:
-        return right  # a chain of what is equal ends with the result
+        return right  # the result is at the end of a chain of equations
     return Equation(left.expression - right.expression)
 
 
@@ -249,11 +249,11 @@ def _inequality(left_text: str, sign: str, right_text: str) -> Answer | None:
 
 
 def _region(text: str) -> Answer | None:
-    """A union of intervals and finite sets, or one without some points."""
+    """A union or difference of intervals and finite sets."""
     parts, _ = split(text, re.compile(r"\\setminus(?![A-Za-z])|\\cup(?![A-Za-z])"), keep_signs=True)
     signs = split(text, re.compile(r"\\setminus(?![A-Za-z])|\\cup(?![A-Za-z])"), keep_signs=True)[1]
     if len(parts) == 1:
-        # (1, 2) may be a tuple, and is read as one; equality knows that it may be an interval.
+        # (1, 2) is read as a tuple; `equality` also compares it as an interval.
         region = _interval(text)
         if region is None or (text[0] == "(" and text[-1] == ")" and not is_unbounded(region)):
             return None
@@ -358,7 +358,7 @@ def _name(text: str) -> str:
 
 
 def _flat(items: Iterable[Answer]) -> tuple[Answer, ...]:
-    """The items, those of lists without brackets among them each by itself."""
+    """The items, with lists without brackets flattened."""
     flat: list[Answer] = []
     for item in items:
         flat += item.items if isinstance(item, Row) and not item.bracketed else (item,)

@@ -9,6 +9,7 @@ from agentrl.mathematics.answers import Expression, Interval, Region
 
 
 def half_line(symbol: Expression, sign: str, limit: Expression) -> Region:
+    r"""The solutions of `symbol sign limit`; for `\ne`, all numbers but `limit`."""
     name, infinity = str(symbol), sympy.oo
     if sign == r"\ne":
         return Region(
@@ -20,7 +21,7 @@ def half_line(symbol: Expression, sign: str, limit: Expression) -> Region:
 
 
 def solutions(difference: Expression, unknown: Expression, strict: bool) -> Region | None:
-    """Where an expression of one unknown is below 0, or 0 too; None if that cannot be found."""
+    """The solutions of difference < 0 (`strict`) or <= 0 in `unknown`; None if SymPy finds none."""
     real = sympy.Symbol("x", real=True)
     below = difference.subs(unknown, real)
     try:
@@ -44,7 +45,10 @@ def _interval_of(part: Expression) -> list[Interval] | None:
 
 
 def combined(regions: list[Region], connectives: list[str]) -> Region | None:
-    """`or` is the union, `and` what is common; a comma is `and`, unless nothing were common."""
+    """Combine regions: `or` is the union, `and` the intersection.
+
+    A comma means `and`, or `or` if the intersection is empty.
+    """
     union = Region(united([i for region in regions for i in region.intervals]), regions[0].variable)
     if any(word.lower() in ("or", "vee") for word in connectives):
         return union
@@ -55,7 +59,7 @@ def combined(regions: list[Region], connectives: list[str]) -> Region | None:
 
 
 def united(intervals: list[Interval]) -> tuple[Interval, ...]:
-    """The intervals in order, those that touch as one; as given if ends cannot be compared."""
+    """The sorted intervals, touching ones merged; unchanged if ends cannot be compared."""
     try:
         ordered = sorted(intervals, key=lambda i: (_position(i.start), i.open_start))
     except ValueError:
@@ -76,6 +80,7 @@ def _touch(one: Interval, next_: Interval) -> bool:
 
 
 def overlaps(one: tuple[Interval, ...], other: tuple[Interval, ...]) -> Iterator[Interval]:
+    """The intersections of each interval of `one` with each of `other`."""
     for a, b in itertools.product(one, other):
         try:
             start = max((a, b), key=lambda i: (_position(i.start), i.open_start))
@@ -88,6 +93,7 @@ def overlaps(one: tuple[Interval, ...], other: tuple[Interval, ...]) -> Iterator
 
 
 def complement(intervals: tuple[Interval, ...]) -> tuple[Interval, ...]:
+    """The real numbers outside of the intervals."""
     gaps: list[Interval] = []
     start, open_start = -sympy.oo, True
     for interval in united(list(intervals)):
@@ -100,13 +106,14 @@ def complement(intervals: tuple[Interval, ...]) -> tuple[Interval, ...]:
 
 
 def is_unbounded(region: Region) -> bool:
+    """Whether an end is infinite."""
     return any(
         interval.start == -sympy.oo or interval.end == sympy.oo for interval in region.intervals
     )
 
 
 def _position(expression: Expression) -> float:
-    """Where on the line; ValueError if that depends on an unknown."""
+    """The position on the real line. Raises ValueError if it depends on an unknown."""
     try:
         return float(expression)
     except (TypeError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""Brackets: what stands outside of all of them, and which belong together."""
+"""Brackets: splitting a text outside of them, and finding pairs."""
 
 import re
 
@@ -9,7 +9,10 @@ _DEEPEST = 40
 def split(
     text: str, at: "re.Pattern[str]", keep_signs: bool = False
 ) -> tuple[list[str], list[str]]:
-    """The parts between the signs that stand outside of all brackets, and these signs."""
+    """Split at the matches of `at` outside of all brackets; returns the parts and the separators.
+
+    `keep_signs`: return whole matches as separators, not their first group.
+    """
     parts, signs, depth, begins, place = [], [], 0, 0, 0
     while place < len(text):
         if text.startswith((r"\{", r"\}"), place):
@@ -32,7 +35,7 @@ def split(
 
 
 def closing(text: str, start: int) -> int | None:
-    """The place of the bracket that closes the one at `start`."""
+    """The index of the bracket that closes the one at `start`; None if it is not closed."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] in _OPEN) - (text[place] in _CLOSE)
@@ -42,8 +45,10 @@ def closing(text: str, start: int) -> int | None:
 
 
 def balanced(text: str) -> bool:
-    """Whether braces pair up, and nothing is nested too deeply to be read. Other brackets need not
-    pair: intervals are open on one side."""
+    """Whether braces are balanced, and nesting is not too deep.
+
+    Other brackets need not match, because of half-open intervals.
+    """
     braces = brackets = 0
     for sign in re.sub(r"\\[{}]", "", text):
         braces += (sign == "{") - (sign == "}")

@@ -1,10 +1,10 @@
-r"""Units: what a number of them measures, and how much of it.
+r"""Units: their dimensions and factors.
 
     cm^2, square centimeters, \text{cm}^2     length^2, 1/10000
     miles per hour, mph, km/h                 length / time
     18 eggs                                   a count of the thing "egg"
 
-Words that name no unit are things that are counted: quantities of different things are not equal.
+Other words name things that are counted. Quantities of different things are not equal.
 """
 
 import re
@@ -108,12 +108,12 @@ DEGREE = Unit(sympy.pi / 180, frozenset({("angle", 1)}))
 
 
 def is_unit(word: str) -> bool:
-    """Whether a word by itself names a unit that is known."""
+    """Whether a word is a known unit."""
     return _base(word) is not None or word in _COMPOUND
 
 
 def read_unit(text: str) -> Unit | None:
-    """The unit that a text names, without LaTeX; None if it can be none."""
+    """The unit in a text without LaTeX; None if it is not a unit."""
     factor, dimensions, things = sympy.Integer(1), dict[str, int](), set[str]()
     sign, power_before = 1, 1
     last: tuple[str, ...] | None = None
@@ -152,7 +152,7 @@ def read_unit(text: str) -> Unit | None:
 
 
 def _base(word: str) -> tuple[str, Fraction | int] | None:
-    """The dimension of a unit by its symbol, or by its name in singular or plural."""
+    """Dimension and factor of a unit, by symbol or by name (singular or plural); else None."""
     if word in _BASE:
         return _BASE[word]
     small = word.lower()
@@ -165,7 +165,7 @@ def _base(word: str) -> tuple[str, Fraction | int] | None:
 def _times(
     factor: sympy.Expr, dimensions: dict[str, int], unit: str, power: int
 ) -> tuple[sympy.Expr, dict[str, int]]:
-    """A product so far, times a power of a unit."""
+    """Factor and dimensions, multiplied by a power of `unit`."""
     found = _base(unit)
     assert found is not None
     dimension, size = found

@@ -22,15 +22,15 @@ from types import FrameType
 from agentrl.mathematics.equality import is_equal
 from agentrl.mathematics.expressions import TooLarge
 
-MEMORY_BYTES = 4 << 30  # 9**9**9 written out would take all there is
+MEMORY_BYTES = 4 << 30  # 9**9**9 would take all memory
 
 
 class _OutOfTime(BaseException):
-    """Not an `Exception`, so that no library takes it for one of its own."""
+    """The time is used up. A `BaseException`, so that libraries do not catch it."""
 
 
 def compare(truth: str, answer: str, question: str, seconds: float) -> dict[str, object]:
-    """The reply to one request. Its time-out works in the main thread of a process."""
+    """The reply to one request. Only for the main thread, because it uses signals."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime + 2 * seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
@@ -53,14 +53,14 @@ def compare(truth: str, answer: str, question: str, seconds: float) -> dict[str,
 
 
 def main() -> None:
-    """Answer until standard input is closed."""
+    """Answer requests until standard input is closed."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the limit of processor time would leave one
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump at the processor-time limit
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # a terminal's: the process that started this ends it
     signal.signal(signal.SIGPROF, _stop)
-    logging.disable(logging.CRITICAL)  # what a library cannot read is no news
+    logging.disable(logging.CRITICAL)  # libraries log what they cannot parse
     is_equal(r"\frac{x^2+1}{\sqrt{2}}", r"\frac{\sin 3}{n!}-x(x+1)")
     print("{}", flush=True)
     seconds = float(sys.argv[1])

@@ -9,5 +9,5 @@
     scorers/      from a Record to its score
     llm/          models that help: judges, rankers, browse agents
 
-A room imports only from those below it in this order; nothing here knows the trainer.
+A folder imports only from those below it in this list. Nothing here imports the trainer.
 """

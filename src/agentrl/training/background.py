@@ -1,8 +1,8 @@
-"""One asyncio loop in a thread of its own, for all database and HTTP work of a trainer process.
+"""An asyncio loop in a separate thread, for the database and HTTP work of a trainer process.
 
-The training thread hands coroutines over and collects results; the loop keeps leases alive while
-a step computes. Coroutines that run beside training are watched: their errors are raised in the
-training thread, at its next `check`, `result` or `run`.
+The training thread submits coroutines and collects results. The loop keeps leases alive while a
+step computes. Errors of watched coroutines are raised in the training thread, at its next `check`,
+`result` or `run`.
 """
 
 import asyncio
@@ -30,8 +30,7 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def watch(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine that runs beside training: every wait here raises its error, so that
-        training does not wait for what will not come after it."""
+        """Start a coroutine that runs beside training. Every wait here raises its error."""
         future = self.submit(coroutine)
         self._watched.append(future)
         return future

@@ -43,17 +43,16 @@ def train_supervised(
 ) -> None:
     """Train `model`, in float32, on `rows` for `steps` optimizer steps of `rows_per_step` rows.
 
-    The loss is the mean over the step's trained tokens. Rows are drawn without repetition until
-    all were drawn, and again, in an order that `seed` gives. `on_step(step, statistics)` is called
-    after each step, counted from 1. `model` holds the trained weights when this returns, and the
-    start weights until then. In processes that were launched together all of them call this with
-    the same arguments and share each step. Raises `ValueError` for a row that trains nothing.
+    The loss is the mean over the step's trained tokens. Rows are shuffled by `seed` in each epoch.
+    `on_step(step, statistics)` is called after each step, counted from 1. `model` gets the trained
+    weights at the end. Processes that were launched together must all call this with the same
+    arguments; they share each step. Raises `ValueError` for a row that trains no token.
     """
     sequences = [_sequence(index, row) for index, row in enumerate(rows)]
     config = LearnerConfig(compute, LossConfig(loss_calculator="CrossEntropy"), optimizer)
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     mesh = make_mesh(accelerator)
-    # sharding is for good: a copy is sharded, so that the caller gets a plain model back
+    # Sharding cannot be undone, so a copy is sharded and the caller keeps a plain model.
     learner = Learner(copy.deepcopy(model), mesh, config, steps)
     batches = _batches(len(rows), rows_per_step, seed)
     for step in range(1, steps + 1):

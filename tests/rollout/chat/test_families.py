@@ -4,9 +4,12 @@ import random
 
 import pytest
 from conversations import Exchange, Talk, fault_of, hold, hostile_text, make_talk
-from families import FAMILIES, Family
+from families import FAMILIES, Family, Said
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from agentrl.rollout.chat import Message
+from agentrl.rollout.tool_calls import ParsedCall
 
 quick = settings(
     max_examples=settings.default.max_examples // 5,
@@ -34,6 +37,25 @@ def test_the_tokens_are_those_of_the_template_applied_to_the_whole_conversation(
     family: Family, source: random.Random
 ) -> None:
     talk = make_talk(source, family)
+    assert fault_of(family, talk, hold(family, talk)) is None
+
+
+# Mistral's template rejects a user's words after results.
+CALLING = [f for f in FAMILIES if f.calls and f.structured and f.name != "mistral"]
+
+
+@pytest.mark.parametrize("family", CALLING, ids=str)
+def test_blank_results_before_a_users_words_stay_in_the_prompt(family: Family) -> None:
+    """Every text contains a blank result, so the search for it shows nothing."""
+
+    def calling(thought: str, result: str, *more: Message) -> Exchange:
+        call = ParsedCall("weight", {"text": "a", "count": 1})
+        said = Said(thought=thought, content="", calls=(call,))
+        return Exchange(said, ({"role": "tool", "content": result}, *more))
+
+    user = {"role": "user", "content": "?"}
+    first = calling("a" if family.thoughts else "", "7")  # its thought goes when the user speaks
+    talk = Talk((user,), (first, calling("", "8"), calling("", "", user)))
     assert fault_of(family, talk, hold(family, talk)) is None
 
 

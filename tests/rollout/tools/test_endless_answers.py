@@ -2,14 +2,16 @@
 
 import asyncio
 import resource
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import uvicorn
 from aiohttp import web
 from mcp.server.mcpserver import MCPServer
-from tool_session import session_with
+from tool_session import config_file, session_with, tools_of
 
 from agentrl.databases.mongod import free_port
 from agentrl.inference.client import SGLangClient
@@ -17,6 +19,7 @@ from agentrl.inference.protocol import GenerateRequest, SamplingParams, ServiceU
 from agentrl.limited_httpx import MAX_ANSWER_BYTES
 from agentrl.rollout.llm.client import LLMClient, ModelsUnreachable
 from agentrl.rollout.llm.models import AgentModel
+from agentrl.rollout.tools.calls import ToolServerUnreachable
 
 MIB = 1 << 20
 LARGE = MAX_ANSWER_BYTES + MIB
@@ -141,3 +144,58 @@ async def test_an_mcp_server_s_answer_is_read_up_to_a_size_and_asked_for_once(
     finally:
         serving.should_exit = True
         await running
+
+
+def endless_process(folder: Path, **settings: str) -> tuple[Path, Path]:
+    """A config file for a process that writes endless lines, and the journal of its calls."""
+    journal = folder / "journal"
+    program = Path(__file__).with_name("endless_process.py")
+    entry = {"command": sys.executable, "args": [str(program), str(journal)], **settings}
+    return config_file(folder, {"endless": entry}), journal
+
+
+@pytest.mark.parametrize("session", ["shared", "record"])
+async def test_a_process_s_line_is_read_up_to_a_size_and_asked_for_once(
+    tmp_path: Path, session: str
+) -> None:
+    file, journal = endless_process(tmp_path, session=session)
+    async with session_with(file, tool_timeout=60) as tools:
+        too_large = "failed: it gave an answer of more than 32 MiB, which was not read"
+        for call in (("big", {"size": LARGE}), ("endless", {"id_first": False})):
+            answer = await tools.call(*call)
+            assert (answer.text, answer.is_error) == (f"The tool {call[0]} {too_large}", True)
+            if session == "record":
+                assert "begin anew" in (await tools.call("big", {"size": 1})).text
+            # Another process goes on, and what is not too large is read.
+            assert (await tools.call("big", {"size": 2 * MIB})).whole == "x" * 2 * MIB
+    assert journal.read_text().split() == ["big", "big", "endless", "big"]
+
+
+@pytest.mark.parametrize("id_first", [True, False])
+async def test_an_endless_line_fails_the_call_it_names_and_is_an_outage_for_those_beside_it(
+    tmp_path: Path, id_first: bool
+) -> None:
+    file, journal = endless_process(tmp_path)
+    async with session_with(file, tool_timeout=60) as tools:
+        beside = asyncio.create_task(tools.call("hang", {}))
+        while not journal.exists():
+            await asyncio.sleep(0.01)
+        endless = asyncio.create_task(tools.call("endless", {"id_first": id_first}))
+        async with asyncio.timeout(20):
+            await asyncio.wait({beside, endless})
+        assert isinstance(beside.exception(), ToolServerUnreachable)
+        if id_first:
+            assert "more than 32 MiB" in endless.result().text
+        else:  # whose answer it is, is not known
+            assert isinstance(endless.exception(), ToolServerUnreachable)
+        assert (await tools.call("big", {"size": 5})).text == "xxxxx"
+
+
+async def test_a_process_that_begins_with_an_endless_line_is_said_at_once(tmp_path: Path) -> None:
+    endless = "while True: print('x' * 65536, end='')"
+    entry = {"command": sys.executable, "args": ["-c", endless]}
+    file = config_file(tmp_path, {"broken": entry})
+    async with asyncio.timeout(20):
+        with pytest.raises(ToolServerUnreachable, match="ended before it answered"):
+            async with tools_of(file, startup_timeout_s=300):
+                pass

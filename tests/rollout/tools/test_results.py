@@ -178,3 +178,17 @@ async def test_an_agent_may_keep_a_text_of_its_own(
     stored = await database.tool_results.find_one({"_id": key})
     assert stored is not None
     assert (stored["tool"], stored["text"]) == ("fetch", "a whole page")
+
+
+@pytest.mark.parametrize(
+    ("whole", "files"), [("x" * MAX_KEPT_BYTES, 0), ("é" * (MAX_KEPT_BYTES // 2), 0), ("", 1)]
+)
+async def test_the_largest_result_that_is_kept_is_stored_whole(
+    ledger: RecordLedger, database: RunDatabase, whole: str, files: int
+) -> None:
+    image = ResultFile(kind="image", mime_type="image/png", data=b"x" * MAX_KEPT_BYTES)
+    result = kept_result("key", "record", "tool", whole, [image] * files)
+    await ledger.add_tool_result(result)
+    stored = await database.tool_results.find_one({"_id": "key"})
+    assert stored is not None and stored["text"] == whole
+    assert [len(file["data"]) for file in stored["files"]] == [MAX_KEPT_BYTES] * files

@@ -3,14 +3,18 @@
 import asyncio
 import os
 import signal
+import ssl
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from tool_session import a_task, config_file, names_of, session_with, tools_of
 
+from agentrl.limited_httpx import tls_context
 from agentrl.rollout.tools import session as session_module
 from agentrl.rollout.tools.calls import ToolServerUnreachable
 
@@ -45,6 +49,7 @@ async def test_a_process_that_dies_costs_calls_and_is_started_again(tmp_path: Pa
         assert (again.text, again.is_error) == ("1", False)
 
 
+@pytest.mark.slow
 async def test_a_process_that_all_share_and_that_dies_or_hangs_is_an_outage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,3 +177,25 @@ async def test_arguments_that_no_message_can_hold_cost_only_their_call(
             refused = await tools.call("environment", {"name": value})
             assert refused.is_error and "cannot be sent" in refused.text
         assert (await tools.call("pid", {})).text == pid
+
+
+async def test_certificates_are_read_once_for_all_servers_and_not_by_the_event_loop(
+    hostile_server: Any, counting_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_by: list[threading.Thread] = []
+    create = httpx2.create_ssl_context
+
+    def create_here(*args: Any, **settings: Any) -> Any:
+        if not isinstance(settings.get("verify"), ssl.SSLContext):
+            read_by.append(threading.current_thread())
+        return create(*args, **settings)
+
+    monkeypatch.setattr(httpx2, "create_ssl_context", create_here)
+    monkeypatch.setattr("httpx2._transports.default.create_ssl_context", create_here)
+    tls_context.cache_clear()
+    counting = counting_server("http")
+    urls = f"{hostile_server.url},counting=http://127.0.0.1:{counting.port}/mcp"
+    for _ in range(2):
+        async with tools_of(urls):
+            pass
+    assert len(read_by) == 1 and read_by[0] is not threading.main_thread()

@@ -1,7 +1,7 @@
-"""What a whole check of a task file found, kept under the digest of its content.
+"""The result of a complete check of a task file, stored under the digest of its content.
 
-A check of a large file goes on while its run has begun (`go_on`), and is not done again when the
-run goes on: `known_check` has what it found.
+The check of a large file continues while the run starts (`go_on`). A resumed run does not repeat
+it: `known_check` returns the stored result.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from agentrl.databases.task_file.task_line import TaskLine
 from agentrl.databases.task_file.task_rows import known_digest
 from agentrl.whole_file import write_whole
 
-_SLICE_S = 0.005  # that a check takes from the event loop at once
+_SLICE_S = 0.005  # the longest time that a check blocks the event loop
 
 
 def checked_by(*names: Collection[str]) -> str:
-    """Which check it is: of rows, and that what they name is among `names`."""
+    """An identifier of the check of names against `names` (scorers, schemas, agents)."""
     told = repr([sorted(each) for each in names])
     return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 
 async def go_on(check: TaskCheck, share: float = 0.25) -> TaskFile:
-    """Read a file to its end, with `share` of this thread's time; what was found.
+    """Read a file to its end, using `share` of this thread's time; returns what was found.
 
-    Raises `TaskFileError` if the file cannot be read any more.
+    Raises `TaskFileError` if the file becomes unreadable.
     """
     while not check.advance(_SLICE_S):
         await asyncio.sleep(_SLICE_S * (1 / share - 1))
@@ -36,9 +36,9 @@ async def go_on(check: TaskCheck, share: float = 0.25) -> TaskFile:
 
 
 def known_check(path: Path, folder: Path, by: str | None = None) -> TaskFile | None:
-    """What a check found that read this very content to its end, without a mistake.
+    """The result of an earlier complete check of this content without mistakes; None if none.
 
-    `by`: only that check (`checked_by`); without, any will do for who reads rows only.
+    `by`: only of the check with this identifier (`checked_by`); None: of any check.
     """
     digest = known_digest(path, folder)
     for file in sorted(folder.glob(f"{digest}-{by or '*'}.checked")):
@@ -52,7 +52,7 @@ def known_check(path: Path, folder: Path, by: str | None = None) -> TaskFile | N
 
 
 def keep_check(found: TaskFile, folder: Path, by: str) -> None:
-    """Keep what a complete check found, if it found no mistake and there is such a folder."""
+    """Keep the result of a complete check, if it has no mistakes and `folder` exists."""
     if found.mistakes or not folder.is_dir():
         return
     kinds = [

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 BATCH_ROWS = 1024
-_LEVELS = 100  # MongoDB's limit
-_DIGITS = 4300  # Python's limit for a whole number that is text
-_TEXT = "utf-8-sig"  # with or without the mark that Windows' editors put before it
+_LEVELS = 100  # MongoDB's limit of nesting
+_DIGITS = 4300  # Python's limit for converting text to an integer
+_TEXT = "utf-8-sig"  # UTF-8 with or without a byte order mark
 
 
 class UnreadableFile(ValueError):
-    """The file as a whole cannot be read. The message goes on after the file's name."""
+    """The whole file cannot be read. The message continues a sentence after the file's name."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row.
+    """One row of a task file.
 
-    `number`: from 1 on. `unit`: what is counted, lines of text or rows of a list or table.
-    `problem`: why there are no fields, if there are none.
+    `number`: counted from 1, in lines of text or in rows of a list or table (`unit`). `problem`:
+    why `fields` is empty; None if the row is good.
     """
 
     number: int
@@ -36,12 +36,12 @@ class Row:
     unit: Literal["line", "row"] = "row"
 
     def place_in(self, path: Path) -> str:
-        """Where it is, in the form that editors know for lines."""
+        """The row's place: `path:number` for lines, which editors can open."""
         return f"{path}:{self.number}" if self.unit == "line" else f"{path} row {self.number}"
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file in its order. Raises UnreadableFile."""
+    """The rows of a file in order. Raises UnreadableFile."""
     try:
         if is_table(path):
             yield from _parquet_rows(path)
@@ -56,12 +56,12 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def is_table(path: Path) -> bool:
-    """Whether it is Parquet, by its name."""
+    """Whether the file is Parquet, by its name."""
     return path.suffix == ".parquet"
 
 
 def is_list(path: Path) -> bool:
-    """Whether a text is one JSON list, which is read as a whole."""
+    """Whether the file is one JSON list, by its first character."""
     with path.open(encoding=_TEXT, errors="replace") as file:
         for line in file:
             if stripped := line.lstrip():
@@ -70,7 +70,7 @@ def is_list(path: Path) -> bool:
 
 
 def _line_rows(path: Path) -> Iterator[Row]:
-    # Lines end at line feeds only: U+2028 and its like may stand inside a JSON string.
+    # Only line feeds end a line: a JSON string may contain U+2028 and similar characters.
     with path.open(encoding=_TEXT, newline="\n") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -78,7 +78,7 @@ def _line_rows(path: Path) -> Iterator[Row]:
 
 
 def line_row(number: int, line: str) -> Row:
-    """The row that a line of JSONL is."""
+    """The row of a JSONL line."""
     try:
         value = _parse(line)
     except json.JSONDecodeError as error:
@@ -96,7 +96,7 @@ def _list_rows(path: Path) -> Iterator[Row]:
         raise UnreadableFile(f"begins like a JSON list but is not one: {error}") from None
     except ValueError as error:
         raise UnreadableFile(str(error)) from None
-    assert isinstance(values, list)  # as it began
+    assert isinstance(values, list)  # the text begins with "["
     for number, value in enumerate(values, start=1):
         yield _object_row(number, value, "row")
 
@@ -108,7 +108,7 @@ def _object_row(number: int, value: object, unit: Literal["line", "row"]) -> Row
 
 
 def _parse(text: str) -> object:
-    """What JSON says. Raises JSONDecodeError, or another ValueError with what is wrong."""
+    """The value of a JSON text. Raises JSONDecodeError or another ValueError."""
     try:
         return _JSON.decode(text)
     except RecursionError:
@@ -156,23 +156,23 @@ _JSON = json.JSONDecoder(
 
 
 def table_row(number: int, fields: dict[str, Any]) -> Row:
-    """The row that a row of a table is."""
+    """The row of a table's row."""
     return _row(number, fields, "row")
 
 
 def _row(number: int, fields: dict[str, Any], unit: Literal["line", "row"]) -> Row:
-    """The row with these fields, if they are texts and levels that a database can keep."""
+    """A row with these fields, or with a `problem` if the database cannot store them."""
     problems = list(_unkeepable(fields))
     return Row(number, {} if problems else fields, "; ".join(problems) or None, unit)
 
 
 def _unkeepable(fields: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with each field, whatever it means."""
+    """Sentences on fields that are nested too deeply or contain lone surrogates."""
     for name, value in fields.items():
         said = name.encode(errors="backslashreplace").decode()
         texts = [name]
         level, here = 1, [value]
-        while here and level <= _LEVELS:  # not by recursion, which ends where nesting is deep
+        while here and level <= _LEVELS:  # no recursion: deep nesting would exceed its limit
             texts += [each for each in here if isinstance(each, str)]
             within = [each for each in here if isinstance(each, dict)]
             texts += [key for each in within for key in each]
@@ -195,7 +195,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    # Here, because it takes a while and few runs read Parquet.
+    # Imported here: the import is slow, and few runs read Parquet.
     import pyarrow
     import pyarrow.parquet
 

@@ -3,8 +3,8 @@
     scan_tasks, read_tasks    a whole file, with its tasks
     TaskCheck                 a file of any size, a piece at a time, without its tasks
 
-A check remembers what kinds of tasks there are (`TaskKind`), not the tasks: of a million rows that
-is a few lines. Two rows with the same id are found when the last row is read.
+A check stores the kinds of tasks (`TaskKind`), not the tasks, so its size does not grow with the
+file. Rows with the same id are found after the last row.
 """
 
 import math
@@ -22,8 +22,8 @@ from agentrl.databases.task_file.file_rows import Row, UnreadableFile, read_rows
 from agentrl.databases.task_file.task_line import TaskLine, misspelt_fields, parse_task
 
 _SHOWN_MISTAKES = 20
-_MOST_MISTAKES = 1000  # a file with so many is read no further
-_PLACES = 5  # of a kind that are remembered
+_MOST_MISTAKES = 1000  # reading stops after this number of mistakes
+_PLACES = 5  # remembered places per kind
 
 Names = Collection[str] | None
 TaskLook = Callable[[TaskLine], str | None]
@@ -34,7 +34,7 @@ class TaskFileError(ValueError):
 
     @classmethod
     def of(cls, mistakes: Sequence[str]) -> Self:
-        """The error that tells of them all, or of as many as can be read."""
+        """An error with the first `_SHOWN_MISTAKES` of `mistakes` and the number of the others."""
         more = len(mistakes) - _SHOWN_MISTAKES
         rest = [f"... and {more} more"] if more > 0 else []
         return cls("\n".join([*mistakes[:_SHOWN_MISTAKES], *rest]))
@@ -42,10 +42,10 @@ class TaskFileError(ValueError):
 
 @dataclass
 class TaskKind:
-    """The tasks of a file that name the same scorer, answer schema and agent, and all have an
-    answer, or all have none.
+    """Tasks of a file with the same scorer, answer schema and agent, all with or without answer.
 
-    `first`: the first of them. `places`: of the first few, by row number, as "line 3 (id a)".
+    `first`: the first of them. `rows`: their number. `places`: row number and place of the first
+    few, such as (3, "line 3 (id a)").
     """
 
     first: TaskLine
@@ -55,11 +55,11 @@ class TaskKind:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """What a task file holds.
+    """The content of a task file.
 
-    `n_tasks`: its good rows. `mistakes`: a sentence for each bad row. `doubts`: what is no mistake
-    and hardly meant, a sentence each: fields that are near to one of ours, which the row has not.
-    `tasks`: the good rows in the file's order, of a file that was read whole; a check keeps none.
+    `n_tasks`: number of good rows. `mistakes`: a sentence for each bad row. `doubts`: a sentence
+    for each field name that looks like a misspelling of one of ours. `tasks`: the good rows in
+    order; empty for a `TaskCheck`.
     """
 
     path: Path
@@ -70,17 +70,17 @@ class TaskFile:
     tasks: Sequence[TaskLine] = ()
 
     def without_mistakes(self) -> Sequence[TaskLine]:
-        """Its tasks. Raises `TaskFileError` if there is any mistake."""
+        """The tasks. Raises `TaskFileError` if there are mistakes."""
         if self.mistakes:
             raise TaskFileError.of([*self.mistakes, *self.doubts])
         return self.tasks
 
 
 def read_tasks(path: Path) -> Sequence[TaskLine]:
-    """All tasks of a JSONL, JSON or Parquet file, in its order.
+    """All tasks of a JSONL, JSON or Parquet file, in order.
 
-    Names of the samplers' side are not looked at. Raises `TaskFileError` with every bad row at
-    once: not JSON, no `query`, an `id` twice, a field of the wrong type.
+    Names of scorers, schemas and agents are not checked. Raises `TaskFileError` that lists all bad
+    rows: not JSON, no `query`, a repeated `id`, a field of the wrong type.
     """
     return scan_tasks(path).without_mistakes()
 
@@ -92,12 +92,11 @@ def scan_tasks(
     known_agents: Names = None,
     look: TaskLook | None = None,
 ) -> TaskFile:
-    """A JSONL, JSON or Parquet file with its tasks and all that is wrong in it.
+    """Read a JSONL, JSON or Parquet file: its tasks and all its mistakes.
 
-    Scorers, schemas and agents are names of the samplers' side; None leaves them unchecked.
-    `look`: says what else is wrong with a good row.
-
-    Raises `TaskFileError` if it cannot be read at all, or holds nothing.
+    `known_scorers`, `known_schemas`, `known_agents`: allowed names; None: not checked. `look`: a
+    further check of good rows, which returns what is wrong or None. Raises `TaskFileError` if the
+    file cannot be read or has no tasks.
     """
     tasks: list[TaskLine] = []
 
@@ -113,7 +112,7 @@ def scan_tasks(
 
 
 class TaskCheck:
-    """The check of a file, a piece at a time. `look`: says what else is wrong with a good row."""
+    """An incremental check of a file. The arguments are those of `scan_tasks`."""
 
     def __init__(
         self,
@@ -132,14 +131,14 @@ class TaskCheck:
         self._rows = read_rows(path)
         self._read = 0
         self._n_tasks = 0
-        self._ids, self._numbers = array("q"), array("q")  # hashes of ids, and their rows
+        self._ids, self._numbers = array("q"), array("q")  # hashes of ids, and row numbers
         self._kinds: dict[tuple[object, ...], TaskKind] = {}
         self._mistakes: list[tuple[int, str]] = []
         self._near: dict[tuple[str, str], tuple[str, int, str]] = {}
 
     @property
     def found(self) -> TaskFile:
-        """What was found so far."""
+        """The result so far."""
         return TaskFile(
             self.path,
             self._n_tasks,
@@ -149,9 +148,9 @@ class TaskCheck:
         )
 
     def advance(self, seconds: float = math.inf) -> bool:
-        """Read on for so long; returns whether the file is read to its end.
+        """Read on for about `seconds`; returns whether the check is complete.
 
-        Raises `TaskFileError` if it cannot be read at all, or holds nothing.
+        Raises `TaskFileError` if the file cannot be read or has no tasks.
         """
         ends = time.monotonic() + seconds
         try:
@@ -202,10 +201,10 @@ class TaskCheck:
         self.complete = True
 
     def _repeated_ids(self) -> Iterator[tuple[int, str]]:
-        """What is wrong with rows whose id an earlier one has.
+        """Row number and sentence for each row that repeats an earlier id.
 
-        Rows whose ids have the same hash are read once more: that is rare, and a million ids as
-        text would take ten times the memory.
+        Only hashes of ids are in memory: a million ids as text take ten times as much. Rows with
+        equal hashes are read again.
         """
         hashes, numbers = np.array(self._ids), np.array(self._numbers)
         values, counts = np.unique(hashes, return_counts=True)
@@ -232,7 +231,7 @@ class TaskCheck:
 
 
 def task_of_row(row: Row) -> TaskLine:
-    """The task of a row. Raises ValueError."""
+    """The task of a row. Raises ValueError for a bad row."""
     if row.problem is not None:
         raise ValueError(row.problem)
     return parse_task(row.fields, row.number)
@@ -241,7 +240,7 @@ def task_of_row(row: Row) -> TaskLine:
 def _unknown_names(
     fields: Mapping[str, Any], known: Mapping[str, Collection[str] | None]
 ) -> Iterator[str]:
-    """What a row names that is not there. Names that cannot be read are told with the row."""
+    """Sentences on unknown names in a row. `parse_task` reports names that cannot be parsed."""
     for field_name, names in known.items():
         value = fields.get(field_name)
         if value is None or names is None:

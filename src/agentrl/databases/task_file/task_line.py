@@ -34,10 +34,10 @@ from agentrl.databases.storable import fault
 DEFAULT_SCORER = "agentcpm"
 _OWN_FIELDS = ("id", "query", "answer", "scorer", "answer_schema", "agent_name", "prompt")
 _FIELDS_WE_READ = (*_OWN_FIELDS, "reward_model", "extra_info", "tools_kwargs")
-_NEAR = 0.8  # of 1: `anwser` is as near as 0.83 to `answer`
+_NEAR = 0.8  # similarity of a misspelling, up to 1: `anwser` and `answer` have 0.83
 _SHOWN_FIELDS = 6
-_LARGEST_MB = 12  # MongoDB keeps 16 in a document, and a task gets more than its row
-_SHORT_NAME = 3  # letters: `idx` is not a misspelt `id`
+_LARGEST_MB = 12  # MongoDB's limit is 16 MB, and a Task is larger than its row
+_SHORT_NAME = 3  # letters; shorter names are no misspellings: `idx` is not meant to be `id`
 _ROLES = ("system", "user", "assistant", "tool")
 T = TypeVar("T")
 _NUMBER = re.compile(r"[-+]?\$?(\d[\d,]*(\.\d+)?|\.\d+)%?")
@@ -47,8 +47,8 @@ _NUMBER = re.compile(r"[-+]?\$?(\d[\d,]*(\.\d+)?|\.\d+)%?")
 class TaskLine:
     """One row of a task file.
 
-    `messages`: a prompt given as a conversation, which ends with the user's; `query` is the text of
-    that last one. `fields`: what else the row held.
+    `messages`: a prompt given as a conversation that ends with a user message. `query` is then that
+    message's text, unless the row has a `query`. `fields`: further fields of the row.
     """
 
     id: str
@@ -62,7 +62,7 @@ class TaskLine:
 
 
 def parse_task(row: Mapping[str, Any], number: int) -> TaskLine:
-    """The task in a row. `number`: the row's. Raises ValueError, which names each wrong field."""
+    """The task in a row. `number`: the default id. Raises ValueError naming all wrong fields."""
     present = {name: value for name, value in row.items() if value is not None}
     problems: list[str] = []
 
@@ -96,7 +96,7 @@ def parse_task(row: Mapping[str, Any], number: int) -> TaskLine:
 
 
 def misspelt_fields(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Fields of a row that are near one that it has not, each with that one."""
+    """Pairs (field of the row, one of our fields that the row lacks and that it resembles)."""
     present = (name for name, value in row.items() if value is not None)
     pairs = ((name, _near_field(name)) for name in present if name not in _FIELDS_WE_READ)
     return [(name, ours) for name, ours in pairs if ours is not None and row.get(ours) is None]
@@ -104,7 +104,7 @@ def misspelt_fields(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=1024)
 def _near_field(name: str) -> str | None:
-    """The field of ours that a name is near to."""
+    """The field of ours that a name resembles, if any."""
     plain = re.sub(r"[\s-]+", "_", name.strip().lower())
     if plain in _FIELDS_WE_READ or len(plain) <= _SHORT_NAME:
         return plain if plain in _FIELDS_WE_READ else None
@@ -155,7 +155,7 @@ def _message(message: object, place: int) -> dict[str, Any]:
     if content is None and message.get("tool_calls"):
         content = ""  # calls only
     if isinstance(content, list):
-        # The parts of multimodal data, of which a text model can be given the texts.
+        # Multimodal content: only text parts can be used.
         if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
             raise ValueError(f"{where}: its `content` has parts that are not of type `text`")
         content = "".join(str(part.get("text") or "") for part in content)
@@ -163,7 +163,7 @@ def _message(message: object, place: int) -> dict[str, Any]:
         raise ValueError(f"{where}: its `content` is a {type(content).__name__}, not a text")
     if message["role"] == "user" and not content.strip():
         raise ValueError(f"{where}: its `content` is empty")
-    # A table's messages all have the same keys: those that this one has not are null.
+    # In a table all messages have the same keys; unused ones are null.
     return {key: value for key, value in message.items() if value is not None} | {
         "content": content
     }
@@ -183,8 +183,8 @@ def _answer(present: Mapping[str, Any]) -> str | None:
 def _scorer(present: Mapping[str, Any], answer: str | None) -> str:
     """The scorer of a row that names none.
 
-    Data in verl's layout is mostly to be scored by a rule. Where that is one of mathematics (the
-    column `ability` says so, or the answer is a number, as in GSM8K) ours is `math`.
+    `math` for a row in verl's layout that is scored by a rule and is mathematics: its `ability` is
+    "math", or its answer is a number, as in GSM8K.
     """
     by_rule = "reward_model" in present and _within(present, "reward_model", "style") != "model"
     mathematics = present.get("ability") == "math" or (
@@ -196,7 +196,7 @@ def _scorer(present: Mapping[str, Any], answer: str | None) -> str:
 
 
 def _further(present: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept beside our own fields."""
+    """Further fields, with `tools_kwargs` moved to the top level."""
     further = {name: value for name, value in present.items() if name not in _OWN_FIELDS}
     tools_kwargs = _within(present, "extra_info", "tools_kwargs")
     if tools_kwargs is not None:
@@ -209,7 +209,7 @@ def _further(present: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_unkeepable(task: TaskLine) -> None:
-    """Raises ValueError for what MongoDB cannot hold."""
+    """Raise ValueError for values that MongoDB cannot store."""
     for name, value in {**vars(task), **task.fields}.items():
         found = fault(value, f"`{name}`") if name != "fields" else None
         if found is not None:
@@ -229,7 +229,7 @@ def _refuse_unkeepable(task: TaskLine) -> None:
 
 
 def _tools_kwargs(tools_kwargs: object) -> dict[str, Any]:
-    """Without nulls: in a table, each row has the tools, and their arguments, of all rows."""
+    """`tools_kwargs` without nulls: in a table, each row has all rows' tools and arguments."""
     if not isinstance(tools_kwargs, dict):
         raise ValueError(f"`tools_kwargs` is a {type(tools_kwargs).__name__}, not an object")
     present = _without_nulls(tools_kwargs)
@@ -244,7 +244,7 @@ def _without_nulls(value: object) -> object:
 
 
 def _within(present: Mapping[str, Any], name: str, inner: str) -> Any:
-    """A field of a field, None if there is none."""
+    """Field `inner` of object `name`; None if absent. Raises ValueError if it is no object."""
     outer = present.get(name)
     if outer is None:
         return None

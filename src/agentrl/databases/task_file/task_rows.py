@@ -1,11 +1,11 @@
-"""The tasks of a file by their number, read from where they stand: no file is in memory whole.
+"""Random access to the tasks of a file, without reading the whole file into memory.
 
-JSONL       from the file itself: where each line begins is found once, and kept
-Parquet     from a copy of the table that can be read at any row (Arrow), made once, and kept
-a JSON list in memory: such a file has no lines
+JSONL       from the file itself, by the stored offsets of its lines
+Parquet     from a stored copy in Arrow format, which allows access to any row
+a JSON list in memory, because it has no lines
 
-What is kept is in a folder of the run's, under the digest of the file's content. So a run that
-goes on reads no file again (`known_digest`).
+Offsets and copies are stored in a folder of the run, under the digest of the file's content. So a
+resumed run does not read the file again (`known_digest`).
 """
 
 import json
@@ -33,24 +33,24 @@ from agentrl.databases.task_file.task_line import TaskLine
 from agentrl.file_digest import CHUNK, Digest, file_digest
 from agentrl.whole_file import write_whole
 
-_MARK = b"\xef\xbb\xbf"  # what Windows' editors put before UTF-8
+_MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8
 _SPACES = np.frombuffer(bytes([*range(9, 14), *range(28, 33)]), np.uint8)
 _FILES = "files.json"
-_SETTLED_S = 2.0  # a file may change twice within the grain of its time stamp
+_SETTLED_S = 2.0  # a younger file may change again without a new time stamp
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """Where the lines that are not empty begin, in bytes, and their numbers."""
+    """Byte offsets and line numbers [n] of the lines that are not empty."""
 
     starts: "np.ndarray[Any, np.dtype[np.int64]]"
     numbers: "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 class TaskRows(Sequence[TaskLine]):
-    """The rows of a task file, each read when it is asked for.
+    """The tasks of a file; each row is read on access.
 
-    Raises `TaskFileError` for a row that is no task, and if the file was changed since.
+    Access raises `TaskFileError` for a bad row, and if the file has changed.
     """
 
     def __init__(self, path: Path, rows: int, row: Callable[[int], Row]) -> None:
@@ -78,10 +78,9 @@ class TaskRows(Sequence[TaskLine]):
 
 
 def open_tasks(path: Path, folder: Path) -> TaskRows:
-    """The rows of a task file. `folder`: where what is found out of it is kept.
+    """The tasks of a file, which are not checked before access. `folder`: keeps its index.
 
-    Rows are not checked before they are asked for. Raises `TaskFileError` if the file cannot be
-    read at all, or holds nothing.
+    Raises `TaskFileError` if the file cannot be read or has no tasks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -102,8 +101,11 @@ def open_tasks(path: Path, folder: Path) -> TaskRows:
 
 
 def known_digest(path: Path, folder: Path) -> str | None:
-    """The digest of a file's content, which is read only if the file is another than it was when
-    `folder` got to know it: by place, size and times, as Git does. None if there is no file."""
+    """The digest of a file's content; None if there is no file.
+
+    The content is read only if path, size, inode or times differ from the note in `folder`, as in
+    Git.
+    """
     if not path.is_file():
         return None
     known = _known_files(folder).get(str(path.absolute()))
@@ -119,7 +121,7 @@ def _known_files(folder: Path) -> dict[str, list[Any]]:
     try:
         found: dict[str, list[Any]] = json.loads((folder / _FILES).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
-        return {}  # a damaged note costs one more reading, and nothing else
+        return {}  # the files are read again
     return found
 
 
@@ -128,7 +130,7 @@ def _stamp(stat: os.stat_result) -> list[Any]:
 
 
 def _remember(path: Path, folder: Path, digest: str) -> None:
-    """Note a file's digest, if there is such a folder and the file has settled."""
+    """Note a file's digest, if `folder` exists and the file was not changed just now."""
     stat = path.stat()
     if not folder.is_dir() or time.time() - stat.st_mtime < _SETTLED_S:
         return
@@ -154,7 +156,7 @@ def _open_lines(path: Path, folder: Path) -> TaskRows:
 
 def _line(path: Path, file: BinaryIO, opened: list[Any], lines: _Lines, index: int) -> Row:
     number = int(lines.numbers[index])
-    # Its name may be another's by now; what counts is whether these bytes are as they were.
+    # Size and time of the open file: the path may name another file by now.
     if _stamp(os.fstat(file.fileno()))[:2] != opened[:2]:
         raise TaskFileError(
             f"task file {path} was changed while the run reads it: stop the run, and start it "
@@ -176,18 +178,18 @@ def _load_lines(file: Path) -> _Lines | None:
         with np.load(file) as kept:
             return _Lines(kept["starts"], kept["numbers"])
     except (FileNotFoundError, ValueError, EOFError, KeyError):
-        return None  # found again
+        return None  # the lines are found again
 
 
 def _find_lines(path: Path) -> tuple[_Lines, str]:
-    """Where the lines of a file are, and its digest: in one reading."""
+    """The lines of a file and its digest, found in one pass."""
     digest = Digest()
     starts: list[Any] = []
-    firsts: list[Any] = []  # their first bytes
+    firsts: list[Any] = []  # the first byte of each line
     with path.open("rb") as file:
         digest.begin(os.fstat(file.fileno()).st_size)
         base = 0
-        open_start: int | None = 0  # a line that begins with the next piece
+        open_start: int | None = 0  # start of a line that begins with the next chunk
         while chunk := file.read(CHUNK):
             digest.add(chunk)
             piece = np.frombuffer(chunk, np.uint8)
@@ -214,7 +216,7 @@ def _find_lines(path: Path) -> tuple[_Lines, str]:
 
 
 def _open_table(path: Path, folder: Path) -> TaskRows:
-    # Here, because it takes a while and few runs read Parquet.
+    # Imported here: the import is slow, and few runs read Parquet.
     import pyarrow
     import pyarrow.ipc
     import pyarrow.parquet

@@ -1,6 +1,6 @@
-"""The local engine: a small server over a transformers model that speaks SGLang's HTTP API.
+"""The local engine: a small server over a transformers model, with SGLang's HTTP API.
 
-For laptops and CI, where there is no GPU and no SGLang. A map, from the edge inwards:
+It is for machines without a GPU or SGLang, such as laptops and CI. Its modules:
 
     server          HTTP routes, start and stop
     weight_routes   HTTP routes that bring new weights
@@ -8,8 +8,8 @@ For laptops and CI, where there is no GPU and no SGLang. A map, from the edge in
     control         JSON of the other routes
     engine          the model, its scheduler and the loop that steps it
     scheduler       which requests run in the next step; pause, abort, weight updates
-    request         one live request: its tokens, its versions, how it ends
-    slots           who holds which row of the cache; prefix matching; pure
+    request         one live request: its tokens, its versions, its end
+    slots           allocation of the cache's rows; prefix matching; pure
     model_runner    the model, one forward per step
     kv_cache        keys and values of all rows, and attention over them
     sampling        sampling parameters; logits to tokens and logprobs
@@ -25,7 +25,7 @@ __all__ = ["KEY_OF_SERVICES", "Announcement", "EngineConfig", "serve"]
 
 def serve(config: EngineConfig, announcement: Announcement | None = None) -> None:
     """Serve a model until SIGTERM; see `server.serve`."""
-    # Here, because it loads torch and transformers: who starts SGLang needs neither.
+    # Imported here, because it loads torch and transformers, which starting SGLang does not need.
     from agentrl.inference.engine import server
 
     server.serve(config, announcement)

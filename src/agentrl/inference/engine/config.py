@@ -1,4 +1,4 @@
-"""How one local engine is started."""
+"""The configuration of a local engine."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -22,14 +22,18 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 class EngineConfig:
     """Arguments of `serve`.
 
-    `model_path` is a Hugging Face folder (config.json, safetensors, a tokenizer if text is
-    wanted). `port` 0 takes a free one. `context_length` None is the model's own maximum.
-    At most `max_running_requests` generate at once; further ones wait in order. Keys and values
-    of running and cached requests take at most `max_total_tokens` positions, None for what a
-    quarter of the device's memory holds. `weight_version` is what tokens carry until the first
-    update. `seed` draws for requests without a seed of their own. `num_threads` None leaves
-    torch's number. `api_key` is what clients must show; raises `KeyNeeded` without one where other
-    machines reach `host`.
+    model_path: Hugging Face folder (config.json, safetensors, and a tokenizer for text prompts)
+    port: 0 takes a free one
+    context_length: None means the model's maximum
+    max_running_requests: requests that generate at once; further ones wait in order
+    max_total_tokens: positions of the KV cache; None means a quarter of the device's memory
+    max_prefill_tokens: prompt tokens of one step
+    weight_version: version of the tokens until the first weight update
+    seed: for requests that have none
+    num_threads: None keeps torch's number
+    api_key: key that clients must show
+
+    Raises `KeyNeeded` without a key if other machines reach `host`.
     """
 
     model_path: Path

@@ -1,28 +1,28 @@
-"""JSON of the control endpoints: bodies checked, answers and refusals in SGLang's forms."""
+"""JSON of the control endpoints: checked bodies, and answers and refusals in SGLang's format."""
 
 import orjson
 from aiohttp import web
 
 
 def answer(value: object, status: int = 200) -> web.Response:
-    """A JSON answer."""
+    """Return a JSON answer."""
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
 def done(success: bool, message: str, **more: object) -> web.Response:
-    """The answer of a request that succeeds or not."""
+    """Return SGLang's answer for success (status 200) or failure (status 400)."""
     return answer({"success": success, "message": message, **more}, 200 if success else 400)
 
 
 class ControlBody:
-    """The JSON object of a control request; each field is asked for with its type."""
+    """The JSON object of a control request. A field of another type raises HTTPBadRequest."""
 
     def __init__(self, fields: dict[str, object]) -> None:
         self._fields = fields
 
     @classmethod
     async def read(cls, request: web.Request) -> "ControlBody":
-        """Raises HTTPBadRequest if the body is no JSON object; an empty one is none."""
+        """Read the body. Raises HTTPBadRequest if it is empty or not a JSON object."""
         try:
             body = orjson.loads(await request.read())
         except orjson.JSONDecodeError as error:
@@ -32,7 +32,7 @@ class ControlBody:
         return cls(body)
 
     def text(self, name: str) -> str:
-        """A string that must be there."""
+        """A required string."""
         value = self._fields.get(name)
         if not isinstance(value, str):
             raise bad_request(f"{name} is required and must be a string")
@@ -43,7 +43,7 @@ class ControlBody:
         return None if self._fields.get(name) is None else self.text(name)
 
     def integer(self, name: str) -> int:
-        """An integer that must be there."""
+        """A required integer."""
         value = self._fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int):
             raise bad_request(f"{name} is required and must be an integer")
@@ -54,14 +54,14 @@ class ControlBody:
         return bool(self._fields.get(name, default))
 
     def texts(self, name: str) -> list[str]:
-        """A list of strings that must be there."""
+        """A required list of strings."""
         value = self._fields.get(name)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise bad_request(f"{name} is required and must be a list of strings")
         return value
 
     def shapes(self, name: str) -> list[list[int]]:
-        """A list of tensor shapes that must be there."""
+        """A required list of tensor shapes."""
         value = self._fields.get(name)
         if not isinstance(value, list) or not all(
             isinstance(shape, list) and all(isinstance(size, int) for size in shape)
@@ -72,7 +72,7 @@ class ControlBody:
 
 
 def bad_request(problem: str) -> web.HTTPBadRequest:
-    """The refusal of a body."""
+    """Return SGLang's refusal of a body, status 400."""
     return web.HTTPBadRequest(
         body=orjson.dumps(
             {

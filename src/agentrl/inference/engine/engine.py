@@ -1,7 +1,7 @@
-"""The engine without HTTP: a model, its scheduler, and the loop that steps it, for asyncio.
+"""The engine without HTTP: a model, its scheduler, and the asyncio loop that steps it.
 
-Everything runs in the event loop's thread. A step blocks it for as long as the forward pass takes
-and then lets the loop turn: on few cores a second thread would only fight for the interpreter.
+Everything runs in the event loop's thread. A step blocks it for one forward pass and then yields:
+on few cores a second thread would only compete for the interpreter.
 """
 
 import asyncio
@@ -19,13 +19,14 @@ from agentrl.inference.engine.scheduler import PauseMode, Scheduler
 from agentrl.inference.engine.text import Text
 from agentrl.inference.engine.weights import CacheNotFlushed, copy_weights
 
-# From a socket that is readable to a submitted request, the event loop turns about this often.
+# Iterations of the event loop between two steps, enough for a request to get from its socket to
+# the scheduler.
 _TURNS_PER_STEP = 4
 _RATE_WINDOW_S = 1.0
 
 
 class LocalEngine:
-    """A served model. Loads it when made; `run` must be running for anything to be generated."""
+    """A served model. The constructor loads it; `run` must be running to generate."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -52,7 +53,7 @@ class LocalEngine:
         self._released = False
 
     async def run(self) -> None:
-        """Step while there is work, for ever. What a step raises ends the engine."""
+        """Step for ever, while there is work. An exception of a step ends the engine."""
         marked, marked_tokens = time.monotonic(), 0
         while True:
             if not self.scheduler.has_work:
@@ -71,9 +72,9 @@ class LocalEngine:
                 await asyncio.sleep(0)
 
     async def generate(self, prompts: Sequence[PromptRequest]) -> list[LiveRequest]:
-        """Generate for all prompts of one body; when cancelled, none of them goes on.
+        """Generate for all prompts of one body. Cancellation aborts all of them.
 
-        Raises RequestError, generating nothing, when a rid is taken.
+        Raises RequestError if a rid is in use; then nothing is generated.
         """
         self._check_rids(prompts)
         loop = asyncio.get_running_loop()
@@ -89,10 +90,10 @@ class LocalEngine:
             raise
 
     async def stream(self, prompt: PromptRequest) -> AsyncGenerator[LiveRequest]:
-        """Generate for a prompt; the request at each `stream_interval` of its output, and ended.
+        """Generate for a prompt. Yields the request after each `stream_interval` tokens and at
+        its end.
 
-        When the iterator is closed early, the request does not go on. Raises RequestError when the
-        rid is taken.
+        Closing the iterator early aborts the request. Raises RequestError if the rid is in use.
         """
         self._check_rids([prompt])
         changed = asyncio.Event()
@@ -115,19 +116,19 @@ class LocalEngine:
                 raise RequestError(f"Duplicate request ID detected: {rid}")
 
     def pause(self, mode: PauseMode) -> None:
-        """Stop stepping; at once, since steps and this share a thread."""
+        """Stop stepping. It takes effect at once, because steps run in the same thread."""
         self.scheduler.pause(mode)
         self._wake.set()
 
     def resume(self) -> None:
-        """Go on after `pause`. Raises RequestError while the memory is given back."""
+        """Continue after `pause`. Raises RequestError while the memory is released."""
         if self._released:
             raise RequestError("continue_generation: the memory was released, resume it first")
         self.scheduler.resume()
         self._wake.set()
 
     def release_memory(self) -> None:
-        """Give the device's memory back. Raises RequestError while requests need it."""
+        """Release the device's memory. Raises RequestError unless paused and without requests."""
         if self._released or self.scheduler.paused is None or not self.scheduler.flush_cache():
             raise RequestError(
                 "release_memory_occupation: the engine must be paused, without requests that hold"
@@ -137,7 +138,7 @@ class LocalEngine:
         self._released = True
 
     def resume_memory(self) -> None:
-        """Take it again. Raises RequestError if it was not given back."""
+        """Take the memory again. Raises RequestError if it was not released."""
         if not self._released:
             raise RequestError("resume_memory_occupation: the memory was not released")
         self.runner.resume_memory()
@@ -151,11 +152,11 @@ class LocalEngine:
         flush_cache: bool,
         abort_all: bool = False,
     ) -> str:
-        """Copy the tensors that `read` returns over the model's; returns SGLang's message.
+        """Replace the model's tensors by those that `read` returns. Returns SGLang's message.
 
-        `read` is called in a thread. Paused, the update is done at once; otherwise requests that
-        are here end first and later ones wait. Raises the WeightsError of `read`, nothing having
-        changed, or CacheNotFlushed after the update.
+        `read` is called in a thread. While the engine is paused the update happens at once;
+        otherwise present requests end first and later ones wait. Raises the WeightsError of `read`
+        before anything changed, or CacheNotFlushed after the update.
         """
         async with self._updating:
             tensors = await asyncio.to_thread(read)
@@ -200,6 +201,6 @@ def _live(
 
 
 def _resolve(waiter: asyncio.Future[LiveRequest], request: LiveRequest) -> None:
-    """Give an ended request to who waits for it, unless that has gone."""
+    """Set the result of a future, unless it was cancelled."""
     if not waiter.done():
         waiter.set_result(request)

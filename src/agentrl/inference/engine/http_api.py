@@ -1,7 +1,6 @@
-"""SGLang's JSON at the engine's edge: `/generate` bodies to requests, finished requests to answers.
+"""SGLang's JSON of `/generate`: bodies to requests, requests to answers. Pure.
 
-Pure. What is not in here: routes and status codes of the other endpoints (`server`), the API as
-such (SGLang's documentation).
+`server` has the routes and status codes; SGLang's documentation describes the API.
 """
 
 import time
@@ -55,7 +54,7 @@ class PromptLimits:
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """One generation that a body asks for, and how to present its answer."""
+    """One generation that a body asks for, and the form of its answer."""
 
     rid: str
     input_ids: list[int]
@@ -71,9 +70,10 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateBody:
-    """The generations of one body, in the order of the answer; `many`: the answer is a list.
+    """The generations of one body, in the order of the answer.
 
-    `stream`: there is one, and its output is wanted as it comes.
+    many: the answer is a list
+    stream: the output of the only generation is streamed
     """
 
     prompts: list[PromptRequest]
@@ -82,7 +82,7 @@ class GenerateBody:
 
 
 class _Params:
-    """`sampling_params` as sent; reads each known name once and refuses what is left."""
+    """`sampling_params` as sent. Each known name is read once; `nothing_left` refuses the rest."""
 
     def __init__(self, params: object) -> None:
         if params is None:
@@ -136,9 +136,9 @@ class _Params:
 
 
 def parse_generate(body: object, limits: PromptLimits, text: Text) -> GenerateBody:
-    """The generations that a `/generate` body asks for.
+    """Parse a `/generate` body.
 
-    Raises BodyError or RequestError, and then nothing of the body is served.
+    Raises BodyError or RequestError; then nothing of the body is served.
     """
     if not isinstance(body, dict):
         raise BodyError("the body must be a JSON object")
@@ -188,7 +188,7 @@ def _inputs(body: dict[str, object], text: Text) -> tuple[list[list[int]], bool]
 
 
 def _one_for_each(value: object, count: int, many: bool, name: str) -> list[object]:
-    """A field that is given once for all prompts of a batch, or once for each."""
+    """Expand a field that is given once for all prompts of a batch, or once for each."""
     if not isinstance(value, list):
         if many and name == "rid" and isinstance(value, str):
             return [f"{value}_{index}" for index in range(count)]
@@ -206,7 +206,7 @@ def _prompts(
     limits: PromptLimits,
     text: Text,
 ) -> list[PromptRequest]:
-    """The `n` generations of one prompt; each of several gets a fresh rid, as in SGLang."""
+    """Return the `n` generations of one prompt. With n > 1 each gets a new rid, as in SGLang."""
     sampling = TokenSampling(
         temperature=params.number("temperature", 1.0),
         top_p=params.number("top_p", 1.0),
@@ -281,9 +281,9 @@ def _check_length(ids: list[int], max_new_tokens: int, limits: PromptLimits) -> 
 def generate_answer(
     request: LiveRequest, prompt: PromptRequest, text: Text, latest_version: str
 ) -> dict[str, object]:
-    """The answer for one request, or what a stream says of one that has not ended.
+    """Return the answer for a request, or a chunk of its stream if it has not ended.
 
-    As in SGLang the latter has all output so far but no text and no version spans.
+    As in SGLang a chunk has all output so far, but no text and no version spans.
     """
     output = request.output_ids
     cached = request.cached_tokens or 0

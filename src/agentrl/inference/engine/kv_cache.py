@@ -1,10 +1,10 @@
-"""Keys and values of all rows, and attention of one flattened step over them.
+"""The KV cache of all rows, and the attention of one flattened step over it.
 
-A step is one sequence of N tokens for the model: first one token for each of B decoding rows
-(rows 0..B-1 of the cache, in order), then the new tokens of each prefilling row, one after the
-other. `KVCache` writes their keys and values to their places; `attend`, registered with
-transformers under `ATTENTION`, reads the rows: all decoding rows in one call on a view of the
-cache, each prefilling row in one of its own. Nothing is padded and nothing is gathered.
+A step is one sequence of N tokens for the model: one token for each of B decoding rows (rows 0..B-1
+of the cache, in order), then the new tokens of each prefilling row in turn. `KVCache` writes their
+keys and values to the cache. `attend`, registered with transformers under `ATTENTION`, attends from
+all decoding rows in one call on a view of the cache, and from each prefilling row in a separate
+call. Nothing is padded and nothing is gathered.
 
 Shapes: H query heads, K key-value heads, G = H / K, D head size, L positions in use.
 """
@@ -31,8 +31,11 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """Where a step's tokens lie. `mask_B11L` is added to the decoding rows' scores; each segment
-    has its own causal mask, None where it starts its row."""
+    """Rows and positions of a step's tokens, and the attention masks.
+
+    mask_B11L: added to the scores of the decoding rows
+    segment_masks: causal mask of each segment, bool [tokens, end]; None if it starts its row
+    """
 
     rows_N: Tensor
     positions_N: Tensor
@@ -44,8 +47,8 @@ class StepLayout:
 class KVCache(Cache):
     """Preallocated keys and values of `num_slots` rows of `row_length` positions.
 
-    Looks to a transformers model like its own cache; `attend` takes from `layout` and `layers`
-    what it needs. One tensor for all layers, so that moving rows is one operation.
+    A transformers model uses it like its own cache. All layers are one tensor, so that moving rows
+    is one operation.
     """
 
     def __init__(
@@ -68,15 +71,15 @@ class KVCache(Cache):
         self.layout: StepLayout | None = None
 
     def release(self) -> None:
-        """Give the memory of all keys and values back; what they were is lost."""
+        """Free the memory of all keys and values; their content is lost."""
         self._store.untyped_storage().resize_(0)
 
     def resume(self) -> None:
-        """Take it again, where the layers still expect it."""
+        """Allocate the memory again, behind the same tensors."""
         self._store.untyped_storage().resize_(self._store.numel() * self._store.element_size())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Zero: positions are always given to the model."""
+        """Zero, because positions are always passed to the model."""
         return 0
 
     def update(
@@ -119,7 +122,7 @@ class KVCache(Cache):
 
     def swap_rows(self, pairs: Sequence[tuple[int, int]], length: int) -> None:
         """Exchange the first `length` positions of each pair of rows; all rows distinct."""
-        # Slices: several times faster than one gather and scatter with index tensors.
+        # Slices are several times faster than one gather and scatter with index tensors.
         used = self._store[:, :, :, :, :length]
         for a, b in pairs:
             kept = used[:, :, a].clone()

@@ -1,6 +1,6 @@
-"""The model and its cache: one forward pass per step.
+"""The model and its KV cache: one forward pass per step.
 
-Which requests take part, and what becomes of the logits, is the scheduler's business.
+The scheduler selects the requests and uses the logits.
 """
 
 import os
@@ -13,16 +13,16 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 from agentrl.inference.engine.config import EngineConfig
 from agentrl.inference.engine.kv_cache import ATTENTION, KVCache, PrefillChunk, kv_heads
 
-# Idle slots beside the running ones, as a multiple of these: where the prefixes of conversations
-# wait while their tools run.
+# Slots for each request that can run. Idle slots keep the prefixes of conversations during tool
+# calls.
 _SLOTS_PER_RUNNING = 2
 
 
 class ModelRunner:
-    """A causal language model on one device, with slots for its running and cached requests.
+    """A causal language model on one device, with a cache for running and finished requests.
 
-    Raises ValueError when the model cannot be served: attention that is not over all previous
-    tokens, a context longer than the model's, or too little memory for one request.
+    Raises ValueError if the model has other than full attention, if the context is longer than the
+    model's, or if the memory does not suffice for one request.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -66,23 +66,23 @@ class ModelRunner:
 
     @property
     def total_tokens(self) -> int:
-        """How many positions the cache has."""
+        """Number of positions of the cache."""
         return self.num_slots * self.context_length
 
     @property
     def cache_bytes(self) -> int:
-        """The cache's size."""
+        """Size of the cache in bytes."""
         return self.total_tokens * self._bytes_per_token(self.model.config.get_text_config())
 
     def release_memory(self) -> None:
-        """Give the device's memory back: weights go to the host's memory, keys and values away."""
+        """Release the device's memory: weights move to the host, keys and values are dropped."""
         _move(self.model, torch.device("cpu"))
         self.cache.release()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def resume_memory(self) -> None:
-        """Take it again."""
+        """Move the weights back and allocate the cache again."""
         self.cache.resume()
         _move(self.model, self.device)
 
@@ -95,10 +95,10 @@ class ModelRunner:
         segment_ids: Sequence[Sequence[int]],
         segment_wanted: Sequence[bool],
     ) -> Tensor:
-        """Feed one token to each of rows 0.. and new tokens to each segment's row.
+        """Run the model on one token for each of rows 0.. and on the new tokens of each segment.
 
         Returns the logits [W, vocab] after each decoded token, then after the last token of each
-        segment that is wanted.
+        segment with `segment_wanted`.
         """
         ids = list(decode_ids)
         wanted = list(range(len(ids)))
@@ -125,12 +125,12 @@ class ModelRunner:
 
 
 def _move(model: torch.nn.Module, device: torch.device) -> None:
-    """Bring weights and buffers to a device."""
+    """Move weights and buffers to a device."""
     model.to(device)
 
 
 def _memory_bytes(device: torch.device) -> int:
-    """The device's memory: all of a CPU's, since pages never touched cost nothing there."""
+    """Memory of the device in bytes: free on a GPU, all on a CPU, where unused pages are free."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)

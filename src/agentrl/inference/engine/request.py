@@ -1,7 +1,6 @@
-"""One live request of the engine: its tokens, the weights that made each, and how it ends.
+"""One live request of the engine: its tokens, their weight versions, and its end.
 
-Its states are where the scheduler keeps it (waiting, prefilling, decoding); in here is what it
-carries between them.
+The state of a request (waiting, prefilling, decoding) is the scheduler's list that contains it.
 """
 
 import time
@@ -15,7 +14,7 @@ from agentrl.inference.engine.text import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a request ended. `kind` "stop" has what it `matched`, "abort" a `message`."""
+    """Why a request ended: "stop" (with `matched`), "length", or "abort" (with `message`)."""
 
     kind: str
     matched: int | str | None = None
@@ -34,10 +33,12 @@ class VersionStart:
 class LiveRequest:
     """A request from its arrival to its end.
 
-    `computed` tokens of prompt and output have their keys and values in `slot`. `epoch` counts the
-    weight updates before they were computed: after another one they are of no use to others.
-    `on_finish` is called once, when `finish` is set; `on_progress` before that with the first token
-    and then whenever `stream_interval` further ones are there.
+    slot: holds the keys and values of the first `computed` tokens of prompt and output
+    epoch: number of weight updates before these were computed; after another update no other
+        request may reuse them
+    on_finish: called once, when `finish` is set
+    on_progress: called with the first token and then after each `stream_interval` further ones
+    told: number of output tokens at the last call of `on_progress`
     """
 
     rid: str
@@ -72,12 +73,12 @@ class LiveRequest:
 
     @property
     def newest_version(self) -> str | None:
-        """The weights that sampled the last token; None when there is none."""
+        """Version of the weights that sampled the last token; None without output."""
         made = [span.version for span in self.spans if span.start < len(self.output_ids)]
         return made[-1] if made else None
 
     def use_weights(self, version: str) -> None:
-        """Say which weights sample the tokens from here on."""
+        """Record that weights `version` sample all further tokens."""
         start = len(self.output_ids)
         if self.spans and self.spans[-1].start == start:
             self.spans.pop()
@@ -85,9 +86,9 @@ class LiveRequest:
             self.spans.append(VersionStart(version, start))
 
     def accept(self, token: int, logprob: float) -> bool:
-        """Append a sampled token; True when it is the last one.
+        """Append a sampled token. Returns whether it ends the request.
 
-        As in SGLang the length is looked at first: a stop token at the last allowed position ends
+        As in SGLang the length is checked first: a stop token at the last allowed position ends
         the request by "length".
         """
         self.output_ids.append(token)
@@ -103,7 +104,7 @@ class LiveRequest:
         return self.finish is not None
 
     def tell_progress(self) -> None:
-        """Call `on_progress` if it is time to."""
+        """Call `on_progress` if `stream_interval` tokens have come since its last call."""
         count = len(self.output_ids)
         if self.on_progress is not None and (
             not self.told or count - self.told >= self.stream_interval

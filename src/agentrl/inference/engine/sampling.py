@@ -1,7 +1,7 @@
-"""Sampling parameters of one request, and a batch of logits to tokens with their logprobs.
+"""Sampling parameters, and sampling of tokens with their logprobs from a batch of logits.
 
-Logprobs are those of log_softmax(logits / temperature), after penalties; what top_k, top_p and
-min_p cut away changes what can be drawn, not the logprobs, as in SGLang. Shapes: B rows, V ids.
+Logprobs are log_softmax(logits / temperature) after penalties. As in SGLang, top_k, top_p and min_p
+restrict which tokens can be drawn and do not change the logprobs. Shapes: B rows, V ids.
 """
 
 import random
@@ -16,7 +16,7 @@ _GREEDY_BELOW = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TokenSampling:
-    """How one request draws its tokens; temperature 0 arrives as `greedy` at temperature 1."""
+    """Sampling parameters of one request. `checked` turns temperature 0 into `greedy`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -31,12 +31,12 @@ class TokenSampling:
 
     @property
     def filters(self) -> bool:
-        """Whether some tokens can never be drawn."""
+        """Whether top_k, top_p or min_p exclude tokens."""
         return not self.greedy and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0)
 
     @property
     def edits_logits(self) -> bool:
-        """Whether logits depend on the tokens so far."""
+        """Whether the logits depend on earlier tokens (penalties, `min_new_tokens`)."""
         return (
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
@@ -45,11 +45,14 @@ class TokenSampling:
         )
 
     def for_copy(self, copy: int) -> "TokenSampling":
-        """The same for another of `n` generations of a prompt: a seed of its own."""
+        """The parameters of another of `n` generations of a prompt, with another seed."""
         return self if self.seed is None else replace(self, seed=hash((self.seed, copy)))
 
     def checked(self) -> "TokenSampling":
-        """Itself, temperature 0 and top_k 1 made greedy; ValueError for what is out of range."""
+        """The parameters with `greedy` set for temperature 0 or top_k 1.
+
+        Raises ValueError for a value out of range.
+        """
         if self.temperature < 0.0:
             raise ValueError(f"temperature must be non-negative, got {self.temperature}.")
         if not 0.0 < self.top_p <= 1.0:
@@ -75,7 +78,7 @@ class TokenSampling:
 
 
 def seeded_uniform(seed: int, position: int) -> float:
-    """The uniform number in [0, 1) of a seeded request's output position, whatever else runs."""
+    """A number in [0, 1) that depends on the seed and the output position only."""
     return random.Random(f"{seed}:{position}").random()
 
 
@@ -86,10 +89,10 @@ def edit_logits(
     output_ids: Sequence[int],
     end_ids: Sequence[int],
 ) -> None:
-    """Apply one request's penalties to its row, in place.
+    """Apply one request's penalties to its logits [V], in place.
 
-    Presence and frequency penalties look at the output, repetition at prompt and output. Until
-    `min_new_tokens` the `end_ids` cannot be drawn.
+    Presence and frequency penalties count output tokens; the repetition penalty counts prompt and
+    output. Before `min_new_tokens` the `end_ids` get logit -inf.
     """
     if sampling.repetition_penalty != 1.0:
         seen = logits_V.new_tensor([*prompt_ids, *output_ids], dtype=torch.long).unique()
@@ -110,11 +113,11 @@ def sample(
     seeded: Sequence[tuple[int, float]],
     generator: torch.Generator,
 ) -> tuple[list[int], list[float]]:
-    """Draw one token per row; its logprob beside it.
+    """Draw one token per row. Returns the tokens and their logprobs, each of length B.
 
     `seeded` replaces the uniform numbers of some rows: (row, number in [0, 1)). Tokens are drawn
-    by inverting the cumulative distribution: one uniform number a row, where drawing noise for
-    every id of the vocabulary would cost more than the forward pass of a small model.
+    by inverting the cumulative distribution with one uniform number per row: noise for every id of
+    the vocabulary would cost more than the forward pass of a small model.
     """
     device = logits_BV.device
     first = samplings[0].temperature
@@ -129,8 +132,7 @@ def sample(
     uniform = torch.rand(len(samplings), 1, dtype=torch.double, generator=generator)
     for row, number in seeded:
         uniform[row] = number
-    # With a target in (0, total], the first id whose cumulative probability reaches it always
-    # exists and never has probability zero.
+    # A target in (0, total] guarantees that an id reaches it and that its probability is not 0.
     cdf_BV = probs_BV.cumsum(-1)
     target = (1.0 - uniform.to(device)) * cdf_BV[:, -1:]
     tokens_B1 = torch.searchsorted(cdf_BV, target)
@@ -142,7 +144,10 @@ def sample(
 
 
 def _keep_allowed(probs_BV: Tensor, samplings: Sequence[TokenSampling]) -> Tensor:
-    """Zero what top_k, top_p and min_p exclude; each is measured on the unfiltered distribution."""
+    """Set the probability of tokens that top_k, top_p or min_p exclude to 0, float [B, V].
+
+    Each limit applies to the unfiltered distribution.
+    """
     device, vocab = probs_BV.device, probs_BV.shape[-1]
     top_k = torch.tensor([s.top_k if s.top_k > 0 else vocab for s in samplings], device=device)
     top_p = torch.tensor([s.top_p for s in samplings], device=device, dtype=torch.double)
@@ -150,7 +155,7 @@ def _keep_allowed(probs_BV: Tensor, samplings: Sequence[TokenSampling]) -> Tenso
     sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True)
     before_BV = sorted_BV.cumsum(-1) - sorted_BV
     drop_BV = torch.arange(vocab, device=device) >= top_k[:, None]
-    # At top_p 1 rounding of the sum must not drop the tail.
+    # At top_p 1 a rounding error of the sum must not drop the tail.
     drop_BV |= (before_BV > top_p[:, None]) & (top_p[:, None] < 1.0)
     drop_BV |= sorted_BV < min_p[:, None] * sorted_BV[:, :1]
     kept_BV = sorted_BV.masked_fill(drop_BV, 0.0)

@@ -1,7 +1,7 @@
-"""Continuous batching: which requests take part in the next step, and what its tokens do to them.
+"""Continuous batching: selects the requests of each step and applies its tokens to them.
 
 Requests join and leave between any two steps. Synchronous and single-threaded: `engine` calls
-`step` in a loop and everything else between two steps.
+`step` in a loop and all other methods between two steps.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ PAUSE_MODES: dict[str, PauseMode] = {mode: mode for mode in get_args(PauseMode)}
 
 @dataclass(slots=True)
 class Counters:
-    """What was done since the start."""
+    """Totals since the start."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -31,10 +31,10 @@ class Counters:
 
 
 class Scheduler:
-    """Requests of one model, from their arrival to their end.
+    """The requests of one model, from their arrival to their end.
 
-    A request waits (first come, first served), then prefills, in chunks if it is long, then
-    decodes. Retracting sends it back to the head of the queue with the tokens it has.
+    A request waits (first come, first served), prefills, in chunks if it is long, and decodes.
+    Retraction returns it to the head of the queue with the tokens that it has.
     """
 
     def __init__(
@@ -59,27 +59,27 @@ class Scheduler:
         self._waiting: deque[LiveRequest] = deque()
         self._prefilling: list[LiveRequest] = []
         self._decoding: list[LiveRequest] = []
-        # While weights wait for the running requests, later ones are held back here.
+        # Requests that arrived while a weight update waits for the earlier ones to end.
         self._held: list[LiveRequest] | None = None
 
     @property
     def max_running(self) -> int:
-        """How many requests can run at once."""
+        """Largest number of requests that run at once."""
         return self._max_running
 
     @property
     def running(self) -> int:
-        """How many requests hold a slot."""
+        """Number of requests that hold a slot."""
         return len(self._prefilling) + len(self._decoding)
 
     @property
     def waiting(self) -> int:
-        """How many requests hold none."""
+        """Number of requests that hold no slot."""
         return len(self._live) - self.running
 
     @property
     def running_tokens(self) -> int:
-        """How many tokens the running requests have in the cache."""
+        """Number of cached tokens of the running requests."""
         return sum(r.computed for r in (*self._prefilling, *self._decoding))
 
     @property
@@ -93,11 +93,11 @@ class Scheduler:
         return not self._waiting and not self.running
 
     def is_live(self, rid: str) -> bool:
-        """Whether a request of this name has not ended."""
+        """Whether a request with this rid has not ended."""
         return rid in self._live
 
     def submit(self, request: LiveRequest) -> None:
-        """Take a request; its `on_finish` is called when it has ended."""
+        """Add a request. Its `on_finish` is called at its end."""
         assert request.rid not in self._live
         if request.max_new_tokens == 0:
             self._end(request, Finish("length"))
@@ -109,7 +109,7 @@ class Scheduler:
             self._waiting.append(request)
 
     def abort(self, rid: str | None = None) -> None:
-        """End one request, or all when `rid` is None, with the tokens it has."""
+        """End one request, or all if `rid` is None. The tokens so far are kept."""
         chosen = list(self._live.values()) if rid is None else [self._live.get(rid)]
         for request in chosen:
             if request is None:
@@ -140,7 +140,7 @@ class Scheduler:
         self.paused = None
 
     def hold_back(self) -> None:
-        """Let the requests here end, and keep later ones waiting until `let_in`."""
+        """Keep requests that arrive from now on waiting until `let_in`."""
         if self._held is None:
             self._held = []
 
@@ -151,7 +151,7 @@ class Scheduler:
             self._held = None
 
     def flush_cache(self) -> bool:
-        """Forget cached prefixes; False, doing nothing, while requests run or wait to.
+        """Forget cached prefixes. Returns False, without effect, while requests run or wait.
 
         Requests that wait because of a pause hold nothing in the cache and do not count.
         """
@@ -161,7 +161,7 @@ class Scheduler:
         return True
 
     def weights_changed(self, version: str) -> None:
-        """The model has other weights: what was computed before is of no use to other requests."""
+        """Record new weights. Earlier keys and values are not reused for other requests."""
         self.version = version
         self._epoch += 1
         self._slots.clear()
@@ -169,9 +169,9 @@ class Scheduler:
             request.use_weights(version)
 
     def step(self) -> None:
-        """One forward pass: a token for each decoding request, prompts for those that join."""
+        """Run one forward pass: one token per decoding request, and chunks of prompts."""
         self._admit()
-        # Rows move before anything refers to them by number.
+        # Rows move first, because the plan refers to them by number.
         self._compact()
         segments, chunks = self._plan_prefill()
         decoding = self._decoding
@@ -202,7 +202,7 @@ class Scheduler:
             self._sample(logits)
 
     def _admit(self) -> None:
-        """Give slots to waiting requests, in order, as far as slots and prefill budget go."""
+        """Give slots to waiting requests, in order, within free slots and the prefill budget."""
         budget = self._max_prefill_tokens
         budget -= sum(request.total - request.computed for request in self._prefilling)
         passed: list[LiveRequest] = []
@@ -243,7 +243,7 @@ class Scheduler:
         return segments, chunks
 
     def _sample(self, logits: torch.Tensor) -> None:
-        """Draw a token for each decoding request from its row of `logits`; end those it ends."""
+        """Draw a token for each decoding request from its row of `logits` [B, V]."""
         requests = self._decoding
         samplings = [request.sampling for request in requests]
         seeded: list[tuple[int, float]] = []
@@ -272,7 +272,7 @@ class Scheduler:
         self._decoding = going
 
     def _compact(self) -> None:
-        """Bring the decoding requests to the first rows, and into the order of their rows."""
+        """Move the decoding requests to the first rows, and sort them by row."""
         slots = [request.slot for request in self._decoding if request.slot is not None]
         swaps = self._slots.compact(slots)
         if swaps:

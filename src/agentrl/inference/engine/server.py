@@ -1,4 +1,4 @@
-"""The engine over HTTP: SGLang's routes, and the process's start and stop."""
+"""The engine over HTTP: SGLang's routes, and start and stop of the process."""
 
 import asyncio
 import dataclasses
@@ -34,20 +34,19 @@ log = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 20.0
 _LARGEST_BODY = 256 * 2**20
-_OPEN_TO_ALL = ("/health", "/ready")  # with all that begins so, as in SGLang: for probes
+_OPEN_TO_ALL = ("/health", "/ready")  # path prefixes that need no key, as in SGLang: for probes
 
 
 def serve(config: EngineConfig, announcement: Announcement | None = None) -> None:
-    """Serve a model until SIGTERM or SIGINT; then running requests answer as aborted, others 503.
+    """Serve a model until SIGTERM or SIGINT, which aborts running requests; new ones get 503.
 
-    `announcement` tells others of the service while it serves.
-
-    Raises OSError or ValueError when the model cannot be loaded or the port is taken.
+    `announcement` is entered with the service's URL while it serves. Raises OSError or ValueError
+    if the model cannot be loaded or the port is taken.
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     engine = LocalEngine(config)
-    # What was loaded stays: the collector need not walk it during steps.
+    # Loaded objects stay alive, so the garbage collector need not visit them during steps.
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -73,7 +72,7 @@ async def _serve(
         log.info("serving %s at %s", config.model_path, url)
         async with announcement(url) if announcement else nullcontext():
             await asyncio.wait({stepping, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            # Samplers take what is here elsewhere, from the tokens that it has.
+            # Samplers continue aborted requests at another service, after the tokens so far.
             server.stopping = True
             engine.scheduler.abort()
         if stepping.done():
@@ -84,7 +83,7 @@ async def _serve(
 
 
 class _Server:
-    """Handlers of all routes, over one engine."""
+    """The handlers of all routes of one engine."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self.stopping = False
@@ -122,7 +121,7 @@ class _Server:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Refuse who does not show the key, before anything of the body is read."""
+        """Refuse a request without the key, before its body is read."""
         key = self._engine.config.api_key
         if key is None or request.path.startswith(_OPEN_TO_ALL):
             return await handler(request)
@@ -152,11 +151,10 @@ class _Server:
         return answer(answers if body.many else answers[0])
 
     async def _stream(self, request: web.Request, prompt: PromptRequest) -> web.StreamResponse:
-        """Server-sent events with all output so far, the last one with how it ended."""
+        """Send the output so far as server-sent events; the last one has the finish reason."""
         engine = self._engine
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        # A client may hang up just while we write: that ends its generation, as the cancellation
-        # of this handler otherwise does, and is no error.
+        # A client may hang up during a write. This ends its generation and is no error.
         with suppress(ClientConnectionResetError):
             async with aclosing(engine.stream(prompt)) as states:
                 async for live in states:
@@ -191,7 +189,7 @@ class _Server:
         return await self._memory(request, self._engine.resume_memory)
 
     async def _memory(self, request: web.Request, change: Callable[[], None]) -> web.Response:
-        """All of it or none; where SGLang would die of the request, this refuses it."""
+        """Change all memory or none. A request that would crash SGLang is refused."""
         await ControlBody.read(request)
         try:
             change()
@@ -236,7 +234,7 @@ class _Server:
         engine = self._engine
         arguments = dataclasses.asdict(engine.config) | {
             "model_path": str(engine.config.model_path),
-            "api_key": None,  # what this route says, people paste
+            "api_key": None,  # users paste the output of this route
             "context_length": engine.limits.context_length,
             "max_running_requests": engine.scheduler.max_running,
             "max_total_tokens": engine.runner.total_tokens,
@@ -268,7 +266,7 @@ class _Server:
                 "kv_cache_gb": engine.runner.cache_bytes / 2**30,
                 "token_capacity": total,
             },
-            # A slot has room for the longest request: none is ever taken back.
+            # A slot has room for the longest request, so none is retracted for lack of memory.
             "queues": {"waiting": scheduler.waiting, "paused": 0, "retracted": 0},
         }
         return answer({"timestamp": time.time(), "version": "agentrl-engine", "loads": [load]})
@@ -278,7 +276,7 @@ class _Server:
         return web.Response(status=503 if self.stopping or paused else 200)
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Generate one token; 503 when that takes too long, as when generation is paused."""
+        """Generate one token. Answers 503 if that takes too long, for example during a pause."""
         probe = PromptRequest(
             rid=f"HEALTH_CHECK_{uuid.uuid4().hex}",
             input_ids=[0],

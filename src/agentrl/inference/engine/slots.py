@@ -1,9 +1,9 @@
-"""Who holds which row of the key-value cache: bookkeeping without tensors of the model.
+"""Allocation of the rows of the KV cache to requests. Pure bookkeeping, without tensors.
 
-A slot is a row's worth of cache: held by a running request, or idle with the tokens of a finished
-one, whose keys and values a later request may continue. Rows move (`compact`): the decoding slots
-must be rows 0..n-1, so that attention reads the cache as one view. Nothing is ever shared between
-slots; a common prefix is copied.
+A slot is one row of the cache. A running request holds it, or it is idle and keeps the keys and
+values of a finished request, which a later request may reuse as a prefix. `compact` moves slots so
+that the decoding ones are rows 0..n-1 and attention reads the cache as one view. Slots share
+nothing; a common prefix is copied.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# A request waits one step for a prefix that is being computed if that saves this many tokens.
+# A request waits for a prefix that the next step computes if this saves at least so many tokens.
 WORTH_WAITING = 16
 
 
 @dataclass(slots=True, eq=False)
 class CacheSlot:
-    """One slot. `index` is its identity, `row` where its keys and values lie now."""
+    """One slot. `index` identifies it; `row` is the current place of its keys and values."""
 
     index: int
     row: int
@@ -27,8 +27,11 @@ class CacheSlot:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A slot for a request, `cached` prompt tokens of which are there once `copy_from` is copied
-    (None: they are there already)."""
+    """A slot for a request, and its cached prefix.
+
+    The first `cached` tokens are in `copy_from` and must be copied to `slot`; with None they are in
+    `slot` already.
+    """
 
     slot: CacheSlot
     cached: int
@@ -43,33 +46,33 @@ class SlotTable:
         self._by_row = list(self.slots)
         self._idle = num_slots
         self._clock = 0
-        # The tokens whose keys and values each slot has, or will have after the next step
-        # (`_coming` of them); others may match the first `_ready` only.
+        # The tokens of each slot. The first `_ready` have keys and values that others may copy;
+        # `_coming` is the number after the next step.
         self._tokens = np.zeros((num_slots, row_length), dtype=np.int32)
         self._ready = np.zeros(num_slots, dtype=np.int64)
         self._coming = np.zeros(num_slots, dtype=np.int64)
 
     @property
     def idle(self) -> int:
-        """How many slots no request holds."""
+        """Number of slots that no request holds."""
         return self._idle
 
     @property
     def cached_tokens(self) -> int:
-        """How many tokens are in slots, held or idle, for others to continue."""
+        """Number of tokens in all slots that requests may reuse."""
         return int(self._ready.sum())
 
     @property
     def extent(self) -> int:
-        """How many positions of any slot others may match now or after the next step."""
+        """Largest number of positions of a slot that are reusable now or after the next step."""
         return int(max(self._ready.max(), self._coming.max()))
 
     def place(self, tokens: Sequence[int]) -> Placement | None:
-        """Hold a slot for a request that is to compute `tokens`, reusing the longest prefix.
+        """Allocate a slot for a request with `tokens`, reusing the longest cached prefix.
 
-        At least one token is left to compute, since its logits are wanted. Returns None, holding
-        nothing, when another request is just computing a much longer prefix of the same tokens:
-        ask again after the step. At least one slot must be idle.
+        At least one token is left to compute, because its logits are needed. Returns None if
+        another request computes a much longer prefix in this step; call again after it. At least
+        one slot must be idle.
         """
         ids = np.fromiter(tokens, dtype=np.int32, count=len(tokens))
         common = self._common_prefixes(ids)
@@ -79,25 +82,25 @@ class SlotTable:
             return None
         source = self.slots[best]
         if cached and not source.held and cached >= self._ready[best] - 1:
-            # It extends what the slot has (but perhaps for its last token): nothing is lost.
+            # The request continues all tokens of the slot, except perhaps the last: no copy needed.
             slot, copy_from = source, None
         else:
             slot = self._reclaim()
             copy_from = source if cached and slot is not source else None
         self._hold(slot)
-        # What lies behind the prefix is overwritten from this step on.
+        # From this step on, positions after the prefix are overwritten.
         self._ready[slot.index] = cached
         self._coming[slot.index] = len(ids)
         self._tokens[slot.index, : len(ids)] = ids
         return Placement(slot, cached, copy_from)
 
     def computed(self, slot: CacheSlot) -> None:
-        """The keys and values of the tokens given to `place` are there now."""
+        """Mark the tokens given to `place` as computed."""
         self._ready[slot.index] = self._coming[slot.index]
         self._coming[slot.index] = 0
 
     def release(self, slot: CacheSlot, tokens: Sequence[int]) -> None:
-        """Give the slot back with the keys and values of `tokens` in it; empty: with nothing."""
+        """Return the slot. It keeps the keys and values of `tokens` for reuse."""
         assert slot.held
         slot.held = False
         self._idle += 1
@@ -108,12 +111,12 @@ class SlotTable:
         self._coming[slot.index] = 0
 
     def clear(self) -> None:
-        """Forget all tokens, those of held slots too: they are no longer right for others."""
+        """Forget the tokens of all slots, held ones included, so that no request reuses them."""
         self._ready[:] = 0
         self._coming[:] = 0
 
     def compact(self, decoding: Sequence[CacheSlot]) -> list[tuple[int, int]]:
-        """Bring `decoding` to rows 0..n-1; returns the pairs of rows to swap, all distinct."""
+        """Assign `decoding` to rows 0..n-1. Returns the pairs of rows to swap, all distinct."""
         front = len(decoding)
         inside = {slot.row for slot in decoding if slot.row < front}
         outside = [slot for slot in decoding if slot.row >= front]
@@ -127,7 +130,7 @@ class SlotTable:
         return swaps
 
     def _common_prefixes(self, ids: np.ndarray) -> np.ndarray:
-        """For each slot, how many leading tokens it has in common with `ids`, all but the last."""
+        """Length of the common prefix of each slot and `ids[:-1]`, int [slots]."""
         reach = len(ids) - 1
         filled = np.maximum(self._ready, self._coming)
         reach = min(reach, int(filled.max()))
@@ -138,7 +141,7 @@ class SlotTable:
         return np.where(differs[np.arange(len(first)), first], first, reach)
 
     def _reclaim(self) -> CacheSlot:
-        """The idle slot to overwrite: an empty one, else the one longest unused."""
+        """The idle slot to overwrite: an empty one, else the least recently used."""
         return min(
             (slot for slot in self.slots if not slot.held),
             key=lambda slot: (self._ready[slot.index] > 0, slot.last_used, slot.row),

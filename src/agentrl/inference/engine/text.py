@@ -13,7 +13,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 
 class Text:
-    """A model folder's tokenizer, or nothing where it has none."""
+    """The tokenizer of a model folder, which may have none."""
 
     def __init__(self, model_path: Path) -> None:
         self._tokenizer: PreTrainedTokenizerBase | None = None
@@ -27,11 +27,11 @@ class Text:
 
     @property
     def eos_token_id(self) -> int | None:
-        """The tokenizer's own end-of-sequence id."""
+        """The tokenizer's end-of-sequence id; None without a tokenizer."""
         return None if self._tokenizer is None else self._tokenizer.eos_token_id
 
     def encode(self, text: str) -> list[int]:
-        """A text prompt's ids, with what the tokenizer adds around a text."""
+        """The ids of a text prompt, with the special tokens that the tokenizer adds."""
         assert self._tokenizer is not None
         return list(self._tokenizer.encode(text))
 
@@ -50,7 +50,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
-    """Stop strings of one request, looked for after each token."""
+    """The stop strings of one request, which are searched for after each token."""
 
     text: Text
     strings: tuple[str, ...]

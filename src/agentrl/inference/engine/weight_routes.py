@@ -1,4 +1,4 @@
-"""Routes that bring new weights: from disk, from shared memory, from a process group."""
+"""HTTP routes for weight updates from disk, from shared memory and from a process group."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,14 +15,14 @@ from agentrl.inference.engine.weights import CacheNotFlushed, WeightsError, read
 
 
 class WeightRoutes:
-    """Handlers over one engine."""
+    """The handlers of one engine."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
         self._session = WeightSession(engine.runner.model, engine.runner.device)
 
     def add_to(self, app: web.Application) -> None:
-        """Register all of them."""
+        """Register all routes."""
         routes: dict[str, Callable[[web.Request], Awaitable[web.Response]]] = {
             "/update_weights_from_disk": self._from_disk,
             "/begin_weight_update": self._begin,

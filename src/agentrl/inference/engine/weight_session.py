@@ -1,7 +1,7 @@
-"""Weights that come from the trainer's memory: the session around them, groups, what is received.
+"""Weights from the trainer's memory, by process group or shared memory, within a session.
 
-As in SGLang, tensors are only taken between `begin` and `end`, may come in several requests, and
-those that came are in the model at once. HTTP is `weight_routes`' business.
+As in SGLang, tensors are accepted only between `begin` and `end`, in any number of requests, and
+each request changes the model at once. `weight_routes` has the HTTP routes.
 """
 
 import torch
@@ -17,7 +17,10 @@ _BACKENDS: dict[str, Backend] = {"gloo": "gloo", "nccl": "nccl"}
 
 
 class WeightSession:
-    """Reads tensors for one model; every method that reads or joins blocks."""
+    """Receives tensors for one model. `join`, `from_group` and `from_shared` block.
+
+    All methods raise WeightsError.
+    """
 
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         self.open = False
@@ -71,7 +74,7 @@ class WeightSession:
     def from_group(
         self, name: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
     ) -> dict[str, Tensor]:
-        """What rank 0 of a group broadcasts."""
+        """Receive the tensors that rank 0 of a group broadcasts, by name."""
         group = self._groups.get(name)
         if group is None:
             raise WeightsError(
@@ -93,7 +96,7 @@ class WeightSession:
         return received
 
     def from_shared(self, texts: list[str]) -> dict[str, Tensor]:
-        """Tensors in shared memory: one text, for the one rank there is."""
+        """Open tensors in shared memory. `texts` has one entry, for the engine's only rank."""
         if len(texts) != 1:
             raise WeightsError(f"{len(texts)} serialized_named_tensors for one rank")
         try:

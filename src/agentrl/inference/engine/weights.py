@@ -1,4 +1,4 @@
-"""Weights into a live model, in place; from a folder's safetensors all of them or none."""
+"""In-place weight updates of a live model. A folder is loaded completely or not at all."""
 
 import json
 from pathlib import Path
@@ -14,14 +14,14 @@ class WeightsError(ValueError):
 
 
 class CacheNotFlushed(WeightsError):
-    """Weights are in, but requests that run or wait keep the cache of the old ones."""
+    """The weights are loaded, but running or waiting requests prevent flushing the old cache."""
 
 
 def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
-    """The folder's tensors by the model's names, on the CPU, every one of them validated.
+    """Read and validate the folder's tensors on the CPU, by the model's names.
 
-    A name may be absent only when it is tied to one that is there. Raises WeightsError with the
-    first thing that is wrong; the model is not touched.
+    A tensor may be missing only if it is tied to one that is present. Raises WeightsError for the
+    first mistake. The model does not change.
     """
     state = model.state_dict(keep_vars=True)
     tensors: dict[str, Tensor] = {}
@@ -41,7 +41,7 @@ def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
 
 
 def check_weights(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> None:
-    """Raises WeightsError for the first tensor that cannot take the place of one of the model's."""
+    """Raise WeightsError for the first tensor whose name, shape or dtype does not fit the model."""
     state = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
         if name not in state:
@@ -57,7 +57,7 @@ def check_weights(model: PreTrainedModel, tensors: dict[str, Tensor], source: st
 
 @torch.no_grad()
 def copy_weights(model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
-    """Copy validated tensors over the model's, casting to its dtype and device."""
+    """Copy validated tensors into the model, cast to its dtype and device."""
     state = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
         state[name].copy_(tensor)

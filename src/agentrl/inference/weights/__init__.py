@@ -7,5 +7,5 @@
     group            the process group of `distributed`, for both sides
     shared_tensors   tensors in shared memory as text, for both sides of `tensor`
 
-What is published, when and under which version is the trainer's business.
+The trainer decides what is published, when, and under which version.
 """

@@ -1,4 +1,4 @@
-"""Many tensors in buckets that fit beside the weights a service already holds. Pure."""
+"""Splits tensors into buckets that fit into memory beside a service's present weights. Pure."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +8,7 @@ BUCKET_BYTES = 512 * 2**20
 
 
 def in_buckets(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The tensors in their order, in runs of at most BUCKET_BYTES or of one larger tensor."""
+    """Yield the tensors in order, in buckets of at most BUCKET_BYTES or of one larger tensor."""
     bucket: dict[str, Tensor] = {}
     size = 0
     for name, tensor in tensors.items():

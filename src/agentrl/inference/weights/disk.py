@@ -1,4 +1,4 @@
-"""Weights from a folder that services can read: works for every service, needs a shared disk."""
+"""Weight updates from a folder. They work for every service that can read the trainer's disk."""
 
 from agentrl.inference.engine_protocol import Engine, WeightWay
 from agentrl.inference.weights.updates import PublishedWeights
@@ -16,4 +16,4 @@ class DiskUpdater:
         )
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is kept between updates."""

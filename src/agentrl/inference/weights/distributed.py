@@ -1,8 +1,8 @@
-"""Weights by broadcast, NCCL between GPUs and gloo on CPUs: no disk, and services anywhere.
+"""Weight updates by broadcast, with NCCL between GPUs and gloo on CPUs. No shared disk is needed.
 
-Each service has a process group of its own with the trainer: one that dies or hangs takes nobody
-with it, and services come and go without the others' knowledge. The price is that the trainer sends
-the weights once per service.
+Each service has a separate process group with the trainer, so that a service that dies or hangs
+does not affect the others, and services can come and go. The trainer therefore sends the weights
+once for each service.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ _TIMEOUT_S = 120.0  # for joining, and for a peer to take one tensor
 
 
 class DistributedUpdater:
-    """Broadcasts from this process; keeps a group per service between updates.
+    """Broadcasts from this process, and keeps one group per service between updates.
 
-    `device`: where the trainer sends from, a GPU for NCCL or the CPU for gloo.
+    `device`: the device that the trainer sends from, a GPU for NCCL or the CPU for gloo.
     """
 
     way: WeightWay = "distributed"
@@ -42,7 +42,7 @@ class DistributedUpdater:
         self._groups: dict[str, tuple[str, WeightGroup]] = {}
 
     async def load(self, engine: Engine, weights: PublishedWeights, *, flush_cache: bool) -> None:
-        """See `WeightUpdater`. After a failure the service is met in a new group."""
+        """See `WeightUpdater`. After a failure the next update makes a new group."""
         name, group = await self._meet(engine)
         await engine.begin_weight_update()
         try:
@@ -69,7 +69,10 @@ class DistributedUpdater:
         self._groups.clear()
 
     async def _meet(self, engine: Engine) -> tuple[str, WeightGroup]:
-        """The group with a service; made when there is none, or the service has forgotten it."""
+        """Return the group with a service, and make one if there is none.
+
+        Raises InferenceError if the service does not join.
+        """
         if engine.url in self._groups:
             return self._groups[engine.url]
         name = f"agentrl-{uuid.uuid4().hex}"
@@ -110,7 +113,7 @@ class DistributedUpdater:
         try:
             await engine.destroy_weights_update_group(name, timeout_s=5.0)
         except InferenceError:
-            return  # it is not there any more: that is all that was wanted
+            return  # the group is gone already
 
 
 def local_address(url: str) -> str:
@@ -143,7 +146,7 @@ def _in_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
 
 
 async def _both(asked: Coroutine[Any, Any, None], working: "asyncio.Future[T]") -> T:
-    """Wait for a request and the work that it needs; whichever fails first ends the wait."""
+    """Wait for a request and for the concurrent work that it needs. The first failure is raised."""
     asking = asyncio.ensure_future(asked)
     try:
         parts: set[asyncio.Future[Any]] = {asking, working}

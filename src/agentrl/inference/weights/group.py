@@ -1,8 +1,7 @@
 """The process group in which rank 0 broadcasts weights to the ranks of one service.
 
-It stands beside the process's own default group, if there is one. Keys in the store are those of
-`torch.distributed.init_process_group`'s groups, so that a service that joins by torch's own means
-(SGLang does) meets a peer from here.
+It does not touch the process's default group. Its keys in the store are those of
+`torch.distributed.init_process_group`, which services such as SGLang use to join.
 """
 
 from collections.abc import Sequence
@@ -26,19 +25,19 @@ _FIRST_DEVICE = {"gloo": "cpu", "nccl": "cuda"}
 
 
 def host_store(address: str, timeout_s: float) -> TCPStore:
-    """The store where a group meets, on a free port of this machine; `address` reaches it."""
+    """Host the rendezvous store of a group on a free port. `address` is this machine's."""
     return TCPStore(
         address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
     )
 
 
 def reach_store(address: str, port: int, timeout_s: float) -> TCPStore:
-    """The store that rank 0 hosts."""
+    """Connect to the store that rank 0 hosts."""
     return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
 class WeightGroup:
-    """One process's end of the group. All calls block, at most for the time-out."""
+    """One rank of the group. All calls block, at most for the time-out."""
 
     def __init__(
         self,
@@ -51,11 +50,12 @@ class WeightGroup:
         device: torch.device,
         timeout_s: float,
     ) -> None:
-        """Join; returns when all ranks have. `device` is where tensors are sent from or received.
+        """Join the group. Returns once all ranks have joined.
 
-        Raises RuntimeError when they have not within the time-out.
+        `device`: the device that tensors are sent from or received on. Raises RuntimeError if a
+        rank does not join within the time-out.
         """
-        self._store = store  # rank 0's is the server: it must live as long as the group
+        self._store = store  # rank 0's is the server and must live as long as the group
         self._device = device
         keys: Store = PrefixStore(name, store)
         for prefix in (f"{name}/", f"{_FIRST_DEVICE[backend]}/"):
@@ -65,7 +65,7 @@ class WeightGroup:
         if backend == "gloo":
             self._group = ProcessGroupGloo(keys, rank, world_size, timeout=timeout)
         else:
-            # Not in builds of torch for CPUs.
+            # CPU builds of torch do not have it.
             from torch.distributed import ProcessGroupNCCL
 
             options = ProcessGroupNCCL.Options()
@@ -79,7 +79,7 @@ class WeightGroup:
         self._synchronise()
 
     def receive(self, shapes: Sequence[tuple[torch.dtype, Sequence[int]]]) -> list[Tensor]:
-        """What rank 0 broadcasts, tensor by tensor. Raises RuntimeError like `send`."""
+        """Receive the tensors that rank 0 broadcasts. Raises RuntimeError like `send`."""
         tensors = [
             torch.empty(list(shape), dtype=dtype, device=self._device) for dtype, shape in shapes
         ]

@@ -1,8 +1,8 @@
-"""Named tensors as text that another process of this machine turns into the same tensors.
+"""Passes named tensors to another process of the same machine, as a text with memory handles.
 
-The text holds handles of shared memory, not values: it is what SGLang's own serialiser writes for
-CPU tensors (torch's pickle of shared storages, named by file, in base64). Reading it is refused
-where it names anything but tensors, since a pickle can otherwise run any code.
+The text is what SGLang's serialiser writes for CPU tensors: torch's pickle of shared storages,
+named by file, in base64. A pickle can run any code, so one that names anything but tensors is
+refused.
 """
 
 import base64
@@ -34,9 +34,9 @@ _strategy = threading.Lock()
 
 
 def share(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """The text of CPU tensors, which are moved to shared memory.
+    """Move CPU tensors to shared memory and return the text that names them.
 
-    Each text is for one reader, and the tensors must live until it has read them.
+    One reader may read each text, and the tensors must live until then.
     """
     buffer = io.BytesIO()
     with _by_file_name():
@@ -45,14 +45,14 @@ def share(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def give_up(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Say that the reader of one text of `tensors` never came, so that the memory is freed."""
+    """Drop the reference of a text of `tensors` that was never read, so that memory is freed."""
     for _, tensor in tensors:
         if tensor.numel():
             tensor.untyped_storage()._shared_decref()
 
 
 def receive(text: str) -> dict[str, Tensor]:
-    """The tensors of a text, in shared memory. Raises ValueError if it is none."""
+    """Open the tensors of a text, in shared memory. Raises ValueError if the text is invalid."""
     try:
         loaded = _TensorUnpickler(io.BytesIO(base64.b64decode(text, validate=True))).load()
         tensors = dict(loaded)
@@ -77,7 +77,7 @@ class _TensorUnpickler(pickle.Unpickler):
 
 @contextmanager
 def _by_file_name() -> Iterator[None]:
-    """Share by file name: the default, file descriptors, needs a connection between processes."""
+    """Share memory by file name. torch's default needs a connection between the processes."""
     with _strategy:
         before = torch.multiprocessing.get_sharing_strategy()
         torch.multiprocessing.set_sharing_strategy("file_system")

@@ -1,4 +1,4 @@
-"""Weights through shared memory, for services on the trainer's machine."""
+"""Weight updates through shared memory, for services on the trainer's machine."""
 
 import asyncio
 import socket
@@ -13,12 +13,12 @@ from agentrl.inference.weights.updates import PublishedWeights, UpdateFailed
 
 
 class TensorUpdater:
-    """Hands services of this machine the tensors in shared memory."""
+    """Passes the tensors to services on this machine in shared memory."""
 
     way: WeightWay = "tensor"
 
     async def load(self, engine: Engine, weights: PublishedWeights, *, flush_cache: bool) -> None:
-        """See `WeightUpdater`. A service of another machine is refused: it would die of it."""
+        """See `WeightUpdater`. A service on another machine is refused, because it would crash."""
         if not await asyncio.to_thread(_is_here, engine.url):
             raise InferenceError(
                 f"{engine.url} is not on the trainer's machine, which --weight_update tensor needs:"
@@ -30,7 +30,7 @@ class TensorUpdater:
             buckets = list(in_buckets(weights.tensors))
             for bucket in buckets:
                 last = bucket is buckets[-1]
-                # A text is read once: each rank gets its own.
+                # A text can be read once, so each rank gets a separate one.
                 texts = [share(bucket.items()) for _ in range(ranks)]
                 try:
                     await engine.update_weights_from_tensor(
@@ -47,7 +47,7 @@ class TensorUpdater:
             raise UpdateFailed(str(error), mixed=True) from error
 
     async def close(self) -> None:
-        """Nothing is kept: tensors live as long as their publication."""
+        """Do nothing: tensors live as long as their publication."""
 
 
 def _is_here(url: str) -> bool:

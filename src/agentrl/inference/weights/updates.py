@@ -1,7 +1,6 @@
-"""One publication at many services at once: pause each, load by one of the ways, let it go on.
+"""Updates the weights of many services at once: each is paused, loaded and continued.
 
-A service that hangs does not hold up the others for longer than `_GRACE_S` says; what became of
-each is in its outcome.
+A service that hangs delays the update by a bounded time. The outcome of each service is returned.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from agentrl.inference.protocol import InferenceError, RequestRejected
 
 UpdatePause = Literal["retract", "in_place"]
 
-# Once a service has the weights, the others get as long again as it took, and at least so long.
+# After the first success after t seconds, the others get another max(t, _GRACE_S) seconds.
 _GRACE_S = 10.0
 _CONTINUE_S = 10.0
 
@@ -27,8 +26,8 @@ _CONTINUE_S = 10.0
 class PublishedWeights:
     """The weights of one policy version, by the names of a Hugging Face checkpoint.
 
-    `tensors` are on the CPU, in the dtype that is published; empty where only the folder is there.
-    `folder` is absolute: services are other processes.
+    `tensors` are on the CPU, in the published dtype; empty if only the folder exists. `folder` is
+    absolute, because services are other processes.
     """
 
     version: int
@@ -38,11 +37,11 @@ class PublishedWeights:
 
 @dataclass(frozen=True, slots=True)
 class PublishOutcome:
-    """What became of one publication at one service.
+    """The outcome of a weight update at one service.
 
-    `stall_s` is how long the service generated nothing; `error` is None when it now holds the
-    version and generates again. `mixed`: it failed with some of the weights in, so that it must
-    not be used before another update.
+    stall_s: seconds in which the service generated nothing
+    error: None if the service has the version and generates again
+    mixed: the service has only some of the new weights and must not be used before another update
     """
 
     url: str
@@ -57,7 +56,7 @@ class PublishOutcome:
 
 
 class UpdateFailed(InferenceError):
-    """A service did not take weights. `mixed`: it has some of them."""
+    """A service did not load the weights. `mixed`: it may have loaded some of them."""
 
     def __init__(self, message: str, *, mixed: bool) -> None:
         super().__init__(message)
@@ -65,18 +64,18 @@ class UpdateFailed(InferenceError):
 
 
 class WeightUpdater(Protocol):
-    """A way to bring weights to a service, and its name in `--weight_update`."""
+    """A transport of weights to a service. `way` is its name in `--weight_update`."""
 
     way: WeightWay
 
     async def load(self, engine: Engine, weights: PublishedWeights, *, flush_cache: bool) -> None:
-        """Load all weights into a paused service, whose cache of the old ones is flushed if asked.
+        """Load all weights into a paused service. `flush_cache` also empties its KV cache.
 
-        Raises UpdateFailed when some of them may be in, another InferenceError when none is.
+        Raises UpdateFailed if some weights may be loaded, another InferenceError if none are.
         """
 
     async def close(self) -> None:
-        """Give back what is kept between updates."""
+        """Release the resources that are kept between updates."""
 
 
 async def update_services(
@@ -85,13 +84,12 @@ async def update_services(
     weights: PublishedWeights,
     pause: UpdatePause = "retract",
 ) -> list[PublishOutcome]:
-    """Bring the weights to every service at once; outcomes in the engines' order.
+    """Update all services concurrently. Returns the outcomes in the order of `engines`.
 
-    Paused in mode "retract", running requests keep their tokens but recompute their keys and values
-    under the new weights: each token's logprob is exactly that of the version it carries, and
-    nothing of the old version is left in a cache. In mode "in_place" they go on at once with the
-    keys and values of the old weights. Paused services always continue, also when the update
-    failed. Failures are in the outcomes, not raised.
+    With pause "retract" running requests keep their tokens and recompute keys and values with the
+    new weights, so that each logprob is exact for the version of its token. With "in_place" they
+    continue with the keys and values of the old weights. Services are continued also after a failed
+    update. Failures are in the outcomes and not raised.
     """
     if not engines:
         return []
@@ -126,7 +124,7 @@ async def update_service(
     weights: PublishedWeights,
     pause: UpdatePause,
 ) -> PublishOutcome:
-    """Bring the weights to one service, or to all behind a router: it has them when they have."""
+    """Update one service, or all services behind a router, which succeeds if all of them do."""
     try:
         workers = await engine.workers()
     except InferenceError as error:
@@ -178,10 +176,10 @@ async def _update_one(
     except InferenceError as error:
         errors.append(str(error))
     finally:
-        # Also after a failed pause, which may have arrived all the same.
+        # Also after a pause that failed, because the service may have received it.
         try:
             if mixed:
-                # What runs here goes on elsewhere, from tokens that one version made.
+                # Requests continue at another service, from tokens of a single version.
                 await engine.abort(timeout_s=_CONTINUE_S)
             await engine.continue_(timeout_s=_CONTINUE_S)
         except InferenceError as error:
@@ -196,7 +194,7 @@ async def _update_one(
 
 
 async def held_version(engine: Engine, *, timeout_s: float) -> int:
-    """The policy version that a service holds; the oldest one of those behind a router."""
+    """The policy version that a service holds; for a router the oldest of its services."""
     workers = await engine.workers(timeout_s=timeout_s)
     services = [engine.at(url) for url in workers] or [engine]
     return min(

@@ -1,4 +1,4 @@
-"""The ways of `--weight_update` by name."""
+"""The updaters by their names in `--weight_update`."""
 
 import torch
 
@@ -9,7 +9,7 @@ from agentrl.inference.weights.updates import WeightUpdater
 
 
 def make_updater(way: str, device: torch.device) -> WeightUpdater:
-    """The updater of a way; `device` is the trainer's, from which `distributed` sends."""
+    """Make the updater of that name. `device`: the trainer's, which `distributed` sends from."""
     if way == "distributed":
         return DistributedUpdater(device)
     if way == "tensor":

@@ -1,13 +1,13 @@
 """Which agents there are, by the name that a task's `agent_name` or `--agent_name` gives.
 
-Every agent is an `AsyncSampler` in the end: a function or an agent loop is wrapped in one when it
-is registered. Names come from three places, the first that has one decides:
+Every agent is an `AsyncSampler`: a function or an agent loop is wrapped in one when it is
+registered. Names come from three places, in order of precedence:
 
     built in        mcp, tool_agent, single_turn, single_turn_agent, math
     registered      `register_agent`, called by the file of `--agent_module`
     installed       entry points of the group `agentrl.agents`
 
-Nothing is imported before its name is asked for.
+An agent is imported when its name is first used.
 """
 
 import inspect
@@ -27,7 +27,7 @@ Agent = type[AsyncSampler] | Callable[..., Awaitable[str | None]] | type[Any]
 """A sampler class, `async fn(task, llm, tools) -> answer` (`function.py`), or a class with
 `run(sampling_params, **fields)` (`loop.py`)."""
 
-NEED_TOOLS = frozenset({"mcp", "tool_agent"})  # those that are of little use without
+NEED_TOOLS = frozenset({"mcp", "tool_agent"})  # agents that are of little use without tools
 
 _MCP = "agentrl.rollout.agents.mcp:MCPSampler"
 _SINGLE_TURN = "agentrl.rollout.agents.single_turn:SingleTurnSampler"
@@ -37,20 +37,20 @@ _BUILT_IN = {
         "mcp": _MCP,
         "tool_agent": _MCP,
         "single_turn": _SINGLE_TURN,
-        "single_turn_agent": _SINGLE_TURN,  # as data sets made for verl name it
+        "single_turn_agent": _SINGLE_TURN,  # its name in data sets for verl
         "math": "agentrl.rollout.agents.math:MathSampler",
     }.items()
 }
 _registered: dict[str, Agent] = {}
-_samplers: dict[str, type[AsyncSampler]] = {}  # those that were asked for
+_samplers: dict[str, type[AsyncSampler]] = {}  # agents that were used or registered
 
 
 def register_agent(name: str, agent: Agent) -> None:
-    """Make `agent` the agent `name`.
+    """Register `agent` under `name`.
 
     `agent`: an `AsyncSampler` subclass, an async function `agent(task, llm, tools) -> answer`, or
-    a class with `async run(sampling_params, **fields)`. Raises ValueError if it is none of these,
-    or the name is taken.
+    a class with `async run(sampling_params, **fields)`. Raises ValueError if it is none of these or
+    the name is taken.
     """
     if name in _BUILT_IN:
         raise ValueError(f"agent {name!r} is built in; register yours under another name")
@@ -70,8 +70,7 @@ def known_agents() -> frozenset[str]:
 
 
 def named_agents() -> dict[str, type[AsyncSampler]]:
-    """The sampler classes by name: built in, registered, and those installed that were asked for.
-    One that cannot be used is not among them."""
+    """The usable sampler classes by name: built in, registered, and the installed ones in use."""
     found: dict[str, type[AsyncSampler]] = {}
     for name in (*_BUILT_IN, *_registered, *_samplers):
         with suppress(ConfigError):
@@ -80,17 +79,14 @@ def named_agents() -> dict[str, type[AsyncSampler]]:
 
 
 def load_agents(config: Config) -> None:
-    """Register what `--agent_module` holds, and see that `--agent_name` is there.
-
-    Raises `ConfigError`.
-    """
+    """Load `--agent_module` and check `--agent_name`. Raises `ConfigError`."""
     if config.agent.agent_module is not None:
         load_user_module(config.agent.agent_module, "agent_module")
     find_agent(config.agent.agent_name)
 
 
 def find_agent(name: str) -> type[AsyncSampler]:
-    """The sampler class of an agent. Raises `ConfigError` if there is none or it cannot be used."""
+    """The sampler class of an agent. Raises `ConfigError` if it is unknown or unusable."""
     if name not in _samplers:
         entry = _BUILT_IN.get(name) or next(iter(entry_points(group=GROUP, name=name)), None)
         if entry is None:
@@ -108,12 +104,12 @@ def find_agent(name: str) -> type[AsyncSampler]:
 
 
 def may_score_itself(agent: type[AsyncSampler]) -> bool:
-    """Whether an agent has its own way to score a Record, beside the task's scorer."""
+    """Whether an agent overrides `evaluate_record`."""
     return agent.evaluate_record is not AsyncSampler.evaluate_record
 
 
 def _as_sampler(name: str, agent: object) -> type[AsyncSampler]:
-    """The sampler class that runs `agent`. Raises ValueError if that is no agent."""
+    """The sampler class that runs `agent`. Raises ValueError if `agent` is not an agent."""
     if isinstance(agent, type) and issubclass(agent, AsyncSampler):
         if inspect.isabstract(agent):
             raise ValueError(f"agent {name!r}: {agent.__name__} does not implement run()")

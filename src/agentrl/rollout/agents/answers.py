@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 _ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # with what stands before an escaped one
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # a brace, or an escaped character
 
 
 def answer_tag(text: str) -> str | None:
-    """What stands in the last closed `<answer>` element, stripped."""
+    """The stripped text of the last closed `<answer>` element; None if there is none."""
     end = text.rfind(_ANSWER_CLOSE)
     start = text.rfind(_ANSWER_OPEN, 0, max(end, 0))
     if start < 0:
@@ -24,14 +24,14 @@ def answer_tag(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last closed `\boxed{}` or `\fbox{}`. Escaped braces are text.
+    r"""The stripped text of the last closed `\boxed{}` or `\fbox{}`; None if there is none.
 
-    Reads the text once, however many boxes are open in it.
+    Escaped braces are text. Takes linear time.
     """
     boxes = {box.end() for box in _BOX.finditer(text)}
     if not boxes:
         return None
-    last: tuple[int, int] | None = None  # begin and end of the last box that is closed so far
+    last: tuple[int, int] | None = None  # start and end of the last closed box so far
     opened: list[int] = []
     for brace in _BRACE.finditer(text, min(boxes) - 1):
         if brace[0] == "{":
@@ -48,10 +48,10 @@ KNOWN_SCHEMAS = frozenset(_SCHEMAS)
 
 
 def extract_answer(text: str, schema: str | None) -> str | None:
-    """The answer in a model's final text, or None if it gives none in the form asked for.
+    """The answer in a model's final text; None if the text has none in this schema.
 
-    `schema`: a name of `KNOWN_SCHEMAS`; None takes the whole text. Raises ValueError for an
-    unknown schema.
+    `schema`: a name in `KNOWN_SCHEMAS`; None: the whole text is the answer. Raises ValueError for
+    an unknown schema.
     """
     if schema is None:
         return text.strip()

@@ -53,9 +53,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SamplerResources:
-    """What all samplers of a process share. Opened by `AsyncSampler.open_resources`.
+    """Resources shared by all samplers of a process. Opened by `AsyncSampler.open_resources`.
 
-    Samplers that share more extend it (`AsyncSampler.extend_resources`).
+    A subclass holds further resources (`AsyncSampler.extend_resources`).
     """
 
     config: Config
@@ -67,10 +67,10 @@ class SamplerResources:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the model generated, as a turn of the record before anything was made of it.
+    """A generated turn, before its calls are parsed.
 
-    `text` has no stop token. `stop_reason` is set if it was cut off and the record has to end;
-    otherwise the model ended the turn itself. `tokens`: the place of the turn in the record.
+    `text`: without the stop token. `stop_reason`: the limit that truncated the turn and ends the
+    record; None if the model ended the turn. `tokens`: the turn's tokens and place in the record.
     """
 
     generation: Generation
@@ -87,9 +87,8 @@ def entry_of(turn: Turn) -> Entry:
 class AsyncSampler(ABC):
     """One attempt at one task.
 
-    A subclass implements `run()`, and `extend_resources()` if its samplers share more than model,
-    database and scorers. `self.record` is the Record as it stands at any time, so that a failure
-    keeps what was done.
+    A subclass implements `run()`, and `extend_resources()` if its samplers share further resources.
+    `self.record` is always up to date, so that a failed attempt keeps what was done.
     """
 
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
@@ -98,7 +97,7 @@ class AsyncSampler(ABC):
         self.resources = resources
         self.limits = Limits.of(resources.config.sampling)
         self.context = TokenContext()
-        self.outage: InfrastructureFailure | None = None  # the first that the attempt met
+        self.outage: InfrastructureFailure | None = None  # the first one of this attempt
         self.on_outage: Callable[[InfrastructureFailure], None] | None = None  # ends the attempt
         self._conversation: Conversation | None = None
         self._n_asked = 0
@@ -108,11 +107,11 @@ class AsyncSampler(ABC):
     async def open_resources(
         cls, config: Config, pool: ServicePool, records: RecordLedger
     ) -> AsyncIterator[SamplerResources]:
-        """Open what samplers of this class share, beside the pool and the database.
+        """Open the resources that samplers of this class share.
 
-        A process with agents of several kinds opens `AsyncSampler`'s own and extends them for each
-        kind. Raises `ConfigError` if the model folder lacks what turns need, `AgentModelsError` if
-        `--agent_config_path` cannot be used, and what `extend_resources` raises.
+        A process with several kinds of agents opens `AsyncSampler`'s resources and extends them for
+        each kind. Raises `ConfigError` if the model folder lacks files or a usable chat template,
+        `AgentModelsError` for an unusable `--agent_config_path`, and errors of `extend_resources`.
         """
         renderer = load_renderer(config)
         async with Scorers.of_run(config, records) as scorers:
@@ -123,11 +122,11 @@ class AsyncSampler(ABC):
     @classmethod
     @asynccontextmanager
     async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[SamplerResources]:
-        """Open what samplers of this class share beside `shared`, once for a process."""
+        """Open further resources of this class, once per process. Yields them with `shared`."""
         yield shared
 
     async def sample(self) -> Record:
-        """`run()`; a limit that it does not catch ends the record with the turns that it has."""
+        """Call `run()`. An uncaught `LimitReached` ends the record with the turns so far."""
         try:
             return await self.run()
         except LimitReached as limit:
@@ -136,37 +135,37 @@ class AsyncSampler(ABC):
 
     @abstractmethod
     async def run(self) -> Record:
-        """Hold the conversation. Returns the Record with turns, counts, stop reason and answer."""
+        """Run the conversation. Returns the Record with turns, counts, stop reason and answer."""
 
     async def evaluate_record(self, record: Record) -> Record:
-        """Score a Record whose conversation is over: returns it with `score` and `scores`, by its
-        task's scorer.
+        """Score a Record whose conversation is over. Returns it with `score` and `scores`.
 
-        An override may rely on what is stored: `record`, its turns
-        (`self.resources.records.turns([record.id])`), `self.claim.task` and `self.resources`. It
-        must not rely on what `run()` left on `self`: if a scoring fails, or its process dies, the
-        Record is scored again by a new sampler, in any process, and `run()` is not called. What
-        `run()` finds out for the score, it keeps in `record.scores` (numbers) and
-        `record.explanations` (texts), which are stored before the Record is scored.
+        The default uses the task's scorer. An override may use `record`, its turns
+        (`self.resources.records.turns([record.id])`), `self.claim.task` and `self.resources`, but
+        not state that `run()` left on `self`: a Record may be scored again by a new sampler in
+        another process, without `run()`. `run()` passes data for scoring in `record.scores`
+        (numbers) and `record.explanations` (texts), which are stored before scoring.
 
-        An exception costs this scoring, never the trajectory: the Record is scored again after a
-        pause, and quarantined after `--max_scoring_failures` of them. An `InfrastructureFailure`
-        does not count. A score is never made up.
+        An exception fails the scoring, not the trajectory. The Record is scored again after a
+        pause, and quarantined after `--max_scoring_failures` failures. An `InfrastructureFailure`
+        does not count as one.
         """
         return await self.resources.scorers.score(self.claim.task, record)
 
     def meet_outage(self, failure: InfrastructureFailure) -> None:
-        """Something that the attempt needs is out of reach, so that it is handed back: nothing of
-        it is trained, whatever the agent makes of the error."""
+        """Hand the attempt back because a dependency is unreachable.
+
+        Nothing of the attempt is trained, even if the agent catches the error.
+        """
         if self.outage is None:
             self.outage = failure
             if self.on_outage is not None:
                 self.on_outage(failure)
 
     def opening_messages(self) -> list[Message]:
-        """What the task's conversation begins with: its own messages, or its query.
+        """The first messages of the conversation: the task's messages, or its query.
 
-        `--system_prompt` comes first, unless the task's messages have a system message.
+        `--system_prompt` comes first, unless the messages begin with a system message.
         """
         task = self.claim.task
         messages: list[Message] = list(task.messages or [])
@@ -180,7 +179,7 @@ class AsyncSampler(ABC):
     async def begin_conversation(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
     ) -> PromptChange | None:
-        """Begin a segment with these messages. Returns what changed, None before the first turn."""
+        """Begin a segment with these messages. Returns the change; None before the first turn."""
         self._conversation = await beside_loop(
             n_characters(messages), Conversation, self.resources.renderer, messages, tools
         )
@@ -190,20 +189,20 @@ class AsyncSampler(ABC):
         return prompt_change
 
     def note_tools(self, tools: Sequence[ToolSchema]) -> None:
-        """Keep which tools a prompt offers to the model."""
+        """Record the tools that a prompt offers."""
         offered = self.record.tools_offered
         offered += sorted(tool_names(tools).difference(offered))
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The conversation's messages in order; those that the model generated have their ids."""
+        """The conversation's messages in order; generated ones have their token ids."""
         assert self._conversation is not None, "the conversation has not begun"
         return self._conversation.entries
 
     async def continue_conversation(self, turn: Turn, added: Sequence[Message]) -> PromptChange:
-        """Append a generated turn and what follows it: messages of tools or of a user.
+        """Append a generated turn and the tool or user messages that follow it.
 
-        It goes on in a new segment where the chat template does not extend what was sampled.
+        If the chat template does not extend the sampled tokens, a new segment begins.
         """
         conversation = self._conversation
         assert conversation is not None, "the conversation has not begun"
@@ -212,11 +211,11 @@ class AsyncSampler(ABC):
         return self._go_on(await beside_loop(size, conversation.extend, output_ids, added))
 
     async def rewrite_conversation(self, entries: Sequence[Entry]) -> PromptChange:
-        """Go on in a new segment from other entries: some of `self.entries`, and new ones.
+        """Continue in a new segment from other entries: some of `self.entries`, and new ones.
 
-        Generated turns among them keep the ids that the model generated. May follow a turn, or
-        `continue_conversation`, whose messages are then among `self.entries`. A turn that was not
-        continued is kept by giving its `entry_of`.
+        Generated turns among them keep their sampled ids. May follow `generate` or
+        `continue_conversation`. A turn that was not continued is not in `self.entries`; pass its
+        `entry_of` to keep it.
         """
         conversation = self._conversation
         assert conversation is not None, "the conversation has not begun"
@@ -244,28 +243,28 @@ class AsyncSampler(ABC):
         self.record.n_drifts = self.context.n_drifts
 
     def limit_reached(self) -> StopReason | None:
-        """Why no further turn may be generated, or None."""
+        """Why no further turn may be generated; None if one may."""
         context = self.context
         return self.limits.reached(context.n_turns, context.n_tokens, context.prompt_len)
 
     async def generate(self) -> Turn:
-        """Generate a turn from the tokens so far and append it to them. Raises as `ask` does."""
+        """Generate a turn from the tokens so far and append it. Raises the errors of `ask`."""
         left = self.limits.tokens_left(self.context.n_tokens)
         return self.add_turn(*await self.ask(self.context.ids, left))
 
     async def ask(
         self, prompt_ids: Sequence[int], left: int, max_new_tokens: int | None = None
     ) -> tuple[Generation, StopReason | None]:
-        """Generate from a prompt. Nothing of the record changes, so that calls may run at once.
+        """Generate from a prompt. The record does not change, so calls may run concurrently.
 
-        `left`: tokens that the record may still get. `max_new_tokens`: a limit of the caller's,
-        beside `--max_new_tokens`. Returns the answer, in which nothing follows the end of the turn,
-        and the limit that cut it off, if one did. Raises `LimitReached` where the service's context
-        leaves no room for an answer, InferenceError where no service answers, and RuntimeError for
-        an answer that is not a turn. After an outage it is raised again.
+        `left`: tokens that the record may still get. `max_new_tokens`: a further limit besides
+        `--max_new_tokens`. Returns the answer and the limit that truncated it, if any. Raises
+        `LimitReached` if the service's context leaves no room for an answer, `InferenceError` if no
+        service answers, and RuntimeError if the answer is empty or continues after a stop token.
+        After an outage, every call raises it again.
         """
         if self.outage is not None:
-            await asyncio.sleep(0)  # an agent that asks again and again is to be cancelled here
+            await asyncio.sleep(0)  # lets an agent that retries in a loop be cancelled
             raise self.outage
         limit = self.limits.of_turn(left, max_new_tokens)
         params = SamplingParams(
@@ -296,12 +295,12 @@ class AsyncSampler(ABC):
             )
         if generation.finish_reason != "length":
             return generation, None
-        if len(generation.output_ids) < limit.max_new_tokens:  # the context was at its end
+        if len(generation.output_ids) < limit.max_new_tokens:  # the service's context is full
             return generation, StopReason.MAX_PROMPT_TOKENS
         return generation, limit.stop_reason
 
     def _sampling_params(self) -> dict[str, float]:
-        """The run's; greedy for the rollout that is its group's baseline (`--advantage remax`)."""
+        """The run's sampling parameters; greedy for a group's baseline (`--advantage remax`)."""
         config, record = self.resources.config, self.record
         if (config.reward.estimator, record.split, record.rollout) == (
             "remax", Split.TRAIN, GREEDY_ROLLOUT,
@@ -316,9 +315,9 @@ class AsyncSampler(ABC):
         stop_reason: StopReason | None,
         next_prompt: NextPrompt | None,
     ) -> Turn:
-        """Make a turn of the answer to a prompt that may be anything, not only the tokens so far.
+        """Add the answer to any prompt as a turn; the prompt need not extend the tokens so far.
 
-        `next_prompt`: how a conversation came to the prompt, if one did.
+        `next_prompt`: how a conversation led to the prompt, if one did.
         """
         if next_prompt is None:
             self.context.go_on(prompt_ids)
@@ -334,7 +333,7 @@ class AsyncSampler(ABC):
         return self.add_turn(generation, stop_reason)
 
     def add_turn(self, generation: Generation, stop_reason: StopReason | None) -> Turn:
-        """Append an answer to the tokens that it was asked with, as a turn of the record."""
+        """Append an answer to its prompt, as a turn of the record."""
         tokens = self.context.add_turn(
             generation.output_ids, generation.output_logprobs, generation.versions
         )
@@ -355,10 +354,10 @@ class AsyncSampler(ABC):
         repeated: bool = False,
         rewrite: Rewrite | None = None,
     ) -> TurnStatus:
-        """Store a turn whose tools have answered. Returns its status.
+        """Store a turn after its tools have answered. Returns its status.
 
-        `messages`: what was added before it. `format_error`: what was wrong with its calls.
-        `repeated`: it asks nothing new. `rewrite`: how the conversation was rewritten before it.
+        `messages`: added before the turn. `format_error`: what is wrong with its calls. `repeated`:
+        whether it repeats earlier turns. `rewrite`: how the conversation was rewritten before it.
         """
         made, tokens = turn.generation, turn.tokens
         ended = made.finish_reason != "length"
@@ -403,7 +402,7 @@ class AsyncSampler(ABC):
 
 
 def load_renderer(config: Config) -> ChatRenderer:
-    """The renderer of the run's model. Raises `ConfigError` naming the folder and what it lacks."""
+    """The renderer of the run's model. Raises `ConfigError` if the model folder is unusable."""
     if config.model.model_name_or_path is None:
         raise ConfigError("--model_name_or_path is needed: the folder of the model")
     folder = model_folder(config.model.model_name_or_path, "--model_name_or_path")

@@ -1,19 +1,19 @@
-"""Rewriting a conversation that grows too long or goes round in circles: pure functions.
+"""Rewriting a conversation that is too long or repeats itself: pure functions.
 
     head | turn, results | turn, results | ... | last turn, results
 
-The head is what the task began with. Every function takes and gives the entries of a conversation.
-Those that it leaves alone are the same objects, so that turns of the model keep the ids that were
-generated and the new segment shares all that stands before the first change.
+The head is the task's first messages. Every function takes and returns the entries of a
+conversation. Unchanged entries are the same objects, so generated turns keep their sampled ids, and
+the new segment shares everything before the first change.
 
     discard_results     earlier results become a note            --new_context discard_all_tools
-    ask_for_summary     the last turn aside, the model is asked  --new_context discard_all
+    ask_for_summary     set the last turn aside, ask the model   --new_context discard_all
     restart             head and summary, then the last turn     --new_context discard_all
-    take_out_last_turn  a turn that repeats is not there         --enable_repetition_compress
+    take_out_last_turn  remove a turn that repeats               --enable_repetition_compress
 
-What the model is told stands at the end of the last result and not in a message of its own: some
-chat templates take no user message there, others drop the thoughts of all turns before one, and
-both would change what was sampled.
+Instructions to the model are appended to the last result, not sent as a separate message: some chat
+templates accept no user message there, others drop the thoughts of all earlier turns, which changes
+sampled tokens.
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ _NOTES = "Your notes on what you have done so far:"
 
 
 def last_turn(entries: Sequence[Entry]) -> int:
-    """The place of the last turn that the model generated."""
+    """The index of the last generated turn."""
     return max(place for place, entry in enumerate(entries) if entry.output_ids)
 
 
 def discard_results(entries: Sequence[Entry]) -> list[Entry]:
-    """A note in place of each tool result before the last turn that is longer than the note."""
+    """Replace each tool result before the last turn by a note, if the note is shorter."""
     last = last_turn(entries)
     return [
         Entry({**entry.message, "content": DISCARDED})
@@ -51,18 +51,18 @@ def discard_results(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def ask_for_summary(entries: Sequence[Entry]) -> list[Entry] | None:
-    """The conversation before its last turn, which the model is asked to sum up.
+    """The conversation before its last turn, with a request for a summary.
 
-    None if there is nothing to sum up: the last turn is the first.
+    None if the last turn is the first, so that there is nothing to summarise.
     """
     earlier = entries[: last_turn(entries)]
     return _tell(earlier, SUMMARY_REQUEST) if earlier[-1].message["role"] == "tool" else None
 
 
 def restart(head: Sequence[Message], summary: str, entries: Sequence[Entry]) -> list[Entry]:
-    """The head with the summary under its last message, then the last turn and its results.
+    """The head with the summary in its last message, then the last turn and its results.
 
-    The last turn and its results stay as they are: nobody should pay for the call twice.
+    The last turn and its results stay as they are, so its calls need not be repeated.
     """
     question = head[-1]
     content = f"{question['content']}\n\n{_NOTES}\n{summary}"
@@ -74,7 +74,7 @@ def restart(head: Sequence[Message], summary: str, entries: Sequence[Entry]) -> 
 
 
 def take_out_last_turn(entries: Sequence[Entry]) -> list[Entry]:
-    """The conversation without its last turn, and a note under the last result before it.
+    """The conversation without its last turn, with a note in the result before it.
 
     There is such a result, because the turn repeats an earlier one.
     """

@@ -26,13 +26,13 @@ AgentFunction = Callable[[Task, ChatModel, AgentTools], Awaitable[str | None]]
 
 
 class FunctionSampler(ToolSampler):
-    """An attempt that a function makes."""
+    """An attempt by an agent function."""
 
     function: ClassVar[AgentFunction]
 
     @classmethod
     def of(cls, function: AgentFunction) -> type[Self]:
-        """The sampler class of a function."""
+        """A sampler class that runs `function`."""
         return type(
             getattr(function, "__name__", "agent"),
             (cls,),
@@ -40,7 +40,10 @@ class FunctionSampler(ToolSampler):
         )
 
     async def converse(self) -> Record:
-        """Let the function run until it answers, or asks for more than the limits allow."""
+        """Run the function until it answers or reaches a limit.
+
+        Raises ValueError if it returns no text, or never calls the model.
+        """
         llm = ChatModel(self)
         try:
             answer = await type(self).function(self.claim.task, llm, AgentTools(self, llm))
@@ -53,7 +56,7 @@ class FunctionSampler(ToolSampler):
             raise ValueError(f"the agent returned {answer!r:.200}, not a text or None")
         if llm.last is None:
             raise ValueError("the agent did not ask the model, so there is nothing to train")
-        # What was cut off may still be an answer: that is for the agent to say.
+        # The agent decides whether a truncated turn is an answer.
         self.record.stop_reason = llm.last.generated.stop_reason or StopReason.ANSWERED
         if answer is not None:
             self.record.final_answer = extract_answer(answer, self.claim.task.answer_schema)

@@ -20,9 +20,9 @@ from agentrl.inference.context import longest_prompt, read_model_limits
 
 
 class LimitReached(Exception):
-    """The model may not be asked again for this record.
+    """A limit of the record is reached: the model cannot be called again.
 
-    An agent need not catch it: the record ends with the turns that it has.
+    An agent need not catch it; the record then ends with its turns so far.
     """
 
     def __init__(self, stop_reason: StopReason) -> None:
@@ -32,7 +32,7 @@ class LimitReached(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TurnLimit:
-    """How many tokens one turn may have, and the limit that cuts it off there."""
+    """The maximum number of tokens of one turn, and the limit that sets it."""
 
     max_new_tokens: int
     stop_reason: StopReason
@@ -40,7 +40,7 @@ class TurnLimit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of every record of a run, in turns and tokens."""
+    """The limits of each record of a run, in turns and tokens."""
 
     max_turns: int
     max_tokens: int
@@ -49,7 +49,7 @@ class Limits:
 
     @classmethod
     def of(cls, sampling: SamplingConfig) -> Self:
-        """What a run's flags say."""
+        """The limits that a run's flags set."""
         return cls(
             sampling.max_turns,
             sampling.max_tokens,
@@ -58,10 +58,10 @@ class Limits:
         )
 
     def reached(self, n_turns: int, n_tokens: int, prompt_len: int) -> StopReason | None:
-        """Why no further turn may be generated, or None.
+        """Why no further turn may be generated; None if one may.
 
-        `n_turns`: turns of the record so far. `n_tokens`: its tokens with those of the next prompt,
-        which has `prompt_len`.
+        `n_turns`: turns so far. `n_tokens`: the record's tokens, with the next prompt's.
+        `prompt_len`: tokens of the next prompt.
         """
         if n_turns >= self.max_turns:
             return StopReason.MAX_TURNS
@@ -72,13 +72,13 @@ class Limits:
         return None
 
     def tokens_left(self, n_tokens: int) -> int:
-        """How many tokens a record of `n_tokens` may still get."""
+        """The number of tokens that a record of `n_tokens` may still get."""
         return self.max_tokens - n_tokens
 
     def room(self, n_turns: int, n_tokens: int, prompt_len: int) -> int:
-        """The tokens left for a turn. Raises `LimitReached` where `reached` says why there is none.
+        """The tokens left for the record. Raises `LimitReached` if a limit is reached.
 
-        For agents that decide themselves what the model is asked next.
+        For agents that choose their prompts themselves; the arguments are those of `reached`.
         """
         reason = self.reached(n_turns, n_tokens, prompt_len)
         if reason is not None:
@@ -86,9 +86,9 @@ class Limits:
         return self.tokens_left(n_tokens)
 
     def of_turn(self, left: int, max_new_tokens: int | None = None) -> TurnLimit:
-        """The limit of a turn of a record that may still get `left` tokens.
+        """The limit of a turn in a record that may still get `left` tokens.
 
-        `max_new_tokens`: a limit of the agent's own, beside `--max_new_tokens`.
+        `max_new_tokens`: a further limit of the agent, besides `--max_new_tokens`.
         """
         longest = self.max_new_tokens
         if max_new_tokens is not None:
@@ -99,10 +99,10 @@ class Limits:
 
 
 def check_context(sampling: SamplingConfig, context_length: int, whose: str) -> str | None:
-    """Whether the flags fit a context of so many tokens. `whose`: the model or service that has it.
+    """Check the flags against a context of `context_length` tokens; `whose`: its model or service.
 
-    Returns a sentence if records will end there that the flags would let go on. Raises
-    `ConfigError` if `--max_prompt_tokens` asks for prompts to which there is no answer.
+    Returns a sentence if the context can end records before `--max_tokens` does. Raises
+    `ConfigError` if `--max_prompt_tokens` leaves no room for an answer.
     """
     longest = longest_prompt(context_length)
     asked = sampling.max_prompt_tokens
@@ -121,6 +121,6 @@ def check_context(sampling: SamplingConfig, context_length: int, whose: str) -> 
 
 
 def check_model_context(sampling: SamplingConfig, model: str | Path) -> str | None:
-    """`check_context` for the length of a model, by the config.json of its folder if it has one."""
+    """`check_context` with the context length in a model folder's config.json, if it has one."""
     length = read_model_limits(model).context_length
     return None if length is None else check_context(sampling, length, f"model {model}")

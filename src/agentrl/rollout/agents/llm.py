@@ -3,10 +3,10 @@
     reply = await llm.chat(messages, tools.schemas)
     messages += [reply.message, *await tools.answer(reply)]
 
-Messages that go on from an earlier call, with its reply and then messages of tools or a user,
-extend its tokens. Any others begin a segment: a conversation of its own, or an earlier one with
-messages left out or changed, in which replies that stand as they were given keep the ids that the
-model generated. Calls may run at the same time. Every reply is a turn of the record, and trained.
+If messages continue an earlier call (its messages, its reply, then tool or user messages), they
+extend its tokens. Other messages begin a segment: a new conversation, or an earlier one with
+changes. Unchanged replies in it keep their sampled ids. Calls may run concurrently. Every reply is
+a turn of the record and is trained.
 """
 
 import time
@@ -29,15 +29,15 @@ from agentrl.rollout.chat import (
 )
 from agentrl.rollout.tool_calls import Call, ParsedTurn
 
-_FOLLOWING = frozenset({"tool", "user"})  # roles of messages that may follow a reply
+_FOLLOWING = frozenset({"tool", "user"})  # roles that may follow a reply
 
 
 @dataclass(eq=False, slots=True)
 class OpenTurn:
-    """A turn of the record that is not stored yet: its tools may still answer."""
+    """A turn that is not stored yet, because its tools may still answer."""
 
     generated: Turn
-    added: list[Message]  # to what was said before, for people to read
+    added: list[Message]  # messages added before the turn, for display
     format_error: str | None
     rewrite: Rewrite | None
     calls: list[ToolCall] = field(default_factory=list)
@@ -45,19 +45,18 @@ class OpenTurn:
     generated_at: float = field(default_factory=time.monotonic)
 
     def add_call(self, call: ToolCall) -> None:
-        """Keep a call that was made for this turn."""
+        """Add a call that was made for this turn."""
         self.calls.append(call)
         self.tools_latency_s = time.monotonic() - self.generated_at
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """What the model said.
+    """A reply of the model.
 
-    `message` is to be appended to the messages. `text` is all that it wrote, control tokens
-    included, `content` what it said beside its calls, without them; `tool_calls` are in its order,
-    with those that cannot be made.
-    `stop_reason` is the limit that cut it off, if one did; it has no calls then.
+    `message`: to be appended to the messages. `text`: the whole text with control tokens.
+    `content`: the text without calls and control tokens. `tool_calls`: in order, malformed ones
+    included. `stop_reason`: the limit that truncated the reply, if any; it then has no calls.
     """
 
     message: Message
@@ -70,7 +69,7 @@ class ChatReply:
 
 @dataclass(eq=False, slots=True)
 class _Thread:
-    """A conversation that ends in a reply, and may go on from there."""
+    """A conversation that ends with a reply and can be continued."""
 
     conversation: Conversation
     tools: tuple[ToolSchema, ...]
@@ -81,7 +80,7 @@ class _Thread:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What the model is asked, and how that follows from what it said, if it does."""
+    """A prompt, and how it continues an earlier conversation, if it does (`next_prompt`)."""
 
     conversation: Conversation
     ids: list[int]
@@ -90,20 +89,20 @@ class _Prompt:
 
 
 class ChatModel:
-    """The policy, for one record."""
+    """The policy, as the `llm` of one record's agent function."""
 
     def __init__(self, sampler: ToolSampler) -> None:
         self.last: OpenTurn | None = None  # of the latest reply
         self._sampler = sampler
         self._threads: list[_Thread] = []
-        self._ids_of: dict[str, tuple[int, ...]] = {}  # of a reply, by its text
+        self._ids_of: dict[str, tuple[int, ...]] = {}  # ids of replies by text
         self._n_running = 0
         self._open: list[OpenTurn] = []
         self._finished = False
 
     def task_messages(self) -> list[Message]:
-        """What the task's conversation begins with: its messages or its query, and before them
-        `--system_prompt`."""
+        """The first messages of the conversation: `--system_prompt`, then the task's messages or
+        its query."""
         return self._sampler.opening_messages()
 
     async def chat(
@@ -112,11 +111,11 @@ class ChatModel:
         tools: Sequence[ToolSchema] = (),
         max_new_tokens: int | None = None,
     ) -> ChatReply:
-        """Let the model go on from these messages.
+        """Generate a reply to these messages.
 
-        `messages`: role and content each, as OpenAI writes them. `tools`: the schemas that the
-        model is shown; without any, it makes no calls. Raises `LimitReached` where the record's
-        limits are, and `TemplateRefusal` if the chat template does not take the messages.
+        `messages`: OpenAI's format, with role and content. `tools`: schemas in the prompt; without
+        any, replies are not parsed for calls. Raises `LimitReached` at the record's limits, and
+        `TemplateRefusal` if the chat template rejects the messages.
         """
         schemas, sampler = tuple(tools), self._sampler
         sampler.note_tools(schemas)
@@ -158,14 +157,14 @@ class ChatModel:
         )
 
     def keep_call(self, call: ToolCall, turn: OpenTurn | None) -> None:
-        """Keep a call with a turn, or with the record where there is none, or it is stored."""
+        """Add a call to a turn, or to the record if the turn is None or already stored."""
         if turn in self._open:
             turn.add_call(call)
         else:
             self._sampler.record.own_calls.append(call)
 
     async def finish(self) -> None:
-        """The agent has ended: store the turns that are still open, and take no more."""
+        """The agent has ended: store the open turns. Later replies raise RuntimeError."""
         self._finished = True
         await self._store(list(self._open))
         record = self._sampler.record
@@ -174,7 +173,7 @@ class ChatModel:
     def _find_thread(
         self, messages: Sequence[Message], tools: tuple[ToolSchema, ...]
     ) -> _Thread | None:
-        """The longest conversation that the messages go on from."""
+        """The longest conversation that the messages continue; None if there is none."""
         fitting = [
             thread
             for thread in self._threads
@@ -186,7 +185,7 @@ class ChatModel:
         return max(fitting, key=lambda thread: len(thread.messages), default=None)
 
     async def _go_on(self, thread: _Thread, added: Sequence[Message]) -> _Prompt:
-        self._threads.remove(thread)  # a second call from the same reply begins anew
+        self._threads.remove(thread)  # a second call after the same reply begins a segment
         said = thread.reply.generated.generation
         size = thread.conversation.n_characters + n_characters(added)
         next_prompt = await beside_loop(size, thread.conversation.extend, said.output_ids, added)
@@ -207,14 +206,14 @@ class ChatModel:
         return _Prompt(conversation, list(next_prompt.ids), unsaid, next_prompt)
 
     def _unsaid(self, entries: Sequence[Entry]) -> list[Message]:
-        """The messages that stand in no conversation of the record yet."""
+        """The messages that are in no conversation of the record yet."""
         said = [message for thread in self._threads for message in thread.messages]
         return [
             entry.message for entry in entries if not entry.output_ids and entry.message not in said
         ]
 
     def _generated(self, message: Message) -> tuple[int, ...]:
-        """The ids of a message that is a reply as it was given."""
+        """The sampled ids of a message that is an unchanged reply; () for any other message."""
         content = message["content"] if message["role"] == "assistant" else None
         return self._ids_of.get(content, ()) if isinstance(content, str) else ()
 

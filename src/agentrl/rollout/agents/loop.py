@@ -10,10 +10,10 @@
             ...
             return Output(prompt_ids=..., response_ids=..., response_mask=...)
 
-A loop is taken as it is: it holds its conversation in tokens of its own making, and says in
-`response_mask` which of them the model made. Its model calls go through the run's services, which
-give logprobs and policy versions (`response_logprobs` is not needed); what it returns is checked
-against them (`loop_tokens.py`). The tokens that it returns are the record.
+A loop builds its conversation as tokens, and marks the generated ones in `response_mask`. Its model
+calls go through the run's services, which give logprobs and policy versions, so `response_logprobs`
+is not needed. The returned tokens are checked against the calls (`loop_tokens.py`) and form the
+record.
 """
 
 import math
@@ -39,23 +39,23 @@ from agentrl.rollout.agents.loop_given import (
 )
 from agentrl.rollout.agents.loop_tokens import GeneratedSpan, generated_spans
 
-REWARD_SCORE = "reward_score"  # a score that the loop gave itself, among its Record's `scores`
+REWARD_SCORE = "reward_score"  # key of the loop's own score in its Record's `scores`
 
 
 @dataclass(frozen=True)
 class LoopResources(SamplerResources):
-    """What the samplers of agent loops share. `tokenizer`: theirs alone, loops change settings."""
+    """Resources of agent loops. `tokenizer`: a copy for loops, which may change its settings."""
 
     tokenizer: PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of the model that the loop made, or what the loop kept of one."""
+    """A model call of the loop, or the part of one that the loop returned."""
 
     prompt_ids: tuple[int, ...]
     answer: Generation
-    stop_reason: StopReason | None  # the limit that cut the answer off
+    stop_reason: StopReason | None  # the limit that truncated the answer
 
     @property
     def output_ids(self) -> tuple[int, ...]:
@@ -63,14 +63,14 @@ class _Call:
 
 
 class LoopSampler(AsyncSampler):
-    """An attempt that an agent loop makes."""
+    """An attempt by an agent loop."""
 
     loop: ClassVar[type[Any]]
     resources: LoopResources
 
     @classmethod
     def of(cls, loop: type[Any]) -> type[Self]:
-        """The sampler class of a loop. Raises ValueError if its constructor wants what we lack."""
+        """A sampler class that runs `loop`. Raises ValueError as `check_constructor` does."""
         check_constructor(loop)
         return type(loop.__name__, (cls,), {"loop": loop, "__doc__": loop.__doc__})
 
@@ -81,14 +81,14 @@ class LoopSampler(AsyncSampler):
     @classmethod
     @asynccontextmanager
     async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[LoopResources]:
-        """Load the tokenizer that loops are given."""
+        """Load the tokenizer for loops."""
         tokenizer = AutoTokenizer.from_pretrained(shared.config.model.model_name_or_path)
         yield LoopResources(**vars(shared), tokenizer=tokenizer)
 
     async def run(self) -> Record:
-        """Let the loop run, and store the tokens that it returns as turns of the record.
+        """Run the loop and store the tokens that it returns as turns of the record.
 
-        If it does not come to its end, its model calls are stored as they were made.
+        If it fails or reaches a limit, its model calls are stored instead.
         """
         config = self.resources.config
         manager = ServerManager(self._ask, config.sampling_params)
@@ -117,14 +117,14 @@ class LoopSampler(AsyncSampler):
         return self.record
 
     async def evaluate_record(self, record: Record) -> Record:
-        """The loop's own `reward_score`, or else the score by the task's scorer."""
+        """The loop's own `reward_score` if it gave one, else the score of the task's scorer."""
         reward = record.scores.get(REWARD_SCORE)
         if reward is None:
             return await super().evaluate_record(record)
         return record.model_copy(update={"score": reward})
 
     async def _ask(self, prompt_ids: Sequence[int], max_new_tokens: int | None) -> TokenOutput:
-        # What counts is the sequence that the loop returns: a prompt of it and the answer.
+        # The limits apply to the returned sequence, which is this prompt and its answer.
         size = len(prompt_ids)
         left = self.limits.room(self._n_asked, size, size)
         answer, stop_reason = await self.ask(prompt_ids, left, max_new_tokens)
@@ -136,9 +136,9 @@ class LoopSampler(AsyncSampler):
         )
 
     def _returned(self, output: object) -> list[_Call]:
-        """What the loop returned, as prompts and answers of the model.
+        """The loop's output as model calls.
 
-        Raises ValueError if it is not what was sampled.
+        Raises ValueError if tokens that the mask marks were not sampled.
         """
         prompt_ids, response_ids, mask = (
             [int(value) for value in _read(output, name)]
@@ -149,13 +149,13 @@ class LoopSampler(AsyncSampler):
         return [self._kept(whole[: span.start], span) for span in spans]
 
     def _kept(self, prompt_ids: tuple[int, ...], span: GeneratedSpan) -> _Call:
-        """The part of a call's answer that a span holds, as the answer to what stands before it."""
+        """The part of a call's answer in a span, as the answer to `prompt_ids`."""
         call = self._calls[span.call]
         part = call.answer.part(span.offset, span.offset + span.end - span.start)
         return _Call(prompt_ids, part, call.stop_reason)
 
     async def _store(self, calls: Sequence[_Call]) -> list[Turn]:
-        """Make turns of calls of the model."""
+        """Add and store model calls as turns."""
         turns = [
             self.add_answer(call.prompt_ids, call.answer, call.stop_reason, None) for call in calls
         ]
@@ -165,7 +165,7 @@ class LoopSampler(AsyncSampler):
 
 
 def _read(output: object, name: str) -> Any:
-    """A field of what a loop returned: an object, or a mapping."""
+    """A field of a loop's output, which is an object or a mapping. Raises ValueError if missing."""
     try:
         return output[name] if isinstance(output, Mapping) else getattr(output, name)
     except (KeyError, AttributeError):
@@ -173,7 +173,7 @@ def _read(output: object, name: str) -> Any:
 
 
 def _reward_score(output: object) -> float | None:
-    """The score that the loop gave itself, if it did."""
+    """The loop's own score, if it gave one. Raises ValueError if it is not finite."""
     if isinstance(output, Mapping):
         score = output.get(REWARD_SCORE)
     else:

@@ -1,9 +1,9 @@
-"""What an agent loop is given, under the names by which loops know it.
+"""The arguments of agent loops, under verl's names.
 
     ServerManager   the model: token ids in, token ids out
     constructor_arguments, run_fields   the run's settings, and the task
 
-Loops take what they need of it by name. What they do with it is `loop.py`'s business.
+Loops select arguments by their parameters' names. `loop.py` runs the loops.
 """
 
 import inspect
@@ -27,7 +27,7 @@ _CONSTRUCTOR = (
 
 @dataclass(frozen=True)
 class TokenOutput:
-    """What `server_manager.generate` gives. `stop_reason`: "completed", or "length" if cut off."""
+    """Output of `server_manager.generate`. `stop_reason`: "completed", or "length" (truncated)."""
 
     token_ids: list[int]
     log_probs: list[float]
@@ -37,7 +37,7 @@ class TokenOutput:
 
 
 class Settings(dict[str, Any]):
-    """Nested settings that are read as attributes or with `get`."""
+    """Nested settings with access by attribute or `get`."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -48,9 +48,9 @@ class Settings(dict[str, Any]):
 
 @dataclass(frozen=True)
 class ServerManager:
-    """The model, as an agent loop asks it.
+    """The model, as agent loops call it.
 
-    `ask`: answers a prompt with at most so many tokens (None: as the run's flags say).
+    `ask`: generates from prompt ids with a token limit (None: the run's limits).
     `sampling_params`: the run's.
     """
 
@@ -65,11 +65,11 @@ class ServerManager:
         sampling_params: Mapping[str, Any],
         **others: Any,
     ) -> TokenOutput:
-        """Generate from token ids. Calls may run at the same time.
+        """Generate from token ids. Calls may run concurrently.
 
-        `sampling_params`: those that `run` was given, and `max_tokens` or `max_new_tokens`.
-        `request_id` is taken and not used: a record stays with its service. Raises ValueError for
-        other parameters, pictures and the like, and `LimitReached` at the record's limits.
+        `sampling_params`: the run's, plus `max_tokens` or `max_new_tokens`. `request_id` is
+        ignored: all requests of a record go to the same service. Raises ValueError for other
+        parameters and for images, and `LimitReached` at the record's limits.
         """
         unused = sorted(name for name, value in others.items() if value)
         if unused:
@@ -79,8 +79,8 @@ class ServerManager:
         return await self.ask(prompt_ids, self._max_new_tokens(sampling_params))
 
     def _max_new_tokens(self, given: Mapping[str, Any]) -> int | None:
-        """The limit among a loop's parameters. The others must be the run's: the trainer takes
-        the logprobs of all tokens at the run's temperature."""
+        """The token limit among a loop's parameters. Raises ValueError if others differ from the
+        run's: the trainer computes all logprobs at the run's temperature."""
         limit: int | None = None
         for name, value in given.items():
             if name in ("max_tokens", "max_new_tokens"):
@@ -94,14 +94,14 @@ class ServerManager:
 
 
 def check_constructor(loop: type[Any]) -> None:
-    """Raises ValueError if the loop's constructor insists on what it is not given."""
+    """Raise ValueError if the loop's constructor requires unknown parameters."""
     _taken(loop, dict.fromkeys(_CONSTRUCTOR), f"{loop.__name__}()")
 
 
 def constructor_arguments(
     loop: type[Any], config: Config, manager: ServerManager, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
-    """What the loop's constructor takes of the model and the run's settings."""
+    """The arguments for the loop's constructor, chosen by its parameters' names."""
     settings = _settings(config)
     values = (
         manager, tokenizer, None, settings, Settings(config=settings), None,
@@ -111,9 +111,9 @@ def constructor_arguments(
 
 
 def run_fields(loop: type[Any], task: Task, messages: Sequence[Message]) -> dict[str, Any]:
-    """What the loop's `run` takes of the task, beside the sampling parameters.
+    """The task's fields for the loop's `run`, chosen by its parameters' names.
 
-    Raises ValueError if it insists on a field that the task does not have.
+    Raises ValueError if it requires a field that the task lacks.
     """
     fields = {
         "index": task.seq,
@@ -124,12 +124,12 @@ def run_fields(loop: type[Any], task: Task, messages: Sequence[Message]) -> dict
         "answer": task.answer,
         "raw_prompt": list(messages),
     }
-    run = partial(loop.run, None, {})  # without itself and the sampling parameters
+    run = partial(loop.run, None, {})  # binds self and the sampling parameters
     return _taken(run, fields, f"{loop.__name__}.run of task {task.task_id}")
 
 
 def _settings(config: Config) -> Settings:
-    """The run's limits, where verl's configuration has them."""
+    """The run's limits at their places in verl's configuration."""
     limits = Limits.of(config.sampling)
     return Settings(
         actor_rollout_ref=Settings(
@@ -148,9 +148,9 @@ def _settings(config: Config) -> Settings:
 
 
 def _taken(function: Callable[..., Any], given: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Those of the arguments that a function takes, by name.
+    """The arguments in `given` that a function takes, by name.
 
-    Raises ValueError if it insists on others.
+    Raises ValueError if it requires others.
     """
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]

@@ -1,8 +1,8 @@
-"""Which of the tokens that an agent loop returns were made by which of its model calls: pure.
+"""Matches the tokens that an agent loop returns with its model calls: pure functions.
 
-A loop returns a prompt, a response and a mask that says which tokens of the response the model
-made. That is a claim. It holds where a call of the model was asked with exactly the tokens before
-and answered with these: logprob and policy version of such a token are known, and of no other.
+A loop returns a prompt, a response and a mask of the generated tokens. The mask is checked: a
+marked token must follow exactly the prompt of a model call and be part of its output. Logprob and
+policy version are known only for such tokens.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class GenerateCall(Protocol):
-    """A call of the model: what it was asked with and what it answered."""
+    """A model call: the ids of its prompt and of its output."""
 
     @property
     def prompt_ids(self) -> Sequence[int]: ...
@@ -22,9 +22,9 @@ class GenerateCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GeneratedSpan:
-    """Tokens `start` to `end` (half open) of prompt + response, made by call number `call`.
+    """Tokens `start` to `end` (exclusive) of prompt + response, sampled by call number `call`.
 
-    They are tokens `offset` and following of the call's output.
+    They begin at index `offset` of the call's output.
     """
 
     call: int
@@ -39,10 +39,10 @@ def generated_spans(
     response_mask: Sequence[int],
     calls: Sequence[GenerateCall],
 ) -> list[GeneratedSpan]:
-    """The stretches of the response that its mask marks and a call made, in order.
+    """The spans of the response that the mask [n_response] marks, with their calls, in order.
 
-    What the mask leaves out stays out, also where a call made it. Raises ValueError if the mask
-    does not fit the response, marks nothing, or marks a token that no call made.
+    Sampled tokens that the mask does not mark are left out. Raises ValueError if the mask has
+    another length than the response, marks nothing, or marks a token that no call sampled.
     """
     if len(response_mask) != len(response_ids):
         raise ValueError(
@@ -55,7 +55,7 @@ def generated_spans(
     whole = [*prompt_ids, *response_ids]
     made_by: list[int | None] = [None] * len(whole)
     matches = [(_n_matching(whole, call), number) for number, call in enumerate(calls)]
-    for length, number in sorted(matches):  # of several that fit, the one that made the most
+    for length, number in sorted(matches):  # the call that matches most tokens wins
         start = len(calls[number].prompt_ids)
         made_by[start : start + length] = [number] * length
     spans: list[GeneratedSpan] = []
@@ -79,7 +79,7 @@ def generated_spans(
 
 
 def _n_matching(whole: Sequence[int], call: GenerateCall) -> int:
-    """How many of a call's output tokens stand where it made them."""
+    """How many output tokens of a call follow its prompt in `whole`; 0 if the prompt differs."""
     start = len(call.prompt_ids)
     if list(whole[:start]) != list(call.prompt_ids):
         return 0

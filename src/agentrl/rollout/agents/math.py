@@ -11,10 +11,10 @@ INSTRUCTION = r"Reason step by step, and put your final answer in \boxed{}."
 
 
 class MathSampler(SingleTurnSampler):
-    r"""A single turn whose answer stands in `\boxed{}`."""
+    r"""A single turn with its answer in `\boxed{}`."""
 
     def messages(self) -> list[Message]:
-        """The task's own messages, or its query and how to answer it."""
+        """The task's messages, or its query with `INSTRUCTION`."""
         messages = self.opening_messages()
         if self.claim.task.messages is None and self.answer_schema == "boxed":
             messages[-1] = {"role": "user", "content": f"{self.record.query}\n\n{INSTRUCTION}"}
@@ -22,6 +22,6 @@ class MathSampler(SingleTurnSampler):
 
     @property
     def answer_schema(self) -> str | None:
-        """The task's, or `boxed` where the task leaves the form to the agent."""
+        """The task's schema, else `boxed`; None if the task is given as messages without one."""
         task = self.claim.task
         return task.answer_schema or ("boxed" if task.messages is None else None)

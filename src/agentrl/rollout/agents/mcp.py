@@ -33,6 +33,7 @@ from agentrl.rollout.agents.tool_sampler import MadeCall, ToolSampler
 from agentrl.rollout.agents.turn_status import format_error
 from agentrl.rollout.chat import Entry, Message
 from agentrl.rollout.tool_calls import Call, ParsedCall
+from agentrl.rollout.tools.calls import TaskTakesServerDown
 
 
 class MCPSampler(ToolSampler):
@@ -43,12 +44,12 @@ class MCPSampler(ToolSampler):
         self._head = self.opening_messages()
         self._added: Sequence[Message] = self._head  # to the prompt of the next turn
         self._rewrite: Rewrite | None = None  # of the conversation before the next turn
-        self._calls_in_view: set[bytes] = set()  # keys of those whose results can be read
-        self._last_calls: set[bytes] = set()  # of them, those of the last turn
+        self._calls_in_view: set[bytes] = set()  # keys of calls with results in the prompt
+        self._last_calls: set[bytes] = set()  # keys of the last turn's calls
         self._n_repeats = 0
 
     async def converse(self) -> Record:
-        """Hold the conversation until the model answers or a limit is reached."""
+        """Run the conversation until the model answers or a limit is reached."""
         await self.begin_conversation(self._head, self.resources.tools.schemas)
         reason = self.limit_reached()
         while reason is None:
@@ -57,7 +58,7 @@ class MCPSampler(ToolSampler):
         return self.record
 
     async def _respond(self, turn: Turn) -> StopReason | None:
-        """Do what a turn asks for and prepare the next one; returns why there will be none."""
+        """Make a turn's calls and prepare the next turn; returns why there is none, if so."""
         parsed = self.resources.renderer.parse_calls(turn.text, self.resources.tools.schemas)
         reason = turn.stop_reason or self.limit_reached()
         if not parsed.calls and turn.stop_reason is None:
@@ -65,7 +66,7 @@ class MCPSampler(ToolSampler):
             schema = self.claim.task.answer_schema
             answer = self.resources.renderer.said(parsed.content)
             self.record.final_answer = extract_answer(answer, schema)
-        if reason is not None:  # nobody would read what its tools answer
+        if reason is not None:  # no later turn could read the results
             await self._write(turn, _unanswered(parsed.calls), self._fault(parsed.calls))
             return reason
         made, repeated = await self._use_tools(turn, parsed.calls)
@@ -84,11 +85,12 @@ class MCPSampler(ToolSampler):
         return None
 
     async def _use_tools(self, turn: Turn, calls: Sequence[Call]) -> tuple[list[MadeCall], bool]:
-        """Make a turn's calls and store it. Returns also whether it repeats earlier turns."""
+        """Make a turn's calls and store the turn. Returns them, and whether it repeats others."""
         began = time.monotonic()
         try:
             made = await asyncio.gather(*map(self.make_call, calls))
-        except (asyncio.CancelledError, InfrastructureFailure):  # show what it waited for
+        except (asyncio.CancelledError, InfrastructureFailure, TaskTakesServerDown):
+            # Keep the turn and its calls.
             await self._write(turn, _unanswered(calls), self._fault(calls))
             raise
         self.record.n_tool_calls += len(made)
@@ -106,16 +108,16 @@ class MCPSampler(ToolSampler):
         return made, repeated
 
     async def _make_room(self) -> StopReason | None:
-        """Rewrite a conversation whose next prompt is too long, as `--new_context` says.
+        """Rewrite a conversation whose next prompt is too long, by `--new_context`.
 
-        Returns why it cannot be done, if that is known already.
+        Returns a stop reason if a limit ends the record first.
         """
         entries, results = self.entries, self._added
         if self.resources.config.context.new_context == "discard_all_tools":
             await self._go_on_from(discard_results(entries), Rewrite.DISCARD_ALL_TOOLS, results)
         else:
             question = ask_for_summary(entries)
-            if question is None:  # nothing to sum up; the prompt itself may still be short enough
+            if question is None:  # nothing to summarise; the caller checks the prompt's length
                 return None
             summary = await self._sum_up(question)
             if isinstance(summary, StopReason):
@@ -123,12 +125,12 @@ class MCPSampler(ToolSampler):
             restarted = restart(self._head, summary, entries)
             notes = restarted[len(self._head) - 1].message
             await self._go_on_from(restarted, Rewrite.DISCARD_ALL, [notes, *results])
-        # Other results can no longer be read, so their calls may be made again.
+        # Other results are no longer in the prompt, so their calls may be repeated.
         self._calls_in_view = set(self._last_calls)
         return None
 
     async def _sum_up(self, question: Sequence[Entry]) -> str | StopReason:
-        """Have the model write its notes, in a turn that is trained as any other."""
+        """Have the model write a summary, in a turn that is trained like any other."""
         request = {"role": "tool", "content": SUMMARY_REQUEST}
         await self._go_on_from(question, Rewrite.SUMMARY, [request])
         reason = self.limit_reached()
@@ -170,23 +172,23 @@ class MCPSampler(ToolSampler):
         self._rewrite = None
 
     def _fault(self, calls: Sequence[Call]) -> str | None:
-        """What is wrong with a turn's calls, or None."""
+        """What is wrong with a turn's calls; None if nothing is."""
         return format_error(calls, self.resources.tools.schemas)
 
     @property
     def _longest_prompt(self) -> int:
-        """Tokens of a prompt beyond which the conversation is rewritten."""
+        """The prompt length in tokens above which the conversation is rewritten."""
         config, renderer = self.resources.config, self.resources.renderer
         longest = self.limits.max_prompt_tokens
         if config.context.new_context != "discard_all":
             return longest
-        # The prompt that asks for a summary must not be too long itself.
+        # Leave room for the request for a summary.
         asked = [{"role": "user", "content": SUMMARY_REQUEST}]
         return longest - len(renderer.render_prompt(asked))
 
 
 def _unanswered(calls: Sequence[Call]) -> list[ToolCall]:
-    """Calls that were written but not made."""
+    """Calls that were parsed but not made."""
     return [
         ToolCall(name=call.name, arguments=call.arguments)
         for call in calls

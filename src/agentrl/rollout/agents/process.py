@@ -1,7 +1,7 @@
-"""The agents of a sampler process: one sampler for each claim, of the kind that its task names.
+"""The agents of a sampler process: one sampler per claim, of the agent that its task names.
 
-What the samplers of a kind share (tools, for most) is opened when the first of them is asked for,
-and once, also for kinds that inherit it from the same class. It is closed with the process.
+The shared resources of a kind of samplers (tools, for most) are opened once, when the first sampler
+is created; kinds that inherit them from the same class share them. They are closed at the end.
 """
 
 import asyncio
@@ -21,9 +21,10 @@ class AgentUnavailable(Exception):
 
 
 class Agents:
-    """Makes samplers. `default`: for tasks that name no agent; entering opens what it shares.
+    """Creates samplers.
 
-    `shared`: what the samplers of all kinds share.
+    `shared`: resources of all kinds of samplers. `default`: the class for tasks without an agent;
+    entering opens its resources.
     """
 
     def __init__(self, shared: SamplerResources, default: type[AsyncSampler]) -> None:
@@ -51,9 +52,11 @@ class Agents:
         await self._close()
 
     async def sampler(self, claim: Claim, record: Record) -> AsyncSampler:
-        """The sampler of an attempt. Raises `AgentUnavailable`, after which `failed` does too, and
-        `InfrastructureFailure` if what the agent needs is out of reach: the next attempt asks for
-        it again."""
+        """The sampler of an attempt.
+
+        Raises `AgentUnavailable` if the agent cannot be started; `failed` then raises the reason.
+        Raises `InfrastructureFailure` if a dependency is unreachable; the next attempt tries again.
+        """
         try:
             kind = self._kind(claim.task.agent_name)
             resources = await self._resources(kind)
@@ -62,18 +65,18 @@ class Agents:
         except Exception as error:
             if not self._failure.done():
                 self._failure.set_exception(error)
-                self._failure.exception()  # whoever waits for it raises it; nobody has to
+                self._failure.exception()  # mark as retrieved: `failed` may not be called
             raise AgentUnavailable(error_line(error)) from error
         return kind(claim, record, resources)
 
     def with_the_tools_of(self, name: str | None) -> frozenset[str | None]:
-        """The agents that share what this one does, tools for most; None is the default."""
+        """The agents that share this agent's resources (tools, for most). None: the default."""
         owner = _owner(self._kind(name))
         kinds = [(None, self._default), *named_agents().items()]
         return frozenset(other for other, kind in kinds if _owner(kind) is owner)
 
     async def failed(self) -> NoReturn:
-        """Wait until an agent cannot be started, and raise the reason."""
+        """Wait until an agent cannot be started; raises the reason."""
         await asyncio.shield(self._failure)
         raise AssertionError("an agent's failure is an exception")
 
@@ -86,13 +89,13 @@ class Agents:
             self._opened[owner] = asyncio.get_running_loop().create_future()
             holder = self._hold(owner, self._opened[owner])
             self._holders[owner] = asyncio.create_task(holder, name=f"resources {owner.__name__}")
-        # Many attempts wait for one opening: a cancelled one must not take it from the others.
+        # Shielded, because many attempts wait for one opening: cancelling one must not cancel it.
         return await asyncio.shield(self._opened[owner])
 
     async def _hold(
         self, owner: type[AsyncSampler], opened: "asyncio.Future[SamplerResources]"
     ) -> None:
-        """Open, and close at the end: in one task, which what is opened may insist on."""
+        """Open and close resources in the same task, as anyio requires of MCP clients."""
         try:
             async with owner.extend_resources(self.shared) as resources:
                 opened.set_result(resources)
@@ -117,5 +120,5 @@ class Agents:
 
 
 def _owner(kind: type[AsyncSampler]) -> type[AsyncSampler]:
-    """The class that opens what the samplers of a kind share."""
+    """The class whose `extend_resources` a kind of samplers uses."""
     return next(base for base in kind.__mro__ if "extend_resources" in vars(base))

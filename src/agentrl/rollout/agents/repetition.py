@@ -1,13 +1,12 @@
-"""Whether a turn goes round in circles: pure functions.
+"""Detects turns that repeat or loop: pure functions.
 
-A turn *repeats* earlier ones if it finds out nothing new: each of its calls was made before, with
-the same arguments, and got the same result. A call whose result has changed (the next page, the
-state of a job) repeats nothing, whatever its arguments. A call that cannot be read counts as one
-with its error for a result.
+A turn *repeats* earlier ones if each of its calls was made before with the same arguments and the
+same result. A call with a new result (the next page, the state of a job) is no repetition. A
+malformed call has its error as the result.
 
-A turn *loops* if it ends in the same stretch of tokens over and over, as models do that are lost.
+A turn *loops* if it ends with many repetitions of the same tokens.
 
-What follows from either is the samplers' business.
+The samplers decide what follows.
 """
 
 import hashlib
@@ -16,32 +15,32 @@ from typing import Any
 
 import orjson
 
-LOOP_TIMES = 8  # so often must a stretch stand at the end of a turn
-LOOP_TOKENS = 128  # and all of them together be so long: a row of dashes is no loop
-_LOOP_WINDOW = 4096  # tokens at the end of a turn that are looked at
+LOOP_TIMES = 8  # least number of repetitions at the end of a turn
+LOOP_TOKENS = 128  # least length of all repetitions together: a row of dashes is no loop
+_LOOP_WINDOW = 4096  # tokens checked at the end of a turn
 
 
 def call_key(name: str, arguments: Mapping[str, Any], result: str) -> bytes:
-    """What a call asked and what it got, in 16 bytes. The order of arguments does not matter."""
+    """A 16-byte hash of a call and its result. The order of arguments does not matter."""
     content = orjson.dumps([name, arguments, result], option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def repeats(keys: Sequence[bytes], earlier: Collection[bytes]) -> bool:
-    """Whether every call of a turn was made before. `keys`: of its calls, `earlier`: of others."""
+    """Whether all calls of a turn (`keys`) are among `earlier` ones. False without calls."""
     return bool(keys) and all(key in earlier for key in keys)
 
 
 def loops(ids: Sequence[int]) -> bool:
-    """Whether a turn's tokens (without its stop token) end in a loop.
+    """Whether token ids [n] of a turn (without its stop token) end in a loop.
 
-    That is one stretch at least `LOOP_TIMES` times, over at least `LOOP_TOKENS` tokens.
+    A loop is a sequence repeated at least `LOOP_TIMES` times, over at least `LOOP_TOKENS` tokens.
     """
     if len(ids) < LOOP_TOKENS:
         return False
     tail = ids[: -_LOOP_WINDOW - 1 : -1]  # the last token first
-    # Knuth, Morris and Pratt's prefix function: `border` is the length of the longest proper prefix
-    # of the first `length` tokens that is their suffix too, so `length - border` is their period.
+    # The prefix function of Knuth, Morris and Pratt: `border` is the length of the longest proper
+    # prefix of the first `length` tokens that is also a suffix, so `length - border` is the period.
     borders = [0] * len(tail)
     border = 0
     for place in range(1, len(tail)):

@@ -7,10 +7,10 @@ from agentrl.rollout.chat import Message
 
 
 class SingleTurnSampler(AsyncSampler):
-    """One turn of the model on the task's messages, or on its query."""
+    """One turn of the model on the task's messages or query."""
 
     async def run(self) -> Record:
-        """Ask once. A turn that was cut off is no answer."""
+        """Generate one turn. A truncated turn is no answer."""
         messages = self.messages()
         await self.begin_conversation(messages, None)
         reason = self.limit_reached()
@@ -25,10 +25,10 @@ class SingleTurnSampler(AsyncSampler):
         return self.record
 
     def messages(self) -> list[Message]:
-        """What the model is asked."""
+        """The messages of the prompt."""
         return self.opening_messages()
 
     @property
     def answer_schema(self) -> str | None:
-        """Where in the turn the answer stands."""
+        """The schema by which the answer is extracted from the turn."""
         return self.claim.task.answer_schema

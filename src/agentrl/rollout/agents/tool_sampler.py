@@ -19,7 +19,7 @@ from agentrl.rollout.tools.toolbox import ToolBox, ToolSession, open_tools
 
 @dataclass(frozen=True)
 class MCPResources(SamplerResources):
-    """What samplers with tools share."""
+    """Resources of samplers with tools."""
 
     tools: ToolBox
     browse: BrowseAgent
@@ -27,14 +27,14 @@ class MCPResources(SamplerResources):
 
 @dataclass(frozen=True, slots=True)
 class MadeCall:
-    """A call with its answer, and what makes it equal to others (`repetition.py`)."""
+    """A call with its result. `key`: equal for repeated calls (`repetition.call_key`)."""
 
     document: ToolCall
     key: bytes
 
 
 class ToolSampler(AsyncSampler):
-    """An attempt in which tools may be used: the base of `MCPSampler` and its like.
+    """An attempt with tools, the base of `MCPSampler` and `FunctionSampler`.
 
     A subclass implements `converse()`, during which `self.tools` is open.
     """
@@ -49,9 +49,9 @@ class ToolSampler(AsyncSampler):
     @classmethod
     @asynccontextmanager
     async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[MCPResources]:
-        """Open the tools and the models that browse.
+        """Open the tools and the browse agent's models.
 
-        Raises `ConfigError` or `AgentModelsError` for a flag or file that cannot be used, and
+        Raises `ConfigError` or `AgentModelsError` for an unusable flag or file, and
         `ToolServerUnreachable` if an MCP server does not answer within `--startup_timeout`.
         """
         agent, patience_s = shared.config.agent, shared.config.sampling.startup_timeout
@@ -64,15 +64,15 @@ class ToolSampler(AsyncSampler):
             yield MCPResources(**vars(shared), tools=tools, browse=browse)
 
     async def run(self) -> Record:
-        """Hold the conversation, with the tools open."""
+        """Run the conversation with the tools open."""
         async with self.tools:
             return await self.converse()
 
     async def make_call(self, call: Call) -> MadeCall:
-        """Make a call. One that cannot be made is answered with what is wrong with it.
+        """Make a call. A malformed call gets its error as the result.
 
-        A long result is what the browse agent finds in it, where there is one. Raises an
-        `InfrastructureFailure` for an outage of tools or browse agent.
+        The browse agent, if there is one, summarises a long result. Raises `InfrastructureFailure`
+        for an outage of the tools or the browse agent.
         """
         if isinstance(call, MalformedCall):
             fault = f"Error: {call.error}."
@@ -97,9 +97,9 @@ class ToolSampler(AsyncSampler):
             if summary is not None:
                 document.result, document.summarised_by = summary.value, summary.model
                 document.kept = answer.kept or await self.tools.keep(call.name, whole)
-        # A summary of the same result may read otherwise every time.
+        # The key is of the whole result: summaries of the same result may differ.
         return MadeCall(document, call_key(call.name, call.arguments, whole))
 
     @abstractmethod
     async def converse(self) -> Record:
-        """What `run()` of an agent without tools does."""
+        """Run the conversation, see `AsyncSampler.run`."""

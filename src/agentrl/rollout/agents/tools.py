@@ -12,7 +12,7 @@ from agentrl.rollout.tools.results import ToolAnswer
 
 
 class AgentTools:
-    """Tools whose calls are kept with the turn that they belong to, or with the record."""
+    """The run's tools. Each call is stored with its turn, or with the record."""
 
     def __init__(self, sampler: ToolSampler, llm: ChatModel) -> None:
         self._sampler = sampler
@@ -24,11 +24,11 @@ class AgentTools:
         return self._sampler.resources.tools.schemas
 
     async def answer(self, reply: ChatReply) -> list[Message]:
-        """Make a reply's calls, all at once; returns the messages that answer them, in order.
+        """Make a reply's calls concurrently; returns the messages with their results, in order.
 
-        A call that cannot be made, and a tool that fails, are answered with what was wrong. Raises
-        `InfrastructureFailure` for a tool server that is out of reach: the attempt is handed back,
-        whatever the agent makes of that (`--on_tool_outage text`: the model reads of it).
+        Malformed calls and failed tools give an error text. Raises `InfrastructureFailure` if a
+        tool server is unreachable. The attempt is then handed back, even if the agent catches it.
+        With `--on_tool_outage text` the model gets an error text instead.
         """
         made = await asyncio.gather(*map(self._sampler.make_call, reply.tool_calls))
         for call in made:
@@ -36,10 +36,9 @@ class AgentTools:
         return [{"role": "tool", "content": call.document.result or ""} for call in made]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
-        """Call a tool. Raises `InfrastructureFailure` as `answer` does, and nothing else for what
-        tool or server do.
+        """Call a tool. Raises `InfrastructureFailure` as `answer` does, but not if the tool fails.
 
-        The call is kept with the latest reply, or with the record where no turn is open.
+        The call is stored with the latest reply, or with the record if no turn is open.
         """
         answer = await self._sampler.tools.call(name, dict(arguments))
         call = ToolCall(

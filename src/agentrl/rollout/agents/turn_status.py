@@ -8,7 +8,7 @@ from agentrl.rollout.tool_calls.calls import Tools
 
 
 def format_error(calls: Sequence[Call], tools: Tools) -> str | None:
-    """What is wrong with a turn's calls, as they are written or in the tools' names; or None."""
+    """The malformed calls and unknown tools of a turn, as a text; None if there are none."""
     known = tool_names(tools) if calls else frozenset()
     faults = [
         call.error if isinstance(call, MalformedCall) else f"there is no tool {call.name[:80]}"
@@ -28,10 +28,9 @@ def turn_status(
 ) -> TurnStatus:
     """The status of a turn.
 
-    `cut_off`: it reached a limit before its end. `looped`: it ends in one stretch over and over,
-    which says more than that it was cut off there. `malformed`: a call in it cannot be made, as it
-    is written or because there is no such tool. `repeated`: it asks nothing new. `failed`: a tool
-    that it called failed.
+    `cut_off`: a limit truncated it. `looped`: it ends in a loop; takes precedence over `cut_off`.
+    `malformed`: a call cannot be parsed or names an unknown tool. `repeated`: it repeats earlier
+    calls with the same results. `failed`: a tool failed.
     """
     if looped:
         return TurnStatus.REPEAT_ERROR

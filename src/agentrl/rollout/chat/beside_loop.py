@@ -1,8 +1,8 @@
-"""Work on long conversations beside the event loop, so that it does not hold up heartbeats.
+"""Runs work on long conversations in a thread, so that it does not delay heartbeats.
 
-To render and encode a prompt of 64k tokens takes a tenth of a second. It is done in a thread then:
-the tokenizer lets other threads run, and Python hands over between a template's steps. A short one
-is done at once, for less than the hand-over costs.
+Rendering and encoding a prompt of 64k tokens takes 0.1 s. In a thread, the tokenizer releases
+Python's lock, and Python switches threads between the steps of a template. Short conversations are
+processed directly, which takes less time than switching threads.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple
 
-_AT_ONCE = 20_000  # characters that take a few milliseconds
+_AT_ONCE = 20_000  # characters; shorter work takes a few milliseconds
 
-# One thread: what it does is bound by Python's lock, and siblings find what the first one rendered.
+# One thread: the work holds Python's lock, and siblings can use the prompt that the first cached.
 _thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversations")
 
 Given = TypeVarTuple("Given")
@@ -20,9 +20,10 @@ Made = TypeVar("Made")
 
 
 async def beside_loop(n_characters: int, work: Callable[[*Given], Made], *given: *Given) -> Made:
-    """What `work` returns or raises. Nothing else may touch what it changes, until it is done.
+    """Run `work`, in a thread if its text is long; returns or raises what it does.
 
-    `n_characters`: of the text that it is about. A caller that is cancelled does not end it.
+    `n_characters`: length of the text. Nothing else may touch what `work` changes until it is done.
+    Cancelling the caller does not stop it.
     """
     if n_characters < _AT_ONCE:
         return work(*given)

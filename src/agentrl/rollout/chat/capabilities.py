@@ -1,10 +1,11 @@
-"""What a chat template can express, found out by rendering probes, whatever family it is of.
+"""What a chat template can express, found by rendering probes; independent of model families.
 
     does it write tools?  a tool's results?  a system message?  a thought, between which marks?
     with which tokens do its turns end?  with which does it frame what they say?
 
-A template without tools gets them in the Hermes way, which the default parser reads: schemas in the
-system message, calls in `<tool_call>`, results in a user's message in `<tool_response>`.
+If a template does not support tools, they are written in Hermes notation, which the default parser
+reads: schemas in the system message, calls in `<tool_call>`, results in `<tool_response>` in a user
+message.
 """
 
 import json
@@ -19,7 +20,7 @@ from agentrl.rollout.chat.turn_marks import find_frame, find_thought_marks
 from agentrl.rollout.chat.turns import Message, ThoughtMarks, TurnFrame
 
 Tools = Sequence[Mapping[str, Any]]
-# Messages, tools, and whether the header of the next turn is wanted; raises what templates raise.
+# (messages, tools, whether to add the next turn's header) -> text; raises the template's errors.
 Apply = Callable[..., str]
 
 _SYSTEM = "probe-system"
@@ -27,7 +28,7 @@ _QUESTION = "probe-question"
 _TURN = "probe-turn"
 _RESULT = "probe-result"
 _NAME = "probe_tool"
-_CALL_ID = "call00001"  # nine letters and digits: Mistral's templates insist
+_CALL_ID = "call00001"  # nine letters and digits, as Mistral's templates require
 _TOOL = {
     "type": "function",
     "function": {
@@ -54,16 +55,18 @@ _TOOLS_FOOT = (
 
 
 class TemplateRefusal(ValueError):
-    """The chat template cannot write these messages."""
+    """The chat template rejects these messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateCapabilities:
     """What a template can express.
 
-    frame: the control text that it writes around what a turn says.
-    named_by_id: calls are written with their ids only, which then hold the names.
-    turn_ends: tokens that end a turn, as text and id; the one before tool results comes first.
+    takes_system, writes_tools, writes_results, writes_thoughts: whether it has such a notation.
+    thought_marks: the text around a thought.
+    frame: the control text around a turn's content.
+    named_by_id: calls are written with ids only, which contain the names.
+    turn_ends: text and id of the tokens that end a turn; the one before tool results comes first.
     """
 
     takes_system: bool
@@ -76,11 +79,11 @@ class TemplateCapabilities:
     turn_ends: tuple[tuple[str, int], ...]
 
     def adapt_tools(self, tools: Tools | None) -> Tools | None:
-        """The tools for the template."""
+        """The tools to pass to the template; None if it does not write tools."""
         return tools if self.writes_tools else None
 
     def adapt_messages(self, messages: Sequence[Message], tools: Tools | None) -> list[Message]:
-        """The messages as the template can take them."""
+        """The messages in a form that the template supports."""
         adapted = list(messages)
         if tools and not self.writes_tools:
             schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
@@ -96,7 +99,7 @@ class TemplateCapabilities:
 
 
 def _system_in_question(messages: Sequence[Message]) -> list[Message]:
-    """The system message at the begin of the first question, as Gemma's templates do it."""
+    """The messages with the system message prepended to the first question, as in Gemma."""
     system, *rest = messages
     first = next((i for i, message in enumerate(rest) if message["role"] == "user"), None)
     if first is None:
@@ -106,7 +109,7 @@ def _system_in_question(messages: Sequence[Message]) -> list[Message]:
 
 
 def _results_as_user(messages: Sequence[Message]) -> list[Message]:
-    """Tool results and what a user says after them, as one message of the user."""
+    """The messages with tool results as user messages; adjacent user messages are joined."""
     adapted: list[Message] = []
     for message in messages:
         given = message
@@ -122,10 +125,10 @@ def _results_as_user(messages: Sequence[Message]) -> list[Message]:
 
 
 def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabilities:
-    """What a template can express.
+    """Find out by probing what a template can express.
 
-    Raises ValueError if it does not write questions and turns, with the template's words if it
-    refuses them, or if a turn has no end token.
+    Raises ValueError if the template rejects or changes questions and turns, if a turn has no end
+    token, or if escaped text does not survive.
     """
 
     def render(messages: Sequence[Message], tools: Tools | None, header: bool) -> str:
@@ -157,7 +160,7 @@ def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabiliti
     called = [_try(apply, [user, call], None, False) for call in calls]
     with_tools = _try(apply, [user], [_TOOL])
     turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
-    # The calls' own text is the first that stands after a thought, so their names will do.
+    # The probe of a turn with calls is found by the name of its tool, which follows the thought.
     marks, shows_thoughts = find_thought_marks(
         render, codec, user, {_TURN: answer, _NAME: calls[0]}
     )
@@ -172,7 +175,7 @@ def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabiliti
         for end in _turn_ends(
             codec, _try(apply, [user, turn], None, False), _try(apply, [user, turn, added])
         )
-        if end[0] != marks.close  # it ends a thought, so that more of the turn may follow
+        if end[0] != marks.close  # it only ends a thought
     ]
     if not ends:
         raise ValueError(
@@ -192,11 +195,11 @@ def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabiliti
 
 
 def _turn_ends(codec: EscapingCodec, closed: str, followed: str) -> list[tuple[str, int]]:
-    """The token that ends the probe's turn.
+    """Text and id of the tokens that end the probe's turn.
 
-    `closed`: the conversation up to the turn; `followed`: with more after it. The end is the last
-    special token that both have; if they have none, each may end it in its own way: some models
-    end a turn by beginning the next one.
+    `closed`: the conversation up to the turn. `followed`: with more messages. The end is the last
+    special token after the turn that both share. If they share none, each has its own end: some
+    models end a turn by beginning the next one.
     """
     rests = [text.partition(_TURN)[2] for text in (closed, followed)]
     shared = rests[0][: _shared_length(*rests)]
@@ -213,7 +216,7 @@ def _shared_length(first: str, second: str) -> int:
 
 
 def _check_escapes(apply: Apply, codec: EscapingCodec, before: Sequence[Message]) -> None:
-    """Text that is escaped must be so still when the template has written it."""
+    """Raise ValueError if the template changes escaped text."""
     evil = codec.escape_tool_text(codec.special_texts[-1])
     result = {"role": "tool", "content": f"{_RESULT} {evil}", "tool_call_id": _CALL_ID}
     text = _try(apply, [*before, result])
@@ -227,7 +230,7 @@ def _check_escapes(apply: Apply, codec: EscapingCodec, before: Sequence[Message]
 def _try(
     apply: Apply, messages: Sequence[Message], tools: Tools | None = None, header: bool = True
 ) -> str:
-    """The rendered text; empty if the template refuses."""
+    """The rendered text; "" if the template rejects the messages."""
     try:
         return apply(messages, tools, header)
     except _REFUSALS:

@@ -38,14 +38,14 @@ from agentrl.rollout.chat.turns import (
     written_ids,
 )
 
-_HEADER_LENGTH = 200  # characters; the header of a turn is shorter
+_HEADER_LENGTH = 200  # characters; longer than any header of a turn
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message of a conversation. One that the model generated has its ids, with its stop."""
+    """A message of a conversation. `output_ids`: of a generated one, with the stop token."""
 
     message: Message
     output_ids: tuple[int, ...] = ()
@@ -53,13 +53,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class NextPrompt:
-    """How a conversation goes on after a turn.
+    """How a conversation continues after a turn.
 
-    ids: what is appended to the tokens so far if it `extends` them, else the whole next prompt
-    n_separator: how many ids at its begin close the generated turn (0 if it does not extend)
-    restyled: the template would write the turn in other characters; it stays as it was generated
-    drift: why it does not extend; None also where the conversation was rewritten on purpose
-    n_rewritten: generated turns whose ids the new prompt does not hold as they were sampled
+    ids: the ids to append if it `extends` the tokens so far, else the whole next prompt
+    n_separator: number of leading ids that close the generated turn (0 if it does not extend)
+    restyled: the template would write the turn in other characters; the sampled ones are kept
+    drift: why it does not extend; None also if the conversation was rewritten on purpose
+    n_rewritten: generated turns whose sampled ids are not in the new prompt
     """
 
     ids: tuple[int, ...]
@@ -72,9 +72,9 @@ class NextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """An entry as the template is given it.
+    """An entry with the message that is passed to the template.
 
-    message: of a generated turn its form, of another entry its escaped message
+    message: the form of a generated turn, or the escaped message of another entry
     turn: the generated turn, if it is one
     """
 
@@ -84,7 +84,7 @@ class _Item:
 
 
 class Conversation:
-    """One record's messages, and the text that the template makes of them."""
+    """One record's messages, and their rendered text."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Conversation:
         messages: Sequence[Message],
         tools: Sequence[ToolSchema] | None,
     ) -> None:
-        """Raises `TemplateRefusal` if the template does not take the messages."""
+        """Raises `TemplateRefusal` if the template rejects the messages."""
         prompt = renderer.prompt(messages, tools)
         self.prompt_ids: Sequence[int] = prompt.ids
         self._renderer = renderer
@@ -111,33 +111,32 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation as the template is given it, with text from outside not escaped."""
+        """The messages that are passed to the template, but not escaped."""
         return _as_messages(self._items, escaped=False)
 
     @property
     def n_characters(self) -> int:
-        """Of the next prompt."""
+        """Characters of the next prompt."""
         return len(self._rendered)
 
     @property
     def prompt_text(self) -> str:
-        """The template's text for the next prompt, escaped."""
+        """The rendered text of the next prompt, escaped."""
         return self._rendered
 
     def whole_ids(self) -> list[int]:
-        """The next prompt, rendered and encoded as a whole: nothing that was generated is kept."""
+        """The next prompt rendered and encoded as a whole, without sampled ids."""
         return self._renderer.encode(self._render(self._items))
 
     def render_closed(self, message: Message) -> str:
-        """The template's text for the conversation with this turn, which nothing follows."""
+        """The rendered conversation with this turn at its end."""
         messages = [*_as_messages(self._items), message]
         return self._renderer.render_text(messages, self._tools, add_generation_prompt=False)
 
     def extend(self, output_ids: Sequence[int], added: Sequence[Message]) -> NextPrompt:
-        """Add a generated turn and the messages that follow it: results of tools, or a user's.
+        """Add a generated turn and the tool or user messages that follow it.
 
-        Raises `TemplateRefusal` if the template takes the turn in no form; nothing has changed
-        then.
+        Raises `TemplateRefusal` and changes nothing if the template rejects every form of the turn.
         """
         turn = self._read(tuple(output_ids))
         following = [self._given(message) for message in added]
@@ -171,11 +170,11 @@ class Conversation:
         )
 
     def rewrite(self, entries: Sequence[Entry]) -> NextPrompt:
-        """Go on from other entries: some of `entries` as they are, and new ones.
+        """Continue from other entries: some of `self.entries`, and new ones.
 
-        Generated turns keep their ids, unless the template rewrites them. An entry with ids that
-        is none of the conversation's is the turn that was generated last. Raises `TemplateRefusal`
-        if the template does not take the messages; nothing has changed then.
+        Generated turns keep their ids unless the template rewrites them. A new entry with ids is
+        the turn that was generated last. Raises `TemplateRefusal` and changes nothing if the
+        template rejects the messages.
         """
         known = {id(item.entry): item for item in self._items}
         items = [known.get(id(entry)) or self._new(entry) for entry in entries]
@@ -184,14 +183,14 @@ class Conversation:
     def _begin_segment(
         self, items: list[_Item], text: str, drift: Drift | None = None
     ) -> NextPrompt:
-        """Go on from these items and the template's text for them, as a whole prompt."""
+        """Begin a segment with these items and their rendered text as a whole prompt."""
         turns = [item.turn for item in items if item.turn is not None]
         ids, n_rewritten = encode_keeping(turns, text, self._encoder)
         self._items, self._rendered = items, text
         return NextPrompt(ids, extends=False, drift=drift, n_rewritten=n_rewritten)
 
     def _read(self, output_ids: tuple[int, ...]) -> SampledTurn:
-        """A turn that was generated from the prompt as it is now."""
+        """Read a turn that was generated from the current prompt."""
         renderer = self._renderer
         text, stop_id = renderer.split_turn(output_ids)
         prompt_end = self._rendered[-_HEADER_LENGTH:]
@@ -213,7 +212,7 @@ class Conversation:
         )
 
     def _form_order(self, turn: SampledTurn, added: Sequence[Message]) -> FormOrder:
-        """The forms for the turn. One that was cut off is text: only as that it can go on."""
+        """The forms for the turn. A truncated turn is tried as text first."""
         kind = TurnKind.of(turn.reading, self._items[-1].message["role"], added)
         order = self._renderer.form_orders.get(kind, ANY_FORM)
         return order if turn.stop_id is not None else order.text_first()
@@ -233,7 +232,7 @@ class Conversation:
         return self._renderer.render_text(_as_messages(items), self._tools)
 
     def _separator_length(self, ids: Sequence[int]) -> int:
-        """How many of the ids after a turn stand before the first token that opens something."""
+        """The number of ids after a turn before the first added token that is no stop token."""
         stops, added = self._renderer.stop_token_ids, self._renderer.codec.added_ids
         opens = (i for i, token in enumerate(ids) if token in added and token not in stops)
         return next(opens, len(ids))
@@ -245,7 +244,7 @@ def _item_of(turn: SampledTurn) -> _Item:
 
 
 def _as_messages(items: Sequence[_Item], escaped: bool = True) -> list[Message]:
-    """The template's messages. Results get the ids of the calls before them, in order."""
+    """The messages for the template. Tool results get ids and names of the calls, in order."""
     messages: list[Message] = []
     waiting: list[tuple[str, str]] = []
     for item in items:

@@ -20,31 +20,31 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-# A text is encoded in one thread: several would gain nothing, and warn whenever a process forks.
+# Texts are encoded one at a time: parallelism gains nothing, and warns at every fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # the escape marks
 _ESCAPED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 
-_Trie = dict[str, "_Trie"]  # by the next character; "" where a string ends
+_Trie = dict[str, "_Trie"]  # by next character; the key "" marks the end of a string
 
 
 class Piece(NamedTuple):
-    """A part of escaped text whose ids, `encode(text, start=start)`, do not depend on the rest."""
+    """A part of escaped text whose ids `encode(text, start=start)` do not depend on the rest."""
 
     text: str
     start: bool
 
 
 class EscapingCodec:
-    """Encodes escaped text, and decodes what the model generated.
+    """Encodes escaped text, and decodes generated tokens.
 
-    Raises ValueError if plain text can become an added token although it is escaped.
+    Raises ValueError if the tokenizer makes an added token from plain text.
     """
 
     def __init__(self, backend_json: str) -> None:
-        """`backend_json`: the tokenizer as `tokenizer.json` describes it."""
-        # Own copies: transformers switches a tokenizer's settings at every call.
+        """`backend_json`: the content of `tokenizer.json`."""
+        # Separate copies, because transformers changes a tokenizer's settings at every call.
         backend = json.loads(backend_json)
         added = [token for token in backend["added_tokens"] if not token["content"].isspace()]
         self._codec = _bare(backend, backend["added_tokens"])
@@ -55,7 +55,7 @@ class EscapingCodec:
         self._plain = _bare(inside, [])
         self._added = longest_of([token["content"] for token in added])
         self._special = longest_of([token["content"] for token in added if token["special"]])
-        # What the tokenizer divides a text at before it does anything else with it.
+        # Tokens at which the tokenizer splits a text before normalization.
         found_first = [token["content"] for token in added if not token["normalized"]]
         self._divider = re.compile(f"{_ESCAPED.pattern}|({longest_of(found_first).pattern})")
         self._begins_piece = frozenset(token["content"] for token in added if _begins_piece(token))
@@ -71,11 +71,11 @@ class EscapingCodec:
                 )
 
     def escape_tool_text(self, text: str) -> str:
-        """Text from a tool, with every string that is an added token escaped."""
+        """Text from a tool, with all added tokens in it escaped."""
         return _escape(text, self._added)
 
     def escape_values(self, value: Any, *, special_only: bool = False) -> Any:
-        """A JSON value with all its strings escaped, names of fields included."""
+        """A JSON value with all strings and keys escaped. `special_only`: only special tokens."""
         pattern = self._special if special_only else self._added
         if isinstance(value, str):
             return _escape(value, pattern)
@@ -89,10 +89,10 @@ class EscapingCodec:
         return value
 
     def encode(self, escaped: str, after: int | None = None, *, start: bool = True) -> list[int]:
-        """The tokens of escaped text.
+        """The token ids of escaped text.
 
-        `after`: the token that stands before it. `start`: it is the begin of a sequence, where
-        some tokenizers add a space.
+        `after`: id of the token before it. `start`: whether it begins a sequence, where some
+        tokenizers add a space. Raises ValueError if `after` does not encode to itself.
         """
         if after is not None:
             token = self.token(after)
@@ -110,40 +110,40 @@ class EscapingCodec:
         return ids
 
     def pieces(self, escaped: str, *, start: bool = True) -> Iterator[Piece]:
-        """Escaped text in pieces that begin with a special token, but for the first.
+        """Split escaped text before special tokens.
 
-        The ids of the pieces, one after the other, are those of the text. `start`: see `encode`.
+        The concatenated ids of the pieces are the ids of the text. `start`: see `encode`.
         """
         begin, begins_text = 0, start
         for found in self._divider.finditer(escaped):
             if found[2] in self._begins_piece and found.start() > begin:
                 yield Piece(escaped[begin : found.start()], begins_text)
-                # What follows escaped text stands within the sequence (`encode`).
+                # After escaped text, `encode` does not treat text as the start of a sequence.
                 begins_text = begins_text and _OPEN not in escaped[begin : found.start()]
                 begin = found.start()
         yield Piece(escaped[begin:], begins_text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text with its special tokens, without escape marks that stood in it."""
+        """The text with its special tokens, without escape marks."""
         return unescaped(self._codec.decode(list(ids), skip_special_tokens=False))
 
     def token(self, token_id: int) -> str:
-        """The text of a token that stands for itself. Raises ValueError for an unknown id."""
+        """The text of an added token. Raises ValueError for an unknown id."""
         text = self._codec.id_to_token(token_id)
         if text is None:
             raise ValueError(f"the tokenizer has no token {token_id}")
         return str(text)
 
     def specials(self, text: str) -> list[tuple[str, int]]:
-        """The special tokens that stand in unescaped text, with their ids."""
+        """The special tokens in unescaped text, as pairs (text, id), in order."""
         return [(token, self._ids[token]) for token in self._special.findall(text)]
 
     def without_specials(self, text: str) -> str:
-        """Unescaped text without the special tokens in it."""
+        """Unescaped text without its special tokens."""
         return self._special.sub("", text)
 
     def special_at(self, text: str, position: int) -> tuple[str, int] | None:
-        """The special token that stands at `position` or around it, space before it aside."""
+        """The special token at `position` or around it, after optional white space; else None."""
         for found in self._special.finditer(text):
             if found.end() > position:
                 blank = not text[position : found.start()].strip()
@@ -151,9 +151,10 @@ class EscapingCodec:
         return None
 
     def headers(self, escaped: str) -> tuple[str, ...]:
-        """The end of a prompt, from its last special token on; whole, and without later tokens.
+        """The ways in which a later prompt may write this prompt's end before the turn.
 
-        The header of a turn in a conversation may lack what the prompt adds to open a thought.
+        From the last special token on: the whole end, and shorter ones if further added tokens
+        follow it. A later prompt may lack the part that opens a thought.
         """
         bare = _ESCAPED.sub(lambda match: " " * len(match[0]), escaped)
         start = max((match.start() for match in self._special.finditer(bare)), default=0)
@@ -171,24 +172,24 @@ def unescaped(text: str) -> str:
 
 
 def _encode(codec: Tokenizer, text: str) -> list[int]:
-    """The ids of a text. Other threads may run meanwhile, which `encode` does not let them."""
+    """The ids of a text. The batch call releases Python's lock, unlike `encode`."""
     (encoding,) = codec.encode_batch_fast([text], add_special_tokens=False)
     return list(encoding.ids)
 
 
 def _escape(text: str, pattern: re.Pattern[str]) -> str:
-    # A mark that stands in the text already is dropped: it could end one of ours.
+    # Marks that the text contains are dropped: they could end one of ours.
     return pattern.sub(rf"{_OPEN}\g<0>{_CLOSE}", unescaped(text))
 
 
 def _bare(backend: dict[str, Any], added_tokens: list[dict[str, Any]]) -> Tokenizer:
-    """A tokenizer as `backend` describes it, that adds nothing and cuts nothing off."""
+    """The tokenizer of `backend` without post-processing, truncation and padding."""
     bare = {"post_processor": None, "truncation": None, "padding": None}
     return Tokenizer.from_str(json.dumps({**backend, **bare, "added_tokens": added_tokens}))
 
 
 def _without_prefix(backend: dict[str, Any]) -> dict[str, Any]:
-    """Normalizer and pre-tokenizer that put no space before the text."""
+    """The normalizer and pre-tokenizer without a prepended space."""
     return {part: _prefixless(backend[part]) for part in ("normalizer", "pre_tokenizer")}
 
 
@@ -206,15 +207,17 @@ def _prefixless(part: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _begins_piece(token: Mapping[str, Any]) -> bool:
-    """Whether an added token is found in a text whatever stands before it, and takes nothing of
-    that."""
+    """Whether an added token is found regardless of the text before it, and consumes none of it."""
     depends = token["normalized"] or token["lstrip"] or token["single_word"]
     return token["special"] and not depends and not token["content"][0].isalnum()
 
 
 def longest_of(strings: Sequence[str]) -> re.Pattern[str]:
-    """The longest of the strings at a place. As a trie: what a place costs does not grow with
-    their number, and there are tokenizers with a thousand."""
+    """A pattern for the longest of the strings at a position.
+
+    It is a trie, so the cost does not grow with the number of strings: some tokenizers have a
+    thousand added tokens.
+    """
     trie: _Trie = {}
     for string in strings:
         node = trie

@@ -1,11 +1,11 @@
-"""Is multi-turn training with a model exact? Random conversations, held as a sampler holds them.
+"""Checks by random conversations whether multi-turn training with a model is exact.
 
-A turn is written as the chat template writes it, encoded, and taken for what the model generated.
-Then every prompt must be the template's own tokens for the whole conversation, and text from tools
-that is full of control tokens must be encoded without one. Content is compared as well as tokens:
-what is read of a turn must be what it says, and what it says and what tools answer must stand in
-the next prompt, once. What is counted is where the template does not extend what was sampled, so
-that a new segment begins, and what that costs. `agentrl doctor` tells it in words.
+A turn is rendered by the chat template, encoded, and used as the generated turn. Every prompt must
+then equal the template's own tokens for the whole conversation, and control tokens in tool results
+must be encoded as plain text. Content is compared too: reading a turn must give what it says, and
+the next prompt must contain the turn's content and the tool results exactly once. The check counts
+where the template does not extend the sampled tokens, so that a new segment begins, and the cost
+of that. `agentrl doctor` prints the result.
 """
 
 import re
@@ -27,7 +27,7 @@ from agentrl.rollout.chat.written import saying, written_turn
 from agentrl.rollout.tool_calls import ParsedCall
 
 _WORDS = ("one", "two three", "12", "日本", "🙂", "é", "{}", "'", "a\\b", '"', " ", "\n", "\n\n")
-_QUOTING = ("'", '"', "\\", "\n")  # what some templates write in a call's arguments unescaped
+_QUOTING = ("'", '"', "\\", "\n")  # characters that some templates do not escape in arguments
 _TOOL: ToolSchema = {
     "type": "function",
     "function": {
@@ -46,7 +46,7 @@ _TOOL: ToolSchema = {
 
 
 class Situation(StrEnum):
-    """What comes after a turn."""
+    """What follows a turn."""
 
     RESULTS = "tools answer"
     RESULTS_AFTER_SYSTEM = "tools answer in a conversation with a system message"
@@ -56,16 +56,18 @@ class Situation(StrEnum):
 
 @dataclass(frozen=True)
 class Exactness:
-    """What random conversations showed.
+    """The result of random conversations.
 
-    continuations, drifts, lost: by situation, the latter where results of tools, or what a user
-    said, do not stand in the next prompt; reasons: of the drifts; restyled: turns that the template
-    would write in other characters and that stay as they were generated; misread: turns whose calls
-    are not read back as they are written, because of quotes or line ends in their arguments;
-    refused: conversations that the template does not take; one_call: why no turn with two calls was
-    held; inexact: what was wrong with the first conversation whose tokens or content were not as
-    they must be. computed: tokens that training computes, over those of the same turns in one
-    segment (1 where nothing drifts).
+    conversations: number of conversations that the template accepted
+    continuations, drifts: numbers by situation
+    lost: continuations, by situation, whose prompt lacks the tool results or the user's message
+    reasons: number of drifts by reason
+    restyled: turns that the template would write in other characters; the sampled ones are kept
+    misread: turns whose calls are not read back because of quotes or line ends in arguments
+    refused, refusal: number of conversations that the template rejects, and its first error
+    one_call: why turns with two calls were not tried
+    inexact: the first error in tokens or content
+    computed: tokens that training computes, relative to one segment (1 without drift)
     """
 
     conversations: int
@@ -83,16 +85,16 @@ class Exactness:
 
     @property
     def faulty(self) -> bool:
-        """Whether tokens or content are wrong, or results vanish."""
+        """Whether tokens or content are wrong or missing."""
         return self.inexact is not None or any(self.lost.values())
 
     @property
     def exact(self) -> bool:
-        """Whether tokens and content are right and every conversation extends what was sampled."""
+        """Whether tokens and content are right and every prompt extends the sampled tokens."""
         return not self.faulty and not any(self.drifts.values())
 
     def sentence(self) -> str:
-        """The findings in words."""
+        """The findings as one sentence."""
         if self.inexact is not None:
             return f"multi-turn training is not exact: {self.inexact}"
         if any(self.lost.values()):
@@ -141,11 +143,11 @@ class Exactness:
 
 
 class _OneCallOnly(Exception):
-    """The template writes no turn with two calls. The message says what it does instead."""
+    """The template cannot write a turn with two calls. The message says what it does."""
 
 
 def check_exactness(renderer: ChatRenderer, conversations: int = 150, seed: int = 0) -> Exactness:
-    """Hold random conversations and count what happens at their continuations."""
+    """Run random conversations and count what happens at their continuations."""
     source = Random(seed)
     continuations: Counter[Situation] = Counter()
     drifts: Counter[Situation] = Counter()
@@ -193,8 +195,8 @@ def check_exactness(renderer: ChatRenderer, conversations: int = 150, seed: int 
 class _Talk:
     """One random conversation.
 
-    needed: the tokens of its turns and of what was added, each once; fault: what is wrong with it.
-    Every text in it holds a mark of its own, by which it is found again.
+    needed: its tokens in a single segment; fault: the first error. Every text contains a unique
+    mark, by which it is found in later prompts.
     """
 
     def __init__(self, renderer: ChatRenderer, source: Random, situation: Situation) -> None:
@@ -208,7 +210,7 @@ class _Talk:
         self._n_marks = 0
 
     def hold(self) -> None:
-        """Hold it. Raises `TemplateRefusal` if the template does not take it."""
+        """Run it. Raises `TemplateRefusal` if the template rejects it."""
         renderer, source = self._renderer, self._source
         messages: list[Message] = [{"role": "user", "content": self._text()}]
         if self._situation is Situation.RESULTS_AFTER_SYSTEM:
@@ -247,7 +249,7 @@ class _Talk:
         self.fault = self.fault or fault
 
     def _written(self, conversation: Conversation, said: TurnReading) -> str:
-        """The turn as the template writes it. Raises `_OneCallOnly` if it does not write both."""
+        """The turn as the template writes it. Raises `_OneCallOnly` if it omits a second call."""
         if len(said.calls) > 1:
             self._check_both_calls(conversation)
         return written_turn(
@@ -266,7 +268,7 @@ class _Talk:
             raise _OneCallOnly("of two calls the chat template writes the first")
 
     def _compare_reading(self, prompt: str, text: str, said: TurnReading) -> None:
-        """What is read of a turn must be what it says, unless its calls have no parser."""
+        """Check that reading a turn gives what it says, unless the parser is uncertain."""
         renderer = self._renderer
         if said.calls and not renderer.parser_choice.certain:
             return
@@ -285,7 +287,7 @@ class _Talk:
                 self._blame(f"of the turn {text!r} the {name} read is {read!r}, not {given!r}")
 
     def _compare_content(self, said: TurnReading, added: list[Message]) -> None:
-        """What was said and added must stand in the prompt once."""
+        """Check that the turn's content and the added messages are in the prompt once."""
         prompt = self._renderer.codec.decode(self.context.ids)
         for text in [said.content] if said.content else _texts_of_calls(said):
             if (n := prompt.count(_mark_of(text))) != 1:
@@ -300,10 +302,10 @@ class _Talk:
         return not codec.special_ids.isdisjoint(codec.encode(codec.escape_tool_text(text)))
 
     def _is_whole(self, conversation: Conversation, n_added: int) -> bool:
-        """Whether the prompt is the template's for the whole conversation.
+        """Whether the prompt equals the template's for the whole conversation.
 
-        Its text, and the tokens that were added last: how the model divides its own text into
-        tokens, and where it joins the prompt's, is not the template's.
+        Either all tokens are equal, or the text and the `n_added` last tokens are: the model may
+        split its own text into other tokens.
         """
         ids, whole = self.context.ids, conversation.whole_ids()
         decode = self._renderer.codec.decode
@@ -329,7 +331,7 @@ class _Talk:
         return self._marked(self._source.choices(_WORDS, k=5)).strip()
 
     def _text(self) -> str:
-        """Text from outside: anything, control tokens of the model's too."""
+        """Random text from outside, which may contain control tokens."""
         control = list(self._renderer.codec.special_texts)
         words = [*_WORDS, self._source.choice(control) if control else "x"]
         return self._marked(self._source.choices(words, k=self._source.randint(0, 8)))
@@ -348,7 +350,7 @@ _MARK = re.compile(r"w\d+w")
 
 
 def _mark_of(text: str) -> str:
-    """The mark that a text holds."""
+    """The mark in a text."""
     found = _MARK.search(text)
     assert found is not None, "every text has one"
     return found[0]

@@ -1,12 +1,12 @@
-"""In which form a chat template is given a generated turn: the one that it writes best.
+"""Chooses the form in which a generated turn is passed to the chat template.
 
-    for each of two forms   render the conversation with the turn in it
-                            cut that text at the turn: what stands in its place, what follows
-                            judge: is it what was generated, and is all there that was added?
-    then                    the first form that comes out as well as expected, else the best `Fit`
+    for each of two forms   render the conversation with the turn in this form
+                            split the text at the turn: the turn's text, and what follows
+                            judge: is the turn as generated, and are all added messages there?
+    then                    take the first form that fits as well as expected, else the best `Fit`
 
-The forms are in `forms.py`, and which two it is in `form_order.py`. Rendering comes in as a
-function: nothing here knows a template.
+`forms.py` defines the forms; `form_order.py` chooses the two. Rendering is a function argument:
+nothing here depends on a template.
 """
 
 import json
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum, auto
 
 from agentrl.rollout.chat.capabilities import TemplateRefusal
-from agentrl.rollout.chat.forms import CANDIDATE_FORMS, TurnForm, candidates
+from agentrl.rollout.chat.forms import TurnForm, candidates
 from agentrl.rollout.chat.sampled_ids import find_turn
 from agentrl.rollout.chat.turns import Message, SampledTurn, TurnReading
 
 
 class Drift(StrEnum):
-    """Why a conversation cannot be extended by appending."""
+    """Why a conversation cannot be extended by appending tokens."""
 
     EARLIER_REWRITTEN = "the chat template rewrites what stood before the turn"
     TURN_REWRITTEN = "the chat template rewrites the turn"
@@ -30,18 +30,18 @@ class Drift(StrEnum):
 
 
 class Fit(IntEnum):
-    """How well a form of a turn fits, best first. Of forms that fit alike the first is taken.
+    """How well a form of a turn fits, best first.
 
     The first three extend the conversation. With the others it drifts into a new segment.
     """
 
-    AS_GENERATED = auto()  # written to the character
-    RESTYLED_FIELDS = auto()  # in other characters, which say the same
-    RESTYLED_TEXT = auto()  # so too, but the template does not know of the calls
-    DRIFT_KEEPS_TURN = auto()  # the new segment holds the turn as it was generated
-    DRIFT = auto()  # the new segment holds what the template makes of the turn
-    ADDED_LOST_KEEPS_TURN = auto()  # the model would not see the results that it asked for
-    ADDED_LOST = auto()
+    AS_GENERATED = auto()  # the template writes exactly the generated text
+    RESTYLED_FIELDS = auto()  # other characters with the same meaning
+    RESTYLED_TEXT = auto()  # the same, but the template does not know the calls
+    DRIFT_KEEPS_TURN = auto()  # the new segment contains the turn as generated
+    DRIFT = auto()  # the new segment contains the turn as the template rewrites it
+    ADDED_LOST_KEEPS_TURN = auto()  # added messages are missing; the turn is as generated
+    ADDED_LOST = auto()  # added messages are missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class TurnInPlace:
     """A generated turn between its prompt and what follows it.
 
     prompt: the text that it was generated from
-    added: the messages that follow it, as the template is given them
-    read: what a text in the turn's place says
+    added: the escaped messages that follow it
+    read: reads a text in the turn's place
     """
 
     turn: SampledTurn
@@ -61,13 +61,14 @@ class TurnInPlace:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What the template makes of a conversation in which a turn is given in one form.
+    """A conversation rendered with a turn in one form.
 
     message: the turn in that form
     text: the whole conversation, up to the header of the next turn
-    written, delta: the template's text for the turn, without its stop token, and for what follows;
-        both are empty where the turn could not be found
-    drift: why the conversation is not extended, if it is not
+    fit: how well the form fits
+    written, delta: the text of the turn without its stop token, and of what follows; both are
+        empty if the turn was not found
+    drift: why the conversation is not extended; None if it is
     """
 
     message: Message
@@ -84,13 +85,13 @@ def choose_form(
     expected: Fit,
     render: Callable[[Message], str],
 ) -> Rendering:
-    """The turn in the first of the forms that fits as well as `expected`, else in the best.
+    """The first form that fits at least as well as `expected`, else the best one.
 
-    `render`: the text of the whole conversation, with this message for the turn. A form that it
-    refuses is passed over. Only if it refuses all of `forms` is the turn put in another one: the
-    first that it takes. Raises the first `TemplateRefusal` if there is none.
+    `render`: renders the whole conversation with this message as the turn. Forms that it rejects
+    are skipped. If it rejects all of `forms`, the first other form that it accepts is taken. Raises
+    the first `TemplateRefusal` if there is none.
     """
-    renderings: list[tuple[Fit, int, Rendering]] = []
+    renderings: list[Rendering] = []
     refusals: list[TemplateRefusal] = []
     for form, message in candidates(place.turn.reading, place.turn.call_ids, forms):
         if renderings and form not in forms:
@@ -103,14 +104,15 @@ def choose_form(
         rendering = judge(place, form, message, text)
         if rendering.fit <= expected:
             return rendering
-        renderings.append((rendering.fit, CANDIDATE_FORMS.index(form), rendering))
+        renderings.append(rendering)
     if not renderings:
-        raise refusals[0]  # there is one: every turn can be put as content
-    return min(renderings)[-1]
+        raise refusals[0]  # not empty: every turn has a form as content
+    # Of equal ones the first: the probe found it better, and blank results do not show which is.
+    return min(renderings, key=lambda rendering: rendering.fit)
 
 
 def judge(place: TurnInPlace, form: TurnForm, message: Message, text: str) -> Rendering:
-    """How the form fits whose message the template made this text of."""
+    """Judge the rendered `text` of a conversation with the turn in `form`."""
     turn = place.turn
     cut = cut_at_turn(text, place.prompt, turn)
     if isinstance(cut, Drift):
@@ -136,9 +138,10 @@ def judge(place: TurnInPlace, form: TurnForm, message: Message, text: str) -> Re
 
 
 def cut_at_turn(text: str, prompt: str, turn: SampledTurn) -> tuple[str, str] | Drift:
-    """What the text has for the turn after its prompt, and what follows the turn's stop token.
+    """The text in the turn's place after its prompt, and the text after its stop token.
 
-    A turn without a stop token was cut off: the text must go on with it as it was generated.
+    A truncated turn has no stop token; the text must then contain it as it was generated. Returns a
+    `Drift` if the text cannot be split.
     """
     if not text.startswith(prompt):
         return Drift.EARLIER_REWRITTEN
@@ -151,7 +154,7 @@ def cut_at_turn(text: str, prompt: str, turn: SampledTurn) -> tuple[str, str] | 
 
 
 def stands_more_often(message: Message, text: str, prompt: str) -> bool:
-    """Whether a text holds the message's content once more than the prompt before it does."""
+    """Whether a text contains the message's content more often than the earlier prompt does."""
     content = message["content"]
     if not isinstance(content, str) or not (content := content.strip()):
         return True
@@ -160,7 +163,7 @@ def stands_more_often(message: Message, text: str, prompt: str) -> bool:
 
 
 def shows(text: str, message: Message) -> bool:
-    """Whether a text holds the message's content, as it is or in a JSON string."""
+    """Whether a text contains the message's content, plain or as a JSON string."""
     content = message["content"]
     if not isinstance(content, str):
         return True

@@ -1,14 +1,13 @@
-"""Which two forms a turn is put in, by what kind of turn it is: found out when a model is loaded.
+"""The two forms for each kind of turn, found when a model is loaded.
 
     kind of turn                          as text       structured
     says something, a user follows        content
     thinks, makes a call, results follow  content       fields                  Qwen 3
     makes a call, results follow          content       fields                  Gemma 4: the second
 
-Every form of every kind is rendered once, in a conversation of a few words. A turn of a real
-conversation is then rendered in the better of the two forms, and in the other one only where the
-first does not come out as well as it did there: the conversation may be long, and its text is
-rendered as a whole.
+Every form of every kind of turn is rendered once in a short conversation. In real conversations,
+which may be long and are rendered as a whole, the better form is tried first. The other one is
+tried only if the first fits worse than in the short conversation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,16 +45,17 @@ _RESULT: Message = {"role": "tool", "content": "probe-result"}
 class Thinking(Enum):
     """How a turn begins."""
 
-    NONE = auto()  # with what it says; or with a thought that it does not close
-    EMPTY = auto()  # with the marks of a thought, and nothing between them
-    THOUGHT = auto()
+    NONE = auto()  # without a thought, or with one that it does not close
+    EMPTY = auto()  # with the marks of a thought and nothing between them
+    THOUGHT = auto()  # with a thought
 
 
 class TurnKind(NamedTuple):
-    """What of a turn decides in which form a template writes it.
+    """The properties of a turn that decide which form a template writes best.
 
-    n_calls: 2 stands for all above 1; after_results: tools answered before it; before_user: a user
-    speaks after it, which makes many templates drop its thought.
+    thinks: how it begins; speaks: whether it has content; n_calls: 2 stands for 2 or more;
+    after_results: it follows tool results; before_user: a user message follows it, after which many
+    templates drop its thought.
     """
 
     thinks: Thinking
@@ -66,7 +66,7 @@ class TurnKind(NamedTuple):
 
     @classmethod
     def of(cls, turn: TurnReading, before: str, added: Sequence[Message]) -> Self:
-        """The kind of a turn. `before`: the role of the message before it."""
+        """The kind of a turn. `before`: role of the message before it; `added`: those after it."""
         return cls(
             thinks=(
                 Thinking.THOUGHT if turn.thought else Thinking.EMPTY if turn.lead else Thinking.NONE
@@ -80,25 +80,25 @@ class TurnKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FormOrder:
-    """The forms for a kind of turn, best first: one as text and one structured, or one of them.
+    """The forms for a kind of turn, best first: at most one as text and one structured.
 
-    expected: how well the first came out.
+    expected: how well the first one fits.
     """
 
     forms: tuple[TurnForm, ...]
     expected: Fit
 
     def text_first(self) -> "FormOrder":
-        """The same forms, that as text first, which is expected to come out as generated."""
+        """The same forms with the text form first, which is expected to fit as generated."""
         return FormOrder(tuple(sorted(self.forms, key=lambda form: not form.is_text)), min(Fit))
 
 
-# Of a kind that no probe came to be.
+# For kinds that no probe covers.
 ANY_FORM = FormOrder((CANDIDATE_FORMS[0], CANDIDATE_FORMS[2]), Fit.AS_GENERATED)
 
 
 def find_form_orders(renderer: Renderer) -> Mapping[TurnKind, FormOrder]:
-    """The forms for each kind of turn, by rendering them all in short conversations."""
+    """Find the forms for each kind of turn by rendering all forms in short conversations."""
     orders: dict[TurnKind, FormOrder] = {}
     openings = [[_QUESTION]]
     with suppress(TemplateRefusal):
@@ -127,7 +127,7 @@ def _call(index: int) -> ParsedCall:
 
 
 class _Probe:
-    """A turn in a conversation of a few words. Raises `TemplateRefusal` if it is refused."""
+    """A turn in a short conversation. Raises `TemplateRefusal` if the template rejects it."""
 
     def __init__(
         self,
@@ -161,17 +161,17 @@ class _Probe:
         self.kind = TurnKind.of(reading, before[-1]["role"], added)
 
     def best_message(self) -> Message | None:
-        """The turn in the form that comes out best; None if all are refused."""
+        """The turn in its best form; None if the template rejects all forms."""
         order = self.order()
         if order is None:
             return None
         return order.forms[0].put(self._turn.reading, self._turn.call_ids)
 
     def order(self) -> FormOrder | None:
-        """The best form as text and the best structured one; None if all are refused.
+        """The best text form and the best structured form; None if the template rejects all.
 
-        Of forms that fit alike it is the one in which the turn still fits when its spaces are other
-        than the template's.
+        Of forms that fit equally well, the one is taken that fits best when white space differs
+        from the template's.
         """
         turn, fits = self._turn, dict[TurnForm, Fit]()
         for form, message in candidates(turn.reading, turn.call_ids):
@@ -189,7 +189,7 @@ class _Probe:
         return FormOrder(tuple(best), fits[best[0]])
 
     def _sturdiest(self, alike: Sequence[TurnForm]) -> TurnForm:
-        """Of forms in which the turn fits alike, the one in which it fits best when untidy."""
+        """Of equally good forms, the one that fits best with different white space."""
         if len(alike) == 1:
             return alike[0]
         untidy = self._sampled(self._untidy())
@@ -201,7 +201,7 @@ class _Probe:
         return min(alike, key=fit)
 
     def _begin(self, text: str, thinking: Thinking) -> str:
-        """The turn's text with such a beginning, where a turn can have it."""
+        """The turn's text, changed to begin with `thinking` if it can."""
         lead = self._sampled(text).reading.lead
         if thinking is Thinking.NONE and lead:
             return text[len(lead) :].lstrip()

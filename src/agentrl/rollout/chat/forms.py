@@ -1,9 +1,8 @@
-"""The forms in which a chat template can be given a generated turn.
+"""The forms in which a generated turn can be passed to a chat template.
 
-A template that is given a turn as plain content writes it verbatim, if it can. Some refuse that,
-some change the content, some write the results of tools only after calls that they were given as
-such. `CANDIDATE_FORMS` lists what can be tried instead, in order and each with its reason;
-`form_choice.py` says which one is taken.
+Most templates write plain content verbatim. Some reject a turn as content, some change it, and some
+write tool results only after calls in fields. `CANDIDATE_FORMS` lists all forms in order, each with
+its reason. `form_choice.py` chooses one.
 
 For a turn `hm\\n</think>\\n\\nYes.` + a call, after a prompt that ends in `<think>\\n`:
 
@@ -24,19 +23,19 @@ from agentrl.rollout.chat.turns import THOUGHT_FIELDS, Message, TurnReading, wri
 
 
 def as_content(turn: TurnReading, _call_ids: Sequence[str]) -> Message:
-    """All of the turn as content, but for the frame that the template writes around it."""
+    """The whole turn as content, without the template's frame."""
     return _assistant(turn.body)
 
 
 def as_reopened_content(turn: TurnReading, _call_ids: Sequence[str]) -> Message | None:
-    """As content, after what the prompt wrote of the turn; None if it wrote nothing."""
+    """The whole turn as content, with the part that the prompt wrote; None if it wrote none."""
     return _assistant(turn.prompted + turn.body) if turn.prompted else None
 
 
 def in_fields(
     turn: TurnReading, call_ids: Sequence[str], *, json_arguments: bool = False
 ) -> Message:
-    """Thought, content and calls in fields of their own."""
+    """Thought, content and calls in separate fields."""
     thought = dict.fromkeys(THOUGHT_FIELDS, turn.thought) if turn.thought else {}
     return _assistant(turn.content) | thought | _calls(turn, call_ids, json_arguments)
 
@@ -44,7 +43,7 @@ def in_fields(
 def with_inline_thought(
     turn: TurnReading, call_ids: Sequence[str], *, json_arguments: bool = False
 ) -> Message | None:
-    """Calls in fields, the thought as it stands in the content; None if there is no thought."""
+    """Calls in fields and the thought in the content; None if there is no thought."""
     if not turn.lead:
         return None
     rest = turn.text[len(turn.lead) :]
@@ -55,10 +54,11 @@ def with_inline_thought(
 
 @dataclass(frozen=True, slots=True)
 class TurnForm:
-    """A form in which a turn can be given to a template, and why it is among the candidates.
+    """A form in which a turn can be passed to a template.
 
-    put: makes the message; None if the turn cannot be put so. `call_ids`: one for each call.
-    is_text: calls and thought are not parsed; they stand in the content.
+    reason: why it is a candidate.
+    put: (turn, call ids [n_calls]) -> message; None if the turn has no such form.
+    is_text: calls and thought stay unparsed in the content.
     """
 
     name: str
@@ -108,9 +108,9 @@ CANDIDATE_FORMS = (
 def candidates(
     turn: TurnReading, call_ids: Sequence[str], first: Sequence[TurnForm] = ()
 ) -> Iterator[tuple[TurnForm, Message]]:
-    """The forms that the turn can be put in, those of `first` first, each with its message.
+    """The forms of a turn with their messages, beginning with those in `first`.
 
-    A form is left out if its message is that of an earlier one: the template would write the same.
+    A form with the same message as an earlier one is left out.
     """
     tried: list[Message] = []
     for form in (*first, *(form for form in CANDIDATE_FORMS if form not in first)):
@@ -125,7 +125,7 @@ def _assistant(content: str) -> Message:
 
 
 def _calls(turn: TurnReading, call_ids: Sequence[str], json_arguments: bool) -> Message:
-    """The field of calls; none if the turn makes none."""
+    """The field of calls; {} if there are none."""
     if not turn.calls:
         return {}
 

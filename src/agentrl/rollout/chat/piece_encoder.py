@@ -1,9 +1,9 @@
-"""Whole prompts of one conversation, each encoded only where it differs from the one before.
+"""Encodes the whole prompts of one conversation incrementally.
 
-A chat template that rewrites what was sampled gives a whole new prompt after each turn. To encode
-all of it again would make a conversation cost its length times its turns. The tokenizer divides a
-text at special tokens before it does anything else, so the parts between them (`Piece`) have ids of
-their own, which are kept from one prompt to the next.
+If a chat template rewrites sampled tokens, each turn needs a whole new prompt. Encoding all of it
+again would cost the conversation's length times its turns. The tokenizer first splits a text at
+special tokens, so the ids of the parts between them (`Piece`) do not depend on each other and are
+reused in the next prompt.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from agentrl.rollout.chat.escaping import EscapingCodec, Piece
 
 
 class PieceEncoder:
-    """Encodes the texts of one prompt after the other. Keeps the ids of the last prompt."""
+    """Encodes one prompt after the other, reusing the ids of the last prompt's pieces."""
 
     def __init__(self, codec: EscapingCodec) -> None:
         self._codec = codec
@@ -20,7 +20,7 @@ class PieceEncoder:
         self._current: dict[Piece, array[int]] = {}
 
     def encode(self, escaped: str, after: int | None = None, *, start: bool = True) -> list[int]:
-        """What `EscapingCodec.encode` gives for a text of the current prompt."""
+        """`EscapingCodec.encode` for a text of the current prompt."""
         if after is not None:
             token = self._codec.token(after)
             ids = self.encode(token + escaped)
@@ -37,5 +37,5 @@ class PieceEncoder:
         return ids
 
     def end_prompt(self) -> None:
-        """The current prompt is whole; what it has not is forgotten."""
+        """The current prompt is complete: forget pieces that it does not contain."""
         self._last, self._current = self._current, {}

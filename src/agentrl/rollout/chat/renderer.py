@@ -1,7 +1,7 @@
-"""A tokenizer with its chat template, for many conversations at once.
+"""A tokenizer with its chat template, shared by all conversations.
 
-What the template can express is found out by probing it when it is loaded (`capabilities.py`). How
-a conversation grows turn by turn is in `conversation.py`.
+The template's capabilities are found by probing when it is loaded (`capabilities.py`).
+`conversation.py` extends conversations turn by turn.
 """
 
 import logging
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ToolSchema = Mapping[str, Any]  # {"type": "function", "function": {...}}, as OpenAI writes it
+ToolSchema = Mapping[str, Any]  # {"type": "function", "function": {...}}, OpenAI's format
 
 _CACHED_PROMPTS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A rendered prompt: its escaped text, its tokens, and messages and tools as escaped."""
+    """A rendered prompt: escaped text, token ids [n], and the escaped messages and tools."""
 
     text: str
     ids: tuple[int, ...]
@@ -47,7 +47,7 @@ class RenderedPrompt:
 class ChatRenderer:
     """A tokenizer with its chat template.
 
-    Raises ValueError if no turn of the model can be told from what follows it.
+    Raises ValueError if the tokenizer or its chat template cannot be used for turns.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class ChatRenderer:
         template_options: Mapping[str, Any] | None = None,
         parser: str | None = None,
     ) -> None:
-        """`stop_token_ids`: tokens that end a turn, beside the tokenizer's and the template's.
+        """`stop_token_ids`: further tokens that end a turn, besides the tokenizer's and template's.
 
-        `template_options`: further variables of the template, such as `enable_thinking`.
-        `parser`: the name of the tool call parser, if it is not the one that fits the template.
+        `template_options`: variables of the template, such as `enable_thinking`. `parser`: name of
+        the tool call parser; None: the one that fits the template.
         """
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat template")
@@ -99,9 +99,9 @@ class ChatRenderer:
     ) -> Self:
         """The renderer of a model folder; see `__init__`.
 
-        Raises ValueError naming the folder and what it lacks.
+        Raises ValueError with the folder and what it lacks.
         """
-        # Here, because it loads torch: `agentrl show` and a launch need neither.
+        # Imported here because it loads torch, which `agentrl show` and a launch do not need.
         from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
         try:
@@ -125,13 +125,13 @@ class ChatRenderer:
     def render_prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
     ) -> list[int]:
-        """The tokens of a conversation that an assistant turn is to continue."""
+        """The token ids of a prompt for the next assistant turn."""
         return list(self.prompt(messages, tools).ids)
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None
     ) -> RenderedPrompt:
-        """A rendered prompt; the rollouts of one task share it."""
+        """A rendered prompt. It is cached: the rollouts of a task share it."""
         return self._prompts(orjson.dumps(list(messages)), orjson.dumps(list(tools or ())))
 
     def render_text(
@@ -140,9 +140,9 @@ class ChatRenderer:
         tools: Sequence[ToolSchema] | None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The template applied to escaped messages, up to the next assistant header.
+        """The rendered text of escaped messages, with the next assistant header if wanted.
 
-        Raises `TemplateRefusal` if it does not take them.
+        Raises `TemplateRefusal` if the template rejects them.
         """
         try:
             return self._apply(
@@ -156,17 +156,17 @@ class ChatRenderer:
     def read_turn(
         self, text: str, prompted: str = "", tools: Sequence[ToolSchema] | None = None
     ) -> TurnReading:
-        """What a turn's text says. `prompted`: what the prompt wrote of the turn already."""
+        """Parse a turn's text. `prompted`: the part of the turn that the prompt wrote."""
         marks = self.capabilities.thought_marks
         return read_turn(
             text, prompted, marks, self.parse_calls, tools or (), self.capabilities.frame
         )
 
     def said(self, content: str) -> str:
-        """What a turn says to whoever reads its answer: no control token, header or frame.
+        """The text of an answer without control tokens, headers and frame.
 
-        `content`: the turn's text outside its calls. A thought between control tokens is left out
-        with them; one between other marks (`<think>`) stays.
+        `content`: the turn's text outside its calls. A thought between control tokens is removed;
+        a thought between other marks (`<think>`) stays.
         """
         marks, codec = self.capabilities.thought_marks, self.codec
         if codec.specials(marks.open + marks.close):
@@ -174,16 +174,16 @@ class ChatRenderer:
         return codec.without_specials(self.capabilities.frame.peel_content(content)).strip()
 
     def split_turn(self, output_ids: Sequence[int]) -> tuple[str, int | None]:
-        """A generated turn as text without its stop token, and that token if it has one."""
+        """The text of a generated turn without its stop token, and the stop token's id or None."""
         stop = output_ids[-1] if output_ids[-1] in self.stop_token_ids else None
         return self.codec.decode(output_ids if stop is None else output_ids[:-1]), stop
 
     def call_id(self, name: str, index: int) -> str:
-        """The id of the conversation's call number `index`, where the model wrote none."""
+        """The id for call number `index` of a conversation, if the model wrote none."""
         return f"functions.{name}:{index}" if self.capabilities.named_by_id else f"call{index:05}"
 
     def escape_message(self, message: Message) -> Message:
-        """The message with what must not become a control token escaped."""
+        """The message with control tokens in text from outside escaped."""
         role = message["role"]
         if role == "assistant":
             return message
@@ -192,11 +192,11 @@ class ChatRenderer:
         return {**message, "content": content}
 
     def encode_inside(self, escaped: str) -> list[int]:
-        """The tokens of escaped text that stands within a sequence."""
+        """The token ids of escaped text within a sequence."""
         return self.codec.encode(escaped, start=False)
 
     def encode(self, escaped: str) -> list[int]:
-        """The tokens of escaped text at the begin of a sequence."""
+        """The token ids of escaped text at the start of a sequence."""
         return self.codec.encode(escaped)
 
     def _apply(
@@ -215,7 +215,7 @@ class ChatRenderer:
             )
         except TemplateError as error:
             raise TemplateRefusal(str(error)) from error
-        except Exception as error:  # a template is a program, which may fail in any way
+        except Exception as error:  # a template is a program and may raise anything
             raise TemplateRefusal(f"{type(error).__name__}: {error}") from error
         assert isinstance(text, str)
         return text
@@ -228,7 +228,7 @@ class ChatRenderer:
 
 
 def _ids(token_ids: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Token ids as configuration files write them: none, one or several."""
+    """A configuration value with no, one or several token ids, as a tuple."""
     if token_ids is None:
         return ()
     return (token_ids,) if isinstance(token_ids, int) else tuple(token_ids)

@@ -3,8 +3,8 @@
     rendered text   <header>turn<stop> results <header>turn<stop> results <header>
     ids             encoded  sampled   encoded          sampled   encoded
 
-The tokenizer, given a turn's text, may divide it otherwise than the model did. So a turn is looked
-up in the text at the place where the template writes it, and its ids are put there.
+The tokenizer may split a turn's text into other tokens than the model generated. So the turn is
+located in the rendered text, and its sampled ids are inserted there.
 """
 
 from bisect import bisect_left
@@ -17,7 +17,7 @@ from agentrl.rollout.chat.turns import SampledTurn
 
 
 class Place(NamedTuple):
-    """Where a turn stands in a text, `text[start:end]`, and its ids for that."""
+    """The place of a turn in a text, `text[start:end]`, and the sampled ids for it."""
 
     start: int
     end: int
@@ -25,16 +25,15 @@ class Place(NamedTuple):
 
 
 class _Headers:
-    """Where a text has the headers of turns: each is looked for once, however many turns have
-    it."""
+    """The places of turn headers in a text. Each header is searched once."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._places: dict[str, list[int]] = {}
 
     def find(self, header: str, position: int, written: str, ending: str) -> int:
-        """The first place from `position` on where the header stands before these two; -1 if
-        there is none."""
+        """The first index from `position` on of the header followed by `written` and `ending`; -1
+        if there is none."""
         text = self._text
         if not header:
             return text.find(written + ending, position)
@@ -49,10 +48,10 @@ class _Headers:
 
 
 def find_turn(turn: SampledTurn, text: str, position: int) -> Place | None:
-    """The first place from `position` on where the text has a header of the turn, then the turn.
+    """The first place from `position` on where a header of the turn and the turn follow each other.
 
-    With its stop token, if the text has it so anywhere; else without, as templates write a turn
-    that nothing follows. None if the template does not write the turn, or nothing is left of it.
+    A place with the stop token is preferred: templates may omit it after the last turn. None if the
+    text does not contain the turn, or no ids are left of it.
     """
     return _find_turn(turn, _Headers(text), position)
 
@@ -60,11 +59,10 @@ def find_turn(turn: SampledTurn, text: str, position: int) -> Place | None:
 def encode_keeping(
     turns: Iterable[SampledTurn], text: str, encoder: PieceEncoder
 ) -> tuple[tuple[int, ...], int]:
-    """The ids of a whole prompt, with the sampled ids of those turns that its text has.
+    """Encode a whole prompt, with the sampled ids of the turns that its text contains.
 
-    `turns`: in the order in which they stand there. `encoder`: of the conversation. Returns the
-    ids, and how many of the turns are not in the text as they were generated, so that their ids are
-    lost.
+    `turns`: in the order of the text. `encoder`: of the conversation. Returns the ids, and the
+    number of turns that the text does not contain as they were generated.
     """
     headers = _Headers(text)
     ids: list[int] = []
@@ -97,7 +95,7 @@ def _find_turn(turn: SampledTurn, headers: _Headers, position: int) -> Place | N
 
 
 def _occurrences(part: str, text: str) -> list[int]:
-    """Where a part stands in a text, also where it overlaps itself."""
+    """The start indices of a part in a text, overlapping ones included."""
     places = []
     found = text.find(part)
     while found >= 0:

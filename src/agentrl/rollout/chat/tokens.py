@@ -25,11 +25,10 @@ from agentrl.policy_version import VersionSpan, show_spans, spans_cover
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Where a segment leaves the tokens of an earlier one.
+    """Where a segment branches off from an earlier one.
 
-    The first `shared_len` tokens are those of turn `turn` of segment `segment` (its prompt and its
-    output), and belong to the new segment's prompt: no generated token is ever shared with another
-    generated one.
+    It shares the first `shared_len` tokens of turn `turn` (prompt and output) of segment `segment`.
+    They are part of the new segment's prompt, so no token is generated in two segments.
     """
 
     segment: int
@@ -39,27 +38,26 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of turns that extend each other; `TokenContext.line` has its tokens."""
+    """Consecutive turns that extend each other; `TokenContext.line` has the tokens."""
 
     branch: Branch | None
-    prompt_len: int  # tokens that it begins with
-    turn_ends: list[tuple[int, int]] = field(default_factory=list)  # (turn, tokens at its end)
+    prompt_len: int  # tokens of its first prompt
+    turn_ends: list[tuple[int, int]] = field(default_factory=list)  # (turn, tokens up to its end)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChange:
-    """What happened to the tokens between generated turn `turn` and the next prompt.
+    """The change of tokens between generated turn `turn` and the next prompt.
 
-    The next prompt is the first `kept` tokens of the turn's segment (its prompts and outputs up to
-    and with the turn), then `separator`, then `appended`. `dropped` of the segment's tokens are not
-    in it: none where the tokens are extended.
+    The next prompt is the first `kept` tokens of the turn's segment, then `separator`, then
+    `appended`. The segment's other tokens, `dropped` of them, are not in it.
 
-    separator: ids that the chat template adds to close the turn, which the model did not generate
-    extends: whether the next prompt is in the same segment
-    drift: why the chat template does not extend what was sampled; None if it does, or where the
+    separator: ids that the chat template adds to close the turn
+    extends: whether the next prompt is in the same segment; `dropped` is then 0
+    drift: why the chat template does not extend the sampled tokens; None if it does, or if the
         conversation was rewritten on purpose
-    restyled: the template would write the turn in other characters; it stays as it was generated
-    n_rewritten: generated turns whose ids the new prompt does not hold as they were sampled
+    restyled: the template would write the turn in other characters; the sampled ones are kept
+    n_rewritten: generated turns whose sampled ids are not in the new prompt
     """
 
     turn: int
@@ -75,15 +73,15 @@ class PromptChange:
 
 @dataclass(frozen=True, slots=True)
 class TurnTokens:
-    """What a turn added: the prompt's new ids, and the place of the turn in the record.
+    """The new ids of a turn's prompt, and the place of the turn in the record.
 
-    prompt_delta: what the prompt has after the last turn of the segment; on the segment's first
-        turn, after what its branch shares
+    prompt_delta: the prompt's ids [n] after the segment's previous turn; in the segment's first
+        turn, after the tokens that its branch shares
     """
 
     turn: int
     segment: int
-    branch: Branch | None  # of the segment, on its first turn
+    branch: Branch | None  # the segment's, in its first turn
     prompt_change: PromptChange | None  # between the last turn and this one
     prompt_delta: NDArray[np.int32]
     prompt_len: int
@@ -92,8 +90,8 @@ class TurnTokens:
 class TokenContext:
     """The tokens of one record, segment by segment.
 
-    Order of calls: `begin_segment`, `add_turn`, then again and again `observe` (or another
-    `begin_segment`) and `add_turn`.
+    Order of calls: `begin_segment`, `add_turn`, then repeatedly `observe` or `begin_segment`, and
+    `add_turn`.
     """
 
     def __init__(self) -> None:
@@ -104,8 +102,8 @@ class TokenContext:
         self.n_drifts = 0
         self.versions: VersionRange | None = None  # oldest and newest of the generated tokens
         self._tokens = GrowingTree()  # a branch for each segment
-        self._delta: NDArray[np.int32] | None = None  # of the prompt that no turn followed yet
-        self._pending: PromptChange | None = None  # the one that `_delta` comes from
+        self._delta: NDArray[np.int32] | None = None  # prompt ids that no turn has followed yet
+        self._pending: PromptChange | None = None  # the change that `_delta` belongs to
 
     @property
     def ids(self) -> list[int]:
@@ -115,17 +113,17 @@ class TokenContext:
 
     @property
     def prompt_len(self) -> int:
-        """Tokens of the next turn's prompt."""
+        """Number of tokens in the next turn's prompt."""
         return self._tokens.length(-1)
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of all segments; a shared prefix counts once."""
+        """Number of tokens in all segments; a shared prefix counts once."""
         return len(self._tokens)
 
     @property
     def counts(self) -> TokenCounts:
-        """Tokens by origin. `prompt` is the first prompt; the rest is generated or observed."""
+        """Tokens by origin: the first prompt, generated, and all others (observed)."""
         if not self.segments:
             return TokenCounts()
         prompt = self.segments[0].prompt_len
@@ -133,20 +131,20 @@ class TokenContext:
         return TokenCounts(prompt=prompt, generated=self.n_generated, observed=observed)
 
     def tree(self) -> TokenTree:
-        """The tokens of all segments, as far as they are."""
+        """The token tree of all segments so far."""
         return self._tokens.tree()
 
     def line(self, segment: int) -> TokenTree:
-        """The tokens of a segment, with those that it shares."""
+        """The tokens of a segment, shared ones included, as a tree of one node."""
         return self._tokens.line(segment)
 
     def begin_segment(
         self, prompt_ids: Ids, drift: str | None = None, n_rewritten: int = 0
     ) -> PromptChange | None:
-        """Begin a segment with a whole rendered prompt.
+        """Begin a segment with a whole prompt [n].
 
-        `drift`, `n_rewritten`: see `PromptChange`. Returns what changed since the last turn, or
-        None before the first turn.
+        `drift`, `n_rewritten`: see `PromptChange`. Returns the change since the last turn; None
+        before the first turn. Raises ValueError for an empty prompt.
         """
         if not len(prompt_ids):
             raise ValueError("a segment cannot begin with an empty prompt")
@@ -174,10 +172,10 @@ class TokenContext:
         return prompt_change
 
     def begin_branch(self, turn: int | None, shared_len: int, delta_ids: Ids) -> None:
-        """Begin a segment as `TurnTokens` says that one began: without a search for its branch.
+        """Begin a segment at a known branch, as stored in `TurnTokens`.
 
-        turn, shared_len: of the branch, None and 0 if there is none; delta_ids: what follows what
-        it shares. Raises ValueError if that turn has no token at that place.
+        turn, shared_len: of the branch; None and 0 if there is none. delta_ids: the prompt's ids
+        after the shared tokens. Raises ValueError if the turn has no token `shared_len - 1`.
         """
         self._withdraw_delta()
         self.n_continuations += self.n_turns > 0
@@ -204,9 +202,10 @@ class TokenContext:
         self._delta = delta
 
     def observe(self, delta_ids: Ids, n_separator: int = 0, restyled: bool = False) -> PromptChange:
-        """Append what the template adds after a turn: tool results and the next header.
+        """Append the ids [n] that follow a turn: tool results and the next header.
 
-        The first `n_separator` ids close the turn. `restyled`: see `PromptChange`.
+        The first `n_separator` ids close the turn. `restyled`: see `PromptChange`. Raises
+        ValueError if no generated turn precedes.
         """
         if not self.segments[-1].turn_ends or self._delta is not None:
             raise ValueError("a delta follows a generated turn")
@@ -235,11 +234,11 @@ class TokenContext:
         drift: str | None = None,
         n_rewritten: int = 0,
     ) -> PromptChange | None:
-        """Make `prompt_ids` what the next turn continues, whatever they are.
+        """Make `prompt_ids` [n] the prompt of the next turn.
 
-        They extend the current segment if they begin with all of its tokens, and begin a new one
-        otherwise. Returns what changed since the last turn, or None if there is none or nothing
-        did. See `observe` and `begin_segment` for the rest.
+        They extend the current segment if they begin with all of its tokens, else they begin a new
+        one. Returns the change since the last turn; None before the first turn or without a change.
+        The other arguments are those of `observe` and `begin_segment`.
         """
         if not self.segments or not self.segments[-1].turn_ends or self._delta is not None:
             return self.begin_segment(prompt_ids, drift, n_rewritten)
@@ -251,7 +250,7 @@ class TokenContext:
         return self.observe(prompt_ids[held:], n_separator, restyled)
 
     def n_new(self, prompt_ids: Sequence[int]) -> int:
-        """How many tokens a prompt would add to those of the record."""
+        """The number of tokens that a prompt would add to the record."""
         branch = self._find_branch(np.asarray(prompt_ids, dtype=np.int32))
         return len(prompt_ids) - (branch.shared_len if branch else 0)
 
@@ -262,11 +261,11 @@ class TokenContext:
         versions: Sequence[VersionSpan],
         columns: Mapping[str, ArrayLike] | None = None,
     ) -> TurnTokens:
-        """Append a turn as the model generated it, and say what the turn added.
+        """Append a generated turn.
 
-        `columns`: further columns of the output's tokens, by name (`token_tree.COLUMNS`), an entry
-        for each token or one for all. Raises ValueError where ids, logprobs and version spans do
-        not fit together.
+        `output_ids`, `logprobs`: [n]. `versions`: spans that cover the n tokens. `columns`: further
+        columns by name (`token_tree.COLUMNS`), one value per token or one for all. Raises
+        ValueError if their lengths differ or the turn is empty.
         """
         if not len(output_ids):
             raise ValueError(f"turn {self.n_turns} has no generated token")
@@ -298,7 +297,7 @@ class TokenContext:
         return tokens
 
     def _withdraw_delta(self) -> None:
-        """Take back what was appended since the last turn, as no turn was generated from it."""
+        """Remove the ids appended since the last turn: no turn was generated from them."""
         if self._delta is None:
             return
         segment = self.segments[-1]
@@ -313,19 +312,19 @@ class TokenContext:
         self._delta, self._pending = None, None
 
     def _find_branch(self, prompt: NDArray[np.int32]) -> Branch | None:
-        """The longest prefix of `prompt` among the turns of earlier segments.
+        """The branch with the longest prefix of `prompt` among the turns of earlier segments.
 
-        Each segment's own tokens are looked at once at most, so that a record whose every turn
-        begins a segment costs no more than one that has a single one.
+        Each segment's own tokens are compared at most once, so the cost does not grow with the
+        number of segments.
         """
         best: Branch | None = None
-        matching: list[int] = []  # of each segment: how many of its first tokens the prompt has
+        matching: list[int] = []  # for each segment: length of its common prefix with the prompt
         for index, segment in enumerate(self.segments):
             shared, length = 0, 0
             if segment.branch is not None:
                 shared, length = segment.branch.shared_len, matching[segment.branch.segment]
             if segment.turn_ends and length >= shared:
-                # A delta after the last turn is in no document.
+                # Only up to the last turn: a later delta is not stored.
                 own = self._tokens.own_ids(index)[: segment.turn_ends[-1][1] - shared]
                 length = shared + common_prefix(own, prompt[shared:])
             matching.append(length)
@@ -336,7 +335,7 @@ class TokenContext:
 
 
 def _version_of_each(spans: Sequence[VersionSpan], length: int, turn: int) -> NDArray[np.int32]:
-    """The policy version of each output token. Spans must cover the output without a gap."""
+    """The policy version of each output token, [length]. Raises ValueError if spans have gaps."""
     if not spans_cover(spans, length):
         raise ValueError(
             f"the version spans of turn {turn} do not cover its {length} tokens: "

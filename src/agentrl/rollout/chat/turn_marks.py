@@ -1,11 +1,11 @@
-"""What a template writes of its own around a thought and around what a turn says: found by probing.
+"""The text that a template writes around a thought and around a turn's content, found by probing.
 
     prompt                ...<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>
     a turn as written     probe-turn<|END_RESPONSE|><|END_OF_TURN_TOKEN|>
                                     the frame's end, the turn's end
 
-A model generates the frame too. It is peeled off before the turn is given to the template, which
-writes it anew, and off what the turn is taken to say.
+A model also generates the frame. It is removed before the turn is passed to the template, which
+writes it again, and from the turn's content.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from agentrl.rollout.chat.escaping import EscapingCodec
 from agentrl.rollout.chat.turns import THOUGHT_FIELDS, Message, ThoughtMarks, TurnFrame
 
-# Renders messages, with the header of the next turn or without; "" if the template refuses them.
+# Renders messages, with or without the next turn's header; "" if the template rejects them.
 Try = Callable[[Sequence[Message], None, bool], str]
 
 _THOUGHT = "probe-thought"
 _DEFAULT_MARKS = ThoughtMarks("<think>", "</think>")
-# Marks that a template may know although it writes no thought that it is given: it takes what
-# stands between them out of the content.
+# Marks of templates that do not write thoughts but remove them from the content.
 _KNOWN_MARKS = (
     _DEFAULT_MARKS,
     ThoughtMarks("<|channel>thought", "<channel|>"),  # Gemma 4
@@ -31,11 +30,10 @@ _KNOWN_MARKS = (
 def find_thought_marks(
     render: Try, codec: EscapingCodec, user: Message, turns: Mapping[str, Message]
 ) -> tuple[ThoughtMarks, bool]:
-    """What the template writes around a thought, and whether it knows of thoughts: it writes one
-    that it is given, or takes one out of the content.
+    """The marks around a thought, and whether the template writes thoughts or removes them.
 
-    `turns`: probes of turns, by the text that stands in each: some templates write the thought only
-    of a turn that makes calls. `<think>` and its end if the template shows none.
+    `turns`: probe turns by a text that each contains; some templates write thoughts only in turns
+    with calls. The marks are `<think>` and `</think>` if the template shows none.
     """
     found = False
     for text, turn in turns.items():
@@ -57,13 +55,13 @@ def find_thought_marks(
 def _marks_in(
     codec: EscapingCodec, header: str, text: str, said: str
 ) -> tuple[ThoughtMarks | None, bool]:
-    """The marks around the probe's thought if they can be told, and whether it is there at all."""
+    """The marks around the probe's thought (None if unclear), and whether `text` contains it."""
     before, found, after = text.partition(_THOUGHT)
     open_mark = before[len(header) :].strip() if before.startswith(header) else ""
     close_mark = after.partition(said)[0].strip()
     specials = codec.specials(close_mark)
     if specials and close_mark.startswith(specials[0][0]):
-        close_mark = specials[0][0]  # what follows is the header of what is said
+        close_mark = specials[0][0]  # the rest is the header of the content
     if found and close_mark.startswith("</"):
         return ThoughtMarks(open_mark or f"<{close_mark[2:]}", close_mark), True
     if found and open_mark and close_mark:
@@ -74,10 +72,10 @@ def _marks_in(
 def find_frame(
     codec: EscapingCodec, prompt: str, closed: str, said: str, ends: Sequence[str]
 ) -> TurnFrame:
-    """The control text between a prompt and what its turn says, and between that and its end.
+    """The control text before and after the content of a turn.
 
-    `closed`: the conversation up to the turn; `said`: what it says; `ends`: tokens that end turns.
-    Text without a control token is no frame: a model may write it otherwise.
+    `closed`: the conversation up to the turn. `said`: its content. `ends`: tokens that end turns.
+    Text without a control token is no frame, because a model may write it differently.
     """
     before, _, rest = closed.removeprefix(prompt).partition(said)
     places = [place for end in ends if (place := rest.find(end)) >= 0]

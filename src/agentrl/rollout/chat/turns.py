@@ -1,6 +1,6 @@
-"""A generated turn: its ids, and what its text says.
+"""A generated turn: its ids, and its parsed text.
 
-In which forms a chat template can be given a turn is in `forms.py`.
+`forms.py` defines the forms in which a turn is passed to a chat template.
 """
 
 import re
@@ -10,39 +10,39 @@ from typing import Any, NamedTuple
 
 from agentrl.rollout.tool_calls import MalformedCall, ParsedCall, ToolCallParser
 
-THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")  # as templates name a thought
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")  # templates' names of a thought
 
-Message = dict[str, Any]  # role and content; tool_call_id and name for results that have them
+Message = dict[str, Any]  # role and content; tool results may have tool_call_id and name
 
 
 def n_characters(messages: Sequence[Message]) -> int:
-    """Of what the messages say."""
+    """Characters in the contents of messages."""
     return sum(len(message.get("content") or "") for message in messages)
 
 
 class ThoughtMarks(NamedTuple):
-    """What stands before and after a thought."""
+    """The text before and after a thought."""
 
     open: str
     close: str
 
 
 class TurnFrame(NamedTuple):
-    """The control text that the template itself writes before and after what a turn says.
+    """The control text that the template writes before and after a turn's content.
 
-    Both are empty for most families. gpt-oss has `<|channel|>final<|message|>` before, Cohere2
-    `<|END_RESPONSE|>` after.
+    Both are empty for most model families. gpt-oss has `<|channel|>final<|message|>` before,
+    Cohere2 has `<|END_RESPONSE|>` after.
     """
 
     before: str = ""
     after: str = ""
 
     def peel_turn(self, text: str) -> str:
-        """A turn's text, as content that the template writes the frame around again."""
+        """A turn's text without the frame, which the template adds again."""
         return text.removeprefix(self.before).removesuffix(self.after)
 
     def peel_content(self, content: str) -> str:
-        """What is said in text that may begin with other messages, and their headers."""
+        """The content without the frame, and without other messages before it."""
         content = content.strip()
         before = self.before.strip()
         if before:
@@ -55,11 +55,12 @@ NO_FRAME = TurnFrame()
 
 @dataclass(frozen=True, slots=True)
 class TurnReading:
-    """What a turn says.
+    """A parsed turn.
 
-    `text` is all of it without its stop token; `body` that without the frame that the template
-    writes around it; `lead` the part up to the end of the thought, as it stands; `prompted` what
-    the prompt wrote of the turn already (`<think>` and a line end).
+    `text`: the whole turn without its stop token. `body`: `text` without the template's frame.
+    `prompted`: the part of the turn that the prompt wrote, such as `<think>` and a line end.
+    `lead`: the part of `text` up to the end of the thought. `thought`, `content`, `calls`: its
+    parts.
     """
 
     text: str
@@ -72,13 +73,13 @@ class TurnReading:
 
     @property
     def call_names(self) -> tuple[str, ...]:
-        """The names of its calls; one that cannot be made has a name that says so."""
+        """The names of its calls; a malformed call has a stand-in."""
         return tuple(writable(call).name for call in self.calls)
 
     def says_the_same(self, other: "TurnReading") -> bool:
-        """Whether both have the same thought, content and calls, space around them aside.
+        """Whether both have the same thought, content and calls, apart from surrounding space.
 
-        A call that cannot be made is the same as what a template is given in its place.
+        A malformed call equals its stand-in (`writable`).
         """
         return (self.thought, self.content) == (other.thought, other.content) and list(
             map(writable, self.calls)
@@ -93,7 +94,7 @@ def read_turn(
     tools: Sequence[Mapping[str, Any]] = (),
     frame: TurnFrame = NO_FRAME,
 ) -> TurnReading:
-    """What a turn says. `prompted`: see `TurnReading`."""
+    """Parse a turn's text. `prompted`: see `TurnReading`."""
     thought, lead_end = find_thought(text, marks)
     parsed = parse_calls(text[lead_end:], tools)
     return TurnReading(
@@ -108,9 +109,9 @@ def read_turn(
 
 
 def find_thought(text: str, marks: ThoughtMarks) -> tuple[str, int]:
-    """The thought that a turn begins with, and where its closing mark ends; "" and 0 without one.
+    """The thought at the start of a turn, and the index after its closing mark; "" and 0 if none.
 
-    The prompt may have opened the thought, so that only its end stands in the turn.
+    The opening mark may be in the prompt instead.
     """
     start = 0
     stripped = text.lstrip()
@@ -120,7 +121,7 @@ def find_thought(text: str, marks: ThoughtMarks) -> tuple[str, int]:
     return (text[start:close].strip(), close + len(marks.close)) if close >= 0 else ("", 0)
 
 
-# Kimi K2's and Mistral's: ids that the model itself gives its calls.
+# Ids that the model itself gives its calls, in Kimi K2's and Mistral's notation.
 _WRITTEN_IDS = (
     re.compile(r"<\|tool_call_begin\|>\s*([^\s<|]+:\d+)\s*<\|tool_call_argument_begin\|>"),
     re.compile(r'[{,]\s*"id":\s*"([A-Za-z0-9]{9})"\s*}'),
@@ -129,7 +130,7 @@ _WRITTEN_IDS = (
 
 
 def written_ids(turn: TurnReading) -> list[str] | None:
-    """The ids of a turn's calls if the model wrote one for each."""
+    """The ids of a turn's calls if the model wrote one for each, else None."""
     for pattern in _WRITTEN_IDS:
         found = pattern.findall(turn.text, len(turn.lead))
         if found and len(found) == len(turn.calls):
@@ -138,21 +139,21 @@ def written_ids(turn: TurnReading) -> list[str] | None:
 
 
 def writable(call: ParsedCall | MalformedCall) -> ParsedCall:
-    """The call; in place of one that cannot be read, which no template could write, a stand-in."""
+    """The call, or a stand-in for a malformed one, which no template could write."""
     return call if isinstance(call, ParsedCall) else ParsedCall("unreadable", {})
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTurn:
-    """A generated turn as a conversation holds it.
+    """A generated turn in a conversation.
 
-    output_ids: as they were sampled, with the stop token if there is one
-    stop_id, stop_text: that token; None and "" where the turn was cut off
-    reading: what it says
-    headers: the end of the prompt that it was generated from, in the ways in which a later prompt
-        may write it before the turn (`EscapingCodec.headers`)
-    call_ids: one for each of its calls
-    written: the template's text for it, without the stop token; not `text` where it is restyled
+    output_ids: the sampled ids, with the stop token if there is one
+    stop_id, stop_text: the stop token; None and "" if the turn was truncated
+    reading: the parsed turn
+    headers: the end of its prompt, in the ways in which a later prompt may write it
+        (`EscapingCodec.headers`)
+    call_ids: one per call
+    written: the template's text for it, without the stop token; differs from `text` if restyled
     """
 
     output_ids: tuple[int, ...]
@@ -170,7 +171,7 @@ class SampledTurn:
 
 
 def opened_thought(prompt_end: str, marks: ThoughtMarks) -> str:
-    """What a prompt that ends so wrote of the turn: the begin of a thought, or nothing."""
+    """The opening of a thought at the end of a prompt; "" if there is none."""
     if not prompt_end.rstrip().endswith(marks.open):
         return ""
     return prompt_end[prompt_end.rindex(marks.open) :]

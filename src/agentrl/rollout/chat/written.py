@@ -1,6 +1,6 @@
-"""A turn as a chat template writes it, from what the turn says: what a model is taught to generate.
+"""Writes a turn as the chat template does, which is what a model learns to generate.
 
-For probes (`form_order.py`) and random conversations (`exactness.py`), which have no model.
+Probes (`form_order.py`) and random conversations (`exactness.py`) use it instead of a model.
 """
 
 import json
@@ -19,7 +19,7 @@ _MARK = "probe-content"
 
 
 class Renderer(Protocol):
-    """What is needed of a `ChatRenderer`; see there."""
+    """The part of `ChatRenderer` that is used here."""
 
     codec: EscapingCodec
     capabilities: TemplateCapabilities
@@ -38,20 +38,20 @@ class Renderer(Protocol):
     def call_id(self, name: str, index: int) -> str: ...
 
 
-# The template's text for a conversation with this turn, which nothing follows.
+# Renders a conversation with this turn at its end.
 Close = Callable[[Message], str]
 
 
 def saying(thought: str = "", content: str = "", calls: Sequence[ParsedCall] = ()) -> TurnReading:
-    """A reading of a turn that has no text yet."""
+    """A `TurnReading` of a turn without text."""
     return TurnReading("", "", "", "", thought, content, tuple(calls))
 
 
 def written_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> str:
-    """The turn's text after a prompt, without its end. `close`: of the prompt's conversation.
+    """The text of a turn after `prompt`, without its end token.
 
-    Calls are content in the Hermes way where the template writes none: so the model is told to
-    write them then (`capabilities.py`).
+    `close`: renders the prompt's conversation with the turn. If the template writes no calls, they
+    are in the content in Hermes notation, as the model is told then (`capabilities.py`).
     """
     text = _thinking_turn(renderer, prompt, close, said)
     if not said.calls or any(name in text for name in said.call_names):
@@ -61,16 +61,16 @@ def written_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReadin
 
 
 def _thinking_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> str:
-    """The turn's text, with its thought where the template drops it: the model does write it."""
+    """The turn's text. A thought that the template drops is added: the model does generate it."""
     marks = renderer.capabilities.thought_marks
     opened = prompt.rstrip().endswith(marks.open)
     text = _after_prompt(renderer, prompt, close, said)
     if text is None:
-        # The template writes no such turn after this prompt, as a model nevertheless does: put it
-        # together of what the template writes in a conversation of its own.
+        # The template does not write this turn after this prompt, but a model may generate it:
+        # build it from its parts in a separate conversation.
         thought = f"{said.thought}\n{marks.close}\n\n" if opened else ""
         return thought + said.content + (_calls_alone(renderer, said) if said.calls else "")
-    # Where results end a prompt without a header, some templates write one for the turn.
+    # If tool results end a prompt without a header, some templates write one with the turn.
     text = text.removeprefix(_header(renderer))
     if said.thought not in text:
         opening = "" if opened else f"{marks.open}\n"
@@ -83,7 +83,7 @@ def _header(renderer: Renderer) -> str:
 
 
 def _calls_alone(renderer: Renderer, said: TurnReading) -> str:
-    """The calls as the template writes them in a conversation of their own."""
+    """The calls as the template writes them in a separate conversation."""
 
     def alone(message: Message) -> str:
         return renderer.render_text([*_ANYTHING, message], None, False)
@@ -103,7 +103,7 @@ def _hermes(call: ParsedCall | MalformedCall) -> str:
 
 
 def _after_prompt(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> str | None:
-    """What the template writes of the turn after the prompt, if it leaves the prompt as it is."""
+    """The template's text for the turn after `prompt`; None if it rewrites the prompt."""
     text = _closed(renderer, close, said)
     if text is None or not text.startswith(prompt):
         return None
@@ -111,7 +111,7 @@ def _after_prompt(renderer: Renderer, prompt: str, close: Close, said: TurnReadi
 
 
 def _closed(renderer: Renderer, close: Close, said: TurnReading) -> str | None:
-    """The conversation with this turn; None if the template refuses it."""
+    """The rendered conversation with this turn; None if the template rejects it."""
     ids = [renderer.call_id(name, index) for index, name in enumerate(said.call_names)]
     for json_arguments in (False, True):
         try:

@@ -13,8 +13,8 @@ from agentrl.configs.user_module import load_user_function
 from agentrl.databases.documents import Record
 from agentrl.foreign_text import error_line
 
-STD_FLOOR = 1e-4  # keeps a group of equal scores finite
-GREEDY_ROLLOUT = 0  # of a group under `remax`: the rollout that is sampled greedily
+STD_FLOOR = 1e-4  # added to the standard deviation; avoids division by 0
+GREEDY_ROLLOUT = 0  # number of the rollout that `remax` samples greedily
 
 Estimator = Callable[[Sequence[Record]], list[float]]
 
@@ -42,19 +42,16 @@ def leave_one_out(scores: Sequence[float]) -> list[float]:
 
 
 def opo(scores: Sequence[float], lengths: Sequence[int]) -> list[float]:
-    """A_i = r_i - sum(l r) / sum(l), l the generated tokens (OPO, arXiv 2505.23585).
+    """A_i = r_i - sum(l r) / sum(l), l: numbers of generated tokens (OPO, arXiv 2505.23585).
 
-    The baseline of least variance, if a gradient's squared norm grows with its sequence's length.
+    The baseline of least variance if a gradient's squared norm is proportional to the length.
     """
     baseline = sum(n * r for n, r in zip(lengths, scores, strict=True)) / max(1, sum(lengths))
     return [score - baseline for score in scores]
 
 
 def remax(scores: Sequence[float], greedy: float | None) -> list[float]:
-    """A_i = r_i - r of the greedy rollout (ReMax, arXiv 2310.10505).
-
-    0 throughout if that has no score: without a baseline there is nothing to say.
-    """
+    """A_i = r_i - r of the greedy rollout (ReMax, arXiv 2310.10505); 0 if that has no score."""
     return [0.0 if greedy is None else score - greedy for score in scores]
 
 
@@ -70,16 +67,16 @@ ESTIMATORS: dict[str, Estimator] = {
     "remax": lambda records: remax(
         _scores(records), next((r.score for r in records if r.rollout == GREEDY_ROLLOUT), None)
     ),
-    # A_i = r_i: what the trainer makes of it, by normalization or with a critic, is the advantage.
+    # A_i = r_i: the trainer computes the advantage, by normalization or with a critic.
     "score": lambda records: _scores(records),
 }
 
 
 def find_estimator(name: str) -> Estimator:
-    """The estimator that `--advantage` names. Raises `ConfigError` for a file that cannot be used.
+    """The estimator that `--advantage` names. Raises `ConfigError` for an unusable file.
 
-    A user's function takes the scored Records of a group and returns a number for each. It is
-    called in every sampler, and may be called again for the same group: it must answer the same.
+    A user's function takes the scored Records [n] of a group and returns n numbers. It must be
+    deterministic: any sampler may call it, and more than once for the same group.
     """
     if not is_function(name):
         return ESTIMATORS[name]
@@ -106,6 +103,6 @@ def _scores(records: Sequence[Record]) -> list[float]:
 
 
 def score_of(record: Record) -> float:
-    """The score of a Record of a group."""
+    """The score of a scored Record."""
     assert record.score is not None, f"{record.id} has no score, so it is in no group"
     return record.score

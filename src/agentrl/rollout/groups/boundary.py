@@ -1,12 +1,12 @@
 """The one boundary: what is checked before a Record is scored, settled, or made a row of.
 
-    check_sampled    a Record whose conversation is over: it can be read again, every turn is stored
-    check_scored     a Record with its score: it can be read again, its scores can be computed with
-    check_row        a row: its numbers are finite, it has tokens to train, MongoDB can hold it
+    check_sampled    a Record whose conversation is over: valid, and every turn is stored
+    check_scored     a Record with its score: valid, and its scores can be computed with
+    check_row        a row: its numbers are finite, it has tokens to train
 
 Replaying the turns to the row's tokens (`row_building.py`) is the fourth check: it raises too.
 What people read of a Record cannot fail here: it is made storable where it is written
-(`databases/storable.py`).
+(`databases/storable.py`), and a row may have any size (`databases/row_parts.py`).
 
 Each raises `ValueError` with what is wrong and where. What follows is the caller's: an attempt
 fails, a scoring is tried again, a Record is quarantined.
@@ -21,16 +21,14 @@ from pydantic import ValidationError
 
 from agentrl.databases.documents import DBRecordData, Record
 from agentrl.databases.records import turn_id
-from agentrl.databases.storable import LARGEST_BYTES
 from agentrl.foreign_text import shown
 
-# Of a score. Squares of advantages are summed over a step in float32, which holds 3e38.
-LARGEST_SCORE = 1e9
+LARGEST_SCORE = 1e9  # float32 holds the squares of such advantages, summed over a step
 
 
 def check_sampled(record: Record, record_id: str, n_turns: int) -> None:
-    """`record_id`: of the Record that the agent was given. `n_turns`: that it generated. Each must
-    have been stored, in its place."""
+    """Check what `run()` returned for the Record `record_id`: it is that Record and valid, and all
+    `n_turns` generated turns are stored, in order. Raises ValueError."""
     _check_document(record, record_id, "run()")
     wanted = [turn_id(record.id, turn) for turn in range(n_turns)]
     missing = sorted(set(wanted) - set(record.turns))
@@ -44,10 +42,10 @@ def check_sampled(record: Record, record_id: str, n_turns: int) -> None:
 
 
 def check_scored(record: Record, record_id: str) -> Record:
-    """The Record with its scores as plain numbers. `record_id`: of the Record that was to be scored.
+    """The scored Record `record_id` with its scores as floats or None.
 
-    Without a score (None) it takes no part in its group, which is no error. A score beyond
-    `LARGEST_SCORE` would overflow the group's statistics.
+    Raises ValueError for another or an invalid Record, and for a score that is not finite or beyond
+    `LARGEST_SCORE`: the statistics of its group would overflow.
     """
     _check_document(record, record_id, "evaluate_record()")
     said: Mapping[str, object] = record.scores
@@ -91,7 +89,7 @@ def _finite(record: Record, name: str, value: object) -> float | None:
 
 
 def check_row(row: DBRecordData) -> None:
-    """Before it is inserted: what the trainer could not compute with never reaches it."""
+    """Check a row before it is inserted. Raises ValueError if the trainer could not use it."""
     if not math.isfinite(row.reward):
         raise ValueError(f"row {row.id}: its reward is {row.reward}")
     if row.n_train_tokens == 0:
@@ -101,9 +99,3 @@ def check_row(row: DBRecordData) -> None:
             continue
         place = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ValueError(f"row {row.id}: `{name}` of token {place} is {values[place]}")
-    size = sum(values.nbytes for values in row.tree.columns.values())
-    if size > LARGEST_BYTES:
-        raise ValueError(
-            f"row {row.id} has {row.n_tokens} tokens, which take {size / 1e6:.0f} MB; MongoDB "
-            f"stores {LARGEST_BYTES / 1e6:.0f} MB at the most: lower --max_tokens"
-        )

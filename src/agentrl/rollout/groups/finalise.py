@@ -45,16 +45,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Why a Record is left out that no rule had to leave out.
+# Reasons besides the rules for leaving out a Record.
 NOT_SCORED = "not_scored"
-QUARANTINED = "quarantined"  # no row can be made of it
-NO_TURNS = "no_turns"  # its first prompt was at a limit already: there is nothing to train
+QUARANTINED = "quarantined"  # no row can be built from it
+NO_TURNS = "no_turns"  # its first prompt was at a limit, so nothing was generated
 
-MAKING_ROWS = 4  # groups at once in one process: all turns of each are in memory
+MAKING_ROWS = 4  # concurrent groups per process: all turns of each are in memory
 
 
 def _unheard(outage: InfrastructureFailure, task: Task) -> None:
-    """Nobody claims anything that is to wait for it."""
+    """The default of `Finaliser.on_outage`: do nothing."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,27 @@ class Finaliser:
     scorers: Scorers
     reward: RewardConfig
     temperature: float
-    scoring_s: float  # the time that the scorers of a group have
-    on_outage: Callable[[InfrastructureFailure, Task], None] = _unheard  # a group's scorer met it
+    scoring_s: float  # time limit of the scorers of a whole group
+    on_outage: Callable[[InfrastructureFailure, Task], None] = _unheard  # of a scorer of the group
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _making_rows: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAKING_ROWS))
     _in_progress: set[str] = field(default_factory=set)
 
     @property
     def in_progress(self) -> frozenset[str]:
-        """Ids of the groups that this process finalises now."""
+        """Ids of the groups that this process is finalising."""
         return frozenset(self._in_progress)
 
     def stop(self) -> None:
-        """Wait for no scorer any longer: leave groups that are being scored to other samplers."""
+        """Stop waiting for scorers: leave groups that are being scored to other samplers."""
         self._stopping.set()
 
     async def finalise(self, task: Task) -> int | None:
-        """Write the group's rows and settle its Records. Returns how many rows; None if it comes to
-        that later, or never.
+        """Write the group's rows and settle its Records.
 
-        Raises `LeaseLost`, `DatabaseUnreachable`, and `ConfigError` for a flag that cannot be used.
-        An evaluation makes no rows: its Records stay as they were scored.
+        Returns the number of rows; None if the finalisation was put off or the group quarantined.
+        An evaluation has no rows, and its Records stay scored. Raises `LeaseLost`,
+        `DatabaseUnreachable`, and `ConfigError` for an unusable flag.
         """
         self._in_progress.add(task.id)
         try:
@@ -110,7 +110,7 @@ class Finaliser:
             log.info("%s is finalised later: %s", task.id, reason)
             self.on_outage(outage, task)
             await self.finalisations.put_off(task, reason, counts=False)
-        except Exception as error:  # whatever a scorer of the group raises is that group's
+        except Exception as error:  # a scorer of the group may raise anything
             log.warning("%s cannot be finalised", task.id, exc_info=error)
             message = error_line(error)
             if limit.last_try(before.failures):
@@ -129,8 +129,10 @@ class Finaliser:
         return outcome.rows if outcome else 0
 
     async def _held(self, task: Task, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns, with the finalisation kept ours meanwhile. Raises `LeaseLost` and
-        ends the work when it is another's."""
+        """Run `work` while extending the lease on the finalisation; returns its result.
+
+        Cancels it and raises `LeaseLost` if the lease is lost.
+        """
         working = asyncio.create_task(work, name=f"rows of {task.id}")
         holding = asyncio.create_task(self._hold(task), name=f"lease of {task.id}")
         try:
@@ -147,7 +149,7 @@ class Finaliser:
             await self.finalisations.hold(task)
 
     async def _write(self, task: Task) -> tuple[dict[str, float | None], GroupOutcome | None]:
-        """Everything but the end of the Task: returns scores and outcome for that."""
+        """Write scores, rows and Records; returns scores and outcome to complete the Task with."""
         records = [
             record
             for record in await self.records.scored(task)
@@ -164,7 +166,7 @@ class Finaliser:
             return scores, await self._write_rows(task, records)
 
     async def _write_rows(self, task: Task, records: Sequence[Record]) -> GroupOutcome:
-        # One that was released from quarantine joins a group that is settled.
+        # Other Records are settled already if one was released from quarantine.
         settlements = {
             **settle_group(task, records, self.reward),
             **{record.id: _settlement(record) for record in records if _is_settled(record)},
@@ -183,7 +185,7 @@ class Finaliser:
         return GroupOutcome(rows=len(rows), left_out=dict(left_out))
 
     async def _scored_together(self, task: Task, records: Sequence[Record]) -> list[Record]:
-        """The Records with what the group's scorers say of them, as the Task has it or will."""
+        """The Records with the scores of group scorers, which are stored on the Task once."""
         said = task.group_scores
         if said is None:
             answer = await self._ask_scorers(task, records)
@@ -192,8 +194,8 @@ class Finaliser:
         return _with_checked_scores(task, records, said)
 
     async def _ask_scorers(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
-        """Ask the group's scorers. Raises `LeaseLost` when told to stop, `TimeoutError` for those
-        that take too long, and what they raise."""
+        """Ask the group's scorers. Raises `LeaseLost` after `stop`, `TimeoutError` after
+        `scoring_s`, and what they raise."""
         scoring = asyncio.create_task(self.scorers.score_group(task, records))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -227,14 +229,14 @@ def _is_settled(record: Record) -> bool:
 
 
 def _settlement(record: Record) -> Settlement:
-    """What became of a Record when its group was finalised before."""
+    """The result of an earlier finalisation of a Record's group."""
     return Settlement(RecordStatus(record.status), record.advantage, record.left_out)
 
 
 def settle_group(
     task: Task, records: Sequence[Record], config: RewardConfig
 ) -> dict[str, Settlement]:
-    """What becomes of each Record of a group, by id."""
+    """The new state of each Record of a group, by id."""
     group = [record for record in records if record.score is not None]
     rewards = apply_group_rules(task.id, group, config)
     settlements = {
@@ -254,8 +256,10 @@ async def make_rows(
     ledger: RecordLedger,
     temperature: float,
 ) -> tuple[list[DBRecordData], dict[str, str]]:
-    """The rows of those of a group's Records that are trained, and of which none can be made: why
-    not, by id. Their turns are read from `ledger`."""
+    """Build rows for the group's READY Records. Turns are read from `ledger`.
+
+    Returns the rows, and by Record id why a row could not be built.
+    """
     trained = [r for r in records if settlements[r.id].status == RecordStatus.READY]
     turns = await ledger.turns([record.id for record in trained]) if trained else {}
     rows: list[DBRecordData] = []
@@ -264,7 +268,7 @@ async def make_rows(
         advantage = settlements[record.id].advantage
         assert advantage is not None, f"{record.id} is to be trained without an advantage"
         try:
-            # In a thread: the rows of a group of long records would hold up the heartbeats.
+            # In a thread: building rows of long records would delay heartbeats.
             row = await asyncio.to_thread(
                 _checked_row, record, turns[record.id], advantage, temperature, task.group_order
             )
@@ -282,7 +286,7 @@ def _checked_row(
     temperature: float,
     group_order: int,
 ) -> DBRecordData:
-    """The Record's row. Raises ValueError if the trainer could do nothing with it."""
+    """The Record's row. Raises ValueError if the trainer could not use it."""
     row = build_row(record, turns, advantage, temperature, group_order)
     check_row(row)
     return row

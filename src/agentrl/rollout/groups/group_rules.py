@@ -4,9 +4,8 @@
            -> rules that leave Records out, one after the other       which Records become rows
            -> statuses of turns                                       an advantage for each turn
 
-A group is all Records of a Task that have a score; those that failed, or that a scorer did not
-score, take no part in it. Where a rule draws, the draw follows from the ids of Task and Record: the
-same group always gives the same rewards, in whatever order its Records come.
+A group consists of all scored Records of a Task. Random draws depend only on the ids of Task and
+Record, so the same group always gives the same result, in any order of its Records.
 """
 
 import hashlib
@@ -19,8 +18,8 @@ from agentrl.databases.documents import Record, StopReason, TurnStatus
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT, find_estimator, score_of
 
 ZERO = 1e-6  # an advantage below this carries no gradient
-SUCCESS_SCORE = 0.5  # a Record with at least this score is right, where a scorer grades
-EFFICIENCY_SPREAD = 0.2  # between the right Records of most and fewest turns, in advantage
+SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
+EFFICIENCY_SPREAD = 0.2  # advantage between the right Records with the fewest and most turns
 LIMITS = frozenset(
     {
         StopReason.MAX_TURNS,
@@ -32,12 +31,12 @@ LIMITS = frozenset(
 
 
 def efficiency(scores: Sequence[float], turns: Sequence[int]) -> list[float]:
-    """`--efficient_rewarding`: what is added to the advantages for needing fewer turns.
+    """`--efficient_rewarding`: bonuses [n] to the advantages for fewer turns.
 
-    For the m right Records, ranked from 0 by their turns, ties at the mean of their ranks:
-    B_i = s * ((m - 1) / 2 - rank_i) / (m - 1), with s = `EFFICIENCY_SPREAD`. The sum of B is 0, and
-    so is B of wrong Records and of a single right one. It is added after the estimator, so that a
-    group that is all right is moved by s / 2 at most, and not by a whole standard deviation.
+    The m right Records are ranked from 0 by their turns; ties get the mean of their ranks.
+    B_i = s * ((m - 1) / 2 - rank_i) / (m - 1), with s = `EFFICIENCY_SPREAD`. B is 0 for wrong
+    Records and for a single right one, and sums to 0. It is added after the estimator, so it
+    changes an advantage by at most s / 2, not by a whole standard deviation.
     """
     right = [index for index, score in enumerate(scores) if score >= SUCCESS_SCORE]
     added = [0.0 for _ in scores]
@@ -49,33 +48,35 @@ def efficiency(scores: Sequence[float], turns: Sequence[int]) -> list[float]:
     return added
 
 
-# Rules that leave Records out. Each takes the places of the Records that are still in, and returns
-# those that stay.
+# Rules that leave out Records. Each takes the indices of the kept Records and returns those that
+# stay.
 
 Kept = Sequence[int]
 
 
 def sampled(records: Sequence[Record], kept: Kept) -> list[int]:
-    """`--advantage remax`: the greedy rollout is the baseline of its group, and not trained."""
+    """`--advantage remax`: the greedy rollout is the baseline and is not trained."""
     return [i for i in kept if records[i].rollout != GREEDY_ROLLOUT]
 
 
 def more_turns_than(min_turns: int, records: Sequence[Record], kept: Kept) -> list[int]:
-    """`--min_turns`: right Records with no more turns than this are left out, as shortcuts."""
+    """`--min_turns`: leave out right Records with at most `min_turns` turns."""
     return [i for i in kept if not (_is_right(records[i]) and records[i].n_turns <= min_turns)]
 
 
 def few_at_limits(count: int, task: str, records: Sequence[Record], kept: Kept) -> list[int]:
     """`--reserve_context_error_count`: of the Records that ended at a limit of turns or tokens,
-    `count` stay, drawn at random."""
+    keep `count`, drawn at random."""
     limited = [i for i in kept if records[i].stop_reason in LIMITS]
     reserved = _draw(count, task, records, limited)
     return [i for i in kept if i not in limited or i in reserved]
 
 
 def balanced(task: str, records: Sequence[Record], kept: Kept) -> list[int]:
-    """`--balance_sample`: as many wrong Records as right ones, min(right, wrong) of each, drawn at
-    random. Where one side is empty there is nothing to balance, and all stay."""
+    """`--balance_sample`: keep min(right, wrong) right and as many wrong Records, drawn at random.
+
+    All stay if there are no right or no wrong ones.
+    """
     right = [i for i in kept if _is_right(records[i])]
     wrong = [i for i in kept if not _is_right(records[i])]
     if not right or not wrong:
@@ -86,19 +87,18 @@ def balanced(task: str, records: Sequence[Record], kept: Kept) -> list[int]:
 
 
 def with_gradient(records: Sequence[Record], advantages: Sequence[float], kept: Kept) -> list[int]:
-    """`--drop_zero_advantage`: Records none of whose turns has an advantage are left out."""
+    """`--drop_zero_advantage`: leave out Records without a turn of nonzero advantage."""
     return [i for i in kept if _has_gradient(records[i], advantages[i])]
 
 
 def above(least: float, advantages: Sequence[float], kept: Kept) -> list[int]:
-    """`--minimal_advantage`: Records whose advantage is not greater than this are left out."""
+    """`--minimal_advantage`: leave out Records with an advantage of at most `least`."""
     return [i for i in kept if advantages[i] > least]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome:
-    """What a group makes of one of its Records. `left_out`: the rule that leaves it out of the
-    training, or None if it is trained."""
+    """The advantage of a Record. `left_out`: the rule that leaves it out; None if trained."""
 
     advantage: float
     left_out: str | None
@@ -107,9 +107,10 @@ class RecordOutcome:
 def apply_group_rules(
     task: str, records: Sequence[Record], config: RewardConfig
 ) -> list[RecordOutcome]:
-    """The advantage of each Record of a group, and whether it is trained.
+    """The advantage of each Record of a group, and whether it is trained; in the given order.
 
-    `task`: the Task's id. `records`: its scored Records, in any order.
+    `task`: the Task's id. `records`: its scored Records. Raises `ConfigError` for a user's
+    estimator that fails.
     """
     if not records:
         return []
@@ -131,7 +132,7 @@ def apply_group_rules(
 def _rules(
     task: str, records: Sequence[Record], advantages: Sequence[float], config: RewardConfig
 ) -> Mapping[str, Callable[[Kept], list[int]]]:
-    """The rules that the flags ask for, in the order in which they are applied."""
+    """The rules that the flags enable, in the order of application."""
     rules: dict[str, Callable[[Kept], list[int]]] = {}
     if config.estimator == "remax":
         rules["greedy_baseline"] = partial(sampled, records)
@@ -142,7 +143,7 @@ def _rules(
         rules["reserve_context_error_count"] = partial(few_at_limits, count, task, records)
     if config.balance_sample:
         rules["balance_sample"] = partial(balanced, task, records)
-    # A score is not an advantage yet: 0 says nothing of the gradient.
+    # With `score` the trainer computes the advantage later, so 0 does not mean zero gradient.
     if config.drop_zero_advantage and config.estimator != "score":
         rules["drop_zero_advantage"] = partial(with_gradient, records, advantages)
     if config.minimal_advantage is not None:
@@ -153,9 +154,8 @@ def _rules(
 def turn_advantages(advantage: float, statuses: Sequence[TurnStatus]) -> list[float]:
     """The advantage of each turn of a Record: A_t = A if turn t is completed, else min(A, 0).
 
-    A turn that failed (a call that cannot be read, a tool that failed, a repetition, an end cut
-    off) did not bring its Record to a good end, whatever followed: it is never reinforced. In a
-    Record that is worse than its group it is discouraged like all other turns.
+    A failed turn (malformed call, failed tool, repetition, truncation) is never reinforced. With a
+    negative advantage it is discouraged like the other turns.
     """
     return [
         advantage if status == TurnStatus.COMPLETED else min(advantage, 0.0) for status in statuses
@@ -176,7 +176,7 @@ def _has_gradient(record: Record, advantage: float) -> bool:
 
 
 def _draw(count: int, task: str, records: Sequence[Record], places: Kept) -> set[int]:
-    """`count` of the places at random: those whose Records have the least hashes."""
+    """Draw `count` indices: those whose Records have the smallest hashes."""
 
     def ticket(place: int) -> bytes:
         return hashlib.blake2b(f"{task}\n{records[place].id}".encode(), digest_size=16).digest()

@@ -1,7 +1,7 @@
 """Scoring stored groups anew: `agentrl rescore`, without its command line.
 
-A group is scored as a whole, whichever of its Records were asked for: advantages compare its
-Records with each other, and scores of two scorers cannot be compared.
+A group is always scored as a whole, even if only some of its Records were selected: advantages
+compare its Records, and scores of different scorers are not comparable.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ _GROUPS_AT_ONCE = 8
 
 @dataclass
 class RescoringReport:
-    """What a rescoring did. `failures`: groups that stayed as they were, and why."""
+    """The result of a rescoring. `failures`: by group, why it stayed as it was."""
 
     groups: int = 0
     records: int = 0
-    unscored: int = 0  # among them
+    unscored: int = 0  # Records without a score
     rows: Counter[RowOutcome] = field(default_factory=Counter)
-    in_progress: int = 0  # groups that are not completed, and so are left alone
+    in_progress: int = 0  # groups skipped because they are not completed
     failures: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Rescorer:
-    """Scores groups anew, with their rewards by `reward`."""
+    """Scores groups again. `reward`: the flags of rewards."""
 
     ledger: Rescoring
     records: RecordLedger
@@ -46,8 +46,10 @@ class Rescorer:
     temperature: float
 
     async def rescore(self, tasks: Sequence[str], scorer: str) -> RescoringReport:
-        """Score these groups by `scorer`, some at once. A group that cannot be scored stays as it
-        is; the others go on."""
+        """Score these groups (Task ids) by `scorer`, several concurrently.
+
+        A group whose scorer fails stays as it is. Raises `DatabaseUnreachable`.
+        """
         report = RescoringReport()
         room = asyncio.Semaphore(_GROUPS_AT_ONCE)
 
@@ -68,7 +70,7 @@ class Rescorer:
             group = await self._rewarded(task, records)
         except DatabaseUnreachable:
             raise
-        except Exception as error:  # whatever a scorer raises is that group's
+        except Exception as error:  # a scorer may raise anything
             report.failures[task_id] = error_line(error)
             return
         for rescored in group:
@@ -84,7 +86,7 @@ class Rescorer:
         report.unscored += sum(score is None for score in scores.values())
 
     async def _score(self, task: Task, scorer: str) -> tuple[list[Record], list[GroupScore] | None]:
-        """The group's Records with new scores only, and what scorers of the group said."""
+        """The group's Records with new scores only, and the scores of group scorers."""
         judged = task.model_copy(update={"scorer": scorer})
         unscored: dict[str, object] = {"score": None, "scores": {}, "explanations": {}}
         stored = await self.records.scored(task)
@@ -98,7 +100,7 @@ class Rescorer:
         return [check_scored(record, record.id) for record in records], said
 
     async def _rewarded(self, task: Task, records: Sequence[Record]) -> list[Rescored]:
-        """What the group makes of its Records now. An evaluation makes nothing of them."""
+        """The Records with new advantages and rows; without them in an evaluation."""
         if task.split != Split.TRAIN:
             return [Rescored(record, None, None, None) for record in records]
         settlements = settle_group(task, records, self.reward)

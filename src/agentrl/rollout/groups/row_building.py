@@ -1,8 +1,8 @@
 """From a finished Record and its turns to the row that the trainer reads: pure functions.
 
-The turns are replayed into a `TokenContext`, so that a row holds the prompts' deltas and the
-outputs as they are stored and nothing else. The context's token tree, in which a prefix that
-segments share stands once, is the row; what a token has beside that is given in the replay.
+The turns are replayed into a `TokenContext`, so a row contains exactly the stored deltas and
+outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. The
+replay adds further columns, such as advantages.
 """
 
 import hashlib
@@ -31,13 +31,11 @@ def build_row(
 ) -> DBRecordData:
     """The training row of a scored Record.
 
-    `turns`: all of its turns, in any order. `advantage`: of the Record; each turn's follows from it
-    and the turn's status (`group_rules.turn_advantages`). `temperature`: of the sampling.
-    `group_order`: the Task's, in which rows are leased.
+    `turns`: all turns, in any order. `advantage`: the Record's; `group_rules.turn_advantages`
+    derives each turn's. `temperature`: of sampling, above 0. `group_order`: the Task's.
 
-    Every generated token is trained, the stop token that ended a turn included; prompts, tool
-    results and headers are not. Raises ValueError, naming the record, if the turns do not fit
-    together.
+    Generated tokens are trained, stop tokens included; prompts, tool results and headers are not.
+    Raises ValueError, naming the record, if the turns do not fit together or it has no score.
     """
     if record.score is None:
         raise ValueError(f"record {record.id} has no score, so no row can be made of it")
@@ -66,8 +64,7 @@ def build_row(
         n_segments=record.n_segments,
         n_continuations=record.n_continuations,
         n_drifts=record.n_drifts,
-        # Of the first prompt, not of the first node: a linear record is one node, and siblings
-        # are those that begin with the same prompt.
+        # Siblings begin with the same prompt. Not the first node, which may contain more.
         prompt_len=ordered[0].prompt_len,
         prefix_hash=hashlib.blake2b(ordered[0].prompt_delta_ids, digest_size=16).hexdigest(),
     )
@@ -76,10 +73,10 @@ def build_row(
 def replay(
     turns: Sequence[DispatchedSamplingTask], columns: Sequence[Mapping[str, ArrayLike]] = ()
 ) -> TokenContext:
-    """The token context that a record's turns, in order, were made from.
+    """Rebuild the token context of a record from its turns, in order.
 
-    `columns`: of each turn, further columns of its output (`TokenContext.add_turn`); empty for
-    none. Raises ValueError where a turn is missing or does not continue what stands before it.
+    `columns`: further columns of each turn's output (`TokenContext.add_turn`), or empty. Raises
+    ValueError if a turn is missing or does not continue the tokens before it.
     """
     if not turns:
         raise ValueError("there are no turns")

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from agentrl.failures import InfrastructureFailure
-from agentrl.limited_httpx import UNPACKED, limit_answer
+from agentrl.limited_httpx import UNPACKED, limit_answer, tls_context
 from agentrl.rollout.llm.models import AgentModel
 
 if TYPE_CHECKING:
@@ -25,23 +25,23 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _RETRY_PAUSE_S = 0.5  # doubles with every retry
-_SHOWN = 120  # characters of a reply that will not do: its beginning
-_REFUSED = frozenset({400, 413, 422})  # this very request, because of what is in it
-_HOPELESS = frozenset({401, 403, 404}) | _REFUSED  # asking again at once is the same
+_SHOWN = 120  # characters shown of an unusable reply
+_REFUSED = frozenset({400, 413, 422})  # the content of the request is refused
+_HOPELESS = frozenset({401, 403, 404}) | _REFUSED  # retrying would give the same answer
 
 
 class NoModelAnswered(RuntimeError):
-    """None of the models gave a reply that will do. The message says what each of them did."""
+    """No model gave a usable reply. The message says what each of them did."""
 
 
 class ModelsUnreachable(InfrastructureFailure):
-    """None of the models replied at all. The message says what became of each request."""
+    """No model replied at all. The message lists the errors."""
 
     probe_repeats = True
 
 
 class _NoCompletion(ValueError):
-    """What answers is no OpenAI-compatible endpoint."""
+    """The answer is not an OpenAI-compatible chat completion."""
 
     def __init__(self, begins: str) -> None:
         super().__init__(f"no chat completion of OpenAI's form (is base_url right?): {begins}")
@@ -49,16 +49,16 @@ class _NoCompletion(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LLMReply(Generic[T]):
-    """What was read from the first reply that would do, and the model that gave it."""
+    """The value read from the first usable reply, and the model that gave it."""
 
     value: T
     model: str
 
 
 class LLMClient:
-    """Some models of the agent config and their connections; an async context manager.
+    """Models of the agent config and their connections; an async context manager.
 
-    `dependency`: what they are together, for people, as in "the judge".
+    `dependency`: their name in messages, as in "the judge".
     """
 
     def __init__(self, models: Sequence[AgentModel], dependency: str) -> None:
@@ -72,10 +72,11 @@ class LLMClient:
     async def __aenter__(self) -> Self:
         if not self._models:
             return self
-        # Here, because it takes a second and few runs ask a model.
+        # Imported here: the import takes a second, and few runs need it.
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        # Retries are counted here, where they are logged, and not in the library.
+        context = await asyncio.to_thread(tls_context)
+        # `ask` retries and logs, so the library does not retry.
         self._clients = [
             AsyncOpenAI(
                 base_url=model.base_url,
@@ -83,7 +84,9 @@ class LLMClient:
                 timeout=model.timeout,
                 max_retries=0,
                 default_headers=UNPACKED,
-                http_client=DefaultAsyncHttpxClient(event_hooks={"response": [limit_answer]}),
+                http_client=DefaultAsyncHttpxClient(
+                    event_hooks={"response": [limit_answer]}, verify=context
+                ),
             )
             for model in self._models
         ]
@@ -102,13 +105,13 @@ class LLMClient:
     async def ask(
         self, instruction: str, material: str, read: Callable[[str], T | None], form: str
     ) -> LLMReply[T]:
-        """The first reply that `read` can make something of.
+        """The first usable reply.
 
-        `instruction` is the system message, `material` the user's. `read` returns None for a reply
-        that will not do, because it has not the `form` (in words); the model is then asked again,
-        as after an error. A model's `retries` used up, or an error that asking again would repeat,
-        the next one has its turn. After the last one raises `NoModelAnswered`, or
-        `ModelsUnreachable` if there was no reply at all, nor a refusal of what was asked.
+        `instruction`: the system message. `material`: the user message. `read`: reads a reply;
+        returns None if it is unusable. `form`: the expected form in words, for the error. A model
+        is asked again after an unusable reply or an error, `retries` times, then the next model is
+        asked; errors that would repeat are not retried. Raises `NoModelAnswered` after the last
+        model, or `ModelsUnreachable` if no model replied or refused the request's content.
         """
         from openai import APIStatusError, OpenAIError
 
@@ -136,7 +139,7 @@ class LLMClient:
                     f"{' and so on' if len(text) > _SHOWN else ''}, which has not {form}"
                 )
             log.warning("model %s failed: %s", model.model, failures[-1])
-        # A retry mostly fails as the try before it.
+        # Most retries fail with the same message.
         told = "; ".join(dict.fromkeys(failures)) or "no models are listed"
         if answered:
             raise NoModelAnswered(told)
@@ -147,8 +150,10 @@ class LLMClient:
         )
 
     async def _answer(self, instruction: str, material: str) -> None:
-        """Whether any model replies anything, to what was asked before. Raises its error if not,
-        `ConnectionError` if there is a connection to none of them."""
+        """Repeat a request; return if any model replies.
+
+        Raises the last error if none does, and `ConnectionError` if none can be connected to.
+        """
         from httpx2 import ConnectError
         from openai import OpenAIError
 
@@ -180,7 +185,7 @@ async def _complete(
         temperature=model.temperature,
         max_tokens=model.max_tokens,
     )
-    # The library takes any answer with status 200 for a completion.
+    # The library accepts any answer with status 200 as a completion.
     if not isinstance(completion, ChatCompletion):
         raise _NoCompletion(f"its answer begins {str(completion)[:_SHOWN]!r}")
     if not completion.choices or completion.choices[0].message is None:

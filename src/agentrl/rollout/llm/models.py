@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 
 class AgentModelsError(ValueError):
-    """The file of models cannot be used. The message names the file and the key."""
+    """The file of `--agent_config_path` is unusable. The message names the file and the key."""
 
 
 class AgentModel(BaseModel):
@@ -28,8 +28,8 @@ class AgentModel(BaseModel):
     api_key_env: str | None = None  # name of the environment variable that holds the key
     temperature: float = Field(0.0, ge=0)
     max_tokens: int = Field(1024, gt=0)
-    timeout: float = Field(60.0, gt=0)  # seconds, of one request
-    retries: int = Field(2, ge=0)  # further tries before the next model has its turn
+    timeout: float = Field(60.0, gt=0)  # seconds per request
+    retries: int = Field(2, ge=0)  # further tries before the next model is asked
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:
@@ -38,7 +38,7 @@ class AgentModel(BaseModel):
 
     @property
     def key(self) -> str:
-        """The API key. Servers that need none still want a word in its place."""
+        """The API key; a placeholder if none is given, because clients require one."""
         if self.api_key_env is not None:
             return os.environ[self.api_key_env]
         return self.api_key or "none"
@@ -54,9 +54,7 @@ class RewardServiceConfig(BaseModel):
     token_env: str | None = None  # name of the environment variable that holds the token
     timeout: float = Field(60.0, gt=0)  # seconds, from a request to the end of its answer
     retries: int = Field(2, ge=0)
-    concurrency: int = Field(
-        64, gt=0
-    )  # requests at once of a process; more of them wait their turn
+    concurrency: int = Field(64, gt=0)  # concurrent requests per process; others wait
 
     @model_validator(mode="after")
     def _one_token(self) -> Self:
@@ -65,12 +63,12 @@ class RewardServiceConfig(BaseModel):
 
     @property
     def key(self) -> str | None:
-        """The bearer token, if there is one."""
+        """The bearer token; None if there is none."""
         return self.token if self.token_env is None else os.environ[self.token_env]
 
 
 class AgentModels(BaseModel):
-    """All that the file lists, by what it is used for."""
+    """The content of the file of `--agent_config_path`, by use."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -81,12 +79,12 @@ class AgentModels(BaseModel):
 
     @property
     def ranking_models(self) -> tuple[AgentModel, ...]:
-        """The models of the scorer `ruler`: its own, or else the judges."""
+        """The models of the scorer `ruler`: `ruler_agent`, else `scorer_agent`."""
         return self.ruler_agent or self.scorer_agent
 
 
 def _check_secret(name: str, given: str | None, variable: str | None) -> None:
-    """A secret stands in the file or in a variable that is set, or nowhere."""
+    """Raise ValueError if a secret is given twice, or its environment variable is not set."""
     if given is not None and variable is not None:
         raise ValueError(f"give {name} or {name}_env, not both")
     if variable is not None and not os.environ.get(variable):
@@ -94,7 +92,7 @@ def _check_secret(name: str, given: str | None, variable: str | None) -> None:
 
 
 def load_agent_models(path: str | Path | None) -> AgentModels:
-    """Read the file; None is one without models. Raises `AgentModelsError`."""
+    """Read the file; None gives an empty one. Raises `AgentModelsError`."""
     if path is None:
         return AgentModels()
     try:

@@ -19,37 +19,37 @@ from collections.abc import Sequence
 
 
 def room(*, max_staleness: int, version: int, batch: int, accepted: int, running: int) -> int:
-    """How many further rows may be begun; not more than none if this is 0 or less.
+    """How many further rows may be begun; none if this is 0 or negative.
 
     The bound of AReaL (arXiv 2505.24298, section 5.1): work may begin while
 
         accepted + running < (max_staleness + version + 1) * batch
 
-    `accepted` are all rows ever made, trained ones included; `running` all rollouts of groups that
-    were begun and are not finalised; every one of `version` steps trained `batch` rows. A row begun
-    now is trained once those before it are, by a policy at most `max_staleness` versions newer.
+    `accepted`: all rows so far, trained ones included. `running`: rollouts of groups that are begun
+    and not finalised. `version`: steps so far, each of which trained `batch` rows. A row begun now
+    is trained after those before it, by a policy at most `max_staleness` versions newer.
 
-    Steps and rows cancel out: `version * batch` of the accepted rows are trained, so that the bound
-    for rows that are made and *not trained yet* is the same with `version` 0. It is asked that way
-    of the ledger, where it holds across restarts, and with rows that are trained several times.
+    `version * batch` of the accepted rows are trained, so the bound is the same if only rows that
+    are *not trained yet* count and `version` is 0. The ledger is queried that way, which is also
+    right after restarts and for rows that are trained several times.
     """
     return (max_staleness + version + 1) * batch - accepted - running
 
 
 def admitted_groups(room: int, group_size: int) -> int:
-    """How many groups may be begun, one after the other, while there is room.
+    """How many groups may be begun with `room` rows, rounded up.
 
-    The last one may go over it by less than its size: a bound that left part of a batch to no group
-    would leave the trainer waiting for it for ever.
+    The last group may exceed the room by less than its size. If it were rounded down, the trainer
+    could wait forever for the rest of a batch.
     """
     return max(0, -(-room // group_size))
 
 
 def admission_limit(not_begun: Sequence[int], room: int, group_size: int) -> int | None:
-    """The group order of the last group that may be begun, or None if there is none.
+    """The group order of the last group that may be begun; None if there is none.
 
-    `not_begun`: group orders that nobody has begun, in order; at least as many as the whole
-    bound admits, or all there are.
+    `not_begun`: sorted group orders of unclaimed groups, at least as many as the whole bound
+    admits, or all.
     """
     admitted = not_begun[: admitted_groups(room, group_size)]
     return admitted[-1] if admitted else None

@@ -41,14 +41,14 @@ from agentrl.rollout.scheduling.breakers import Breakers
 
 log = logging.getLogger(__name__)
 
-# A rollout may be what brings its outages about. So many are free,
-FREE_OUTAGES = 10  # if others succeed between them,
-MOST_OUTAGES = 100  # and at all
-LET_GO_S = 5.0  # an agent that is cancelled has so long to end
+# A rollout may cause its outages itself, so their number is limited.
+FREE_OUTAGES = 10  # outages of a rollout that do not count if others succeed meanwhile
+MOST_OUTAGES = 100  # outages of a rollout that do not count otherwise
+LET_GO_S = 5.0  # the time that a cancelled agent has to end
 
 
 class _HandedBack(Exception):
-    """The attempt is told to stop, and that is nobody's fault. The message says why."""
+    """The attempt was told to stop; this is no failure. The message says why."""
 
 
 class _OutOfTime(Exception):
@@ -59,10 +59,10 @@ class _OutOfTime(Exception):
 class Attempt:
     """An attempt in progress.
 
-    `record`: new, or of a claim to score the one that is stored. `make_sampler`: may take a while,
-    where the agent is the first of its kind. `started`: the write of a new Record, shared by a
-    whole claim. `opens`: its end may let something be claimed: the group is finalised, or the slot
-    is free again.
+    `record`: a new Record, or the stored one of a claim to score. `make_sampler`: may take a while
+    for the first agent of its kind. `started`: the write of new Records, shared by a whole claim;
+    None for a claim to score. `opens`: whether its end may allow further claims, because the group
+    was finalised or the slot is free again.
     """
 
     claim: Claim
@@ -81,25 +81,25 @@ class Attempt:
     _stopped: Exception | None = field(default=None, init=False)
 
     def hand_back(self, reason: str) -> None:
-        """Stop the step in progress and leave it to others. What is sampled is stored first."""
+        """Stop the current step and leave it to others. A sampled trajectory stays stored."""
         self._stop(_HandedBack(reason))
 
     def lose(self) -> None:
-        """The lease is gone: stop, write nothing more."""
+        """The lease is gone: stop and write nothing more."""
         self._stop(LeaseLost(f"the lease on the slot of {self.claim.record_id} is gone"))
 
     async def run(self) -> None:
-        """Sample and score, or only score, and settle the slot by what came of it."""
+        """Sample and score, or only score, and settle the slot by the result."""
         try:
             task = await self._settle()
             if task is not None:
                 await self.finaliser.finalise(task)
                 self.opens = True
         except (LeaseLost, TransitionRefused) as lost:
-            # The slot is somebody else's by now, or its group is.
+            # Another process has the slot or its group by now.
             log.warning("%s: %s", self.claim.record_id, lost)
             if self.started is not None:
-                await asyncio.wait({self.started})  # a Record still on its way arrives first
+                await asyncio.wait({self.started})  # a Record that is being stored arrives first
             await self.records.disown(self.claim.record_id)
 
     async def _settle(self) -> Task | None:
@@ -111,7 +111,7 @@ class Attempt:
         except (_HandedBack, AgentUnavailable) as reason:
             await self._hand_back(f"{HANDED_BACK}{reason}")
             return None
-        except Exception as error:  # whatever an agent or a tool raises is that Record's
+        except Exception as error:  # an agent or a tool may raise anything
             outages = self.claim.outages
             if isinstance(error, InfrastructureFailure) and self._is_nobodys(error, outages):
                 await self._hand_back(f"{HANDED_BACK}{text_of(error)}", outage=True)
@@ -128,7 +128,7 @@ class Attempt:
     # -- the first step
 
     async def _sampled(self) -> Record:
-        """The Record, sampled and stored."""
+        """Sample the Record and store it."""
         record = await self._unless_stopped(self._sample(), self._agent)
         assert self._sampler is not None, "what was sampled had a sampler"
         check_sampled(record, self.claim.record_id, self._sampler.context.n_turns)
@@ -139,9 +139,9 @@ class Attempt:
 
     async def _sample(self) -> Record:
         assert self.started is not None, f"{self.claim.record_id} is sampled already"
-        await asyncio.shield(self.started)  # the others of the claim wait for it too
+        await asyncio.shield(self.started)  # shared with the other attempts of the claim
         sampler = self._sampler = await self.make_sampler(self.claim, self.record)
-        sampler.on_outage = self._stop  # an agent may catch every exception, and begin again
+        sampler.on_outage = self._stop  # an agent may catch the exception and continue
         try:
             return await self._in_time(sampler.sample(), self._agent)
         finally:
@@ -149,21 +149,24 @@ class Attempt:
                 raise sampler.outage
 
     def _is_nobodys(self, outage: InfrastructureFailure, earlier: int) -> bool:
-        """Whether an outage is no fault of this rollout's, which met `earlier` ones. One that takes
-        a server down with every attempt would be tried for ever."""
+        """Whether an outage does not count as a failure of this rollout.
+
+        `earlier`: outages that it met before. The number is limited: a rollout that takes a server
+        down with every attempt would be retried forever.
+        """
         others_too = self.breakers.met(outage, self.claim)
         return earlier < (MOST_OUTAGES if others_too else FREE_OUTAGES)
 
     async def _hand_back(self, reason: str, *, outage: bool = False) -> None:
         log.info("%s %s", self.claim.record_id, reason)
-        # There may be no Record yet.
+        # The Record may not be stored yet.
         with contextlib.suppress(TransitionRefused):
             await self._end_failed(reason)
         await self.ledger.release(self.claim, outage=outage)
         self.opens = True
 
     async def _end_failed(self, error: str) -> None:
-        """Store the Record as far as it came, with what ended it."""
+        """Store the Record so far as failed, with its error."""
         record = self.record if self._sampler is None else self._sampler.record
         await self.records.finish(
             record.model_copy(update={"status": RecordStatus.FAILED, "error": error})
@@ -173,7 +176,7 @@ class Attempt:
 
     async def _settle_scoring(self, record: Record) -> Task | None:
         """Score a stored Record. Returns the Task if this was its group's last slot."""
-        # A Record may be ahead of its slot, if the lease was lost between the two.
+        # The Record may have ended without its slot, if the lease was lost in between.
         if record.status == RecordStatus.SCORED:
             return await self.ledger.complete(self.claim, record.score)
         if record.status == RecordStatus.QUARANTINED:
@@ -195,7 +198,7 @@ class Attempt:
             log.info("%s is scored later: %s", record.id, reason)
             await self.scorings.put_off(self.claim, reason, counts=False)
             return None
-        except Exception as error:  # whatever a scorer raises is the scorer's
+        except Exception as error:  # a scorer may raise anything
             return await self._fail_scoring(record, error)
         self.breakers.scored(self.claim)
         await self.records.finish(scored)
@@ -226,17 +229,17 @@ class Attempt:
 
     @property
     def _agent(self) -> str:
-        """Whose code samples, in words."""
+        """The agent's name for errors."""
         return f"agent {self.record.agent_name!r}"
 
     @property
     def _scorer(self) -> str:
-        """Whose code scores, in words."""
+        """The scorer's name for errors."""
         return f"scorer {self.claim.task.scorer!r}"
 
     async def _unless_stopped(self, step: Coroutine[Any, Any, Record], who: str) -> Record:
-        """What a step of `who` returns. It is a task of its own, so that a stop ends the step and
-        nothing of what has to follow it."""
+        """Run a step of `who` in a separate task, so that a stop cancels the step but not what
+        follows. Raises the reason of the stop."""
         if self._stopped is None:
             self._step = asyncio.create_task(step, name=self.claim.record_id)
             await asyncio.wait({self._step})
@@ -246,14 +249,17 @@ class Attempt:
         raise self._stopped or was_cancelled(who)
 
     async def _in_time(self, work: Awaitable[Record], who: str) -> Record:
-        """What `work` of `who` returns. Work that goes on when it is cancelled is left behind."""
+        """Run `work` of `who` for at most `--record_timeout`. Raises `_OutOfTime`.
+
+        Work that ignores its cancellation is left running.
+        """
         working = asyncio.create_task(contained(work, who), name=self.claim.record_id)
         working.add_done_callback(lambda task: task.cancelled() or task.exception())
         late = True
         try:
             await asyncio.wait({working}, timeout=self.config.record_timeout)
             late = not working.done()
-        finally:  # also where this step is stopped
+        finally:  # also if this step is stopped
             if late:
                 working.cancel()
                 await asyncio.wait({working}, timeout=LET_GO_S)
@@ -275,7 +281,7 @@ class Attempt:
 
 
 def _describe(error: Exception) -> str:
-    """An error as the Record keeps it: one line, then where it came from."""
+    """An error as a Record stores it: exception, message and place of origin."""
     if isinstance(error, _OutOfTime):
         return f"TimeoutError: {error}"
     where = list(traceback.walk_tb(error.__traceback__))

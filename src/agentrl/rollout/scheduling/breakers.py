@@ -1,7 +1,7 @@
-"""The breakers of a sampler process: what it waits for, and which tasks are not claimed meanwhile.
+"""The circuit breakers of a sampler process, and the tasks that they hold back.
 
-When to let work near a dependency again is decided in `breaker.py`. Here are the clock, the probes
-and the report to the database, which the live view and `agentrl show` read.
+`breaker.py` decides when a breaker opens and closes. This module has the clock, the probes and the
+report to the database, which the live view and `agentrl show` read.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ from agentrl.rollout.scheduling.breaker import Breaker
 
 log = logging.getLogger(__name__)
 
-_PROBE_S = 300.0  # the longest wait for a probe, which mostly has a time-out of its own
+_PROBE_S = 300.0  # the longest time of a probe; most probes have their own timeout
 _TICK_S = 1.0
-_MOMENT_S = 1.0  # a shorter outage is not worth a line
+_MOMENT_S = 1.0  # shorter outages are not reported
 
 
 class Breakers:
     """All breakers of one process.
 
-    `with_the_tools_of`: the agents that use the same tools as this one (None: the default).
-    `freed`: called when tasks may be claimed that could not be.
+    `with_the_tools_of`: returns the agents that share an agent's tools (None: the default agent).
+    `freed`: called when tasks that were held back may be claimed.
     """
 
     def __init__(
@@ -49,13 +49,15 @@ class Breakers:
         self._freed = freed
         self._breakers: dict[str, Breaker] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._n_successes: dict[tuple[str, str, int], int] = {}  # when a rollout met the outage
-        self._told: set[str] = set()  # in the log, as out of reach
+        self._n_successes: dict[tuple[str, str, int], int] = {}  # at a rollout's last outage
+        self._told: set[str] = set()  # dependencies that were logged as unreachable
         self._ended = False
 
     def met(self, outage: InfrastructureFailure, claim: Claim) -> bool:
-        """The attempt of a claim met an outage. Returns whether others have only met it too, as
-        far as is known: nobody has succeeded since the rollout's last attempt met one."""
+        """The attempt of a claim met an outage.
+
+        Returns whether no other attempt has succeeded since this rollout last met one.
+        """
         breaker = self._breaker(outage)
         breaker.failed(outage, claim.task.id, self._needed_by(outage, claim), time.monotonic())
         self._begin_probing(breaker)
@@ -73,7 +75,7 @@ class Breakers:
         self._begin_probing(breaker)
 
     def out_of_reach(self, outage: InfrastructureFailure) -> None:
-        """Something that all tasks need is known to be out of reach."""
+        """A dependency of all tasks is known to be unreachable."""
         breaker = self._breaker(outage)
         breaker.needed_by, breaker.probe, breaker.error = ALL_TASKS, outage.probe, text_of(outage)
         breaker.probe_repeats = outage.probe_repeats
@@ -81,37 +83,39 @@ class Breakers:
         self._begin_probing(breaker)
 
     def sampled(self, claim: Claim) -> None:
-        """The attempt of a claim has its trajectory."""
+        """The attempt of a claim has sampled its trajectory."""
         agent = claim.task.agent_name
         self._succeeded(lambda needed_by: needed_by.everything or agent in needed_by.agents)
         self.forget(claim)
 
     def scored(self, claim: Claim) -> None:
-        """The trajectory of a claim has its score."""
+        """The trajectory of a claim was scored."""
         scorers = parse_scorer(claim.task.scorer).keys()
         self._succeeded(lambda needed_by: bool(needed_by.scorers & scorers))
         self.forget(claim)
 
     def forget(self, claim: Claim) -> None:
-        """A step of the claim's rollout has come to its end, well or badly."""
+        """A step of the claim's rollout has ended: forget its outages."""
         for name in self._breakers:
             self._n_successes.pop((name, claim.task.id, claim.rollout), None)
 
     def held_back(self) -> TaskChoice:
-        """The tasks that are not to be claimed: those that need what is out of reach. If that
-        cannot be probed, and its pause is over, they are not held back until `claimed`."""
+        """The tasks that must not be claimed, because they need an unreachable dependency.
+
+        Tasks of a breaker that lets an attempt try are not held back until `claimed` is called.
+        """
         now = time.monotonic()
         held = (breaker.needed_by for breaker in self.open if not breaker.lets_try(now))
         return reduce(or_, held, NO_TASKS)
 
     @property
     def trying(self) -> bool:
-        """Whether an attempt is to try something: a single one."""
+        """Whether a single attempt should try an unreachable dependency."""
         now = time.monotonic()
         return any(breaker.lets_try(now) for breaker in self.open)
 
     def claimed(self) -> None:
-        """Something was claimed, that tries what may be tried."""
+        """Something was claimed, and tries the dependencies that may be tried."""
         now = time.monotonic()
         for breaker in self.open:
             if breaker.lets_try(now):
@@ -119,12 +123,14 @@ class Breakers:
 
     @property
     def open(self) -> list[Breaker]:
-        """Those of what is out of reach."""
+        """The open breakers."""
         return [breaker for breaker in self._breakers.values() if breaker.is_open]
 
     async def run(self, database: RunDatabase, sampler: str) -> None:
-        """Say in the database what is waited for, and wake the sampler when it may try what cannot
-        be probed. Ends by being cancelled."""
+        """Report open breakers to the database, and call `freed` when an attempt may try one.
+
+        Runs until it is cancelled.
+        """
         reported = False
         try:
             while True:
@@ -139,7 +145,7 @@ class Breakers:
                 ]
                 self._log(waits)
                 if waits or reported:
-                    with suppress(PyMongoError):  # the next report says it too
+                    with suppress(PyMongoError):  # the next report repeats it
                         await outages.report(database, sampler, waits)
                         reported = bool(waits)
         finally:
@@ -148,8 +154,7 @@ class Breakers:
                 probe.cancel()
 
     async def _probe(self, breaker: Breaker) -> None:
-        """Ask whether the dependency answers, at once and then with growing pauses, until it does
-        or keeps nobody waiting."""
+        """Probe the dependency with growing pauses, until it answers or its breaker is closed."""
         assert breaker.probe is not None
         try:
             await asyncio.sleep(breaker.next_try - time.monotonic() if breaker.is_open else 0)
@@ -160,7 +165,7 @@ class Breakers:
                         if inspect.isawaitable(answer):  # a user's probe may not be async
                             await answer
                     break
-                except Exception as error:  # whatever it raises, there was no answer
+                except Exception as error:  # a probe may raise anything
                     breaker.not_answered(error, time.monotonic())
                 if not breaker.is_open:
                     return
@@ -198,7 +203,7 @@ class Breakers:
                     self._freed()
 
     def _log(self, waits: Sequence[outages.OpenBreaker]) -> None:
-        """One line when an outage begins, and one when it is over."""
+        """Log when an outage begins and when it ends."""
         names = {wait.dependency for wait in waits}
         for wait in waits:
             if wait.dependency not in self._told:

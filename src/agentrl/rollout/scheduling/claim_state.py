@@ -4,8 +4,8 @@
        ^                                                                  |
        +------------------------------ changed ---------------------------+   from every state
 
-A change that is told while the sampler looks, or tries to claim, is never forgotten: it leads to
-another look. Who looks and claims is `scheduler.py`.
+A change that is reported during a look or a claim is not lost: it leads to another look.
+`scheduler.py` looks and claims.
 """
 
 from dataclasses import dataclass
@@ -26,31 +26,31 @@ class Work(Enum):
 
 @dataclass
 class ClaimState:
-    """The state of one sampler.
+    """What one sampler knows of the work to claim.
 
-    `admission_limit`: this group, and all before it in the group order, may be begun; None if none
-    may, as far as is known.
+    `admission_limit`: group order up to which groups may be begun; None if none may, as far as
+    known.
     """
 
     work: Work = Work.UNKNOWN
     admission_limit: int | None = None
-    _found: bool = False  # by a claim, since the last wait for changes
-    _fence: int = -1  # of the trainer known so far
-    _hoped: bool = False  # at some look the run was not given up
+    _found: bool = False  # whether claims found something since the last wait for changes
+    _fence: int = -1  # fencing number of the last known trainer
+    _hoped: bool = False  # whether the run was not hopeless at some look
 
     def changed(self) -> None:
         """Something may have changed in the ledger."""
         self.work = Work.UNKNOWN
 
     def looking(self) -> None:
-        """A look begins: it sees all that has changed so far."""
+        """A look begins. It sees all changes so far."""
         self.work = Work.POSSIBLE
 
     def seen(self, work_view: WorkView) -> Run | None:
-        """What a look saw. Returns the run if it is trained, and not by the trainer known so far.
+        """Take in the result of a look. Returns the run if a new trainer trains it.
 
-        Raises `RunHopeless` if the run was given up meanwhile; not if it never was otherwise: a
-        trainer that takes it up again may be on its way.
+        Raises `RunHopeless` if the run was given up since an earlier look. A run that was hopeless
+        from the first look does not raise: a trainer may be about to resume it.
         """
         if work_view.hopeless is None:
             self._hoped = True
@@ -59,12 +59,12 @@ class ClaimState:
         run = work_view.training
         if run is None or run.fence == self._fence:
             return None
-        # A trainer that resumes makes trained rows ready again, which the bound has to count.
+        # A resume makes trained rows ready again, so the bound must be computed anew.
         self._fence, self.admission_limit = run.fence, None
         return run
 
     def trying(self) -> None:
-        """A claim begins: there is nothing, unless it finds something or `opened` is told."""
+        """A claim begins. There is no work unless it finds some or `opened` is called."""
         if self.work is Work.POSSIBLE:
             self.work = Work.NONE
 
@@ -74,16 +74,16 @@ class ClaimState:
         self.opened()
 
     def opened(self) -> None:
-        """An attempt ended so that something may be claimed."""
+        """Something may be claimed, because an attempt ended."""
         if self.work is Work.NONE:
             self.work = Work.POSSIBLE
 
     def admitted(self, limit: int | None) -> bool:
-        """A newer admission limit. Returns whether it may admit what the one before did not."""
+        """Set a newer admission limit. Returns whether it may admit further groups."""
         known, self.admission_limit = self.admission_limit, limit
         return limit is not None and limit != known
 
     def take_found(self) -> bool:
-        """Whether claims have found something since this was asked last."""
+        """Whether claims have found something since the last call."""
         found, self._found = self._found, False
         return found

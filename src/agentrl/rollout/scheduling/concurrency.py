@@ -1,11 +1,11 @@
-"""How many trajectories a sampler runs at once: adapted to what each inference service can take.
+"""The number of concurrent trajectories of a sampler, adapted to the inference services' load.
 
-A pure state machine (additive increase, multiplicative decrease): values in, values out. Who asks
-the services and how often is `scheduler.py`'s.
+A pure state machine with additive increase and multiplicative decrease. `scheduler.py` queries the
+services.
 
-A service gets more while it is clear, is left as it is while its cache is nearly full, and gets
-less when requests queue there or it had to retract some. Every sampler process does this by itself,
-and several that share a service come to share it evenly, as senders on one line do.
+The limit of a service grows while it is clear, stays while its cache is nearly full, and shrinks if
+requests queue or were retracted. Every sampler process adapts alone. Processes that share a service
+converge to equal shares, as in TCP.
 """
 
 from collections.abc import Mapping
@@ -14,32 +14,32 @@ from enum import Enum
 
 from agentrl.inference.protocol import ServiceLoad
 
-FLOOR = 1  # trajectories for each service, however busy it is: others may leave it
-BACK_OFF = 0.75  # what is kept of a limit when a service is pressed
-GROWTH = 1.0  # trajectories more per look at a service that is clear
-CATCH_UP = 1.25  # times as many instead, while the limit is under `--target_concurrency`
-QUEUE_SHARE = 0.1  # of the running requests: so many may wait without a queue being called one
-QUEUE_LOOKS = 2  # a queue seen so often in a row is one; seen once, it is a batch that just came
-FULL_CACHE = 0.9  # of a service's token capacity: further records would retract others
-RECOVERY_LOOKS = 3  # after backing off: what is in flight has to end before it can show
-IN_USE = 0.9  # of the limit: with less in progress it is not the limit that holds us
+FLOOR = 1  # least trajectories per service
+BACK_OFF = 0.75  # factor of the limit when a service is overloaded
+GROWTH = 1.0  # trajectories added per look at a service that is clear
+CATCH_UP = 1.25  # factor of the limit instead, while it is below `--target_concurrency`
+QUEUE_SHARE = 0.1  # waiting requests that are no queue yet, as a share of the running ones
+QUEUE_LOOKS = 2  # looks in a row with a queue before backing off: one may be a batch's arrival
+FULL_CACHE = 0.9  # share of a service's token capacity above which records retract others
+RECOVERY_LOOKS = 3  # looks to skip after backing off, until requests in flight have ended
+IN_USE = 0.9  # share of the limit in progress from which the limit counts as binding
 
 
 class Pressure(Enum):
-    """What a look at a service says."""
+    """The load of a service at one look."""
 
-    CLEAR = "clear"
-    FULL = "full"  # leave it as it is
+    CLEAR = "clear"  # grow
+    FULL = "full"  # keep the limit
     QUEUEING = "queueing"  # back off if it lasts
     RETRACTING = "retracting"  # back off
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimit:
-    """What is known of one service.
+    """The limit of one service.
 
-    `limit`: trajectories; whole ones count. `queued`: looks in a row that found a queue.
-    `recovering`: looks that are not judged yet.
+    `limit`: trajectories, rounded down in use. `queued`: looks in a row that found a queue.
+    `recovering`: further looks to skip.
     """
 
     limit: float
@@ -51,9 +51,9 @@ class ServiceLimit:
 class Concurrency:
     """The limits of one process.
 
-    `ceiling`: trajectories in all, `--max_concurrent_samples_per_process`. `target`: trajectories
-    for each service to begin with and to return to fast, `--target_concurrency`; 0: the ceiling,
-    shared evenly, to begin with, and step by step from below.
+    `ceiling`: trajectories in total, `--max_concurrent_samples_per_process`. `target`: trajectories
+    per service, `--target_concurrency`: limits begin there and grow fast below it. 0: limits begin
+    at equal shares of the ceiling and always grow step by step.
     """
 
     ceiling: int
@@ -62,8 +62,8 @@ class Concurrency:
 
     @property
     def limit(self) -> int:
-        """How many trajectories may be in progress now, for all services together."""
-        # Shares are fractions: the sum of ten tenths must not count for less than one.
+        """The number of trajectories that may be in progress, for all services together."""
+        # The small addend corrects rounding errors: ten tenths must sum up to one.
         return min(self.ceiling, max(FLOOR, int(self._total + 1e-6)))
 
     @property
@@ -71,10 +71,10 @@ class Concurrency:
         return sum(service.limit for service in self.services.values())
 
     def observe(self, loads: Mapping[str, ServiceLoad | None], in_progress: int) -> "Concurrency":
-        """The limits after a look at all services in use, by URL.
+        """The limits after a look at all services in use.
 
-        None for a service that does not tell its load: its limit stays. Services that are no longer
-        named are forgotten, new ones begin at their start. `in_progress`: our trajectories now.
+        `loads`: by URL; None if unknown, then the limit stays. Limits of other services are
+        dropped. `in_progress`: our trajectories now.
         """
         start = self._start(len(loads))
         known = {url: self.services.get(url, ServiceLimit(start)) for url in loads}
@@ -108,7 +108,7 @@ class Concurrency:
         return seen
 
     def _within_ceiling(self) -> "Concurrency":
-        """Shares scaled down to the ceiling, so that a back-off is felt at once."""
+        """Scale limits down to the ceiling, so that a back-off takes effect at once."""
         scale = self.ceiling / self._total if self._total > self.ceiling else 1.0
         services = {
             url: replace(service, limit=max(FLOOR, service.limit * scale))
@@ -118,7 +118,7 @@ class Concurrency:
 
 
 def read_pressure(load: ServiceLoad) -> Pressure:
-    """What one look at a service says."""
+    """The pressure of a service with this load."""
     if load.retractions > 0:
         return Pressure.RETRACTING
     if load.waiting > max(1.0, QUEUE_SHARE * load.running):

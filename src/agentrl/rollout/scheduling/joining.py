@@ -26,10 +26,10 @@ _NOT_BEGUN = "created"
 
 
 async def join(argv: Sequence[str], prog: str = "agentrl sample") -> Config:
-    """The flags of a sampler that was started with `argv`, once its run has some.
+    """The flags of a sampler: its run's, and those in `argv`.
 
-    Waits for the run for `--startup_timeout`. Raises `ConfigError` for flags that are wrong or say
-    something else than the run's, `DatabaseUnreachable`.
+    Waits up to `--startup_timeout` for the run. Raises `ConfigError` for flags that are wrong or
+    contradict the run's, and `DatabaseUnreachable`.
     """
     given = given_values(argv, prog, os.environ)
     name, url = given.get("run_name"), given.get("db_connection_string")
@@ -41,13 +41,13 @@ async def join(argv: Sequence[str], prog: str = "agentrl sample") -> Config:
         )
     patience = given.get("startup_timeout", SamplingConfig.startup_timeout)
     run = await _await_run(url, name, patience)
-    if run.flags is None:  # of an older version: all flags are the sampler's
+    if run.flags is None:  # a run of an older version: all flags are in argv
         return parse_config(argv, prog, os.environ)
     return joined_config(name, run.flags, run.digests, given)
 
 
 async def _await_run(url: str, name: str, patience_s: float) -> Run:
-    """The run, as soon as it has been described."""
+    """Wait until the run's flags are stored. Raises `ConfigError` after `patience_s` seconds."""
     database = await connect(url, name, patience_s, only_look=True)
     try:
         deadline = time.monotonic() + patience_s

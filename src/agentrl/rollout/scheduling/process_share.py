@@ -1,7 +1,7 @@
-"""One sampler process among those of its machine: its share of what counts for all of them.
+"""The share of a sampler process in the limits of its machine.
 
-`--max_concurrent_samples_per_process` counts for each, `--target_concurrency` for all together.
-Whoever starts the processes tells each which one it is, by an environment variable.
+`--max_concurrent_samples_per_process` holds for each process, `--target_concurrency` for all
+together. The launcher passes each process its number in an environment variable.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class ProcessShare:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Self | None:
-        """That of this process; None if nobody told it."""
+        """The share of this process; None if the environment does not say."""
         told = environment.get(_VARIABLE)
         if told is None:
             return None
@@ -31,15 +31,15 @@ class ProcessShare:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a process that this is its share."""
+        """The environment variable for a process with this share."""
         return {_VARIABLE: f"{self.number}/{self.count}"}
 
     def of(self, total: int) -> int:
-        """Its part of a number: those of all make the number. None is 0, unless the number is."""
+        """This process's part of `total`; at least 1 unless `total` is 0."""
         part = total // self.count + (self.number < total % self.count)
         return max(1, part) if total else 0
 
     def config(self, config: Config) -> Config:
-        """The flags of this process."""
+        """The flags of this process, with its part of `--target_concurrency`."""
         target = self.of(config.sampling.target_concurrency)
         return replace(config, sampling=replace(config.sampling, target_concurrency=target))

@@ -34,10 +34,10 @@ from agentrl.rollout.scheduling.work_view import Observer, WorkView
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # the ledger is looked at so often at the least, whatever changes are told
-LOADS_S = 1.0  # and the services' loads so often
-SCORINGS_S = 1.0  # and for what was put off and is due
-TAKEN_OVER = 16  # finalisations at once: of more, the leases would be hard to keep
+LOOK_S = 1.0  # longest time between two looks at the ledger
+LOADS_S = 1.0  # time between two looks at the services' loads
+SCORINGS_S = 1.0  # shortest time between two looks for scorings and finalisations that are due
+TAKEN_OVER = 16  # concurrent finalisations, so that their leases can be kept
 
 
 @dataclass
@@ -54,9 +54,9 @@ class SamplingScheduler:
     evaluation: int | None = None
     _attempts: dict[str, tuple[Attempt, asyncio.Task[None]]] = field(default_factory=dict)
     _finalising: set[asyncio.Task[None]] = field(default_factory=set)  # groups left by others
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)  # something to claim, or to end
-    _hurry: asyncio.Event = field(default_factory=asyncio.Event)  # told to stop once more
-    _mistakes: asyncio.Queue[ConfigError] = field(default_factory=asyncio.Queue)  # in the flags
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)  # there may be something to do
+    _hurry: asyncio.Event = field(default_factory=asyncio.Event)  # second call of `stop`
+    _mistakes: asyncio.Queue[ConfigError] = field(default_factory=asyncio.Queue)  # of flags
     _stopping: bool = False
     _state: ClaimState = field(default_factory=ClaimState)
 
@@ -96,8 +96,8 @@ class SamplingScheduler:
         )
 
     def stop(self) -> None:
-        """Claim nothing more, finish what ends within `--drain_seconds`, hand back the rest, and
-        return from `run()`. Told a second time: hand back everything now."""
+        """Claim nothing more, finish attempts that end within `--drain_seconds`, hand back the
+        others, and return from `run()`. A second call hands back everything at once."""
         if self._stopping:
             self._hurry.set()
         self._stopping = True
@@ -105,15 +105,17 @@ class SamplingScheduler:
 
     @property
     def stopping(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether `stop` was called."""
         return self._stopping
 
     async def run(self) -> None:
-        """Sample until the run is finished, or given up by its trainer (`RunHopeless`). An error in
-        keeping the leases ends it, an agent that cannot be started, and a user's function that a
-        flag names and that fails."""
+        """Sample until the run is finished or `stop` is called.
+
+        Raises `RunHopeless` if the trainer gave the run up, `ConfigError` if a user's function in a
+        flag fails, the reason if an agent cannot be started, and errors in keeping the leases.
+        """
         async with self._observer.changes() as changes:
-            # None of these ends by itself, but with an error.
+            # These tasks end only with an error.
             background = {
                 asyncio.create_task(self._keep_leases(), name="leases"),
                 asyncio.create_task(self._watch(changes), name="changes"),
@@ -149,7 +151,7 @@ class SamplingScheduler:
                 await self._wake.wait()
 
     async def _look(self) -> WorkView:
-        """What may be begun now; tells the pool which services it may use."""
+        """Look at the ledger, and tell the pool which services it may use."""
         self._state.looking()
         work_view = await self._observer.look()
         taken_over = self._state.seen(work_view)
@@ -161,7 +163,7 @@ class SamplingScheduler:
         return work_view
 
     def _compare_flags(self, run: Run) -> None:
-        """End the sampler if the run was resumed with flags that make other trajectories."""
+        """End the sampler if the run was resumed with flags that change trajectories."""
         if run.flags is None:
             return
         try:
@@ -170,7 +172,7 @@ class SamplingScheduler:
             self._mislead(error)
 
     async def _claim(self, work_view: WorkView) -> bool:
-        """Claim slots of one group and begin them; whether there were any, and room for them."""
+        """Claim slots of one group and begin them. Returns whether any were claimed."""
         room = self._concurrency.limit - self._count(to_score=False)
         if self._state.work is Work.NONE or not work_view.services or room <= 0:
             return False
@@ -195,9 +197,12 @@ class SamplingScheduler:
     async def _claim_training(
         self, run: Run, room: int, without: TaskChoice
     ) -> tuple[list[Claim], float]:
-        """Slots of the first training group that may be worked on, and when they were asked for."""
+        """Claim slots of the first training group that may be worked on.
+
+        Returns the claims, and the time before the request (`asked` of `HeldLeases`).
+        """
         asked, claims = time.monotonic(), await self._claim_admitted(room, without)
-        # Only now: until its last group is begun, an admission limit is as good as a new one.
+        # A new admission limit is needed only when all groups up to the old one are begun.
         if not claims and self._state.admitted(await self._observer.admission_limit(run)):
             asked, claims = time.monotonic(), await self._claim_admitted(room, without)
         return claims, asked
@@ -209,11 +214,11 @@ class SamplingScheduler:
         )
 
     def _begin(self, claims: list[Claim], asked: float) -> None:
-        """Store the Records of a claim, and start to work on them."""
+        """Store the Records of a claim, and start their attempts."""
         default = self.config.agent.agent_name
         records = [new_record(claim, self.owner, default) for claim in claims]
         started = asyncio.create_task(self._records.start(records, asked))
-        # An error is each attempt's; one that is handed back at once does not ask for it.
+        # Each attempt raises an error of this task itself; mark it as retrieved in any case.
         started.add_done_callback(lambda task: task.cancelled() or task.exception())
         for claim, record in zip(claims, records, strict=True):
             self._start(claim, record, started)
@@ -221,7 +226,7 @@ class SamplingScheduler:
     def _start(
         self, claim: Claim, record: Record, started: "asyncio.Task[None] | None" = None
     ) -> None:
-        """Work on a claim; `started`: the write of its Record, if that is not stored yet."""
+        """Start the attempt of a claim; `started`: the write of a new Record."""
         attempt = Attempt(
             claim=claim,
             record=record,
@@ -239,13 +244,15 @@ class SamplingScheduler:
         task.add_done_callback(partial(self._ended, record.id))
 
     def _count(self, *, to_score: bool) -> int:
-        """Attempts in progress that began with their scoring, or with the sampling."""
+        """The number of attempts in progress that only score, or that sample."""
         attempts = [attempt for attempt, _ in self._attempts.values()]
         return sum(attempt.claim.to_score == to_score for attempt in attempts)
 
     async def _take_up(self) -> None:
-        """Take up finalisations and scorings that were put off, and those of samplers that died,
-        when they are due. While there are none, they are looked for less often."""
+        """Claim finalisations and scorings that are due: put off, or left by dead samplers.
+
+        The pause between two looks grows while there are none.
+        """
         pause_s = SCORINGS_S
         while True:
             await asyncio.sleep(pause_s)
@@ -256,8 +263,11 @@ class SamplingScheduler:
             pause_s = SCORINGS_S if busy else min(1.5 * pause_s, 10 * SCORINGS_S)
 
     async def _take_scorings(self) -> int:
-        """They ask nothing of the inference services, so they have as much room again as the
-        sampling. Returns how many there were."""
+        """Start scorings that are due; returns how many.
+
+        They do not use the inference services, so they have a separate limit of the same size as
+        sampling.
+        """
         most, found = self.config.sampling.max_concurrent_samples_per_process, 0
         while not self._stopping and self._count(to_score=True) < most:
             asked = time.monotonic()
@@ -269,7 +279,7 @@ class SamplingScheduler:
             found += 1
             self._breakers.claimed()
             if claim.record_id in self._attempts:
-                # We stood still for longer than our lease, and were not told of it yet.
+                # Our own lease expired while this process stood still. End its attempt first.
                 earlier, ending = self._attempts[claim.record_id]
                 earlier.lose()
                 await asyncio.wait({ending})
@@ -277,15 +287,15 @@ class SamplingScheduler:
         return found
 
     async def _take_finalisations(self) -> int:
-        """As many as there is room for, the others when some have ended. Returns how many."""
+        """Start finalisations that are due, up to `TAKEN_OVER` at once; returns how many."""
         found = 0
         while len(self._finalising) < TAKEN_OVER:
-            # One in progress here is late if this process stood still, and goes on.
+            # Skip our own: their leases expire if this process stands still, and they continue.
             task = await self._ledger.claim_finalisation(self._finaliser.in_progress)
             if task is None:
                 break
             found += 1
-            # Beside the heartbeats: a scorer of the whole group may take longer than a lease.
+            # In a task, beside the heartbeats: a scorer of the group may take longer than a lease.
             finalising = asyncio.create_task(self._finalise(task), name=f"group {task.id}")
             self._finalising.add(finalising)
             finalising.add_done_callback(self._finalising.discard)
@@ -304,8 +314,10 @@ class SamplingScheduler:
             log.error("attempt %s", record, exc_info=error)
 
     async def _drain(self, background: set[asyncio.Task[None]]) -> None:
-        """After a stop: let attempts finish, for a while. What a finished run has left over, nobody
-        would train."""
+        """After `stop`, let attempts finish for `--drain_seconds`.
+
+        Not after the end of the run: nobody would train them.
+        """
         if not self._stopping or not self._attempts:
             return
         seconds = self.config.sampling.drain_seconds
@@ -318,7 +330,7 @@ class SamplingScheduler:
         finished.cancel()
 
     async def _hand_back(self, reason: str) -> None:
-        """Hand back what is in progress, and wait until that is stored."""
+        """Hand back all attempts in progress, and wait until this is stored."""
         self._finaliser.stop()
         for attempt, _ in self._attempts.values():
             attempt.hand_back(reason)
@@ -328,27 +340,27 @@ class SamplingScheduler:
         return [task for _, task in self._attempts.values()]
 
     def _freed(self) -> None:
-        """Tasks may be claimed that were held back."""
+        """Tasks that were held back may be claimed."""
         self._state.opened()
         self._wake.set()
 
     def _mislead(self, error: ConfigError) -> None:
-        """What a flag names cannot be used, for this group nor for the next: end the sampler."""
+        """End the sampler because of an unusable flag."""
         self._mistakes.put_nowait(error)
 
     async def _until_misled(self) -> None:
-        """Raises the `ConfigError` once there is one."""
+        """Wait for a `ConfigError` and raise it."""
         raise await self._mistakes.get()
 
     async def _watch(self, changes: Changes) -> None:
-        """Look again when something changed."""
+        """Look again after changes."""
         while True:
             await changes.wait(LOOK_S, found=self._state.take_found())
             self._state.changed()
             self._wake.set()
 
     async def _adapt(self) -> None:
-        """Follow the services' loads."""
+        """Adapt the concurrency to the services' loads."""
         while True:
             await asyncio.sleep(LOADS_S)
             if (outage := self._pool.outage) is not None:
@@ -368,7 +380,7 @@ class SamplingScheduler:
             log.log(level, "%d trajectories at once, %d before: %s", limit, before, loads)
 
     async def _keep_leases(self) -> None:
-        """Extend our leases, take expired ones from the dead, finish what they left."""
+        """Extend our leases, end expired ones, and take over finalisations."""
         while True:
             await asyncio.sleep(self.config.sampling.lease_seconds / 3)
             asked = time.monotonic()
@@ -389,8 +401,10 @@ class SamplingScheduler:
             self._wake.set()
 
     async def _finalise(self, task: Task) -> None:
-        """Finish a group that its owner left. An error must not end every sampler that comes to
-        it: the others go on."""
+        """Finish a group that its owner left.
+
+        Errors other than `ConfigError` are logged: raised, they would end every sampler in turn.
+        """
         try:
             await self._finaliser.finalise(task)
         except LeaseLost as lost:

@@ -1,4 +1,4 @@
-"""What the database says may be begun now. Reads only; who acts on it is `scheduler.py`."""
+"""The work that may be begun now, read from the database. `scheduler.py` acts on it."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ from agentrl.rollout.scheduling.admission import admission_limit, admitted_group
 
 @dataclass(frozen=True)
 class WorkView:
-    """One look.
+    """The result of one look.
 
-    `services`: URLs with the newest weights. `evaluation`: evaluation slots are free. `training`:
-    the run, if training groups may be worked on. `finished`: nothing is to be done any more.
-    `hopeless`: why the trainer gave the run up, if it did.
+    `services`: URLs of services with the newest weights. `evaluation`: whether evaluation slots are
+    free. `training`: the run, if training groups may be sampled. `finished`: whether no work is
+    left. `hopeless`: why the trainer gave the run up; None if it did not.
     """
 
     services: tuple[str, ...] = ()
@@ -30,10 +30,10 @@ class WorkView:
 
 @dataclass(frozen=True)
 class Observer:
-    """Looks at a run's database for one sampler.
+    """Reads a run's database for one sampler.
 
-    `evaluation`: only this one counts, and when it is done all is. `sampling`: training groups
-    count too. `max_staleness` and `group_size`: of the bound on them.
+    `evaluation`: sample only this evaluation; None: the run. `sampling`: whether to sample training
+    groups. `max_staleness`, `group_size`: of the staleness bound.
     """
 
     database: RunDatabase
@@ -43,7 +43,7 @@ class Observer:
     group_size: int
 
     def changes(self) -> Changes:
-        """What makes another look worth it: steps, publications, new tasks."""
+        """The changes after which to look again: steps, publications, new tasks."""
         return Changes(
             self.database,
             updated(self.database.runs, "step"),
@@ -53,11 +53,11 @@ class Observer:
         )
 
     async def look(self) -> WorkView:
-        """By the run's document, the services, and the tasks there are."""
+        """Read the run's document, the services and the tasks."""
         return await retry_through_outages(self._look, "the look for work")
 
     async def admission_limit(self, run: Run) -> int | None:
-        """Up to which group order training groups may be begun, or None if none may."""
+        """The group order up to which training groups may be begun; None if none may."""
         return await retry_through_outages(
             lambda: self._admission_limit(run), "the staleness bound"
         )
@@ -94,7 +94,7 @@ class Observer:
         return await self.database.tasks.find_one(unfinished, {"_id": 1}) is None
 
     async def _admission_limit(self, run: Run) -> int | None:
-        # In the order of every group's way: see `admission.py`.
+        # The order of these reads matters: see `admission.py`.
         empty = room(
             max_staleness=self.max_staleness, version=0, batch=run.rows_per_step,
             accepted=0, running=0,
@@ -109,7 +109,7 @@ class Observer:
         return admission_limit(not_begun, free, self.group_size)
 
     async def _not_begun(self, count: int) -> list[int]:
-        """Places of the first groups that nobody has begun; answered by the index alone."""
+        """Group orders of the first `count` unclaimed groups; a covered query."""
         created = {"status": TaskStatus.CREATED, "split": Split.TRAIN}
         cursor = self.database.tasks.find(created, {"_id": 0, "group_order": 1})
         first = cursor.sort([("status", 1), ("split", 1), ("group_order", 1)]).limit(count)

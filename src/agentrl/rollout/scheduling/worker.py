@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str], share: ProcessShare | None = None) -> int:
-    """Sample for a run until it is finished. A signal stops it in order."""
+    """Sample for a run until it is finished or a signal stops it. Returns the exit code."""
     set_up_log()
     run_to_its_end(_join_and_sample(argv, share or ProcessShare()))
     return 0
 
 
 def set_up_log() -> None:
-    """What a sampler process says, it says on its standard error."""
+    """Log to standard error."""
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
-    for chatty in ("httpx2", "mcp"):  # they have a line for every tool call, or session
+    for chatty in ("httpx2", "mcp"):  # they log every tool call or session
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
@@ -49,9 +49,9 @@ async def _join_and_sample(argv: Sequence[str], share: ProcessShare) -> None:
 async def sample(
     config: Config, evaluation: int | None = None, end: ProcessEnd | None = None
 ) -> None:
-    """Sample for the run of `config`, or only its evaluation number `evaluation`.
+    """Sample for the run of `config`, or only for the evaluation at step `evaluation`.
 
-    `end`: that of this process, where it does nothing else.
+    `end`: of this process, if it does nothing else.
     """
     load_agents(config)
     find_estimator(config.reward.estimator)
@@ -74,8 +74,8 @@ async def sample(
             AsyncSampler.open_resources(config, pool, records) as shared,
             Agents(shared, find_agent(config.agent.agent_name)) as agents,
         ):
-            # What was loaded so far stays. To look through it for garbage again and again would
-            # hold up the event loop for a tenth of a second and more each time.
+            # Exclude what was loaded so far from garbage collection: each pass over it would block
+            # the event loop for 0.1 s and more.
             gc.collect()
             gc.freeze()
             scheduler = SamplingScheduler(database, config, agents, process_name(), evaluation)
@@ -83,7 +83,7 @@ async def sample(
 
             def stop(number: int) -> None:
                 if asked.take(number) or not scheduler.stopping:
-                    scheduler.stop()  # told so again, it stops at once
+                    scheduler.stop()  # a second call stops at once
 
             for number in stop_signals():
                 if end is None:

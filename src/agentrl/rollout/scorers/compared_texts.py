@@ -13,21 +13,20 @@ _ARTICLES = frozenset({"a", "an", "the"})
 # A word is a run of letters and digits, except in scripts that put no spaces between words.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
-# Signs that change what a number is: the minus before it, the point or comma inside it.
+# A number with its minus sign and its decimal points or commas.
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:[.,]\d+)*")
 
 
 def exact_match(model_answer: str, ground_truth: str) -> float:
-    """1.0 if both are the same text, but for case, white space, and whether Unicode writes a letter
-    and its accent as one character or as two (NFC)."""
+    """1.0 if both texts are equal apart from case, white space and Unicode form (NFC), else 0.0."""
     return float(_normalised(model_answer) == _normalised(ground_truth))
 
 
 def contains(model_answer: str, ground_truth: str) -> float:
-    """1.0 if the words of the right answer stand in the answer, one after the other.
+    """1.0 if the answer contains the words of the right answer in sequence, else 0.0.
 
-    Words are compared whole: 42 does not contain 4. A right answer without words is contained in
-    nothing but itself.
+    Whole words are compared: 42 does not contain 4. A right answer without words must match
+    exactly.
     """
     answer, truth = words(model_answer), words(ground_truth)
     if not truth:
@@ -37,8 +36,10 @@ def contains(model_answer: str, ground_truth: str) -> float:
 
 
 def f1(model_answer: str, ground_truth: str) -> float:
-    """F1 = 2 P R / (P + R) over the words of both, each as often as it stands there (SQuAD, arXiv
-    1606.05250, section 6.1). Articles, case and punctuation do not count."""
+    """F1 = 2 P R / (P + R) over the bags of words of both (SQuAD, arXiv 1606.05250, section 6.1).
+
+    Articles, case and punctuation do not count.
+    """
     answer, truth = Counter(words(model_answer)), Counter(words(ground_truth))
     if not answer or not truth:
         return exact_match(model_answer, ground_truth)
@@ -57,9 +58,9 @@ def words(text: str) -> list[str]:
         end = number.end()
     found += _WORD.findall(text[end:])
     without = [word for word in found if word not in _ARTICLES]
-    return without or found  # "The The" has articles only
+    return without or found  # keep the articles if there is nothing else
 
 
 def _normalised(text: str) -> str:
     text = unicodedata.normalize("NFC", " ".join(text.split())).casefold()
-    return unicodedata.normalize("NFC", text)  # folding may take letters apart
+    return unicodedata.normalize("NFC", text)  # case folding may decompose letters

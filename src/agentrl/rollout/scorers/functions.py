@@ -34,12 +34,12 @@ Messages = list[dict[str, Any]]
 
 _OF_RECORD = frozenset({"model_answer", "ground_truth", "question", "task", "record", "messages"})
 _OF_GROUP = frozenset({"ground_truth", "question", "task", "records", "messages"})
-_JUDGED = frozenset({"model_answer", "record", "records", "messages"})  # one of them it must take
+_JUDGED = frozenset({"model_answer", "record", "records", "messages"})  # one of them is required
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A function with its name. `takes`: which of the inputs."""
+    """A scorer function with its name. `takes`: the names of its inputs."""
 
     name: str
     function: ScorerFunction
@@ -48,13 +48,15 @@ class Scorer:
 
     @classmethod
     def of(cls, name: str, function: ScorerFunction) -> Self:
-        """Raises ValueError if the function takes anything else than the inputs, or nothing of the
-        Record."""
+        """The scorer of a function.
+
+        Raises ValueError if the function requires other inputs, or takes nothing of the Record.
+        """
         if not callable(function):
             raise ValueError(f"scorer {name!r} is {shown(function)}, which is no function")
         try:
             parameters = inspect.signature(function).parameters
-        except ValueError:  # of some functions that are written in C
+        except ValueError:  # some functions written in C have no signature
             raise ValueError(
                 f"scorer {name!r} is {shown(function)}, whose parameters cannot be seen: wrap it "
                 "in a function of yours"
@@ -78,22 +80,21 @@ class Scorer:
 
     @property
     def of_group(self) -> bool:
-        """Whether it looks at the whole group at once."""
+        """Whether it scores a whole group at once."""
         return "records" in self.takes
 
     @property
     def needs_answer(self) -> bool:
-        """Whether it can score tasks with an `answer` only."""
+        """Whether it requires tasks with an `answer`."""
         return "ground_truth" in self.takes
 
     @property
     def needs_messages(self) -> bool:
-        """Whether it looks at conversations."""
+        """Whether it takes conversations."""
         return "messages" in self.takes
 
     async def score(self, task: Task, record: Record, messages: Messages) -> Score:
-        """Score one Record. Raises what the function raises, and ValueError for a result that is
-        no score."""
+        """Score one Record. Raises errors of the function, and ValueError for an invalid result."""
         if "model_answer" in self.takes and record.final_answer is None:
             return Score(0.0, "no answer in the form asked for")
         inputs = {"record": record, "model_answer": record.final_answer, "messages": messages}
@@ -102,7 +103,7 @@ class Scorer:
     async def score_group(
         self, task: Task, records: Sequence[Record], messages: Sequence[Messages]
     ) -> list[Score]:
-        """Score all Records of a group, one result each. Raises as `score` does."""
+        """Score all Records [n] of a group; returns n results. Raises as `score` does."""
         inputs = {"records": list(records), "messages": list(messages)}
         returned = await self._call(task, inputs)
         results = as_list(returned)
@@ -117,7 +118,7 @@ class Scorer:
         if self.needs_answer and task.answer is None:
             raise ValueError(f"the task has no `answer`, which scorer {self.name!r} compares with")
         given = {"task": task, "question": task.query, "ground_truth": task.answer, **inputs}
-        # Copies: what a function does to them must not reach the Record that is stored.
+        # Copies: a function may change its inputs, but not the Record that is stored.
         arguments = {name: copy.deepcopy(given[name]) for name in self.takes}
         return await contained(self._result(arguments), f"scorer {self.name!r}")
 
@@ -125,14 +126,14 @@ class Scorer:
         if inspect.iscoroutinefunction(self.function):
             return await self.function(**arguments)
         result = await self.threads.run(lambda: self.function(**arguments))
-        # An object whose `__call__` is async has only made its coroutine in the thread.
+        # An object with an async `__call__` returns its coroutine from the thread.
         return await result if inspect.isawaitable(result) else result
 
 
 def conversation(turns: Sequence[DispatchedSamplingTask]) -> Messages:
-    """The chat messages of a Record's turns, in order, as they are stored for people to read.
+    """The stored chat messages of a Record's turns, in order.
 
-    Where the context was rewritten on the way, all that was ever said is in it, once.
+    If the context was rewritten, every message is in it once.
     """
     messages: Messages = []
     for turn in turns:

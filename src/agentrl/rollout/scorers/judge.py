@@ -24,20 +24,22 @@ class JudgeError(RuntimeError):
 
 
 class Judge:
-    """Asks the models of `scorer_agent`, which their owner enters and closes."""
+    """Asks the models of `scorer_agent`. The owner of `models` opens and closes them."""
 
     def __init__(self, models: LLMClient) -> None:
         self._models = models
 
     async def score(self, question: str, model_answer: str, ground_truth: str) -> Score:
-        """1.0 if a judge finds the answer right, 0.0 if it finds it wrong, with what it says of
-        it. Raises `JudgeError`."""
+        """1.0 if a judge finds the answer right, else 0.0, with its reply as the explanation.
+
+        Raises `JudgeError`, and `ModelsUnreachable` if no model replies.
+        """
         if not self._models:
             raise JudgeError(
                 "scorer agentcpm has no judge: list models under scorer_agent in the file of "
                 "--agent_config_path, or give the tasks another scorer"
             )
-        # As JSON, so that nothing in a response can look like the end of it.
+        # JSON, so that a response cannot imitate its own end.
         material = {"question": question, "reference": ground_truth, "response": model_answer}
         try:
             reply = await self._models.ask(

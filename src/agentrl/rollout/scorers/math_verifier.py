@@ -19,17 +19,17 @@ from typing import Any, Self
 
 from agentrl.rollout.scorers.results import Score
 
-_PROCESSOR_S = 5.0  # that a comparison may take
-_EASY_S = 0.5  # of it, that an easy one takes at most: most take a hundredth
-_TIMEOUT_S = 120.0  # by the clock, of a machine that is very busy
-_MOST_PROCESSES = 4  # of a sampler, of which a machine may have one for each core
-_AT_ONCE = 4  # hard ones beside the easy ones
+_PROCESSOR_S = 5.0  # the longest processor time of a comparison
+_EASY_S = 0.5  # the longest processor time of an easy comparison; most take about 0.01 s
+_TIMEOUT_S = 120.0  # wall-clock time, enough on a very busy machine
+_MOST_PROCESSES = 4  # per sampler process; a machine may run one sampler per core
+_AT_ONCE = 4  # concurrent hard comparisons, beside the easy ones
 _LOWEST_PRIORITY = 19
-_LONGEST_LINE = 1 << 16  # of a reply
+_LONGEST_LINE = 1 << 16  # bytes of a reply
 
 
 class MathVerifier:
-    """Processes, started when they are needed and stopped on leaving."""
+    """A pool of comparing processes, started on demand; an async context manager."""
 
     def __init__(self, processes: int | None = None, processor_s: float = _PROCESSOR_S) -> None:
         self._processor_s = processor_s
@@ -54,9 +54,9 @@ class MathVerifier:
     async def score(self, model_answer: str, ground_truth: str, question: str) -> Score:
         """1.0 if the answer equals the right one, else 0.0.
 
-        An answer that cannot be read as mathematics is not equal, nor is one that takes too long
-        to compare. Raises ValueError if the ground truth cannot be read, RuntimeError if a process
-        dies of the answer, TimeoutError if the machine gives it no time.
+        An answer that cannot be parsed, or that takes too long to compare, is not equal. Raises
+        ValueError if the ground truth cannot be parsed, RuntimeError if the answer crashes two
+        processes, TimeoutError after `_TIMEOUT_S`.
         """
         request = {"truth": ground_truth, "answer": model_answer, "question": question}
         line = json.dumps(request).encode() + b"\n"
@@ -88,14 +88,14 @@ class MathVerifier:
                 replying.cancel()
             if reply is None:
                 return await self._became_of(child)
-            if place is self._places:  # a priority that was lowered cannot be raised again
+            if place is self._places:  # not a hard one: a lowered priority cannot be raised again
                 self._idle.append(child)
                 child = None
             return reply
         except TimeoutError:
             raise TimeoutError(f"scorer math had no reply within {_TIMEOUT_S:g} s") from None
         finally:
-            if child is not None:  # its reply would be taken for the next one's
+            if child is not None:  # a late reply would be taken for the next one's
                 await self._stop(child)
             place.release()
 
@@ -107,7 +107,7 @@ class MathVerifier:
             await asyncio.wait({replying}, timeout=_EASY_S)
 
     async def _became_of(self, child: Process) -> dict[str, str] | None:
-        """What to say of a process that ended: it may have used up its time."""
+        """The reply for a process that used up its time; None if it ended otherwise."""
         await child.wait()
         if child.returncode != -signal.SIGXCPU:
             return None
@@ -148,7 +148,7 @@ async def _ask(child: Process, line: bytes) -> dict[str, str] | None:
 
 
 def _processor_s(child: Process) -> float:
-    """The processor time that a process has used, in seconds; 0 of one that has ended."""
+    """The processor time that a process has used, in seconds; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -6,10 +6,10 @@ from agentrl.rollout.scorers.scorer_registry import register_scorer
 
 
 class MCPScorerFactory:
-    """Where scorers are registered: see `register_scorer`."""
+    """Registers scorers under the name of the first version."""
 
     @staticmethod
     def register_scorer(name: str, function: ScorerFunction) -> None:
-        """Make `async fn(model_answer: str, ground_truth: str) -> float` the scorer `name`, or any
-        other function that `rollout/scorers/functions.py` allows."""
+        """Register `async fn(model_answer: str, ground_truth: str) -> float`, or another function
+        that `rollout/scorers/functions.py` allows, as the scorer `name`."""
         register_scorer(name, function)

@@ -1,4 +1,4 @@
-"""What scorers say of Records, and how it is put together to a Record's score: pure functions."""
+"""Results of scorers, and their weighted sum as a Record's score: pure functions."""
 
 import math
 import numbers
@@ -10,24 +10,27 @@ from agentrl.databases.documents import GroupScore, Record
 from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.foreign_text import shown, text_of
 
-KEPT_CHARACTERS = 10_000  # of an explanation: a group's stand together in one document of 16 MB
+KEPT_CHARACTERS = 10_000  # of an explanation: a whole group's must fit into one document (16 MB)
 _ARRAY_TYPES = ("numpy", "torch", "jax", "jaxlib", "tensorflow", "cupy", "mlx")
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a scorer says of one Record. None: not scored, so that the Record takes no part in its
-    group. `explanation` is kept for people to read."""
+    """A scorer's result for one Record.
+
+    `value`: None means not scored; the Record then takes no part in its group. `explanation`: for
+    display.
+    """
 
     value: float | None
     explanation: str | None = None
 
 
 def as_score(scorer: str, result: object) -> Score:
-    """What a scorer function returned, its explanation as it can be stored.
+    """A scorer function's result as a `Score` with a storable explanation.
 
-    A number may be of numpy or torch, also the only element of an array. Raises ValueError if the
-    result is no score.
+    A number may be a scalar or a one-element array of numpy or torch. Raises ValueError if the
+    result is not a finite number.
     """
     if isinstance(result, Score):
         value = as_score(scorer, result.value).value
@@ -43,8 +46,7 @@ def as_score(scorer: str, result: object) -> Score:
 
 
 def as_list(result: object) -> Sequence[object] | None:
-    """What a scorer of a group returned as a list of results; None if it is none. One dimension of
-    an array is a list."""
+    """The result of a group scorer as a list; None if it is none. A 1-D array is a list."""
     if _is_array(result):
         result = result.tolist()  # type: ignore[attr-defined]
     if isinstance(result, str | bytes) or not isinstance(result, Sequence):
@@ -53,7 +55,7 @@ def as_list(result: object) -> Sequence[object] | None:
 
 
 def storable_text(explanation: object) -> str | None:
-    """An explanation as text that a database can store, cut in the middle where it is long."""
+    """An explanation as storable text; the middle of a long one is cut out."""
     if explanation is None:
         return None
     text = text_of(explanation)
@@ -61,12 +63,12 @@ def storable_text(explanation: object) -> str | None:
     if left_out > 0:
         half = KEPT_CHARACTERS // 2
         text = f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
-    # Surrogates that stand alone, as they come out of broken JSON, have no UTF-8.
+    # Lone surrogates, which broken JSON can contain, have no UTF-8 encoding.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _number(result: object) -> float | None:
-    """The number that a result is; None if it is none."""
+    """A result as a float; None if it is not a number."""
     if _is_array(result):
         try:
             result = result.item()  # type: ignore[attr-defined]
@@ -76,21 +78,21 @@ def _number(result: object) -> float | None:
         return None
     try:
         return float(result)
-    except OverflowError:  # a whole number beyond what a float holds
+    except OverflowError:  # an integer too large for a float
         return math.inf
 
 
 def _is_array(value: object) -> bool:
-    """Whether it is a scalar or an array of a library of arrays, none of which is imported here."""
+    """Whether it is a scalar or array of an array library; imports none of them."""
     library = type(value).__module__.partition(".")[0]
     return library in _ARRAY_TYPES and hasattr(value, "item")
 
 
 def weigh(scorer: str, scores: Mapping[str, float | None]) -> float | None:
-    """The weighted sum that `scorer` asks for: score = sum_k w_k * score_k.
+    """The weighted sum of notation `scorer`: score = sum_k w_k * score_k.
 
-    None while a scorer has not said its score, and where one of them scored nothing: a sum of fewer
-    terms could not be compared with those of the other Records.
+    None if a score is missing or None: a sum of fewer terms is not comparable with those of other
+    Records.
     """
     total = 0.0
     for name, weight in parse_scorer(scorer).items():
@@ -102,7 +104,7 @@ def weigh(scorer: str, scores: Mapping[str, float | None]) -> float | None:
 
 
 def with_scores(scorer: str, record: Record, scores: Mapping[str, Score]) -> Record:
-    """The Record with these scores beside those that it has, and what they come to."""
+    """The Record with these scores added, and its weighted sum updated."""
     values = {**record.scores, **{name: score.value for name, score in scores.items()}}
     explanations = {
         name: score.explanation for name, score in scores.items() if score.explanation is not None
@@ -117,6 +119,6 @@ def with_scores(scorer: str, record: Record, scores: Mapping[str, Score]) -> Rec
 
 
 def with_group_scores(scorer: str, record: Record, said: Sequence[GroupScore]) -> Record:
-    """The Record with what was said of it among its group."""
+    """The Record with its own scores among `said` added."""
     own = {of.scorer: Score(of.score, of.explanation) for of in said if of.record == record.id}
     return with_scores(scorer, record, own)

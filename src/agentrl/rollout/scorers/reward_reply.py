@@ -1,6 +1,6 @@
-"""What a reward service sends, read with a limit on everything: size, packing, form.
+"""Reads the answer of a reward service, with limits on size, encoding and form.
 
-A service is a program of the user's own, and may answer anything. Each fault becomes one sentence.
+A service is a user's program and may answer anything. Each error becomes one sentence.
 """
 
 import json
@@ -12,8 +12,8 @@ import aiohttp
 from agentrl.foreign_text import shown
 from agentrl.rollout.scorers.results import Score
 
-MOST_BYTES = 4 << 20  # of an answer, as sent and unpacked
-_SHOWN = 200  # characters of an answer that cannot be used
+MOST_BYTES = 4 << 20  # of an answer, both packed and unpacked
+_SHOWN = 200  # characters shown of an unusable answer
 _FORM = 'not {"score": number or null}'
 _WINDOW_BITS = {
     "gzip": 16 + zlib.MAX_WBITS,
@@ -23,11 +23,11 @@ _WINDOW_BITS = {
 
 
 class BadReply(Exception):
-    """An answer that cannot be used. The message goes on after the service's name."""
+    """An unusable answer. The message continues a sentence after the service's name."""
 
 
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
-    """The body of an answer, unpacked. Raises `BadReply` if it is too long or packed otherwise."""
+    """The unpacked body of an answer. Raises `BadReply` if it is too long or cannot be unpacked."""
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
@@ -56,7 +56,7 @@ def read_score(body: bytes) -> Score:
     """The score in an answer's body. Raises `BadReply`."""
     try:
         answer = json.loads(body)
-    except (ValueError, RecursionError):  # no JSON, no text, or brackets without end
+    except (ValueError, RecursionError):  # not JSON, not text, or nested too deeply
         answer = None
     if not isinstance(answer, dict) or "score" not in answer:
         raise BadReply(f'answered {beginning(body)}, not {{"score": number or null}}')
@@ -72,7 +72,7 @@ def read_score(body: bytes) -> Score:
 
 
 def beginning(body: bytes) -> str:
-    """The beginning of an answer, as an error shows it."""
+    """The beginning of an answer, for an error."""
     text = body[: 4 * _SHOWN].decode("utf-8", "replace")
     return repr(text[:_SHOWN]) + (" and so on" if len(text) > _SHOWN else "")
 
@@ -80,5 +80,5 @@ def beginning(body: bytes) -> str:
 def _is_finite(number: float) -> bool:
     try:
         return math.isfinite(number)
-    except OverflowError:  # a whole number beyond what a float holds
+    except OverflowError:  # an integer too large for a float
         return False

@@ -34,15 +34,15 @@ from agentrl.rollout.scorers.reward_reply import BadReply, beginning, read_body,
 log = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 0.5  # doubles with every retry
-_SHOWN = 200  # characters of what went wrong below HTTP
+_SHOWN = 200  # characters shown of an error below HTTP
 
 
 class RewardServiceError(RuntimeError):
-    """The reward service gave no score. The message says what it did instead."""
+    """The reward service gave no valid score. The message says what it did instead."""
 
 
 class RewardServiceUnreachable(InfrastructureFailure):
-    """The reward service did not answer, or is not able to. The message says what it did."""
+    """The reward service did not answer, or answered 429 or 5xx. The message has the error."""
 
     probe_repeats = True
 
@@ -52,11 +52,11 @@ class RewardServiceUnreachable(InfrastructureFailure):
 
 
 class _Again(Exception):
-    """What may be different the next time."""
+    """A failure that is worth a retry."""
 
 
 class _NotConnected(_Again, ConnectionError):
-    """There is no connection: no other request would be answered either."""
+    """No connection: other requests would fail too."""
 
 
 class RewardService:
@@ -69,7 +69,7 @@ class RewardService:
 
     async def __aenter__(self) -> Self:
         if self._config is not None:
-            # What is read is bounded, so it is unpacked here and not by the library.
+            # `read_body` unpacks with a limit, so the library must not unpack.
             headers = {"Accept-Encoding": "identity"}
             if self._config.key is not None:
                 headers["Authorization"] = f"Bearer {self._config.key}"
@@ -95,8 +95,11 @@ class RewardService:
             await self._session.close()
 
     async def score(self, task: Task, record: Record, messages: Messages) -> Score:
-        """What the service says of a Record. Raises `RewardServiceError`, and
-        `RewardServiceUnreachable` if it is out of reach."""
+        """The service's score of a Record.
+
+        Raises `RewardServiceError` for an unusable answer, and `RewardServiceUnreachable` after all
+        retries.
+        """
         if self._config is None or self._session is None:
             raise RewardServiceError(
                 "scorer http has no service: give its url under http_scorer in the file of "
@@ -130,8 +133,8 @@ class RewardService:
     async def _check(
         self, session: aiohttp.ClientSession, config: RewardServiceConfig, request: bytes
     ) -> None:
-        """Whether the service answers again what it did not; raises what became of that if not."""
-        with suppress(RewardServiceError):  # it answers, if badly
+        """Repeat a request; returns if the service answers it, else raises the error."""
+        with suppress(RewardServiceError):  # an unusable answer is an answer
             await self._ask(session, config, request)
 
     async def _ask(
@@ -145,7 +148,7 @@ class RewardService:
                     config.url,
                     data=request,
                     headers={"Content-Type": "application/json"},
-                    allow_redirects=False,  # a POST would become a GET, and take the token along
+                    allow_redirects=False,  # a POST would become a GET, with the token
                     trace_request_ctx=_Deadline(answering, config.timeout),
                 ) as response,
             ):
@@ -181,7 +184,7 @@ class RewardService:
 
 
 class _Deadline:
-    """When the service has to have answered: its time begins with the connection."""
+    """The deadline of an answer: its time begins when the connection is open."""
 
     def __init__(self, answering: asyncio.Timeout, timeout_s: float) -> None:
         self._answering = answering
@@ -200,7 +203,7 @@ async def _connected(session: aiohttp.ClientSession, trace: SimpleNamespace, _: 
 
 
 def _as_json(value: Any) -> Any:
-    """A value that JSON can hold, as far as its numbers and keys go: NaN becomes null."""
+    """A value with keys as text, and null for NaN and infinities, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -21,7 +21,7 @@ from agentrl.rollout.llm.client import LLMClient, NoModelAnswered
 from agentrl.rollout.scorers.functions import Messages
 from agentrl.rollout.scorers.results import Score
 
-SHOWN_CHARACTERS = 6000  # of one message: what a tool returned may be a whole book
+SHOWN_CHARACTERS = 6000  # of one message: tool results may be very long
 _INSTRUCTION = """\
 You compare several attempts of an assistant at the same task. You are shown what they all begin
 with, then how each of them went on. Give each attempt a score from 0 to 1: what counts is how far
@@ -45,7 +45,7 @@ class RulerError(RuntimeError):
 
 
 class Ruler:
-    """Asks the models of `ruler_agent`, which their owner enters and closes."""
+    """Asks the models of `ruler_agent`. The owner of `models` opens and closes them."""
 
     def __init__(self, models: LLMClient) -> None:
         self._models = models
@@ -53,9 +53,10 @@ class Ruler:
     async def score_group(
         self, task: Task, records: Sequence[Record], messages: Sequence[Messages]
     ) -> list[Score]:
-        """A score for each Record, compared with the others. Raises `RulerError`.
+        """A score from 0 to 1 for each Record [n], relative to the others.
 
-        A Record that has nothing to be compared with is not scored.
+        A single Record is not scored. Raises `RulerError`, and `ModelsUnreachable` if no model
+        replies.
         """
         if not self._models:
             raise RulerError(
@@ -66,7 +67,7 @@ class Ruler:
         if len(records) < 2:
             return [Score(None, "nothing to compare with") for _ in records]
         order = sorted(range(len(records)), key=lambda i: _ticket(task, records[i]))
-        shown: dict[str, int] = {}  # the first of those that are the same
+        shown: dict[str, int] = {}  # index of the first of equal rollouts
         for index in order:
             shown.setdefault(written[index], index)
         ids = {text: str(number) for number, text in enumerate(shown, start=1)}
@@ -81,8 +82,10 @@ class Ruler:
 
 
 def material(rollouts: Mapping[str, Messages]) -> str:
-    """What the model is shown of the rollouts, by id: JSON, so that nothing in a rollout can look
-    like the end of it."""
+    """The user message for the model, with the rollouts by id.
+
+    JSON, so that a rollout cannot imitate its own end.
+    """
     conversations = list(rollouts.values())
     together = list(zip(*conversations, strict=False))
     shared = len(list(takewhile(lambda step: all(m == step[0] for m in step), together)))
@@ -97,7 +100,7 @@ def material(rollouts: Mapping[str, Messages]) -> str:
 
 
 def scores_reader(ids: Any) -> Callable[[str], dict[str, Score] | None]:
-    """Reads a reply: the scores of exactly these ids, or None if it has others or none."""
+    """A function that reads a reply: scores by id, or None unless it has exactly these ids."""
     expected = set(ids)
 
     def read(reply: str) -> dict[str, Score] | None:
@@ -117,7 +120,7 @@ def scores_reader(ids: Any) -> Callable[[str], dict[str, Score] | None]:
 
 
 def _last_scores(reply: str) -> list[object]:
-    """The `scores` of the last JSON object in a reply that has any."""
+    """The `scores` of the last JSON object with scores in a reply; [] if there is none."""
     decoder = json.JSONDecoder()
     start = len(reply)
     while (start := reply.rfind("{", 0, start)) >= 0:

@@ -4,7 +4,7 @@
     registered      `register_scorer`, called by the file of `--scorer_module`
     installed       entry points of the group `agentrl.scorers`
 
-The first that has a name decides. What a scorer says, and what it takes, is in `functions.py`.
+This is the order of precedence. `functions.py` defines inputs and results of scorers.
 """
 
 import re
@@ -25,12 +25,12 @@ from agentrl.rollout.scorers.reward_service import RewardService
 from agentrl.rollout.scorers.ruler import Ruler
 
 GROUP = "agentrl.scorers"
-_PLAIN_NUMBER = re.compile(r"-?\d{1,100}(\.\d{1,100})?")  # most are; no parser is needed for them
+_PLAIN_NUMBER = re.compile(r"-?\d{1,100}(\.\d{1,100})?")  # most answers; needs no parser
 _registered: dict[str, Scorer] = {}
 
 
 def _unbound(name: str, method: ScorerFunction) -> Scorer:
-    """A scorer whose object is not there yet: what it takes is known already."""
+    """The scorer of a method without its object; only its inputs are known."""
     return Scorer.of(name, method.__get__(object()))
 
 
@@ -43,14 +43,14 @@ BUILT_IN: dict[str, Scorer] = {
     "http": _unbound("http", RewardService.score),
     "ruler": _unbound("ruler", Ruler.score_group),
 }
-"""Those that are methods have to be bound to what they ask: `Scorers` does that."""
+"""`Scorers` binds those that are methods to their objects."""
 
 
 def register_scorer(name: str, function: ScorerFunction) -> None:
-    """Make `function` the scorer `name` of task lines.
+    """Register `function` as the scorer `name`.
 
-    Raises ValueError if the name is built in or cannot stand in a sum of scorers, or the function
-    takes what no scorer is given: see `functions.py`.
+    Raises ValueError if the name is built in or not allowed in a sum of scorers, or if the function
+    requires unknown inputs (`functions.py`).
     """
     if name in BUILT_IN:
         raise ValueError(f"scorer {name!r} is built in; register yours under another name")
@@ -60,25 +60,27 @@ def register_scorer(name: str, function: ScorerFunction) -> None:
 
 
 def load_scorers(config: Config) -> None:
-    """Register what `--scorer_module` holds. Raises `ConfigError`."""
+    """Load `--scorer_module`, which registers its scorers. Raises `ConfigError`."""
     if config.reward.scorer_module is not None:
         load_user_module(config.reward.scorer_module, "scorer_module")
 
 
 def known_scorers() -> frozenset[str]:
-    """All names."""
+    """The names of all scorers."""
     return frozenset(BUILT_IN.keys() | _registered.keys() | _installed(tuple(sys.path)).keys())
 
 
 @lru_cache(maxsize=1)
 def _installed(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """The entry points of packages in `path`, whose metadata take a while to read."""
+    """The entry points of packages in `path`. Cached, because reading them is slow."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def find_scorer(name: str) -> Scorer:
-    """The scorer of a name. Raises ValueError if there is none, and `ConfigError` if its package
-    cannot be used."""
+    """The scorer of a name.
+
+    Raises ValueError if it is unknown, and `ConfigError` if its package is unusable.
+    """
     scorer = BUILT_IN.get(name) or _registered.get(name)
     if scorer is not None:
         return scorer
@@ -98,13 +100,13 @@ def find_scorer(name: str) -> Scorer:
 
 
 def unfit_answer(scorer: str, answer: str) -> str | None:
-    """Why no answer could ever agree with the right one of a task; None if some could.
+    """Why no model answer could ever equal a task's `answer`; None if one could.
 
-    `scorer`: a task's, one name or a sum.
+    `scorer`: the task's, one name or a sum.
     """
     if "math" not in parse_scorer(scorer) or _PLAIN_NUMBER.fullmatch(answer):
         return None
-    # Here, because its libraries take a second to load.
+    # Imported here: its libraries take a second to load.
     from agentrl.mathematics.equality import is_readable
 
     if is_readable(answer):
@@ -116,7 +118,7 @@ def unfit_answer(scorer: str, answer: str) -> str | None:
 
 
 def missing_for(name: str, agents: AgentModels) -> str | None:
-    """What of the agent config a scorer needs and does not find there; None if nothing."""
+    """What a scorer needs and the agent config lacks; None if nothing."""
     if name == "agentcpm" and not agents.scorer_agent:
         return "asks a model: name one under `scorer_agent`"
     if name == "ruler" and not agents.ranking_models:

@@ -26,9 +26,9 @@ from agentrl.rollout.scorers.scorer_registry import find_scorer, known_scorers, 
 
 
 class Scorers:
-    """All scorers of a process. Entered once: it owns what the built-in ones ask.
+    """All scorers of a process; an async context manager that is entered once.
 
-    `records`: where conversations are read, for scorers that look at them.
+    It owns the models and services of the built-in scorers. `records`: to read conversations.
     """
 
     def __init__(self, agents: AgentModels, records: RecordLedger) -> None:
@@ -47,7 +47,7 @@ class Scorers:
 
     @classmethod
     def of_run(cls, config: Config, records: RecordLedger) -> Self:
-        """The scorers that a run's flags ask for, to be entered.
+        """The scorers of a run, not entered yet.
 
         Raises `AgentModelsError` for `--agent_config_path`, `ConfigError` for `--scorer_module`.
         """
@@ -68,17 +68,19 @@ class Scorers:
         await self._stack.aclose()
 
     def of_group(self, scorer: str) -> list[str]:
-        """Which scorers of a task's `scorer` look at the whole group. None of those that are not
-        known: an agent may score its Records itself, by names of its own."""
+        """The names in a task's `scorer` that score whole groups.
+
+        Unknown names are skipped: an agent may score its Records under its own names.
+        """
         known = known_scorers()
         return [n for n in parse_scorer(scorer) if n in known and find_scorer(n).of_group]
 
     async def score(self, task: Task, record: Record) -> Record:
         """The Record with `score`, `scores` and `explanations` by its task's scorer.
 
-        `score` is None if a scorer did not score it, or looks at the whole group, which is not
-        there yet. Raises what a scorer raises, and ValueError for an unknown scorer, a task without
-        the `answer` that it needs, or a result that is no score.
+        `score` is None if a scorer returned None, or scores whole groups and so is called later.
+        Raises errors of the scorers, and ValueError for an unknown scorer, a task without the
+        required `answer`, or an invalid result.
         """
         alone = [self._find(name) for name in parse_scorer(task.scorer)]
         alone = [scorer for scorer in alone if not scorer.of_group]
@@ -92,9 +94,9 @@ class Scorers:
         return with_scores(task.scorer, record, scores)
 
     async def score_group(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
-        """What the task's scorers of whole groups say of its Records.
+        """The scores of the task's group scorers for its Records.
 
-        Records that another scorer of the task did not score take no part. Raises as `score` does.
+        Records that another scorer of the task did not score are left out. Raises as `score` does.
         """
         wanted = self.of_group(task.scorer)
         others = parse_scorer(task.scorer).keys() - wanted
@@ -130,7 +132,7 @@ class Scorers:
 
 @contextmanager
 def _outages_met_by(scorer: Scorer) -> Iterator[None]:
-    """Outages say which scorer met them."""
+    """Set `scorer` on outages raised in the block."""
     try:
         yield
     except InfrastructureFailure as outage:

@@ -1,9 +1,8 @@
 """Threads for scorers that are not async.
 
-Not those of the event loop: these are few, other code needs them too, and Python waits for them at
-its end. A call that never returns holds one thread of its scorer here, and nothing else. If all
-threads of a scorer are held so, that scorer can score nothing more in this process: each scoring
-fails at once, and says why. Nothing can end a thread.
+The event loop's threads are not used: there are few, other code needs them too, and Python waits
+for them at exit. A call that never returns blocks one thread of its scorer here, for good: nothing
+can end a thread. When all threads of a scorer are blocked so, its calls fail at once.
 """
 
 import asyncio
@@ -21,14 +20,14 @@ from agentrl.foreign_text import shown
 
 log = logging.getLogger(__name__)
 
-THREADS = 64  # of one scorer: most of them wait for something
+THREADS = 64  # per scorer: most of them wait for I/O
 
 _Work = tuple["Future[Any]", Callable[[], Any]]
 
 
 @dataclass(eq=False)
 class ScorerThreads:
-    """Threads of one scorer, made when they are needed."""
+    """The threads of one scorer, started on demand."""
 
     name: str
     _work: "queue.SimpleQueue[_Work]" = field(default_factory=queue.SimpleQueue, init=False)
@@ -37,8 +36,10 @@ class ScorerThreads:
     _left: set["Future[Any]"] = field(default_factory=set, init=False)  # nobody waits for them
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns. Raises what it raises, and RuntimeError if every thread is
-        held by a call that did not return while somebody waited for it."""
+        """Run a function in a thread; returns or raises what it does.
+
+        Raises RuntimeError if abandoned calls block all threads.
+        """
         if self._all_held():
             raise RuntimeError(self._sentence)
         outcome: Future[Any] = Future()
@@ -87,13 +88,13 @@ class ScorerThreads:
                 outcome, function = self._work.get()
             if outcome.set_running_or_notify_cancel():
                 _settle(outcome, function, self.name)
-            del outcome, function  # they would live on until the next work comes
+            del outcome, function  # release them before waiting
 
 
 def _settle(outcome: "Future[Any]", function: Callable[[], Any], name: str) -> None:
     try:
         outcome.set_result(function())
-    except StopIteration as raised:  # the event loop's futures cannot hold it
+    except StopIteration as raised:  # asyncio's futures do not accept it
         outcome.set_exception(RuntimeError(f"scorer {name!r} raised {shown(raised)}"))
     except BaseException as raised:
         outcome.set_exception(raised)

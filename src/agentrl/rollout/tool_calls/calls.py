@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-MAX_DEPTH = 32  # of nested arguments; BSON and most tools take no more than some 100
-_MAX_INT = 2**63 - 1  # what MongoDB stores and most tools read
+MAX_DEPTH = 32  # levels of nested arguments; BSON and most tools allow about 100
+_MAX_INT = 2**63 - 1  # the limit of MongoDB and most tools
 
-Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {...}}, as OpenAI writes it
+Tools = Sequence[Mapping[str, Any]]  # {"type": "function", "function": {...}}, OpenAI's format
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,20 @@ Call = ParsedCall | MalformedCall
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """A turn of the model: the text outside its calls, and its calls in order."""
+    """A turn of the model: the text outside its calls, and the calls in order."""
 
     content: str
     calls: tuple[Call, ...] = ()
 
 
 class ToolCallParser(Protocol):
-    """Reads a turn's text. `tools` give types to arguments that the family writes without."""
+    """Parses a turn's text. `tools`: schemas that give types to arguments written without."""
 
     def __call__(self, text: str, tools: Tools = ()) -> ParsedTurn: ...
 
 
 def make_call(name: object, arguments: object) -> Call:
-    """The call of tool `name`, if a tool can be given these arguments and MongoDB store them."""
+    """A call of tool `name`; a `MalformedCall` if MongoDB or tools cannot take its arguments."""
     if not isinstance(name, str) or not name:
         return MalformedCall('the tool call has no "name"')
     if not isinstance(arguments, dict):
@@ -65,12 +65,12 @@ def tool_names(tools: Tools) -> frozenset[str]:
 
 
 def quote(text: str, limit: int = 40) -> str:
-    """The begin of a text in quotes, for a sentence about it."""
+    """The beginning of a text in quotes, for an error."""
     return repr(text if len(text) <= limit else f"{text[:limit]}...")
 
 
 def _unusable(value: object, depth: int) -> str | None:
-    """What in a JSON value no database or tool can be given, or None."""
+    """The first part of a JSON value that databases or tools cannot take, in words; else None."""
     if isinstance(value, str):
         return "half a character" if _is_broken(value) else None
     if isinstance(value, int):
@@ -91,7 +91,7 @@ def _unusable(value: object, depth: int) -> str | None:
 
 
 def _is_broken(text: str) -> bool:
-    """Whether a text holds a lone surrogate, which UTF-8 cannot."""
+    """Whether a text contains a lone surrogate, which has no UTF-8 encoding."""
     if text.isascii():
         return False
     try:

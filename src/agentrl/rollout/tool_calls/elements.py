@@ -14,10 +14,10 @@ def read_elements(
     read: Callable[[str], Sequence[Call]],
     thought: tuple[str, str] = THINK,
 ) -> ParsedTurn:
-    """The calls that `read` finds in each `opening`...`closing`; the text around is content.
+    """The calls that `read` finds in each `opening`...`closing`; all other text is content.
 
-    What stands in the thought is content too, calls included: a model that thinks about a call
-    does not make it. `thought`: its two marks.
+    The thought is content too, even if it contains calls: they are not made. `thought`: its two
+    marks.
     """
     content: list[str] = []
     calls: list[Call] = []
@@ -38,11 +38,10 @@ def read_elements(
 
 
 def thought_end(text: str, opening: str, closing: str, thought: tuple[str, str] = THINK) -> int:
-    """Where the thought ends that a turn begins with; 0 if there is none.
+    """The end index of the thought at the start of a turn; 0 if there is none.
 
-    The template may have opened it in the prompt, so that only its end is in the turn. An end that
-    stands inside a call is an argument's text, and a thought that is never closed is no thought:
-    models do go from one straight into a call.
+    The opening mark may be in the prompt. A closing mark inside a call is an argument's text. An
+    unclosed thought does not count: some models go directly from a thought to a call.
     """
     end = text.find(thought[1])
     if end < 0:
@@ -61,7 +60,7 @@ def _read_element(
     closing: str,
     read: Callable[[str], Sequence[Call]],
 ) -> tuple[Sequence[Call], int]:
-    """The calls of an element, and its end, which is later where arguments hold the mark's text."""
+    """The calls of an element, and its end; later than `end` if arguments contain the mark."""
     body = text[start:end]
     calls = read(body)
     if _all_readable(calls):

@@ -35,9 +35,9 @@ _BARE = re.compile(r"[^,{}\[\]]*+")
 _JSON_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*"', re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?")
 _WORDS: dict[str, bool | None] = {
-    "true": True, "false": False, "null": None, "None": None,  # which its template writes
+    "true": True, "false": False, "null": None, "None": None,  # the template writes None
 }  # fmt: skip
-_MAX_DIGITS = 20  # beyond 64 bits, which no call may hold
+_MAX_DIGITS = 20  # longer integers exceed 64 bits
 
 
 def parse_gemma4(text: str, tools: Tools = ()) -> ParsedTurn:
@@ -63,18 +63,18 @@ def _read_call(body: str) -> Call:
 
 
 class _UnreadableError(ValueError):
-    """The text holds no arguments. The message says what was met, for the model."""
+    """The arguments cannot be parsed. The message tells the model why."""
 
 
 class _Reader:
-    """Reads arguments from `at` on, which then is the place after what was read."""
+    """Parses arguments from index `at` on, and moves `at` behind them."""
 
     def __init__(self, text: str, at: int) -> None:
         self.text = text
         self.at = at
 
     def read_object(self, depth: int) -> dict[str, Any]:
-        """What stands after an opening brace, with at most `depth` levels in it."""
+        """The object after an opening brace, with at most `depth` nested levels."""
         items: dict[str, Any] = {}
         while not self._take("}"):
             key = self._read_key()
@@ -148,7 +148,7 @@ class _Reader:
         return int(bare)
 
     def _take(self, mark: str) -> bool:
-        """Go on past a mark if it comes next, space before it left out."""
+        """Skip white space, then the mark if it comes next; returns whether it does."""
         space = _SPACE.match(self.text, self.at)
         assert space is not None, "no space is space too"
         self.at = space.end()

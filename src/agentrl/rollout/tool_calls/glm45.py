@@ -13,7 +13,7 @@ from agentrl.rollout.tool_calls.elements import read_elements
 from agentrl.rollout.tool_calls.typed_text import typed_call
 
 _NAME = re.compile(r"[^\s<>{}\"]++")
-# An end of a value that another key, or nothing, follows: other ends are its text.
+# A value ends at a closing mark before another key or the end; other closing marks are its text.
 _ARGUMENT = re.compile(
     r"\s*<arg_key>([^<]++)</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*+(?:<arg_key>|\Z))",
     re.DOTALL,
@@ -21,7 +21,7 @@ _ARGUMENT = re.compile(
 
 
 def parse_glm45(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The calls of a turn of GLM-4.5. `tools` tell a number from a string."""
+    """The calls of a turn of GLM-4.5. `tools`: distinguish numbers from strings."""
     return read_elements(
         text, "<tool_call>", "</tool_call>", lambda body: (_read_function(body, tools),)
     )

@@ -6,13 +6,13 @@ import orjson
 
 from agentrl.rollout.tool_calls.calls import Call, MalformedCall, make_call
 
-# A string (to the end of the text where it is not closed) or a bracket. Without the `?` an unclosed
-# string would be looked for again at each of its escaped quotes.
+# A string (an unclosed one ends with the text) or a bracket. Without the `?`, an unclosed string
+# would be searched again from each of its escaped quotes.
 _STRING_OR_BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*"?|[\[\]{}]', re.DOTALL)
 
 
 def read_json_call(text: str, arguments_key: str = "arguments") -> Call:
-    """`{"name": ..., "arguments": {...}}`. `arguments_key`: the family's word for arguments."""
+    """The call `{"name": ..., "arguments": {...}}`. `arguments_key`: the family's key."""
     try:
         call = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -32,7 +32,7 @@ def call_of_json(call: object, arguments_key: str = "arguments") -> Call:
 
 
 def read_arguments(name: str, text: str) -> Call:
-    """The call of tool `name` whose arguments are a JSON object."""
+    """The call of tool `name` with the JSON object `text` as arguments."""
     if not text.strip():
         return MalformedCall("the tool call has no arguments, not even {}")
     try:
@@ -43,7 +43,7 @@ def read_arguments(name: str, text: str) -> Call:
 
 
 def json_end(text: str, start: int) -> int | None:
-    """Where the object or array that begins at `start` ends, or None if it is not closed."""
+    """The end index of the object or array that begins at `start`; None if it is not closed."""
     depth = 0
     for match in _STRING_OR_BRACKET.finditer(text, start):
         mark = match.group()

@@ -53,7 +53,7 @@ def parse_llama3(text: str, tools: Tools = ()) -> ParsedTurn:
 def _read_calls(
     text: str, start: int, tagged: bool, known: frozenset[str]
 ) -> tuple[list[Call], int]:
-    """The calls from `start` on and where they end; no calls for JSON that is an answer."""
+    """The calls from `start` on and their end index; [] for JSON that is an answer."""
     if not text.startswith(("{", "["), start):
         return _read_built_in(text, start)
     calls: list[Call] = []

@@ -29,7 +29,7 @@ _PYTHON_OPEN, _PYTHON_CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _FENCE = re.compile(r"\s*```(?:python|py)?[ \t]*\n(.*)```\s*", re.DOTALL)
 _FUNCTION_OPEN, _FUNCTION_CLOSE = "<function name=", "</function>"
 _FUNCTION_NAME = re.compile(r"""\s*(?:"([^"<>]++)"|'([^'<>]++)')\s*>""")
-# An end of a parameter that another parameter, or nothing, follows: other ends are its text.
+# A parameter ends at a closing mark before another parameter or the end; others are its text.
 _PARAMETER = re.compile(
     r"""\s*<param\s+name=(?:"([^"<>]++)"|'([^'<>]++)')\s*>(.*?)</param>(?=\s*+(?:<param\s|\Z))""",
     re.DOTALL,
@@ -38,7 +38,7 @@ _CDATA = re.compile(r"\s*<!\[CDATA\[(.*)\]\]>\s*", re.DOTALL)
 
 
 def parse_minicpm(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The calls of a turn of MiniCPM. `tools` tell a number from a string in elements."""
+    """The calls of a turn of MiniCPM. `tools`: distinguish numbers from strings in elements."""
     if _PYTHON_OPEN in text:
         return read_elements(text, _PYTHON_OPEN, _PYTHON_CLOSE, _read_python)
     return read_elements(
@@ -47,7 +47,7 @@ def parse_minicpm(text: str, tools: Tools = ()) -> ParsedTurn:
 
 
 def _read_python(body: str) -> list[Call]:
-    """The calls of a fenced block; what cannot be read stands for the rest of the block."""
+    """The calls of a fenced block; an unreadable call ends it."""
     fence = _FENCE.fullmatch(body)
     if fence is None:
         return [MalformedCall("the tool calls do not stand between ```python and ```")]
@@ -81,7 +81,7 @@ def _read_function(body: str, tools: Tools) -> Call:
 
 
 def _text_of(value: str) -> str:
-    """A parameter's text: as it stands in CDATA, otherwise with its XML entities replaced."""
+    """A parameter's text: verbatim in CDATA, otherwise with XML entities replaced."""
     verbatim = _CDATA.fullmatch(value)
     if verbatim is not None:
         return verbatim[1]

@@ -30,14 +30,11 @@ PARSERS: Mapping[str, ToolCallParser] = {
     "gemma4": parse_gemma4,
 }
 
-DEFAULT_PARSER = "qwen25"  # of a model whose chat template writes no calls
+DEFAULT_PARSER = "qwen25"  # for models whose chat template writes no calls
 
 
 def tool_call_parser(name: str) -> ToolCallParser:
-    """The parser of a model family, by its name in `--tool_call_parser`.
-
-    Raises ValueError with the known names.
-    """
+    """The parser with this name in `--tool_call_parser`. Raises ValueError for an unknown name."""
     parser = PARSERS.get(name)
     if parser is None:
         raise ValueError(f"unknown tool call parser {name!r}; known: {', '.join(sorted(PARSERS))}")

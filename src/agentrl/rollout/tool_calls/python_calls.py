@@ -34,28 +34,28 @@ _ESCAPED = {
 _WORDS: dict[str, bool | None] = {
     "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
 }  # fmt: skip
-_MAX_DIGITS = 20  # beyond 64 bits, which no call may hold
+_MAX_DIGITS = 20  # longer integers exceed 64 bits
 
 
 class UnreadableError(ValueError):
-    """The text is no call. The message says what was met, for the model."""
+    """The text is not a call. The message tells the model why."""
 
 
 class PythonReader:
-    """Reads calls from `at` on, which then is the place after what was read."""
+    """Parses calls from index `at` on, and moves `at` behind them."""
 
     def __init__(self, text: str, at: int = 0) -> None:
         self.text = text
         self.at = at
 
     def skip_space(self) -> None:
-        """Go on to the next character that is no space."""
+        """Skip white space."""
         match = _SPACE.match(self.text, self.at)
         assert match is not None, "no space is space too"
         self.at = match.end()
 
     def take(self, mark: str) -> bool:
-        """Go on past a mark if it comes next, spaces before it left out."""
+        """Skip white space, then the mark if it comes next; returns whether it does."""
         self.skip_space()
         if not self.text.startswith(mark, self.at):
             return False
@@ -81,7 +81,7 @@ class PythonReader:
         return name, arguments
 
     def read_value(self, depth: int) -> Any:
-        """A literal with at most `depth` levels in it. Raises `UnreadableError`."""
+        """A literal with at most `depth` nested levels. Raises `UnreadableError`."""
         self.skip_space()
         if match := _STRING.match(self.text, self.at):
             self.at = match.end()
@@ -143,7 +143,7 @@ class PythonReader:
 
 def _string(match: re.Match[str]) -> str:
     if match[3] is not None:
-        try:  # most are JSON, whose escapes may be halves of a character
+        try:  # most are JSON, where two escapes may form one character
             text = orjson.loads(match.group())
             assert isinstance(text, str), "a string in double quotes"
             return text

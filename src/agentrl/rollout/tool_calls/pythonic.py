@@ -20,7 +20,7 @@ _START = re.compile(
 
 
 def parse_pythonic(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The calls of a turn that writes them in Python."""
+    """The calls of a turn that writes them as a Python list."""
     content: list[str] = []
     calls: list[Call] = []
     position, search_from = 0, thought_end(text, _OPENING[0], _CLOSING[0])
@@ -37,7 +37,7 @@ def parse_pythonic(text: str, tools: Tools = ()) -> ParsedTurn:
 
 
 def _read_list(text: str, start: int) -> tuple[list[Call], int]:
-    """The calls of the list at `start`, and the place after it, or after the line with a fault."""
+    """The calls of the list at `start`, and the index after it, or after the line of an error."""
     reader = PythonReader(text, start)
     calls: list[Call] = []
     try:

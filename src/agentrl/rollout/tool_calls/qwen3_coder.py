@@ -18,14 +18,14 @@ from agentrl.rollout.tool_calls.elements import read_elements
 from agentrl.rollout.tool_calls.typed_text import typed_call
 
 _FUNCTION_OPEN, _FUNCTION_CLOSE = "<function=", "</function>"
-# An end of a parameter that another parameter, or nothing, follows: other ends are its text.
+# A parameter ends at a closing mark before another parameter or the end; others are its text.
 _PARAMETER = re.compile(
     r"\s*<parameter=([^>\n]++)>(.*?)</parameter>(?=\s*+(?:<parameter=|\Z))", re.DOTALL
 )
 
 
 def parse_qwen3_coder(text: str, tools: Tools = ()) -> ParsedTurn:
-    """The calls of a turn of Qwen3-Coder. `tools` tell a number from a string."""
+    """The calls of a turn of Qwen3-Coder. `tools`: distinguish numbers from strings."""
     turn = read_elements(
         text, "<tool_call>", "</tool_call>", lambda body: (_read_function(body, tools),)
     )
@@ -60,5 +60,5 @@ def _read_function(body: str, tools: Tools) -> Call:
 
 
 def _without_frame(value: str) -> str:
-    """A value without the line breaks that the format puts around it."""
+    """A value without the line breaks around it, which belong to the format."""
     return value.removeprefix("\n").removesuffix("\n")

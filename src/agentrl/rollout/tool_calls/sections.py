@@ -11,7 +11,7 @@ def read_section(
 ) -> ParsedTurn:
     """The calls that `read` finds in each element. `section`, `element`: their two marks.
 
-    A call outside a section is a call. What else stands in a section is content.
+    Calls outside a section count too. Other text in a section is content.
     """
     turn = read_elements(text, *element, lambda body: (read(body),))
     content, calls = turn.content, turn.calls

@@ -21,7 +21,7 @@ from agentrl.rollout.tool_calls.parser_registry import (
 _LONGEST_EXCERPT = 160  # characters
 
 _PROBE_QUESTION = "probe-question"
-# Nine letters and digits: Mistral's templates insist. Kimi's name a call by its id alone.
+# Mistral's templates require nine letters and digits. Kimi's write a call's id without its name.
 _PROBE_IDS = ("call00001", "functions.probe_tool:0")
 _PROBE_CALL = ParsedCall("probe_tool", {"text": "a probe", "count": 7})
 _PROBE_TOOL = {
@@ -46,10 +46,10 @@ Render = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str]
 
 @dataclass(frozen=True, slots=True)
 class TemplateCalls:
-    """What a chat template shows of a model's tool calls.
+    """How a chat template writes tool calls.
 
-    parsers: the names of those that read a call as the template writes it
-    written: the probe's call as it writes it; "" if it writes none
+    parsers: names of the parsers that read its calls
+    written: a probe call as the template writes it; "" if it writes none
     """
 
     parsers: tuple[str, ...] = ()
@@ -58,10 +58,11 @@ class TemplateCalls:
 
 @dataclass(frozen=True, slots=True)
 class ParserChoice:
-    """The parser that is taken, and what there is to say about it.
+    """The chosen parser.
 
-    certain: nothing speaks against it; sentence: why it is taken, or what speaks against it
-    unread: the template writes calls that this parser does not read
+    sentence: why it was chosen, or what is wrong with it
+    certain: whether nothing is wrong with it
+    unread: whether the template writes calls that it cannot read
     """
 
     name: str
@@ -71,12 +72,12 @@ class ParserChoice:
 
     @property
     def parse(self) -> ToolCallParser:
-        """The parser itself."""
+        """The parser."""
         return tool_call_parser(self.name)
 
 
 def choose_parser(wanted: str | None, calls: TemplateCalls, writes_tools: bool) -> ParserChoice:
-    """The parser asked for, or else the first that reads what the template writes.
+    """The parser `wanted`, else the first one that reads the template's calls.
 
     `writes_tools`: whether the template describes tools to the model. Raises ValueError for an
     unknown name.
@@ -130,7 +131,7 @@ def choose_parser(wanted: str | None, calls: TemplateCalls, writes_tools: bool) 
 
 
 def calls_of_template(render: Render) -> TemplateCalls:
-    """What the template shows of tool calls, by writing one.
+    """How the template writes tool calls, found by rendering one.
 
     Most templates take arguments as an object, some as JSON text.
     """
@@ -155,15 +156,15 @@ def calls_of_template(render: Render) -> TemplateCalls:
 
 
 def _try(render: Render, messages: list[dict[str, Any]]) -> str:
-    """The rendered text; empty if the template refuses."""
+    """The rendered text; "" if the template rejects the messages."""
     try:
         return render(messages, [_PROBE_TOOL])
-    except (TemplateError, TypeError, ValueError):  # what templates raise at what they refuse
+    except (TemplateError, TypeError, ValueError):
         return ""
 
 
 def _excerpt(text: str, asked: str) -> str:
-    """What the text has beyond the question, cut to what a sentence can hold."""
+    """The text after the question, shortened for a sentence."""
     pairs = enumerate(zip(text, asked, strict=False))
     shared = next((i for i, (one, other) in pairs if one != other), len(asked))
     turn = text[shared:].strip()
@@ -171,7 +172,7 @@ def _excerpt(text: str, asked: str) -> str:
 
 
 def _parsers_reading(turn: str) -> tuple[str, ...]:
-    """The parsers that find the probe's call in a turn and leave the least text around it."""
+    """The parsers that find the probe's call in a turn and leave the least text as content."""
     turns = {name: parse(turn, [_PROBE_TOOL]) for name, parse in PARSERS.items()}
     left = {
         name: len(parsed.content)

@@ -15,17 +15,17 @@ import orjson
 
 from agentrl.rollout.tool_calls.calls import Call, MalformedCall, Tools, make_call, quote
 
-# What templates that print values instead of dumping them write.
+# Written by templates that print values instead of dumping them as JSON.
 _PYTHON_WORDS: dict[str, bool | None] = {"True": True, "False": False, "None": None}
 _NO_VALUE = object()
 
 
 class _MistypedError(ValueError):
-    """A text that is no value of the type that it must have."""
+    """A text is not a value of the required type."""
 
 
 def typed_call(name: str, texts: Iterable[tuple[str, str]], tools: Tools) -> Call:
-    """The call of tool `name` with parameters and their texts, in the order of the turn."""
+    """The call of tool `name`. `texts`: pairs (parameter, text), in order."""
     schema = _parameters_schema(tools, name)
     properties = schema.get("properties")
     arguments: dict[str, Any] = {}
@@ -41,7 +41,7 @@ def typed_call(name: str, texts: Iterable[tuple[str, str]], tools: Tools) -> Cal
 
 
 def read_value(text: str, types: frozenset[str]) -> Any:
-    """The value that a text stands for. `types`: JSON schema's names; none means any.
+    """The value of a text. `types`: allowed types in JSON schema's names; empty: any.
 
     Raises `_MistypedError` for a text that fits none of them.
     """
@@ -60,7 +60,7 @@ def read_value(text: str, types: frozenset[str]) -> Any:
 
 
 def accepted_types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a parameter's schema accepts; none if it does not say.
+    """The JSON types that a parameter's schema accepts; empty if it does not say.
 
     `root`: the schema that references (`#/$defs/...`) point into.
     """
@@ -118,7 +118,7 @@ def _load(text: str, python_words: bool) -> Any:
 
 
 def _types_of(value: object) -> set[str]:
-    """The JSON schema types that a value has."""
+    """The JSON schema types of a value."""
     if value is None:
         return {"null"}
     if isinstance(value, bool):

@@ -24,6 +24,7 @@ from agentrl.limited_httpx import (
     UNPACKED,
     AnswerTooLarge,
     limit_answer,
+    tls_context,
 )
 from agentrl.rollout.tools.calls import (
     RECORD_ID_KEY,
@@ -36,7 +37,12 @@ from agentrl.rollout.tools.catalogue import Offer
 from agentrl.rollout.tools.connection import ConnectFailed
 from agentrl.rollout.tools.results import json_text
 from agentrl.rollout.tools.server_list import ServerSpec
-from agentrl.rollout.tools.transports import NOT_SERVING, SOCKET_LIMITS, refusal
+from agentrl.rollout.tools.transports import (
+    NOT_CONNECTED,
+    NOT_SERVING,
+    SOCKET_LIMITS,
+    refusal,
+)
 
 _RETRY_PAUSE_S = 0.25
 _LISTING_TIMEOUT_S = 10.0
@@ -55,8 +61,13 @@ class AggregatedServer:
 
     @property
     def label(self) -> str:
-        """The server for people."""
+        """The server's name in messages."""
         return f"{self.name} behind {self._aggregator.label}"
+
+    @property
+    def goes_away_with(self) -> str:
+        """The server, for people, that goes away when this one does."""
+        return self._aggregator.label
 
     async def call(self, call: ToolRequest) -> CallToolResult:
         """Call a tool. Raises `CallFailed` or `ToolServerUnreachable`."""
@@ -64,9 +75,9 @@ class AggregatedServer:
 
 
 class Aggregator:
-    """The client of an aggregator, used as an async context manager.
+    """The client of an aggregator; an async context manager.
 
-    `startup_timeout_s`: how long entering waits for it before `ToolServerUnreachable`.
+    Entering waits up to `startup_timeout_s` for it, then raises `ToolServerUnreachable`.
     """
 
     def __init__(self, spec: ServerSpec, startup_timeout_s: float) -> None:
@@ -78,6 +89,7 @@ class Aggregator:
             event_hooks={"response": [limit_answer]},
             timeout=httpx2.Timeout(spec.timeout_s, pool=None),
             limits=SOCKET_LIMITS,
+            verify=tls_context(),
         )
 
     async def __aenter__(self) -> Self:
@@ -98,16 +110,19 @@ class Aggregator:
 
     @property
     def label(self) -> str:
-        """The aggregator for people."""
+        """The aggregator's name in messages."""
         return self._spec.label
 
     async def call(self, server: str, call: ToolRequest) -> CallToolResult:
-        """Call a tool of a server. Raises `CallFailed`, and `ToolServerUnreachable` where the
-        aggregator is not reached or its answer is lost."""
+        """Call a tool of a server.
+
+        Raises `CallFailed`, and `ToolServerUnreachable` if the aggregator is not reached or its
+        answer is lost.
+        """
         path = f"/tool/{quote(f'{server}.{call.tool}', safe='.')}"
         headers = {name: quote(str(call.meta[key])) for key, name in _HEADERS.items()}
         try:
-            async with asyncio.timeout(self._spec.timeout_s):  # of all of it, not of each piece
+            async with asyncio.timeout(self._spec.timeout_s):  # of the whole answer, not each read
                 response = await self._http.post(
                     self._spec.url + path, json=call.arguments, headers=headers
                 )
@@ -118,18 +133,20 @@ class Aggregator:
             try:
                 await self.check()
             except ConnectFailed:
-                raise self._unreachable(text, text) from None
+                raise self._unreachable(text, text, cut_off=True) from None
             raise CallFailed(text) from None
         except httpx2.RequestError as error:
             reason = str(error) or type(error).__name__
             text = f"The tool server cannot be reached: {reason}"
-            raise self._unreachable(reason, text) from None
+            cut_off = not isinstance(error, NOT_CONNECTED)
+            raise self._unreachable(reason, text, cut_off=cut_off) from None
         try:
             body = orjson.loads(response.content)
         except orjson.JSONDecodeError:
             if response.status_code in NOT_SERVING:
                 reason = f"HTTP {response.status_code}"
-                raise self._unreachable(reason, f"The tool {call.tool} failed: {reason}") from None
+                text = f"The tool {call.tool} failed: {reason}"
+                raise self._unreachable(reason, text, cut_off=True) from None
             if response.is_error:
                 raise CallFailed(
                     f"The tool {call.tool} failed: HTTP {response.status_code}"
@@ -140,19 +157,20 @@ class Aggregator:
         return read_answer(body, failed=response.is_error)
 
     async def check(self) -> None:
-        """Whether the aggregator answers, now. Raises `ConnectFailed`."""
+        """Check that the aggregator answers. Raises `ConnectFailed`."""
         await self._names()
 
-    def _unreachable(self, why: str, text: str) -> ToolServerUnreachable:
+    def _unreachable(self, why: str, text: str, *, cut_off: bool) -> ToolServerUnreachable:
         return ToolServerUnreachable(
             f"the tool server {self.label} is out of reach: {why}",
             self.label,
             text=text,
             probe=self.check,
+            cut_off=cut_off,
         )
 
     async def _reach(self) -> tuple[AggregatedServer, ...]:
-        """The servers and their tools, as soon as the aggregator answers."""
+        """Wait for the aggregator; returns its servers. Raises `ToolServerUnreachable`."""
         began = time.monotonic()
         while True:
             try:
@@ -194,7 +212,7 @@ class Aggregator:
         )
 
     async def _get(self, path: str, key: str) -> list[Any]:
-        """A list that the aggregator has, under `key` or bare. Raises `ConnectFailed`."""
+        """GET a list, under `key` or at the top level. Raises `ConnectFailed`."""
         try:
             response = await self._http.get(self._spec.url + path, timeout=_LISTING_TIMEOUT_S)
         except httpx2.RequestError as error:
@@ -214,7 +232,7 @@ class Aggregator:
 
 
 def read_answer(body: Any, failed: bool = False) -> CallToolResult:
-    """An aggregator's answer as MCP's result. `failed`: by its HTTP status.
+    """An aggregator's answer as an MCP result. `failed`: whether its HTTP status is an error.
 
     Errors come as `status: error`, as an HTTP-like `status_code`, or as an `error` in the content.
     """
@@ -237,7 +255,7 @@ def read_answer(body: Any, failed: bool = False) -> CallToolResult:
         try:
             return CallToolResult.model_validate({"content": content, "isError": failed})
         except ValidationError:
-            pass  # a list of the tool's own
+            pass  # another list than MCP's content
     elif isinstance(content, dict) and set(content) == {"result"}:
         content = content["result"]
     text = content if isinstance(content, str) else json_text(content)

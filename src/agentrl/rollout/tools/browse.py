@@ -31,13 +31,13 @@ _FORM = "any text beside its thought"
 
 @dataclass(frozen=True)
 class BrowseAgent:
-    """Reads long results. `models` are entered and closed by their owner."""
+    """Summarises long results. The owner of `models` opens and closes them."""
 
     models: LLMClient
     config: ContextConfig
 
     def reads(self, tool: str, result: str) -> bool:
-        """Whether the result of this tool is one for the browse agent."""
+        """Whether the browse agent reads this result: long, and of a tool in `--browse_tools`."""
         return (
             bool(self.models)
             and len(result) > self.config.browse_min_chars
@@ -47,7 +47,7 @@ class BrowseAgent:
         )
 
     async def summarise(self, question: str, call: ParsedCall, result: str) -> LLMReply[str] | None:
-        """What the result of `call` holds, and the model that says so; None if no model can.
+        """A summary of the result of `call`; None if no model gave a usable one.
 
         Raises `ModelsUnreachable`.
         """
@@ -64,7 +64,7 @@ class BrowseAgent:
 
 
 async def try_browsing(models: LLMClient) -> None:
-    """Have a result of a few words read. Raises `NoModelAnswered` or `ModelsUnreachable`."""
+    """Test the models with a short result. Raises `NoModelAnswered` or `ModelsUnreachable`."""
     material = _material("What is 2 + 2?", ParsedCall("add", {"a": 2, "b": 2}), "4")
     await models.ask(_INSTRUCTION, material, _read_summary, _FORM)
 

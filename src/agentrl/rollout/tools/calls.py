@@ -3,6 +3,7 @@
 CallFailed               the call's own failure: a text for the model
 ToolSessionFailed        the server refuses a record its session: that attempt fails
 ToolServerUnreachable    nobody's: the server is out of reach, or died under the call
+TaskTakesServerDown      the task's, whose calls it dies under: that attempt fails
 """
 
 import json
@@ -22,21 +23,32 @@ CREATE_KWARGS_KEY = "agentrl/create_kwargs"
 class ToolServerUnreachable(InfrastructureFailure):
     """A tool server does not answer, or refuses us. The message is one sentence for the user.
 
-    `label`: the server for people. `text`: what the model reads of it, if it is to read it
-    (`--on_tool_outage text`).
+    `label`: the server's name in messages. `text`: the text for the model
+    (`--on_tool_outage text`). `cut_off`: the server may have had the call, and gone away under it.
     """
 
     need = Need.TOOLS
 
     def __init__(
-        self, message: str, label: str, *, text: str | None = None, probe: Probe | None = None
+        self,
+        message: str,
+        label: str,
+        *,
+        text: str | None = None,
+        probe: Probe | None = None,
+        cut_off: bool = False,
     ) -> None:
         super().__init__(message, dependency=f"the tool server {label}", probe=probe)
         self.text = text or message
+        self.cut_off = cut_off
+
+
+class TaskTakesServerDown(RuntimeError):
+    """A server went away under this task's calls again and again, and serves others between."""
 
 
 class ToolSessionFailed(RuntimeError):
-    """A server did not open the session of a record, which cannot do without."""
+    """A server refused to open a record's session, which the record requires."""
 
 
 class CallFailed(Exception):
@@ -45,7 +57,7 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """What is asked of a server. `meta`: what it is told beside the arguments."""
+    """A tool call to a server. `meta`: metadata that is sent with the arguments."""
 
     tool: str
     arguments: dict[str, Any]
@@ -53,9 +65,9 @@ class ToolRequest:
 
 
 def why_unsendable(arguments: Mapping[str, Any]) -> str | None:
-    """Why no message can hold these arguments, or None if one can.
+    """Why these arguments cannot be sent; None if they can.
 
-    Asked before a call: a message that fails on its way takes down the connection that it shares.
+    Checked before a call: a message that fails while it is sent ends the shared connection.
     """
     try:
         json.dumps(arguments, ensure_ascii=False).encode("utf-8")
@@ -69,8 +81,11 @@ def why_unsendable(arguments: Mapping[str, Any]) -> str | None:
 
 
 class Callee(Protocol):
-    """Where calls go: to a server, or to a record's session with it."""
+    """The target of calls: a server, or a record's session with it."""
 
     async def call(self, call: ToolRequest) -> CallToolResult:
-        """The tool's result, which may be an error of the tool's. Raises `CallFailed`, and
-        `ToolServerUnreachable` where the tool was not reached or its answer was lost."""
+        """The tool's result, which may be an error.
+
+        Raises `CallFailed`, and `ToolServerUnreachable` if the tool was not reached or its answer
+        was lost.
+        """

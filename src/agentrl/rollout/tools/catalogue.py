@@ -1,7 +1,7 @@
-"""Which tools the model gets, and under which names: a function of what the servers offer.
+"""The tools of the model and their names: a function of the servers' tools.
 
-A tool keeps its own name. Only where two servers offer the same name, both get their server's in
-front of it: `search` of the servers `web` and `wiki` become `web__search` and `wiki__search`.
+A tool keeps its name. If two servers offer the same name, both are prefixed with their server's
+name: `search` of the servers `web` and `wiki` becomes `web__search` and `wiki__search`.
 """
 
 import re
@@ -14,12 +14,12 @@ from typing import Any
 from agentrl.configs import ConfigError
 
 CREATE_TOOL, CLOSE_TOOL = "create_session", "close_session"
-"""Tools that a server has for us, not for the model (docs/reference/tools.md)."""
+"""Tools that the model does not see; samplers call them (docs/reference/tools.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A tool as its server lists it. `parameters`: JSON schema of its arguments."""
+    """A tool as its server lists it. `parameters`: JSON schema of the arguments."""
 
     server: str
     tool: str
@@ -28,14 +28,13 @@ class Offer:
 
     @property
     def full_name(self) -> str:
-        """What patterns may name it by, beside its own name."""
+        """`server.tool`, which patterns may match besides the tool's name."""
         return f"{self.server}.{self.tool}"
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The tools by the names that the model knows; `renamed` are those among the names that are
-    not the tools' own."""
+    """The tools by the names in prompts. `renamed`: the names that are not the tools' own."""
 
     tools: Mapping[str, Offer]
     renamed: tuple[str, ...]
@@ -49,12 +48,12 @@ class Catalogue:
 def catalogue(
     offers: Sequence[Offer], allow: Sequence[str] = (), block: Sequence[str] = ()
 ) -> Catalogue:
-    """The tools that the model gets, in the order of `offers`.
+    """The tools for the model, in the order of `offers`.
 
-    `allow`, `block`: patterns (`*`, `?`, `[…]`) of names, or of `server.name`; no `allow` allows
-    all, and what is blocked is blocked. Names are given after that, so that blocking one of two
-    tools of a name leaves the other its own. Raises `ConfigError` for a pattern that matches no
-    tool, which is a misspelt one, and for names that stay ambiguous.
+    `allow`, `block`: patterns (`*`, `?`, `[…]`) of names or of `server.name`. An empty `allow`
+    allows all; `block` takes precedence. Names are made unique after that, so if one of two tools
+    of the same name is blocked, the other keeps its name. Raises `ConfigError` for a pattern that
+    matches no tool, and for names that stay ambiguous.
     """
     open_to_model = [offer for offer in offers if offer.tool not in (CREATE_TOOL, CLOSE_TOOL)]
     for flag, patterns in (("mcp_allow_tools", allow), ("mcp_block_tools", block)):

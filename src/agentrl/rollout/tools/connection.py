@@ -1,7 +1,6 @@
-"""One connection to an MCP server, from handshake to goodbye.
+"""One connection to an MCP server, from handshake to close.
 
-Which tools there are and what a call means is not known here (`server.py`), nor what it runs over
-(`transports.py`).
+`server.py` handles tools and calls, `transports.py` the streams below.
 """
 
 import asyncio
@@ -13,21 +12,16 @@ import httpx2
 from mcp import Client, MCPError
 from mcp_types import CONNECTION_CLOSED
 
-from agentrl.rollout.tools.transports import (
-    REFUSED,
-    SESSION_GONE,
-    WIRE_FAULT,
-    Wires,
-    refusal,
-)
+from agentrl.rollout.tools.transports import Wires, refusal
+from agentrl.rollout.tools.wire_faults import NOT_REACHED, REFUSED, SESSION_GONE, WIRE_FAULT
 
 log = logging.getLogger(__name__)
 
-_GOODBYE_S = 10.0  # a process is given 4 s to end before it is killed
+_GOODBYE_S = 10.0  # longer than the 4 s after which the SDK kills a process
 
 
 class ConnectFailed(Exception):
-    """A connection was not made. `refused`: waiting longer would not help."""
+    """A connection failed. `refused`: whether retrying would not help."""
 
     def __init__(self, message: str, refused: bool = False) -> None:
         super().__init__(message)
@@ -35,7 +29,7 @@ class ConnectFailed(Exception):
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """What the SDK or the system said, in words."""
+        """The failure for an error of the SDK or the system."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, MCPError):
@@ -48,7 +42,7 @@ class ConnectFailed(Exception):
 
 
 class Connection:
-    """An MCP client in a task of its own, because it must be left by the task that entered it."""
+    """An MCP client in a separate task, because the same task must enter and leave it."""
 
     def __init__(self, wires: Wires, timeout_s: float, with_session: bool) -> None:
         self._ending = asyncio.Event()
@@ -59,8 +53,8 @@ class Connection:
     async def open(cls, wires: Wires, timeout_s: float, *, with_session: bool = False) -> Self:
         """Connect and agree on a protocol version. Raises `ConnectFailed`.
 
-        `timeout_s`: of that, and of every request that is given no time-out of its own.
-        `with_session`: by a handshake that begins a session, which newer protocol versions lack.
+        `timeout_s`: of connecting, and the default of requests. `with_session`: use a handshake
+        that begins a session, which newer protocol versions lack.
         """
         connection = cls(wires, timeout_s, with_session)
         either: set[asyncio.Future[Any]] = {connection._ready, connection._task}
@@ -81,20 +75,20 @@ class Connection:
 
     @property
     def client(self) -> Client:
-        """The SDK's client; any number of tasks may use it at once."""
+        """The SDK's client; tasks may use it concurrently."""
         return self._ready.result()
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can be asked any more."""
+        """Whether the connection can no longer be used."""
         return self._ending.is_set() or self._task.done()
 
     def abandon(self) -> None:
-        """Say that it was found to be of no use; leaves it in the background."""
+        """Mark the connection as unusable; it closes in the background."""
         self._ending.set()
 
     async def close(self) -> None:
-        """Leave the client and its session, within some seconds."""
+        """Close the client and its session, within `_GOODBYE_S`."""
         self._ending.set()
         _, late = await asyncio.wait({self._task}, timeout=_GOODBYE_S)
         if late:
@@ -116,19 +110,19 @@ class Connection:
 
 
 async def shake_hands(wires: Wires, timeout_s: float) -> None:
-    """Connect and leave again: whether the server answers. Raises `ConnectFailed`."""
+    """Connect and disconnect, to check that the server answers. Raises `ConnectFailed`."""
     connection = await Connection.open(wires, timeout_s)
     await connection.close()
 
 
 def session_is_gone(error: MCPError) -> bool:
-    """Whether the server no longer knows the session, and so has not seen the call either."""
+    """Whether the server no longer knows the session; it has then not executed the call."""
     return error.code == SESSION_GONE
 
 
 def connection_is_lost(error: Exception) -> bool:
-    """Whether it broke under the call: what the server made of that is not known."""
-    # Servers use the same code for errors of their own.
+    """Whether the connection broke during the call; the server may have executed it."""
+    # The message is compared too, because servers use the same code for other errors.
     return (
         isinstance(error, MCPError)
         and error.code == CONNECTION_CLOSED
@@ -137,5 +131,10 @@ def connection_is_lost(error: Exception) -> bool:
 
 
 def server_is_out_of_reach(error: Exception) -> bool:
-    """Whether a request got no answer of the server's: none was reached, or it refused us."""
-    return isinstance(error, MCPError) and error.code in (WIRE_FAULT, REFUSED)
+    """Whether the server was not reached, or refused the request."""
+    return isinstance(error, MCPError) and error.code in (WIRE_FAULT, NOT_REACHED, REFUSED)
+
+
+def never_had_it(error: Exception) -> bool:
+    """Whether the server cannot have seen the request."""
+    return isinstance(error, MCPError) and error.code in (NOT_REACHED, REFUSED)

@@ -1,7 +1,7 @@
-"""A tool's result: the text that the model reads, and what is kept of it beside that.
+"""A tool's result: the text that the model reads, and the stored whole result.
 
-Nothing is lost silently: what is not text is named in the text and kept as a file, what is too long
-is cut with a note and kept whole, and what even a MongoDB document cannot hold is named in it.
+Nothing is lost silently. Parts that are not text are named in the text and stored as files. A long
+text is cut with a note and stored whole. Parts that exceed a MongoDB document are named in it.
 """
 
 import base64
@@ -25,16 +25,17 @@ from mcp_types import (
 
 from agentrl.databases.documents import ResultFile, ToolResult
 
-MAX_KEPT_BYTES = 12 << 20  # of a stored result, text and files: a MongoDB document has 16 MB
+# Bytes of a stored result with its files. MongoDB's limit is 16 MB, but an embedded mongod, whose
+# cache is small, refuses documents of 12.
+MAX_KEPT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What a call gave.
+    """The result of a call.
 
-    `text`: what the model reads. `whole`: the whole text, where `text` is cut. `kept`: the `_id` in
-    the collection `tool_results` of what is not in `text` (the whole text, images, files), or None
-    if `text` is all there is.
+    `text`: what the model reads. `whole`: the whole text if `text` is cut, else None. `kept`: `_id`
+    in the collection `tool_results` of the whole text and files; None if `text` is complete.
     """
 
     text: str
@@ -46,7 +47,7 @@ class ToolAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A result as read. `files`: what is not text, and only named in it."""
+    """A result as text. `files`: parts that are not text; `text` names them."""
 
     text: str
     is_error: bool = False
@@ -54,9 +55,9 @@ class Reading:
 
 
 def read_result(result: CallToolResult) -> Reading:
-    """All parts of a result, in order.
+    """Read all parts of a result, in order.
 
-    Structured content is appended as JSON, unless the text says the same already, as it should.
+    Structured content is appended as JSON, unless the other parts repeat it, as MCP recommends.
     """
     texts: list[str] = []
     files: list[ResultFile] = []
@@ -83,7 +84,7 @@ def read_result(result: CallToolResult) -> Reading:
 
 
 def json_text(value: Any) -> str:
-    """Any JSON value as text: numbers of any size, and what UTF-8 cannot hold."""
+    """A JSON value as text. Never raises; integers may be of any size."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except RecursionError:
@@ -91,7 +92,7 @@ def json_text(value: Any) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """The first `limit` characters, and a note of how many follow if there are more."""
+    """The first `limit` characters of a text, with a note if it is longer."""
     if len(text) <= limit:
         return text
     return f"{text[:limit]}\n[{len(text) - limit} characters left out]"
@@ -100,7 +101,7 @@ def shorten(text: str, limit: int) -> str:
 def kept_result(
     key: str, record_id: str, tool: str, text: str, files: Sequence[ResultFile]
 ) -> ToolResult:
-    """The document that keeps a result. `key`: its `_id`."""
+    """The document that stores a result. `key`: its `_id`."""
     omitted = []
     encoded = text.encode("utf-8", "replace")
     if len(encoded) > MAX_KEPT_BYTES:
@@ -126,8 +127,11 @@ def kept_result(
 
 
 def _says(parts: Sequence[ContentBlock], content: Any) -> bool:
-    """Whether the parts are the structured content in another form: all of it, or what its only
-    key holds, which is where servers put a value that is no object. Some repeat the parts there."""
+    """Whether the parts repeat the structured content.
+
+    Compared are the whole content and the value of its only key, in which servers wrap a value that
+    is no object.
+    """
     texts = [part.text for part in parts if isinstance(part, TextContent)]
     forms: list[Any] = [texts, [_parsed(text) for text in texts]]
     forms += [form[0] for form in forms if len(form) == 1]
@@ -144,7 +148,7 @@ def _parsed(text: str) -> Any:
 
 
 def _file_of(part: object) -> ResultFile:
-    """A part that is no text, as a file."""
+    """A part that is not text, as a file."""
     if isinstance(part, ImageContent | AudioContent):
         return ResultFile(kind=part.type, mime_type=part.mime_type, data=_decoded(part.data))
     assert isinstance(part, EmbeddedResource), "the protocol has no other parts"
@@ -159,7 +163,7 @@ def _file_of(part: object) -> ResultFile:
 
 
 def _decoded(data: str) -> bytes:
-    """Base64 data; what is none stays as it came."""
+    """Decoded base64 data; other data stays as it is."""
     try:
         return base64.b64decode(data)
     except (binascii.Error, ValueError):
@@ -176,5 +180,5 @@ def _describe(file: ResultFile) -> str:
 
 
 def storable(text: str) -> str:
-    """The text without what UTF-8 cannot hold."""
+    """The text with lone surrogates, which UTF-8 cannot encode, replaced."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""What a task gives its tools on the way: `create_kwargs`, by server.
+"""A task's arguments for the sandboxes of its tools: `create_kwargs`, by server.
 
     {"tools_kwargs": {"python": {"create_kwargs": {"files": {...}}}}}
 
@@ -17,11 +17,10 @@ FIELD = "tools_kwargs"
 def create_kwargs(
     fields: Mapping[str, Any], catalogue: Catalogue
 ) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
-    """A task's `create_kwargs` by server, and the names in them that no server and no tool has.
+    """A task's `create_kwargs` by server, and the unknown names in them.
 
-    `fields`: what the task line held beside the known fields. What a server and its tools are given
-    is one set of arguments. Raises `ToolSessionFailed` for what is no such layout, and for an
-    argument that two of them want differently.
+    `fields`: the task's further fields. The arguments for a server and for its tools are merged.
+    Raises `ToolSessionFailed` for another layout, and for conflicting values of an argument.
     """
     given = fields.get(FIELD) or {}
     if not isinstance(given, Mapping):

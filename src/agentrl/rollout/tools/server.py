@@ -25,16 +25,16 @@ _HANDSHAKE_TIMEOUT_S = 10.0
 
 
 class MCPServer:
-    """A server of tools, used as an async context manager.
+    """A tool server; an async context manager.
 
-    `startup_timeout_s`: how long entering waits for it before `ToolServerUnreachable`.
+    Entering waits up to `startup_timeout_s` for it, then raises `ToolServerUnreachable`.
     """
 
     def __init__(self, spec: ServerSpec, startup_timeout_s: float) -> None:
         self.spec = spec
         self.offers: tuple[Offer, ...] = ()
         self._startup_timeout_s = startup_timeout_s
-        # A process may have to be installed before it answers; a server that listens just answers.
+        # A process may first install itself. A listening server answers at once.
         slow = spec.transport is ToolTransport.STDIO
         self._handshake_s = min(startup_timeout_s, float("inf") if slow else _HANDSHAKE_TIMEOUT_S)
         self._wires = Wires(spec, self._handshake_s)
@@ -43,22 +43,27 @@ class MCPServer:
 
     @property
     def name(self) -> str:
-        """As flags and config file have it."""
+        """The name in flags and config file."""
         return self.spec.name
 
     @property
     def label(self) -> str:
-        """The server for people."""
+        """The server's name in messages."""
         return self.spec.label
 
     @property
+    def goes_away_with(self) -> str:
+        """The server, for people, that goes away when this one does: itself."""
+        return self.label
+
+    @property
     def creates_sessions(self) -> bool:
-        """Whether the server has a tool that is told about each record."""
+        """Whether the server has a tool `create_session`, which is called for each record."""
         return any(offer.tool == CREATE_TOOL for offer in self.offers)
 
     @property
     def per_record(self) -> bool:
-        """Whether every record has a session of its own."""
+        """Whether each record has its own session."""
         return self.spec.per_record or self.creates_sessions
 
     async def __aenter__(self) -> Self:
@@ -83,18 +88,21 @@ class MCPServer:
         await self._stack.aclose()
 
     async def call(self, call: ToolRequest) -> CallToolResult:
-        """Call a tool in the shared session that has least to do. Raises as `Session.call`."""
+        """Call a tool in the shared session with the fewest calls. Raises as `Session.call`."""
         return await min(self._shared, key=lambda session: session.n_calls).call(call)
 
     def session_for(self, create_kwargs: dict[str, Any], meta: Mapping[str, Any]) -> Session:
-        """A session of a record's own, to be entered. `meta`: what its calls carry."""
+        """A session for one record, not entered yet. `meta`: sent with its calls."""
         tools = {offer.tool for offer in self.offers}
         create = ToolRequest(CREATE_TOOL, create_kwargs, meta) if CREATE_TOOL in tools else None
         close = ToolRequest(CLOSE_TOOL, {}, meta) if CLOSE_TOOL in tools else None
         return Session(self.spec, self._wires, self._handshake_s, Ownership(create, close))
 
     async def _reach(self, stack: AsyncExitStack) -> tuple[Session, tuple[Offer, ...]]:
-        """The first session, as soon as the server answers."""
+        """Wait for the server; returns the first session and the tools.
+
+        Raises `ToolServerUnreachable`.
+        """
         began = time.monotonic()
         while True:
             session = Session(self.spec, self._wires, self._handshake_s)
@@ -109,7 +117,7 @@ class MCPServer:
             except SDK_FAILURES as error:
                 failed = ConnectFailed.of(error)
             waited = time.monotonic() - began
-            process = self.spec.transport is ToolTransport.STDIO  # it would only fail again
+            process = self.spec.transport is ToolTransport.STDIO  # retrying would fail again
             if process or failed.refused or waited > self._startup_timeout_s:
                 raise ToolServerUnreachable(
                     f"the tool server {self.spec.label} could not be used, tried for "
@@ -119,7 +127,7 @@ class MCPServer:
             await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _open_more(self, stack: AsyncExitStack) -> None:
-        """The other shared sessions."""
+        """Open the other shared sessions. Raises `ToolServerUnreachable`."""
         more = [
             Session(self.spec, self._wires, self._handshake_s)
             for _ in range(self.spec.sessions - 1)

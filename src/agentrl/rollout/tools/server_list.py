@@ -32,10 +32,10 @@ _VARIABLE = re.compile(r"\$\{(?P<prefix>env:|input:)?(?P<name>[^}:]+)(?::-(?P<de
 
 
 class ToolTransport(StrEnum):
-    """How a server is spoken to."""
+    """The protocol of a server."""
 
     HTTP = "http"  # MCP over streamable HTTP
-    SSE = "sse"  # MCP over HTTP with server-sent events, of before 2025
+    SSE = "sse"  # MCP over HTTP with server-sent events, from before 2025
     STDIO = "stdio"  # MCP over the standard input and output of a process
     AGGREGATOR = "mcpapi"  # several servers behind one HTTP API
 
@@ -50,10 +50,11 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """One server, or one aggregator, and how it is used.
+    """The settings of one server or aggregator.
 
-    `timeout_s`: of one call. `sessions`: how many connections all records share. `per_record`:
-    every record has a session of its own. `url` and `headers` for HTTP, the rest for stdio.
+    `timeout_s`: of one call. `sessions`: number of shared connections. `per_record`: each record
+    has its own session instead. `url`, `headers`: for HTTP. `command`, `args`, `env`, `cwd`: for
+    stdio.
     """
 
     name: str
@@ -70,7 +71,7 @@ class ServerSpec:
 
     @property
     def label(self) -> str:
-        """The server for people: its name and place, without passwords and keys."""
+        """The server's name and address in messages, without passwords and keys."""
         if self.transport is ToolTransport.STDIO:
             return f"{self.name} (`{self.command}`)"
         parts = urlsplit(self.url)
@@ -79,7 +80,7 @@ class ServerSpec:
 
 
 class _Entry(BaseModel):
-    """A server in a config file. Keys of other clients that mean nothing here are allowed."""
+    """A server in a config file. Unknown keys are allowed, because other clients define more."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -97,10 +98,7 @@ class _Entry(BaseModel):
 
 
 def read_servers(agent: AgentConfig) -> tuple[ServerSpec, ...]:
-    """The servers that the flags name; none without `--mcp_manager_url`.
-
-    Raises `ConfigError` naming flag, file and server.
-    """
+    """The servers that the flags name; () without `--mcp_manager_url`. Raises `ConfigError`."""
     given = (agent.mcp_manager_url or "").strip()
     if not given:
         return ()
@@ -109,28 +107,28 @@ def read_servers(agent: AgentConfig) -> tuple[ServerSpec, ...]:
     refuse_twins(names)
     wanted = wanted_servers(agent)
     if wanted is None or any(spec.transport is ToolTransport.AGGREGATOR for spec in specs):
-        return tuple(specs)  # which servers an aggregator has is not known yet
+        return tuple(specs)  # an aggregator's servers are not known yet
     refuse_unknown_servers(wanted, names)
     return tuple(spec for spec in specs if spec.name in wanted)
 
 
 def wanted_servers(agent: AgentConfig) -> frozenset[str] | None:
-    """The servers that `--mcp_server_name` picks; None for all.
+    """The servers that `--mcp_server_name` selects; None for all.
 
-    For a single MCP server by URL the flag is its name, and picks nothing.
+    For a single MCP server by URL, the flag sets its name instead.
     """
     names = {name.strip() for name in (agent.mcp_server_name or "all").split(",")}
     return None if names == {"all"} else frozenset(names)
 
 
 def refuse_twins(names: Sequence[str]) -> None:
-    """Raises `ConfigError` if two servers have one name."""
+    """Raise `ConfigError` if two servers have the same name."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{_FLAG}: two servers are named {twice[0]}; write NAME=URL")
 
 
 def refuse_unknown_servers(wanted: frozenset[str], known: Sequence[str]) -> None:
-    """Raises `ConfigError` if `--mcp_server_name` picks a server that there is not."""
+    """Raise `ConfigError` if `--mcp_server_name` selects an unknown server."""
     if missing := sorted(wanted - set(known)):
         raise ConfigError(
             f"--mcp_server_name {','.join(missing)}: there is no such server; there are "
@@ -163,7 +161,7 @@ def _of_urls(given: str, agent: AgentConfig) -> list[ServerSpec]:
 
 
 def _transport_of(url: str) -> ToolTransport:
-    """What a URL is, by its path, where nothing else says so."""
+    """The transport of a URL, by the last part of its path."""
     last = urlsplit(url).path.rstrip("/").rpartition("/")[2]
     return {"sse": ToolTransport.SSE, "mcpapi": ToolTransport.AGGREGATOR}.get(
         last, ToolTransport.HTTP
@@ -237,7 +235,10 @@ def _of_entry(name: str, entry: object, path: Path, agent: AgentConfig) -> Serve
 
 
 def _with_variables(value: Any, where: str) -> Any:
-    """`value` with `${NAME}`, `${env:NAME}` and `${NAME:-default}` replaced in all its texts."""
+    """`value` with `${NAME}`, `${env:NAME}` and `${NAME:-default}` replaced in all texts.
+
+    Raises `ConfigError` for a variable that is not set.
+    """
     if isinstance(value, dict):
         return {key: _with_variables(item, where) for key, item in value.items()}
     if isinstance(value, list):

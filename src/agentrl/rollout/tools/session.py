@@ -1,16 +1,15 @@
 """A session with an MCP server that is begun again when it is lost.
 
-Two kinds. A shared one serves all records: it keeps nothing of theirs, so a call that the server
-has not seen goes to the next session. A record's own keeps the record's state: when it is lost, so
-is that, and the model is told before anything else is done.
+There are two kinds. A shared session serves all records and has no state of theirs, so a call that
+the server has not executed goes to the next session. A record's own session contains the record's
+state: when it is lost, the model is told before anything else is done.
 
-A call that the server may have seen is never sent twice.
+A call that the server may have executed is never sent twice.
 
-Whose fault a failed call is: an error that the server answers, and an answer that cannot be read,
-are the call's (`CallFailed`). A server that is not reached, refuses us or dies under the call is
-nobody's fault (`ToolServerUnreachable`), and so is one that is silent: a call that runs out of time
-is the tool's only if the server still answers other requests. What a record does to a session of
-its own is its own fault: if only that session died, the call failed.
+Failed calls are classified. An error answer or an unreadable answer is the call's failure
+(`CallFailed`). A server that is not reached, refuses us or dies during the call is an outage
+(`ToolServerUnreachable`). A timeout is the call's failure only if the server still answers other
+requests. If only a record's own session died, the call failed.
 """
 
 import asyncio
@@ -35,6 +34,7 @@ from agentrl.rollout.tools.connection import (
     ConnectFailed,
     Connection,
     connection_is_lost,
+    never_had_it,
     server_is_out_of_reach,
     session_is_gone,
     shake_hands,
@@ -46,34 +46,33 @@ from agentrl.rollout.tools.transports import Wires
 log = logging.getLogger(__name__)
 
 _CLOSE_CALL_S = 5.0
-_SIGN_OF_LIFE_S = 5.0  # in which a server that lives answers a small request
+_SIGN_OF_LIFE_S = 5.0  # the time in which a live server answers a small request
 
 SDK_FAILURES = (
-    MCPError,  # an error answer, a time-out, a closed connection
-    ValidationError,  # an answer that is no CallToolResult
-    RuntimeError,  # content that does not fit the tool's schema, a request for input
+    MCPError,  # an error answer, a timeout, a closed connection
+    ValidationError,  # an answer that is not a CallToolResult
+    RuntimeError,  # content that does not fit the tool's schema, or a request for input
     ValueError,
     anyio.ClosedResourceError,
     anyio.BrokenResourceError,
 )
-"""What the SDK raises for a request that fails."""
+"""What the SDK raises for a failed request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What makes a session a record's own: the calls that begin and end it, if the server has
-    tools for that."""
+    """The calls that begin and end a record's own session; None if the server lacks such tools."""
 
     create: ToolRequest | None
     close: ToolRequest | None
 
 
 class Session:
-    """A session with a server, used as an async context manager.
+    """A session with a server; an async context manager.
 
-    `handshake_s`: of each request before the first call. `ownership`: None for a shared session.
-    Entering a shared one raises `ConnectFailed`; entering a record's own `ToolSessionFailed` where
-    the server refuses it, and `ToolServerUnreachable`.
+    `handshake_s`: timeout of each request before the first call. `ownership`: None for a shared
+    session. Entering a shared session raises `ConnectFailed`. Entering a record's own session
+    raises `ToolSessionFailed` if the server refuses it, and `ToolServerUnreachable`.
     """
 
     def __init__(
@@ -83,15 +82,15 @@ class Session:
         handshake_s: float,
         ownership: Ownership | None = None,
     ) -> None:
-        self.n_calls = 0  # under way
+        self.n_calls = 0  # calls in progress
         self._spec = spec
         self._wires = wires
         self._handshake_s = handshake_s
         self._ownership = ownership
         self._connection: Connection | None = None
         self._beginning = asyncio.Lock()
-        self._n_failed = 0  # attempts to begin it again,
-        self._why = ""  # and why the last one failed
+        self._n_failed = 0  # failed attempts to begin it again
+        self._why = ""  # why the last attempt failed
 
     async def __aenter__(self) -> Self:
         try:
@@ -120,12 +119,12 @@ class Session:
 
     @property
     def client(self) -> Client:
-        """The SDK's client of the session as it is now."""
+        """The SDK's client of the current connection."""
         assert self._connection is not None, "the session is not entered"
         return self._connection.client
 
     async def call(self, call: ToolRequest) -> CallToolResult:
-        """Call a tool. Raises `CallFailed` or `ToolServerUnreachable`, whatever goes wrong."""
+        """Call a tool. Raises `CallFailed` or `ToolServerUnreachable`."""
         self.n_calls += 1
         try:
             return await self._call(call)
@@ -138,7 +137,7 @@ class Session:
             self.n_calls -= 1
 
     async def check(self) -> None:
-        """Whether the server can be connected to, now. Raises `ConnectFailed`."""
+        """Check that the server can be connected to. Raises `ConnectFailed`."""
         await shake_hands(self._wires, self._handshake_s)
 
     async def _call(self, call: ToolRequest) -> CallToolResult:
@@ -151,7 +150,7 @@ class Session:
         except MCPError as error:
             if not session_is_gone(error):
                 raise
-        # The server has forgotten the session, and not seen the call.
+        # The server has forgotten the session and not executed the call.
         connection.abandon()
         return await self._send(await self._again(connection), call)
 
@@ -164,7 +163,7 @@ class Session:
         )
 
     async def _begin(self) -> Connection:
-        """Connect; in a session of a record's own, say whose it is."""
+        """Connect; for a record's own session, also call `create_session`."""
         owned = self._ownership
         connection = await Connection.open(
             self._wires, self._handshake_s, with_session=owned is not None
@@ -187,12 +186,12 @@ class Session:
             raise CallFailed(made.text)
 
     async def _again(self, lost: Connection) -> Connection:
-        """A connection in the place of `lost`, made by the first of the calls that need it."""
+        """A new connection in place of `lost`. The first call that needs one opens it for all."""
         n_failed = self._n_failed
         async with self._beginning:
             connection = self._connection
             if self._n_failed != n_failed:
-                # Or calls would wait for one another's attempts, each as long as a handshake.
+                # Fail too. Otherwise waiting calls would each try in turn, one handshake each.
                 raise ConnectFailed(self._why)
             if connection is None or connection is lost:
                 await lost.close()
@@ -208,7 +207,7 @@ class Session:
                 "The connection to the tool server was lost, and the state of its tools with it. "
                 "They begin anew; this call was not made."
             )
-            if self._spec.transport is ToolTransport.STDIO:  # a process that only this record had
+            if self._spec.transport is ToolTransport.STDIO:  # only this record used the process
                 raise CallFailed(text)
             raise self._unreachable("it has lost the session of a record, and its state", text)
         return connection
@@ -223,7 +222,7 @@ class Session:
         log.warning("tool server %s failed at %s", self._spec.label, close.tool)
 
     async def _failure(self, tool: str, error: Exception) -> CallFailed | ToolServerUnreachable:
-        """What a failed request is: the call's own failure, or an outage."""
+        """The exception for a failed request: the call's own failure, or an outage."""
         text = self._explain(tool, error)
         if isinstance(error, MCPError) and error.code == REQUEST_TIMEOUT:
             if await self._shows_life():
@@ -234,10 +233,10 @@ class Session:
             return CallFailed(text)
         if self._ownership is not None and await self._can_be_reached():
             return CallFailed(text)
-        return self._unreachable(text, text)
+        return self._unreachable(text, text, cut_off=not never_had_it(error))
 
     async def _shows_life(self) -> bool:
-        """Whether the server answers in this session, beside the calls that it works on."""
+        """Whether the server answers another request in this session."""
         with contextlib.suppress(TimeoutError, *SDK_FAILURES):
             async with asyncio.timeout(_SIGN_OF_LIFE_S):
                 await self.client.list_tools(cache_mode="bypass")
@@ -250,13 +249,15 @@ class Session:
             return True
         return False
 
-    def _unreachable(self, why: str, text: str | None = None) -> ToolServerUnreachable:
+    def _unreachable(
+        self, why: str, text: str | None = None, *, cut_off: bool = False
+    ) -> ToolServerUnreachable:
         label = self._spec.label
         message = f"the tool server {label} is out of reach: {why}"
-        return ToolServerUnreachable(message, label, text=text, probe=self.check)
+        return ToolServerUnreachable(message, label, text=text, probe=self.check, cut_off=cut_off)
 
     def _explain(self, tool: str, error: Exception) -> str:
-        """A failed call, for the model to read."""
+        """The text on a failed call, for the model."""
         if isinstance(error, MCPError) and error.code == REQUEST_TIMEOUT:
             return f"The tool {tool} did not answer within {self._spec.timeout_s:g} s."
         if connection_is_lost(error):

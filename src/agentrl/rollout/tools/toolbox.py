@@ -1,8 +1,9 @@
 """All tools of a process, and the tools as one record uses them.
 
-What goes wrong with a call costs that call and becomes a text for the model. Exceptions are only:
-a session that a record cannot do without and does not get, and a server that is out of reach. With
-`--on_tool_outage text` the model reads of the latter too, where a call met it.
+A failed call becomes an error text for the model. Exceptions are raised only if a record's own
+session is refused, a server is unreachable, or a task takes a server down (`blame.py`). With
+`--on_tool_outage text`, the model also gets a text for an unreachable server during a call, and no
+task is to blame.
 """
 
 import asyncio
@@ -13,11 +14,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from mcp_types import CallToolResult
+
 from agentrl.configs import AgentConfig, comma_separated
 from agentrl.databases.documents import ResultFile, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.failures import InfrastructureFailure
+from agentrl.limited_httpx import tls_context
 from agentrl.rollout.tools.aggregator import AggregatedServer, Aggregator
+from agentrl.rollout.tools.blame import Guard
 from agentrl.rollout.tools.calls import (
     CREATE_KWARGS_KEY,
     RECORD_ID_KEY,
@@ -55,10 +60,11 @@ OnOutage = Callable[[InfrastructureFailure], None]
 
 
 class ToolBox:
-    """The tools of all servers of a run. Without servers it is empty, and as good.
+    """The tools of all servers of a run; may be empty.
 
-    `max_result_chars`: how much of a result the model reads. `records`: where the rest is kept;
-    None keeps nothing. `tell_model`: of outages too, see `--on_tool_outage`.
+    `max_result_chars`: characters of a result that the model reads. `records`: stores whole
+    results; None stores nothing. `tell_model`: whether the model gets an error text for an outage
+    (`--on_tool_outage text`).
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class ToolBox:
     ) -> None:
         offered = {offer.server for offer in tools.tools.values()}
         self.servers = {server.name: server for server in servers if server.name in offered}
+        guards = {place: Guard(place) for place in {s.goes_away_with for s in servers}}
+        self.guards = {server.name: guards[server.goes_away_with] for server in servers}
         self.catalogue = tools
         self.schemas = tools.schemas
         self.max_result_chars = max_result_chars
@@ -81,21 +89,21 @@ class ToolBox:
     def session(
         self, task: Task, record_id: str, on_outage: OnOutage = lambda failure: None
     ) -> "ToolSession":
-        """The tools for one record: an async context manager around its conversation.
+        """The tools for one record; an async context manager around its conversation.
 
-        `on_outage`: told of every outage that is not told to the model.
+        `on_outage`: called for every outage that the model does not get as a text.
         """
         return ToolSession(self, task, record_id, on_outage)
 
     def warn_of(self, names: Sequence[str], why: str) -> None:
-        """Say once of each name in tasks' `tools_kwargs` that it is of no use."""
+        """Log once for each name in tasks' `tools_kwargs` why it has no effect."""
         for name in set(names) - self._named_in_vain:
             self._named_in_vain.add(name)
             log.warning("tools_kwargs of tasks name %r: %s", name, why)
 
 
 class ToolSession:
-    """The tools as one record uses them; what it opens for the record is closed with it."""
+    """The tools for one record. Leaving it closes the record's own sessions."""
 
     def __init__(self, box: ToolBox, task: Task, record_id: str, on_outage: OnOutage) -> None:
         self._box = box
@@ -108,8 +116,10 @@ class ToolSession:
         self._n_kept = 0
 
     async def __aenter__(self) -> Self:
-        """Open the record's own sessions. Raises `ToolSessionFailed` where one cannot be, and
-        `ToolServerUnreachable`."""
+        """Open the record's own sessions. Raises `ToolSessionFailed`, `ToolServerUnreachable` or
+        `TaskTakesServerDown`."""
+        for name in self._box.servers:
+            self._box.guards[name].refuse(self._task.id)
         given, unknown = create_kwargs(self._task.fields, self._box.catalogue)
         self._box.warn_of(unknown, "there is no such tool or server")
         meta = {TASK_ID_KEY: self._task.task_id, RECORD_ID_KEY: self._record_id}
@@ -135,12 +145,16 @@ class ToolSession:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is None:
+            for name in self._box.servers:
+                self._box.guards[name].ended_well(self._task.id)
         await self._stack.aclose()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
-        """Call a tool. Never raises for anything that the tool does, or the server answers.
+        """Call a tool. Failures of the tool are error texts, not exceptions.
 
-        Raises `ToolServerUnreachable` for an outage, unless that is told to the model.
+        Raises `ToolServerUnreachable` for an outage, unless the model gets a text for it, and
+        `TaskTakesServerDown`.
         """
         began = time.monotonic()
         reading = await self._read(name, arguments)
@@ -153,8 +167,10 @@ class ToolSession:
         return ToolAnswer(text, reading.is_error, latency_s, whole, kept)
 
     async def keep(self, tool: str, text: str, files: Sequence[ResultFile] = ()) -> str | None:
-        """Store a result that the model does not read as it is; returns its `_id`, or None where
-        nothing is kept. `call` does that itself for what it cuts."""
+        """Store a whole result; returns its `_id`, or None if results are not stored.
+
+        `call` does this for results that it cuts.
+        """
         if self._box.records is None:
             return None
         key = f"{self._record_id}-result-{self._n_kept}"
@@ -172,27 +188,35 @@ class ToolSession:
             return Reading(f"The arguments of {name} cannot be sent: {reason}.", is_error=True)
         call = ToolRequest(offer.tool, arguments, self._meta[offer.server])
         try:
-            return read_result(await self._callees[offer.server].call(call))
+            return read_result(await self._call(offer.server, call))
         except CallFailed as failure:
             return Reading(storable(str(failure)), is_error=True)
         except ToolServerUnreachable as outage:
             if self._box.tell_model:
                 return Reading(storable(outage.text), is_error=True)
             self._on_outage(outage)
-            await asyncio.sleep(0)  # who is told may cancel the agent, before it goes on
+            await asyncio.sleep(0)  # `on_outage` may have cancelled the agent
             raise
+
+    async def _call(self, server: str, call: ToolRequest) -> CallToolResult:
+        callee = self._callees[server]
+        if self._box.tell_model:
+            return await callee.call(call)
+        return await self._box.guards[server].call(self._task.id, callee, call)
 
 
 @asynccontextmanager
 async def open_tools(
     agent: AgentConfig, startup_timeout_s: float, records: RecordLedger | None
 ) -> AsyncIterator[ToolBox]:
-    """Connect to the servers that the flags name. `records`: where whole results are kept.
+    """Connect to the servers that the flags name. `records`: stores whole results.
 
-    Raises `ConfigError` for flags or a config file that cannot be used, and
-    `ToolServerUnreachable` for a server that does not answer within `startup_timeout_s`.
+    Raises `ConfigError` for an unusable flag or config file, and `ToolServerUnreachable` for a
+    server that does not answer within `startup_timeout_s`.
     """
     specs = read_servers(agent)
+    if specs:
+        await asyncio.to_thread(tls_context)  # in the loop it would hold up all other records
     async with AsyncExitStack() as stack:
         opening = [asyncio.create_task(_open(spec, startup_timeout_s, stack)) for spec in specs]
         try:
@@ -234,7 +258,7 @@ async def _open(
 def _picked(
     found: Sequence[Server], specs: Sequence[ServerSpec], agent: AgentConfig
 ) -> list[Server]:
-    """The servers that `--mcp_server_name` picks among those that aggregators have, too."""
+    """The servers that `--mcp_server_name` selects, those of aggregators included."""
     wanted = wanted_servers(agent)
     if wanted is None or all(spec.transport is not ToolTransport.AGGREGATOR for spec in specs):
         return list(found)

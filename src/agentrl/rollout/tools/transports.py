@@ -1,6 +1,6 @@
-"""The wires to one server: HTTP requests, a stream of events, or the pipes of a process.
+"""The transports to one server: HTTP requests, a stream of events, or the pipes of a process.
 
-What is said over them is the SDK's business (`connection.py`).
+The SDK implements the protocol over them (`connection.py`).
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -8,9 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
-from mcp import StdioServerParameters
 from mcp.client.sse import sse_client
-from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from agentrl.limited_httpx import (
@@ -18,16 +16,23 @@ from agentrl.limited_httpx import (
     TOO_LARGE,
     AnswerTooLarge,
     LimitedTransport,
+    tls_context,
 )
+from agentrl.rollout.tools.pipes import process_pipes
 from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
+from agentrl.rollout.tools.wire_faults import (
+    NOT_REACHED,
+    OVERSIZE,
+    REFUSED,
+    SESSION_GONE,
+    WIRE_FAULT,
+)
 
-# JSON-RPC codes of our own, see `_FaultIsolation`.
-WIRE_FAULT, REFUSED, SESSION_GONE, OVERSIZE = -32050, -32051, -32052, -32053
+NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout)
+NOT_SERVING = frozenset({502, 503, 504})  # a proxy's answers while its server is away
 
-NOT_SERVING = frozenset({502, 503, 504})  # a proxy's, while the server behind it is away
-
-# A call holds its connection while the tool works, and the samplers bound their own concurrency.
-# Idle connections are dropped before the 5 s after which uvicorn closes them.
+# No limit: a call holds its connection while the tool works, and samplers limit their concurrency.
+# Idle connections expire before uvicorn closes them after 5 s.
 SOCKET_LIMITS = httpx2.Limits(
     max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0
 )
@@ -36,9 +41,9 @@ Streams = tuple[Any, Any]  # the SDK's read and write streams
 
 
 class Wires:
-    """Makes the wires of connections to one server. HTTP ones share their sockets.
+    """Opens streams to one server. HTTP connections share a pool of sockets.
 
-    `connect_timeout_s`: of reaching the server; how long an answer may take is the caller's.
+    `connect_timeout_s`: of connecting. The caller limits the time of answers.
     """
 
     def __init__(self, spec: ServerSpec, connect_timeout_s: float) -> None:
@@ -48,20 +53,17 @@ class Wires:
 
     @asynccontextmanager
     async def open(self, on_lost: Callable[[], None]) -> AsyncIterator[Streams]:
-        """A wire. `on_lost` is called when it is found to carry nothing any more."""
+        """The streams of one connection. `on_lost` is called when they are found to be broken."""
         spec = self._spec
         if spec.transport is ToolTransport.STDIO:
-            process = StdioServerParameters(
-                command=spec.command, args=list(spec.args), env=dict(spec.env), cwd=spec.cwd
-            )
-            async with stdio_client(process) as (read, write):
+            async with process_pipes(spec, on_lost) as (read, write):
                 yield _EndNoticed(read, on_lost), write
         elif spec.transport is ToolTransport.SSE:
-            # Requests are answered over the stream: one that cannot be sent would wait for ever.
+            # Answers come over the stream, so a request that cannot be sent would wait forever.
             client = self._client(_Borrowed(self._shared_sockets(), on_failed_post=on_lost))
 
             def our_client(*_: object, **__: object) -> httpx2.AsyncClient:
-                return client  # with our time-outs and headers
+                return client  # with our timeouts and headers
 
             async with sse_client(spec.url, httpx_client_factory=our_client) as (read, write):
                 yield _EndNoticed(read, on_lost), write
@@ -84,13 +86,13 @@ class Wires:
 
     def _shared_sockets(self) -> LimitedTransport:
         if self._sockets is None:
-            # One for all connections: each would make a TLS context of its own, in tens of ms.
-            self._sockets = LimitedTransport(httpx2.AsyncHTTPTransport(limits=SOCKET_LIMITS))
+            sockets = httpx2.AsyncHTTPTransport(verify=tls_context(), limits=SOCKET_LIMITS)
+            self._sockets = LimitedTransport(sockets)
         return self._sockets
 
 
 class _Borrowed(httpx2.AsyncBaseTransport):
-    """Sockets that outlive the client which uses them."""
+    """A transport over shared sockets, which closing does not close."""
 
     def __init__(
         self,
@@ -112,15 +114,15 @@ class _Borrowed(httpx2.AsyncBaseTransport):
         return response
 
     async def aclose(self) -> None:
-        """They are not ours to close."""
+        """Keep the shared sockets open."""
 
 
 class _FaultIsolation(httpx2.AsyncBaseTransport):
-    """Answers a request that fails below MCP with a JSON-RPC error of ours.
+    """Turns failures below MCP into JSON-RPC error answers.
 
-    The SDK's transport lets a connection that fails end the whole session, and with it the calls of
-    all other records; an error answer ends only the call that it belongs to. And of an HTTP status
-    it passes on only what each server writes beside it, in a way of its own.
+    In the SDK's transport, a failed connection ends the whole session with the calls of all other
+    records. An error answer ends only its own call. The SDK also drops the HTTP status, which these
+    answers contain.
     """
 
     def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
@@ -139,18 +141,19 @@ class _FaultIsolation(httpx2.AsyncBaseTransport):
                 await response.aclose()
                 return _json_rpc_error(request, SESSION_GONE, "the session is gone")
             if response.headers.get("content-type", "").lower().startswith("application/json"):
-                await response.aread()  # here, so that a connection lost half way is caught too
+                await response.aread()  # read here, to catch a connection lost half way
             return response
         except AnswerTooLarge:
             return _json_rpc_error(request, OVERSIZE, f"it gave {TOO_LARGE}")
         except httpx2.RequestError as error:
-            return _json_rpc_error(request, WIRE_FAULT, str(error) or type(error).__name__)
+            code = NOT_REACHED if isinstance(error, NOT_CONNECTED) else WIRE_FAULT
+            return _json_rpc_error(request, code, str(error) or type(error).__name__)
 
 
 async def _forgot_session(response: httpx2.Response) -> bool:
-    """Whether the server answers that it does not know the request's session.
+    """Whether the server does not know the request's session.
 
-    The protocol has 404 for that. Servers made after the TypeScript SDK's examples answer 400.
+    The protocol's status is 404. Servers based on the TypeScript SDK's examples answer 400.
     """
     if response.status_code == 400:
         return b"session" in (await response.aread()).lower()
@@ -158,7 +161,7 @@ async def _forgot_session(response: httpx2.Response) -> bool:
 
 
 def refusal(status: int) -> str:
-    """An HTTP 401 or 403 in words."""
+    """A sentence for HTTP status 401 or 403."""
     return f"HTTP {status}, the server wants another bearer token (--mcp_auth_token)"
 
 
@@ -168,7 +171,7 @@ def _json_rpc_error(request: httpx2.Request, code: int, message: str) -> httpx2.
 
 
 class _EndNoticed:
-    """A read stream of the SDK that tells when the server's side of it has ended."""
+    """A read stream of the SDK that calls `on_end` when the server has closed it."""
 
     def __init__(self, stream: Any, on_end: Callable[[], None]) -> None:
         self._stream = stream
@@ -176,7 +179,7 @@ class _EndNoticed:
 
     @property
     def last_context(self) -> Any:
-        """Where the SDK's own streams keep the context of the last message's sender."""
+        """The context of the last message's sender, as in the SDK's own streams."""
         return getattr(self._stream, "last_context", None)
 
     async def receive(self) -> Any:

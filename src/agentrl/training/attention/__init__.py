@@ -1,11 +1,13 @@
-"""Attention over forests: every shared token computed once, exact, forward and backward.
+"""Exact attention over forests of tokens, in which each shared token is computed once.
 
-layout       where nodes stand and which calls that makes; pure
+layout       positions of nodes, and the attention calls that they need; pure
 tree         `tree_attention`, the entry
 nodewise     the autograd function and the interface of kernels
-cpu, cuda    the kernels of devices
-prefix_keys  what a forward pass carries to its layers; keys and values of a shared prefix
-models       registration with transformers, and which models can have it
+cpu, flash   the kernels of CPU and CUDA
+flex         FlexAttention, for CUDA in float32
+prefix_keys  the context of a forward pass; keys and values of a shared prefix
+shared       context parallelism
+models       registration with transformers, and the models that support it
 """
 
 from agentrl.training.attention.layout import TreeLayout

@@ -1,8 +1,8 @@
-"""Node-wise attention on the CPU: aten's flash kernel, which gives its log-sum-exp.
+"""Node-wise attention on the CPU with aten's flash kernel, which returns its log-sum-exp.
 
-The operators are private to PyTorch (`scaled_dot_product_attention` calls them for CPU tensors
-without saying so); requirements pin the version. They take grouped-query heads and any strides,
-so that a node is a view and nothing is copied but results.
+The operators are private to PyTorch (`scaled_dot_product_attention` uses them for CPU tensors), and
+the requirements pin its version. They accept grouped-query heads and any strides, so that nodes are
+views and only results are copied.
 """
 
 import torch

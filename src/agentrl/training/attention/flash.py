@@ -1,9 +1,9 @@
 """Node-wise attention on CUDA in bfloat16 and float16: aten's flash attention over packed pieces.
 
-One causal call holds all nodes; inner nodes whose descendants do not overlap share one call without
-a mask, so that a forest takes as many calls as it is levels deep, not as it has nodes. The
-operators are private to PyTorch, whose version the requirements pin; they are given to the kernel,
-and tested with a definition of theirs in plain PyTorch, and for shapes on tensors without data.
+One causal call computes all nodes. Inner nodes whose descendants do not overlap share one call
+without a mask, so that the number of calls is the depth of the forest and not its number of nodes.
+The operators are private to PyTorch, whose version the requirements pin. They are arguments of the
+kernel, so that tests can replace them by a definition in plain PyTorch.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ _WIDTH_MULTIPLE = 8  # of a head, in the kernel
 
 @dataclass(frozen=True)
 class _Call:
-    """Pieces of queries, each attending to a piece of keys; both stand packed one by one."""
+    """Pieces of queries, each of which attends to a piece of keys. Both are packed."""
 
-    queries: slice | Tensor  # of the line's queries: a slice, or places [n] if they have gaps
+    queries: slice | Tensor  # into the line's queries: a slice, or indices [n] if there are gaps
     keys: slice | Tensor
     query_ends: Tensor  # [pieces + 1] int32, from 0
     key_ends: Tensor
@@ -34,7 +34,7 @@ class _Call:
 
 
 class FlashKernel:
-    """A `NodeKernel`; `forward` and `backward` of the flash attention are aten's or alike."""
+    """A `NodeKernel` over a flash attention with the signatures of aten's operators."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class FlashKernel:
         dtype, device = q.dtype, q.device
         grad, q, k, v, out = (_packed(x) for x in (grad, q, k, v, out))
         dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=device) for x in (q, k, v))
-        # no dropout is asked for, so that its random state is never read
+        # Without dropout the random state is never read.
         state = torch.zeros(2, dtype=torch.uint64, device=device)
         unused = torch.zeros((), dtype=torch.uint64, device=device)
         for call in self._of(layout, device):
@@ -91,7 +91,7 @@ class FlashKernel:
                 lse[0][:, call.queries].contiguous(), call.query_ends, call.key_ends,
                 call.longest_query, call.longest_key, 0.0, call.causal, state, unused, scale=scale,
             )  # fmt: skip
-            # no place is twice in one call
+            # Indices of one call are distinct.
             dq[call.queries] += gradients[0]
             dk[call.keys] += gradients[1]
             dv[call.keys] += gradients[2]
@@ -121,7 +121,7 @@ def _calls(layout: TreeLayout, device: torch.device) -> list[_Call]:
     keys = [(start + first, end + first) for start, end in nodes]
     calls = [_call(nodes, keys, device, causal=True)]
     levels: list[list[AttentionSpan]] = []
-    for span in layout.spans:  # in the order of their nodes: each to the first level with room
+    for span in layout.spans:  # in the order of nodes; each goes to the first level with room
         free = (level for level in levels if level[-1].query_end <= span.query)
         level = next(free, None)
         if level is None:
@@ -159,7 +159,7 @@ def _call(
 
 
 def _where(pieces: Sequence[tuple[int, int]], device: torch.device) -> slice | Tensor:
-    """All places of `pieces`: a slice where one piece begins where the last one ended."""
+    """The indices of all pieces: a slice if they are contiguous."""
     if all(one[1] == other[0] for one, other in pairwise(pieces)):
         return slice(pieces[0][0], pieces[-1][1])
     return torch.cat([torch.arange(start, end) for start, end in pieces]).to(device)

@@ -1,6 +1,6 @@
-"""Attention over a forest by FlexAttention's block masks: CUDA in float32, which flash has not.
+"""Attention over a forest with FlexAttention's block masks, for CUDA in float32.
 
-Blocks that are masked throughout are left out, so that no dense mask is computed here either.
+Fully masked blocks are skipped, and no dense mask is computed.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _masks: WeakKeyDictionary[TreeLayout, BlockMask] = WeakKeyDictionary()
 def flex_tree_attention(
     q: Tensor, k: Tensor, v: Tensor, layout: TreeLayout, scale: float
 ) -> Tensor:
-    """As `tree_attention`, differentiable on CUDA; on the CPU forward only, without gradients."""
+    """`tree_attention` with FlexAttention. It is differentiable on CUDA only."""
     if layout not in _masks:
         _masks[layout] = _mask(layout, q.device)
     attend = _compiled() if q.device.type == "cuda" else _by_definition
@@ -32,7 +32,7 @@ _by_definition = cast(Callable[..., Tensor], flex_attention)
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
-    # every layout has its own number of tokens
+    # Layouts differ in their number of tokens.
     return cast(Callable[..., Tensor], torch.compile(flex_attention, dynamic=True))
 
 

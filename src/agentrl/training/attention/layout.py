@@ -1,15 +1,15 @@
-"""Where the nodes of a forest stand in one line of tokens, and which attention calls that makes.
+"""The layout of a forest's nodes in one line of tokens, and the attention calls that it needs.
 
-Pure Python and numpy: no tensors, no devices. Nodes stand in depth-first order, so that the
-descendants of a node are the tokens right behind it, one contiguous slice:
+Pure Python and numpy. Nodes are in depth-first order, so that the descendants of a node are one
+contiguous slice of tokens directly after it:
 
     prompt | branch | branch of the branch | another branch | another prompt | ...
 
-A token attends to all tokens of the nodes above its own, and causally within its own. That is one
-causal call per node (`runs`: neighbours of equal length share one) and, for each inner node, one
-call without a mask in which all its descendants attend to it (`spans`). Nothing that is masked is
-ever computed, and no token is copied. A chain is a tree of one node, and chains packed beside each
-other are a forest without inner nodes: causal calls only.
+A token attends to all tokens of its node's ancestors, and causally within its node. This needs one
+causal call per node (`runs`; neighbours of equal length share a call) and, for each inner node, one
+call without a mask in which all its descendants attend to it (`spans`). No masked score is computed
+and no token is copied. A sequence is a tree of one node. Packed sequences are a forest without
+inner nodes, which needs causal calls only.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 class NodeRun:
     """`count` neighbouring nodes of `length` tokens each, every one attending to itself."""
 
-    query: int  # where the first of their queries stands
-    key: int  # where the first of their keys stands
+    query: int  # index of their first query
+    key: int  # index of their first key
     count: int
     length: int
 
@@ -53,10 +53,10 @@ class TreeLayout:
         lengths: Sequence[int],
         queries: tuple[int, int] | None = None,
     ) -> None:
-        """Nodes in depth-first order: the index of each one's parent (-1: a root), its tokens.
+        """`parents` (-1: a root) and `lengths` in tokens of the nodes, in depth-first order.
 
-        `queries`: attention is asked for by these tokens only, first and one past the last; all
-        tokens are keys. Raises `ValueError` for nodes that are empty or in another order.
+        `queries`: range (half open) of the tokens that are queries; None means all. All tokens are
+        keys. Raises `ValueError` for empty nodes and for another order.
         """
         self.parents = tuple(parents)
         self.lengths = tuple(lengths)
@@ -77,7 +77,7 @@ class TreeLayout:
 
     @cached_property
     def positions(self) -> NDArray[np.int64]:
-        """How many tokens stand before each query on its way from the root, [n_queries]."""
+        """Position of each query in its sequence, counted from the root, [n_queries]."""
         every = np.arange(self.n_tokens)
         offsets = np.asarray(self._depths) - np.asarray(self.starts)
         positions: NDArray[np.int64] = every + np.repeat(offsets, self.lengths)
@@ -93,7 +93,7 @@ class TreeLayout:
 
     @cached_property
     def runs(self) -> tuple[NodeRun, ...]:
-        """The causal calls. Query places count from the first query."""
+        """The causal calls. Query indices count from the first query."""
         runs: list[NodeRun] = []
         for start, end in self._query_pieces():
             length = end - start
@@ -106,11 +106,11 @@ class TreeLayout:
 
     @cached_property
     def spans(self) -> tuple[AttentionSpan, ...]:
-        """The calls without a mask. Query places count from the first query."""
+        """The calls without a mask. Query indices count from the first query."""
         first, last = self.queries
         spans = []
         for start, length, end in zip(self.starts, self.lengths, self.ends, strict=True):
-            # a node that the queries begin or end within is a chain of two nodes there
+            # A node within which the queries begin or end is split there.
             cuts = [start, *(cut for cut in (first, last) if start < cut < start + length)]
             for key, key_end in zip(cuts, [*cuts[1:], start + length], strict=True):
                 query, query_end = max(key_end, first), min(end, last)
@@ -120,20 +120,20 @@ class TreeLayout:
 
     @cached_property
     def pairs(self) -> int:
-        """Pairs of a query and a key that it sees: what attention costs."""
+        """Number of pairs of a query and a key that it sees: the cost of attention."""
         causal = sum(run.count * run.length * (run.length + 1) // 2 for run in self.runs)
         return causal + sum(
             (span.query_end - span.query) * (span.key_end - span.key) for span in self.spans
         )
 
     def restrict(self, start: int, end: int) -> "TreeLayout":
-        """The same tokens as keys, and only those from `start` to `end` as queries."""
+        """The layout with the same keys and only tokens `start` to `end` (half open) as queries."""
         if not 0 <= start <= end <= self.n_tokens:
             raise ValueError(f"queries {start} to {end} of {self.n_tokens} tokens")
         return TreeLayout(self.parents, self.lengths, (start, end))
 
     def _query_pieces(self) -> list[tuple[int, int]]:
-        """The nodes, as far as they are queries: start and end."""
+        """Start and end of the queries within each node."""
         first, last = self.queries
         pieces = [
             (max(start, first), min(start + length, last))
@@ -145,10 +145,10 @@ class TreeLayout:
 def _places(
     parents: Sequence[int], lengths: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Of each node: its first token, the tokens above it, one past its last descendant's last."""
+    """For each node: its first token, the tokens before it on its path, the end of its subtree."""
     starts: list[int] = []
     depths: list[int] = []
-    way: list[int] = []  # from a root to the last node
+    way: list[int] = []  # path from the root to the last node
     position = 0
     for node, (parent, length) in enumerate(zip(parents, lengths, strict=True)):
         while way and way[-1] != parent:

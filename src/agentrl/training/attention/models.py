@@ -1,4 +1,4 @@
-"""Tree attention as an attention implementation of transformers, and which models can have it."""
+"""Tree attention as an attention implementation of transformers, and the models that support it."""
 
 import logging
 from typing import Any
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 IMPLEMENTATION = "agentrl_tree"
 
 
-# A compiled layer leaves here and comes back: layouts are no constants.
+# Not compiled: layouts differ from call to call.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def attention_forward(
     module: nn.Module,
@@ -30,10 +30,10 @@ def attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, as transformers calls it; the model passes `tree` on as it is given.
+    """Attention of one layer, in transformers' interface. The model passes `tree` on.
 
-    Returns [1, T, H, D]. A model that is called without a tree is causal. Raises `ValueError` if
-    the model wants something that is not computed.
+    Returns [1, T, H, D]. Without a tree attention is causal. Raises `ValueError` if the model asks
+    for an unsupported feature.
     """
     if tree is None:
         output, _ = sdpa_attention_forward(
@@ -52,7 +52,7 @@ def refuse_extras(
     kwargs: dict[str, Any],
     tree: TreeContext,
 ) -> None:
-    """Raise `ValueError` if a layer asks for what tree attention does not do."""
+    """Raise `ValueError` if a layer asks for a feature that tree attention does not support."""
     window = kwargs.get("sliding_window")
     extras = {
         "a mask": attention_mask is not None,
@@ -74,7 +74,7 @@ AttentionInterface.register(IMPLEMENTATION, attention_forward)
 
 
 def use_tree_attention(model: PreTrainedModel) -> None:
-    """Give `model` tree attention if it can have it; otherwise log why it cannot."""
+    """Switch `model` to tree attention if it supports it; otherwise log the reason."""
     reason = why_no_trees(model)
     if reason is None:
         model.set_attn_implementation(IMPLEMENTATION)
@@ -86,12 +86,12 @@ def use_tree_attention(model: PreTrainedModel) -> None:
 
 
 def has_tree_attention(model: PreTrainedModel) -> bool:
-    """Whether `model` attends over forests: by this implementation, or one made of it."""
+    """Whether `model` uses tree attention, shared lines included."""
     return str(model.config._attn_implementation).startswith(IMPLEMENTATION)
 
 
 def why_no_trees(model: PreTrainedModel) -> str | None:
-    """What about `model` tree attention cannot do; None if there is nothing."""
+    """Why `model` does not support tree attention; None if it does."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = _window(config, kinds)
@@ -113,7 +113,7 @@ def why_no_trees(model: PreTrainedModel) -> str | None:
 
 
 def _window(config: PreTrainedConfig, kinds: set[str]) -> int | None:
-    """Tokens that a layer with a sliding window sees, if there is such a layer."""
+    """The sliding window in tokens; None if no layer has one."""
     window = getattr(config, "sliding_window", None)
     if getattr(config, "layer_types", None) is not None:
         return window if "sliding_attention" in kinds else None

@@ -38,7 +38,7 @@ class NodeKernel(Protocol):
         layout: TreeLayout,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v, given that of the output."""
+        """Gradients of q, k and v, given the gradient of the output [1, H, Q, D]."""
         ...
 
 
@@ -65,7 +65,7 @@ class NodeWiseAttention(torch.autograd.Function):
     def backward(
         ctx: torch.autograd.function.FunctionCtx, grad: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Gradients of q, k and v; the rest is no tensor."""
+        """Gradients of q, k and v; None for the other arguments."""
         saved = ctx.saved_tensors  # type: ignore[attr-defined]
         layout, scale, kernel = ctx.layout, ctx.scale, ctx.kernel  # type: ignore[attr-defined]
         grads = kernel.backward(grad, *saved, layout, scale)

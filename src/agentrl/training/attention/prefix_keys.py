@@ -1,8 +1,8 @@
-"""What the attention layers of one forward pass must know of the forest in it.
+"""The context of the attention layers in a forward pass over a forest.
 
-A forest may stand behind a shared prefix that was computed before: the keys and values of tokens
-that all its roots follow. A pass over the prefix keeps them (`SharedPrefix.keep`). The passes over
-what follows it attend to them as leaves, and the sum of their gradients is the prefix's.
+A forest may follow a shared prefix that an earlier pass has computed. That pass keeps the prefix's
+keys and values (`SharedPrefix.keep`). Later passes attend to them as autograd leaves, and the sum
+of their gradients is the gradient of the prefix.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from agentrl.training.attention.layout import TreeLayout
 
 
 class SharedPrefix:
-    """Keys and values of each layer, [1, H_kv, P, D], and the hidden states, of P tokens."""
+    """Keys and values [1, H_kv, P, D] of each layer, and hidden states, of a prefix of P tokens."""
 
     def __init__(self, tokens: int, length: int) -> None:
         """`tokens`: P; `length`: of their line, with padding."""
@@ -24,26 +24,26 @@ class SharedPrefix:
         self._hidden: _Kept | None = None
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Keep a layer's keys and values of the prefix's own pass, but not a recomputation's."""
+        """Keep a layer's keys and values. Later calls, by activation recomputation, are ignored."""
         if layer not in self._layers:
             part = slice(0, self._tokens)
             self._layers[layer] = _Kept(key[:, :, part]), _Kept(value[:, :, part])
 
     def keep_hidden(self, hidden: Tensor) -> None:
-        """The last hidden states [1, T, H] of the pass over the prefix, or this process's of them.
+        """Keep the last hidden states [1, T, H] of the pass over the prefix, padding included.
 
-        They may be those of padding too, which nobody asks for.
+        Under context parallelism these are this process's.
         """
         self._hidden = _Kept(hidden[0])
 
     @property
     def n_hidden(self) -> int:
-        """How many hidden states `before_hidden` puts before others."""
+        """Number of hidden states that `before_hidden` prepends."""
         assert self._hidden is not None, "the pass over the prefix has not ended"
         return len(self._hidden.leaf)
 
     def before(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The prefix's keys and values, then the forest's own."""
+        """Prepend the prefix's keys and values to those of the forest."""
         prefix_key, prefix_value = self._layers[layer]
         return (
             torch.cat([prefix_key.leaf.to(key.dtype), key], dim=2),
@@ -51,15 +51,15 @@ class SharedPrefix:
         )
 
     def before_hidden(self, hidden: Tensor) -> Tensor:
-        """The prefix's hidden states, then those of the forest [T, H]."""
+        """Prepend the prefix's hidden states to those of the forest [T, H]."""
         assert self._hidden is not None, "the pass over the prefix has not ended"
         return torch.cat([self._hidden.leaf.to(hidden.dtype), hidden])
 
     def backward(self) -> None:
-        """The backward pass of the prefix, from the gradients that the passes behind it left.
+        """Run the prefix's backward pass with the gradients of the passes that followed it.
 
-        Everything takes part, with zeros if nothing was asked, so that the sharded model sees the
-        same gradients come on every rank.
+        All tensors take part, with zero gradients if unused, so that the sharded model runs the
+        same backward pass on every rank.
         """
         assert self._hidden is not None, "the pass over the prefix has not ended"
         kept = [self._hidden, *(tensor for pair in self._layers.values() for tensor in pair)]
@@ -69,11 +69,11 @@ class SharedPrefix:
 
 
 class _Kept:
-    """A tensor of the pass over the prefix, and the leaf that stands for it in other passes."""
+    """A tensor of the pass over the prefix, and the leaf that represents it in other passes."""
 
     def __init__(self, made: Tensor) -> None:
         self.made = made
-        # gradients of many passes are summed in it, hence float32 at least
+        # At least float32, because it sums the gradients of many passes.
         dtype = torch.promote_types(made.dtype, torch.float32)
         self.leaf = made.detach().to(dtype).requires_grad_(made.requires_grad)
 
@@ -86,13 +86,13 @@ class _Kept:
 class TreeContext:
     """The forest of one forward pass."""
 
-    layout: TreeLayout  # with a prefix: that of prefix and forest, with the forest as its queries
+    layout: TreeLayout  # with a prefix: of prefix and forest, with the forest as queries
     prefix: SharedPrefix | None = None
-    is_prefix: bool = False  # this pass is the one over the prefix
-    layers: set[int] = field(default_factory=set)  # that have asked for `whole`
+    is_prefix: bool = False  # whether this is the pass over the prefix
+    layers: set[int] = field(default_factory=set)  # layers that have called `whole`
 
     def whole(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values that the layout counts, given those of the tokens of this pass."""
+        """Extend this pass's keys and values to all tokens of the layout."""
         self.layers.add(layer)
         if self.prefix is None:
             return key, value

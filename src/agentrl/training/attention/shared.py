@@ -1,17 +1,17 @@
-"""Context parallelism: processes that share one line of tokens, and attend to all of it.
+"""Context parallelism: several processes share one line of tokens.
 
-Everything but attention works on tokens one by one, so each process computes its own part of the
-line. In attention they exchange, in one of two ways, both around `tree_attention`:
+All layers except attention work token by token, so each process computes its part of the line. In
+attention the processes exchange data around `tree_attention`, in one of two ways:
 
     ulysses     all-to-all: each process attends with some of the heads over the whole line, and
-                gets the other heads' results for its own tokens back (DeepSpeed Ulysses, arXiv
-                2309.14509). Sends least; needs as many heads as processes.
-    allgather   all keys and values to all processes, each attends for its own tokens (Llama 3,
-                arXiv 2407.21783, section 3.3.2). Any number of heads; keys and values in full.
+                gets the results of all heads for its own tokens (DeepSpeed Ulysses, arXiv
+                2309.14509). It sends the least and needs as many heads as processes.
+    allgather   all processes get all keys and values and attend for their own tokens (Llama 3,
+                arXiv 2407.21783, section 3.3.2). It works with any number of heads.
 
-A line is cut into equal parts, the last one padded. For `allgather` into twice as many parts as
-there are processes, of which each takes one from either end, because late tokens see more keys
-than early ones.
+A line is cut into equal parts, the last one padded. `allgather` cuts it into twice as many parts as
+processes; each process has one part from either end, because late tokens see more keys than early
+ones.
 """
 
 from abc import ABC, abstractmethod
@@ -38,9 +38,9 @@ Whole = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class SharedLine(ABC):
-    """The part of a line of T tokens that a context-parallel process has, and its attention."""
+    """A context-parallel process's part of a line of T tokens, and its attention."""
 
-    parts_each: int  # of the equal parts of a line, how many a process has
+    parts_each: int  # number of parts of a line that a process has
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -62,9 +62,9 @@ class SharedLine(ABC):
         return torch.cat([padded[:, i * part : (i + 1) * part] for i in self._own], dim=1)
 
     def mine(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Which of `positions` [M] in a line of `length` tokens are this process's.
+        """Select the `positions` [M] in a line of `length` tokens that this process has.
 
-        Returns their indices [m], and where they stand among this process's tokens [m].
+        Returns their indices [m] and their positions [m] among this process's tokens.
         """
         part = self._part_length(length)
         which = positions // part
@@ -75,17 +75,17 @@ class SharedLine(ABC):
         return indices, slot[indices] * part + positions[indices] % part
 
     def gather(self, own: Tensor) -> Tensor:
-        """The whole line [A, T with padding, D] of each process's `own` tokens [A, own, D]."""
+        """Gather the padded line [A, T, D] from each process's `own` tokens [A, own, D]."""
         pieces = _gather(own, self._group).unflatten(2, (self.parts_each, -1))
         # [process, A, slot, part, D] to the parts in order
         by_part: Tensor = pieces.movedim(2, 1).flatten(0, 1)[self._places]
         return by_part.movedim(0, 1).flatten(1, 2)
 
     def collect(self, values: Tensor, indices: Tensor, count: int) -> Tensor:
-        """All processes' values [count], of which this one has `values` [m] at `indices`.
+        """Collect the values [count] of all processes; this one has `values` [m] at `indices`.
 
-        Backward gives each process the gradient of its own: what all compute of the result is the
-        same on all, and counts once.
+        The backward pass gives each process the gradient of its own values. All processes compute
+        the same function of the result, which counts once.
         """
         own = values.new_zeros(count).index_copy(0, indices, values)
         total: Tensor = _Sum.apply(own, self._group)
@@ -97,12 +97,12 @@ class SharedLine(ABC):
 
     @property
     def _own(self) -> tuple[int, ...]:
-        """The parts that this process has, in order."""
+        """Indices of this process's parts, in order."""
         return self._parts_of(self._rank)
 
     @property
     def _places(self) -> list[int]:
-        """Where each part of a line stands when those of all processes stand in a row."""
+        """Index of each part of a line in the concatenation of all processes' parts."""
         held = [part for process in range(self._size) for part in self._parts_of(process)]
         return sorted(range(self._parts), key=held.__getitem__)
 
@@ -114,7 +114,7 @@ class SharedLine(ABC):
 
 
 class Ulysses(SharedLine):
-    """Each process attends with its share of the heads over the whole line."""
+    """Each process attends over the whole line with some of the heads."""
 
     parts_each = 1
 
@@ -122,7 +122,7 @@ class Ulysses(SharedLine):
         self, q: Tensor, k: Tensor, v: Tensor, layout: TreeLayout, whole: Whole, scale: float | None
     ) -> Tensor:
         """See `SharedLine`."""
-        # As many copies of each key head as it takes for every process to get the same number.
+        # Key heads are repeated so that every process gets the same number.
         copies = self._size // gcd(self._size, k.shape[1])
         if copies > 1:
             k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
@@ -139,7 +139,7 @@ class Ulysses(SharedLine):
 
 
 class AllGather(SharedLine):
-    """Each process attends with all heads for its own tokens, having all keys and values."""
+    """Each process attends for its own tokens with all heads, over all keys and values."""
 
     parts_each = 2
 
@@ -160,7 +160,7 @@ class AllGather(SharedLine):
                 out = tree_attention(own[:, :, :count], k_line, v_line, asked, scale)
                 outs.append(pad(out, (0, 0, 0, part - count)))
             else:
-                # still a function of keys and values: backward, all processes must reduce them
+                # A function of keys and values, whose backward is a collective of all processes.
                 outs.append(own * 0 + (k_line.sum() + v_line.sum()) * 0)
         return torch.cat(outs, dim=2)
 
@@ -179,9 +179,9 @@ def attention_forward(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, as transformers calls it; the model passes `tree` and `line` on.
+    """Attention of one layer, in transformers' interface. The model passes `tree` and `line` on.
 
-    Returns [1, own tokens, H, D]. Raises `ValueError` if the model wants what is not computed.
+    Returns [1, own tokens, H, D]. Raises `ValueError` if the model asks for an unsupported feature.
     """
     refuse_extras(module, attention_mask, dropout, kwargs, tree)
     whole = partial(tree.whole, module.layer_idx)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ AttentionInterface.register(SHARED_IMPLEMENTATION, attention_forward)
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over a group; backward the identity, for what is the same on all from there on."""
+    """The sum over a group. Its backward is the identity: all continue with the same result."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -207,7 +207,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """x[i] to process i, for x[i] from process i; its own inverse and its own gradient."""
+    """All-to-all: sends x[i] to process i. It is its own inverse and its own gradient."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -223,7 +223,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """x of every process, [processes, ...]; backward sums each process's part over all."""
+    """All-gather of x, [processes, ...]. The backward pass sums each part over all processes."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -1,7 +1,7 @@
 """Attention over a forest: the entry that models and context parallelism call.
 
-Which kernel is a matter of the device: on the CPU aten's flash kernel node by node; on CUDA flash
-attention level by level in 16 bits, FlexAttention's block masks in 32.
+The kernel depends on device and dtype: on the CPU aten's flash kernel, node by node; on CUDA flash
+attention in 16 bits, level by level, and FlexAttention's block masks in float32.
 """
 
 from functools import cache
@@ -19,10 +19,11 @@ from agentrl.training.attention.nodewise import NodeKernel, NodeWiseAttention
 def tree_attention(
     q: Tensor, k: Tensor, v: Tensor, layout: TreeLayout, scale: float | None = None
 ) -> Tensor:
-    """Every query of `layout` over the keys that it sees; differentiable in q, k and v.
+    """Attention of each query of `layout` to the keys that it sees; differentiable.
 
-    q [1, H, layout.n_queries, D], k and v [1, H_kv, layout.n_tokens, D] with H_kv dividing H.
-    `scale` of the scores: 1 / sqrt(D) if not given. Returns [1, H, layout.n_queries, D].
+    q [1, H, layout.n_queries, D]; k and v [1, H_kv, layout.n_tokens, D], where H_kv divides H.
+    `scale` of the scores is 1 / sqrt(D) if None. Returns [1, H, layout.n_queries, D]. Raises
+    `ValueError` if the shapes do not fit the layout.
     """
     expected = (layout.n_queries, layout.n_tokens)
     if (q.shape[2], k.shape[2]) != expected:

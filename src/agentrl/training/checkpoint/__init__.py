@@ -1,6 +1,6 @@
-"""Checkpoints: sharded, written beside the training, complete or not there at all.
+"""Sharded checkpoints, written in the background and atomic.
 
-layout.py   folders and names: which checkpoints there are, which one is gone on from
-save.py     writing and reading them
-blocks.py   tensors as blocks of a file
+layout.py   folders and names; the checkpoints of a run's lineage
+save.py     saving and loading
+blocks.py   conversion of sharded tensors to contiguous blocks
 """

@@ -1,9 +1,8 @@
-"""Sharded tensors as torch's distributed checkpoint can store them: a process, one block.
+"""Converts sharded tensors to one block per process, as torch's distributed checkpoint needs.
 
-It knows a process's part of a tensor by one offset and one shape. Tensor parallelism shards some
-matrices otherwise: of gate and up projections that are one matrix each process has a part of both
-halves. Those are gathered along such a mesh dimension for as long as it takes; all others are left
-as they are.
+It describes a process's part of a tensor by one offset and one shape. Tensor parallelism shards
+some matrices differently: of a joint gate and up projection each process has a part of both halves.
+Such tensors are gathered along that mesh dimension; all others stay as they are.
 """
 
 from collections.abc import Sequence
@@ -16,9 +15,9 @@ from torch.distributed.tensor.placement_types import Placement, Shard, _StridedS
 
 @torch.no_grad()
 def in_blocks(state: Any) -> Any:
-    """`state`, dictionaries and lists of tensors and others, with every tensor in blocks.
+    """Convert every tensor in nested dictionaries and lists to blocks. Collective.
 
-    What is in blocks already is the same object. Collective.
+    Tensors that are blocks already are returned as they are.
     """
     if isinstance(state, dict):
         return {key: in_blocks(value) for key, value in state.items()}
@@ -32,7 +31,7 @@ def in_blocks(state: Any) -> Any:
 
 @torch.no_grad()
 def sharded_as(state: Any, like: Any) -> Any:
-    """Undo `in_blocks`: `state` with its tensors sharded as those of `like` are. Collective."""
+    """Undo `in_blocks`: shard the tensors of `state` like those of `like`. Collective."""
     if isinstance(state, dict):
         return {key: sharded_as(value, like[key]) for key, value in state.items()}
     if isinstance(state, list):
@@ -43,7 +42,7 @@ def sharded_as(state: Any, like: Any) -> Any:
 
 
 def _block_placements(tensor: DTensor) -> Sequence[Placement] | None:
-    """Placements without those that leave a process more than one block; None if it has none."""
+    """Placements that give each process one block; None if `tensor` has such placements."""
     placements = [
         Replicate() if _is_scattered(tensor, index) else placement
         for index, placement in enumerate(tensor.placements)
@@ -52,10 +51,10 @@ def _block_placements(tensor: DTensor) -> Sequence[Placement] | None:
 
 
 def _is_scattered(tensor: DTensor, index: int) -> bool:
-    """Whether a process's part along this mesh dimension is several pieces of the whole.
+    """Whether a process's part along this mesh dimension is several pieces.
 
-    A strided shard is one piece where it only says that later mesh dimensions came first, as with
-    FSDP over tensor parallelism.
+    A strided shard is one piece if it only says that later mesh dimensions were sharded first, as
+    with FSDP over tensor parallelism.
     """
     placement = tensor.placements[index]
     if not isinstance(placement, _StridedShard):

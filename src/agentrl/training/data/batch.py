@@ -1,7 +1,7 @@
-"""Some of a step's sequences as the tensors of one forward pass.
+"""Collates sequences into the tensors of one forward pass.
 
-Two shapes: a forest in one line, for models with tree attention, where no token stands twice and
-none is padding but to a multiple; and padded lines, one per sequence, for the others.
+Models with tree attention get a forest in one line, without duplicate tokens and with padding only
+to a multiple. Other models get padded lines, one per sequence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,26 +24,26 @@ from agentrl.training.losses import LossInputs
 class MicroBatch:
     """The tensors of one forward pass: B lines of T tokens, M predictions, N trained tokens.
 
-    Where sequences share a prefix they share its predictions too: a prediction is one token at one
-    place, and it is the prediction of every trained token that it serves.
+    Sequences that share a prefix share its predictions: several of the N trained tokens may have
+    the same of the M predictions.
     """
 
     input_ids: Tensor  # [B, T] int64, padded with 0
-    position_ids: Tensor  # [B, T] int64, how many tokens stand before it in its sequence
+    position_ids: Tensor  # [B, T] int64, position in the sequence
     tree: TreeLayout | None  # of the one line; None: causal lines padded on the right
-    positions: Tensor  # [M] int64, into [prefix_tokens + B * T]: whose hidden state predicts it
-    targets: Tensor  # [M] int64, the token
+    positions: Tensor  # [M] int64, index of the predicting hidden state in [prefix_tokens + B * T]
+    targets: Tensor  # [M] int64, the predicted token
     temperatures: Tensor  # [M] float32
-    prediction: Tensor  # [N] int64, into [M]
-    sequence: Tensor  # [N] int64, which of this rank's rows the token is of
-    place: Tensor  # [N] int64, which trained token of its row it is, from 0
+    prediction: Tensor  # [N] int64, index into [M]
+    sequence: Tensor  # [N] int64, index of the token's row among this rank's rows
+    place: Tensor  # [N] int64, index among the trained tokens of its row
     columns: Mapping[str, Tensor]  # [N] each, by name, see `COLUMNS`; integers as int64
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
-    prefix_tokens: int = 0  # that stand before the line and were computed by a `SharedPrefixBatch`
+    prefix_tokens: int = 0  # number of tokens before the line, computed by a `SharedPrefixBatch`
 
     def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
-        """What the loss sees, given the predictions' logprobs and entropy [M]."""
+        """The inputs of the loss [N], given the predictions' logprobs and entropy [M]."""
         return LossInputs.of_columns(
             self.columns,
             logprobs=logprobs[self.prediction],
@@ -56,7 +56,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class SharedPrefixBatch:
-    """The tensors of a forward pass whose keys, values and hidden states other passes build on."""
+    """The tensors of a forward pass over a shared prefix."""
 
     input_ids: Tensor  # [1, T] int64, padded with 0
     position_ids: Tensor  # [1, T] int64
@@ -85,9 +85,9 @@ def collate_pass(
     pad_to_multiple_of: int = 1,
     device: torch.device | str = "cpu",
 ) -> MicroBatch:
-    """The nodes and sequences of `packed` as one line, behind the nodes of `prefix`.
+    """Collate the nodes and sequences of `packed` into one line that follows the nodes of `prefix`.
 
-    `forest` is that of `sequences`, `rows` the row of each.
+    `forest` is the forest of `sequences`; `rows` the row of each sequence.
     """
     tokens = forest.tree.places((*prefix, *packed.nodes))
     prefix_tokens = sum(forest.tree.nodes[node].length for node in prefix)
@@ -113,7 +113,7 @@ def collate_prefix(
     pad_to_multiple_of: int = 1,
     device: torch.device | str = "cpu",
 ) -> SharedPrefixBatch:
-    """The nodes of `prefix`, from a root downwards, as one line."""
+    """Collate the nodes of `prefix`, from a root downwards, into one line."""
     tokens = forest.tree.places(prefix)
     line, padding = _padded(forest.tree["ids"][tokens], pad_to_multiple_of)
     layout = _layout(forest, (), len(tokens), padding, prefix_asks=True)
@@ -138,15 +138,15 @@ def _layout(
     *,
     prefix_asks: bool = False,
 ) -> TreeLayout:
-    """The shared prefix as one node, `nodes` under it, and the padding, which no token sees.
+    """The layout of the prefix as one node, `nodes` under it, and padding, which no token sees.
 
-    All but the prefix are the queries, or, if `prefix_asks`, all.
+    Queries are all tokens except the prefix; with `prefix_asks` all tokens.
     """
     parents, lengths = ([-1], [prefix_tokens]) if prefix_tokens else ([], [])
     number = {-1: -1}
     for node in nodes:
         number[node] = len(parents)
-        # a parent that is not among the nodes is the prefix
+        # A parent outside of `nodes` is the prefix, node 0.
         parents.append(number.get(forest.tree.nodes[node].parent, 0))
         lengths.append(forest.tree.nodes[node].length)
     if padding:
@@ -180,10 +180,10 @@ def collate_padded(
 def placeholder(
     pad_to_multiple_of: int = 1, device: torch.device | str = "cpu", *, tree: bool = True
 ) -> MicroBatch:
-    """A micro-batch without weight, for a rank that has fewer than the others.
+    """A micro-batch of weight 0, for a rank that has fewer micro-batches than others.
 
-    It goes through the model like any other, so that all ranks meet in the same collectives, and
-    its masked token adds exactly 0 to loss and gradients.
+    It goes through the model, so that all ranks run the same collectives. Its token is masked and
+    adds exactly 0 to loss and gradients.
     """
     collate = collate_forest if tree else collate_padded
     batch = collate([_nothing()], [0], pad_to_multiple_of, device)
@@ -193,7 +193,7 @@ def placeholder(
 def placeholder_prefix(
     pad_to_multiple_of: int = 1, device: torch.device | str = "cpu"
 ) -> SharedPrefixBatch:
-    """A shared prefix that nothing follows, for a rank that has none where another has one."""
+    """A shared prefix that no micro-batch follows, for a rank with fewer prefixes than others."""
     return collate_prefix(merge([_nothing().inputs]), [0], pad_to_multiple_of, device)
 
 
@@ -211,7 +211,7 @@ def _micro_batch(
     rows: Sequence[int],
     device: torch.device | str,
 ) -> MicroBatch:
-    """`places`: where each sequence's inputs stand in the flattened `input_ids`."""
+    """`places`: the indices of each sequence's inputs in the flattened `input_ids`."""
     trained = [sequence.trained for sequence in sequences]
     counts = [len(own) for own in trained]
 
@@ -251,7 +251,10 @@ def _micro_batch(
 def _distinct(
     *columns: NDArray[np.generic],
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Of N entries that are equal in all `columns` [N] one each, [M]; and whose it is, [N]."""
+    """Deduplicate N entries by their `columns` [N].
+
+    Returns the indices [M] of the distinct entries, and for each entry the index into them [N].
+    """
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, number = np.unique(column, return_inverse=True)

@@ -1,6 +1,6 @@
-"""What computing tokens costs a model, in floating-point operations of a forward and backward pass.
+"""Floating-point operations of a forward and backward pass, by tokens.
 
-The planner balances ranks by it, and benchmarks bound speed-ups with it.
+The planner balances ranks with it, and benchmarks compute bounds of speed-ups.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class FlopsModel:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "FlopsModel":
-        """The costs of `model`; of a mixture of experts only those that a token goes through."""
+        """The costs of `model`. A mixture of experts counts only the active experts."""
         config = model.config.get_text_config()
         outside = {id(model.get_input_embeddings().weight)}
         head = model.get_output_embeddings()
@@ -45,5 +45,5 @@ class FlopsModel:
         )
 
     def total(self, tokens: float, pairs: float, predictions: float) -> float:
-        """The cost of so many tokens, pairs and predictions."""
+        """Total operations for these numbers of tokens, pairs and predictions."""
         return tokens * self.token + pairs * self.pair + predictions * self.prediction

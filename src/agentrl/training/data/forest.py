@@ -1,7 +1,7 @@
-"""Sequences merged under the prefixes that they share, so that each shared token is computed once.
+"""Merges sequences under their shared prefixes, so that each shared token is computed once. Pure.
 
-Pure. Merging goes by the tokens themselves: segments of a row, siblings on one prompt and rows
-that merely begin with the same system prompt are all found the same way.
+Sequences are compared by their tokens: segments of a row, siblings on one prompt and rows with the
+same system prompt are merged alike.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from agentrl.databases.token_tree import Node, Places, TokenTree, common_prefix
 
 Tokens = NDArray[np.int32]
 
-# A shorter piece is computed again by each sequence instead of being a node of its own, because
-# every node is a call of the attention kernel in each layer.
+# Shorter shared pieces are not merged, because each node is a call of the attention kernel in each
+# layer.
 MIN_SHARED = 8
 
 
@@ -23,14 +23,14 @@ MIN_SHARED = 8
 class Forest:
     """S sequences as a forest of T tokens in one line.
 
-    Invariants: `tree["ids"][places[s]]` is sequence s; along it, every node is the child of the one
-    before; no token is in two nodes. Of the tree's columns only the ids are given: what else is
-    known of a token is the sequences', of which several may have it.
+    Invariants: `tree["ids"][places[s]]` is sequence s; along it, each node is a child of the one
+    before; no token is in two nodes. The tree has only the column of ids; other columns belong to
+    the sequences, several of which may share a token.
     """
 
     tree: TokenTree
-    places: tuple[Places, ...]  # of each sequence: where its tokens stand in the tree
-    last_nodes: tuple[int, ...]  # of each sequence: where it ends
+    places: tuple[Places, ...]  # indices of each sequence's tokens in the tree
+    last_nodes: tuple[int, ...]  # the node that each sequence ends in
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +41,7 @@ class _Piece:
     ending: list[int] = field(default_factory=list)  # sequences whose last token is in here
 
     def child_like(self, tokens: Tokens) -> tuple["_Piece | None", int]:
-        """The child that begins most like `tokens`, and how many tokens they share."""
+        """The child with the longest common prefix with `tokens`, and its length."""
         best, most = None, 0
         for child in self.children:
             if child.tokens[0] == tokens[0]:
@@ -51,7 +51,7 @@ class _Piece:
         return best, most
 
     def split(self, at: int, ends: Sequence[int]) -> None:
-        """Cut after `at` tokens; `ends`: where each sequence ends within its last node."""
+        """Split after `at` tokens. `ends`: the end of each sequence within its last node."""
         rest = _Piece(self.tokens[at:], self, self.children)
         for child in rest.children:
             child.parent = rest
@@ -61,9 +61,9 @@ class _Piece:
 
 
 def merge(sequences: Sequence[Tokens], min_shared: int = MIN_SHARED) -> Forest:
-    """The forest of `sequences`, none of which is empty, in their order as far as that goes.
+    """Merge non-empty `sequences` into a forest. Siblings keep the order of the sequences.
 
-    A piece of fewer than `min_shared` tokens is not split off for sharing.
+    Shared prefixes of fewer than `min_shared` tokens are not merged.
     """
     top = _Piece(np.empty(0, dtype=np.int32), None)
     ends = [0] * len(sequences)
@@ -77,7 +77,7 @@ def _insert(top: _Piece, index: int, tokens: Tokens, ends: list[int], min_shared
     while True:
         child, shared = node.child_like(left)
         if child is not None and shared == len(left):
-            break  # all of it stands here already
+            break  # the whole sequence is in the tree already
         if child is not None and shared == len(child.tokens):
             node, left = child, left[shared:]
             if not node.children:

@@ -1,16 +1,16 @@
-"""One rank's sequences to forward and backward passes of bounded size. Pure and deterministic.
+"""Packs one rank's sequences into passes of bounded size. Pure and deterministic.
 
-A tree that fits the budget is computed whole, several of them beside each other. Of a tree that
-does not fit, the subtrees that do are packed; the nodes above them, which they share, are computed
-once, and every pass over some of the subtrees attends to its keys and values (see
-`attention.prefix_keys`). A shared prefix that is too short for that is computed again in each pass.
+Trees within the budget are computed whole, several in one pass. A larger tree is divided into
+subtrees that fit. The nodes above them, their shared prefix, are computed once, and each pass over
+subtrees attends to the prefix's keys and values (see `attention.prefix_keys`). A prefix that is too
+short for this is computed again in each pass.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# Tokens that must be saved where a shared prefix is computed once: it costs a forward and a
-# backward pass of its own.
+# Fewest tokens that computing a shared prefix once must save, because it needs a separate forward
+# and backward pass.
 MIN_SAVED = 64
 
 
@@ -32,7 +32,7 @@ class PrefixPasses:
 
 @dataclass(frozen=True)
 class Packing:
-    """All passes of a rank. Prefixes with most passes, and the largest passes, come first."""
+    """All passes of a rank. Prefixes with the most passes, and the largest passes, come first."""
 
     prefixed: tuple[PrefixPasses, ...]
     plain: tuple[PackedPass, ...]
@@ -40,7 +40,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class _Subtree:
-    """What is computed in one pass: all of the nodes `first` to `end`, below the nodes `above`."""
+    """Nodes `first` to `end` (half open), which one pass computes, below the nodes `above`."""
 
     above: tuple[int, ...]
     first: int
@@ -114,7 +114,7 @@ def _pack(items: Iterable[_Subtree], lengths: Sequence[int], budget: int) -> Pac
 
 
 def _first_fit(items: Sequence[tuple[_Subtree, int]], budget: int) -> list[list[_Subtree]]:
-    """Items with their sizes to bins, the largest first, each to the first bin that has room."""
+    """First-fit decreasing: each item, largest first, goes to the first bin with room."""
     bins: list[list[_Subtree]] = []
     loads: list[int] = []
     for item, size in sorted(items, key=lambda pair: (-pair[1], pair[0].first)):
@@ -138,7 +138,7 @@ def _pass_over(group: Sequence[_Subtree], *, with_above: bool) -> PackedPass:
 
 
 def _subtrees(parents: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Of each node: one past its last descendant, and the tokens of its subtree."""
+    """For each node: the index after its last descendant, and the tokens of its subtree."""
     ends = [node + 1 for node in range(len(parents))]
     sizes = list(lengths)
     for node in reversed(range(len(parents))):

@@ -1,7 +1,6 @@
-"""Which rows each data-parallel rank trains in one optimizer step, and what it makes of them. Pure.
+"""Assigns the rows of a step to data-parallel ranks, balanced by cost. Pure and deterministic.
 
-Not in here: how a rank divides a forest into passes (`packing`). All functions are deterministic:
-equal arguments give equal plans, on every rank.
+`packing` divides a rank's forest into passes.
 """
 
 import heapq
@@ -12,34 +11,34 @@ from statistics import mean
 from agentrl.databases.row_ledger import RowHeader
 from agentrl.training.data.flops import FlopsModel
 
-# A group is divided for balance only where that saves this share of a rank's time at least.
+# A group is divided only if this saves at least this share of a rank's time.
 _WORTH_DIVIDING = 0.01
 
 
 @dataclass(frozen=True)
 class RowCost:
-    """What a row costs alone, and the part that it shares with its siblings on the same rank."""
+    """The cost of a row, divided into its own part and the part shared with its siblings."""
 
-    group: str  # siblings have the same
-    own: float  # what is computed for this row only
-    shared: float = 0.0  # what is computed once for all rows of the group on a rank
+    group: str  # the same for siblings
+    own: float  # cost of this row's own tokens
+    shared: float = 0.0  # cost paid once for all rows of the group on a rank
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """Rows by rank, in the order given."""
+    """Row indices of each rank, ascending, and the ranks' costs."""
 
     rows: tuple[tuple[int, ...], ...]
     costs: tuple[float, ...]
 
     @property
     def balance(self) -> float:
-        """The most expensive rank's cost over the mean: by so much a step is prolonged."""
+        """The largest rank's cost over the mean: the factor by which imbalance prolongs a step."""
         return max(self.costs) / mean(self.costs) if any(self.costs) else 1.0
 
 
 def row_cost(header: RowHeader, costs: FlopsModel) -> RowCost:
-    """What a row of the database costs; its first prompt is what siblings share."""
+    """The cost of a row of the database. Siblings share their first prompt."""
     prompt = header.prompt_len
     shared = costs.total(prompt, prompt * (prompt + 1) / 2, 0)
     total = costs.total(header.n_tokens, header.cost, header.n_train_tokens)
@@ -47,13 +46,13 @@ def row_cost(header: RowHeader, costs: FlopsModel) -> RowCost:
 
 
 def plan_ranks(rows: Sequence[RowCost], ranks: int) -> RankPlan:
-    """Rows to ranks: siblings together, as far as balance allows.
+    """Assign rows to ranks, siblings together as far as balance allows.
 
-    Groups go to ranks by longest processing time first: the most expensive first, each to the rank
-    that has the least. Then the most expensive rank's most expensive group is halved, and all is
-    placed anew, for as long as that shortens the step: siblings apart compute their prompt twice.
-    Invariants: every row is on exactly one rank; with one rank no group is divided; the most
-    expensive rank costs no more than if no group were.
+    Groups are assigned most expensive first, each to the rank with the lowest cost. Then the most
+    expensive group of the most expensive rank is halved and all groups are assigned again, as long
+    as this shortens the step, because separated siblings compute their prompt twice. Invariants:
+    every row is on exactly one rank; with one rank no group is divided; the most expensive rank
+    costs no more than without division.
     """
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
@@ -69,12 +68,12 @@ def plan_ranks(rows: Sequence[RowCost], ranks: int) -> RankPlan:
 
 
 def assign_rows(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Rows that share nothing to ranks, balanced by cost.
+    """Assign rows that share nothing to ranks, balanced by cost.
 
-    Longest processing time first: each row, the most expensive first, goes to the rank with the
-    least. Invariants: every row is on exactly one rank; the most expensive rank has at most the
-    cheapest rank's cost plus one row's; with at least as many rows as ranks no rank is empty (if
-    costs are above 0). Returns the rows' indices by rank, in the order given.
+    Rows are assigned most expensive first, each to the rank with the lowest cost. Invariants: every
+    row is on exactly one rank; the most expensive rank costs at most the cheapest one plus one row;
+    with at least as many rows as ranks, and costs above 0, no rank is empty. Returns row indices by
+    rank, ascending.
     """
     loads = [(0.0, rank) for rank in range(ranks)]
     plan: list[list[int]] = [[] for _ in range(ranks)]
@@ -97,8 +96,7 @@ def _place(parts: Sequence[Sequence[int]], rows: Sequence[RowCost], ranks: int) 
 def _divide(
     parts: Sequence[list[int]], plan: RankPlan, rows: Sequence[RowCost]
 ) -> list[list[int]] | None:
-    """`parts` with the most expensive one of the most expensive rank halved; None if that has one
-    row only."""
+    """Halve the most expensive part of the most expensive rank; None if its parts have one row."""
     most_expensive = max(range(len(plan.costs)), key=lambda rank: (plan.costs[rank], -rank))
     there = set(plan.rows[most_expensive])
     candidates = [part for part in parts if len(part) > 1 and set(part) <= there]
@@ -115,9 +113,9 @@ def _divide(
 
 
 def _shorter(plan: RankPlan, other: RankPlan) -> bool:
-    """Whether the first rank, the most expensive first, whose costs differ costs less in `plan`.
+    """Whether `plan` is cheaper at the first difference of the ranks' costs, sorted descending.
 
-    Where several ranks are the most expensive, they are relieved one by one.
+    Comparing all ranks relieves several equally expensive ranks one by one.
     """
     for ours, theirs in zip(sorted(plan.costs)[::-1], sorted(other.costs)[::-1], strict=True):
         if abs(ours - theirs) > _WORTH_DIVIDING * theirs:
@@ -126,7 +124,7 @@ def _shorter(plan: RankPlan, other: RankPlan) -> bool:
 
 
 def _cost(part: Iterable[int], rows: Sequence[RowCost]) -> float:
-    """Of rows of one group together."""
+    """Cost of rows of one group on the same rank."""
     indices = list(part)
     return sum(rows[index].own for index in indices) + max(rows[index].shared for index in indices)
 
@@ -141,10 +139,10 @@ def _together(indices: Iterable[int], rows: Sequence[RowCost]) -> float:
 def pack_sequences(
     lengths: Sequence[int], budget: int, pad_to_multiple_of: int = 1
 ) -> list[list[int]]:
-    """One rank's sequences to as few micro-batches as a greedy pass over sorted lengths gives.
+    """Pack one rank's sequences into micro-batches, greedily by descending length.
 
-    A micro-batch of n sequences costs n times its longest one, rounded up to
-    `pad_to_multiple_of`: sequences of like length go together, so that padding is small.
+    A micro-batch of n sequences costs n times its longest one, rounded up to `pad_to_multiple_of`.
+    Sequences of similar length are packed together, so that padding is small.
     Invariants: every sequence is in exactly one micro-batch; a micro-batch costs at most `budget`
     tokens, unless it is one sequence that is longer than the budget. Returns sequence indices by
     micro-batch, the longest first.

@@ -1,8 +1,8 @@
-"""What a row must be so that a step can compute with it: checked before it is in a micro-batch.
+"""Checks a row before it is put into a micro-batch.
 
-Rows pass a boundary before they are stored (`rollout/groups/boundary.py`). What fails here was
-damaged since, or is of another model. Nothing of it may reach a device: a token beyond the
-vocabulary ends a process on a GPU.
+Rows are also checked before they are stored (`rollout/groups/boundary.py`). A row that fails here
+was damaged since, or is of another model. It must not reach a device, because a token outside the
+vocabulary crashes a process on a GPU.
 """
 
 import math
@@ -13,7 +13,7 @@ from agentrl.databases.documents import DBRecordData
 
 
 def check_trainable(row: DBRecordData, vocab_size: int) -> None:
-    """Raises ValueError with what is wrong. `vocab_size`: of the policy's embedding."""
+    """Raise ValueError if a step cannot train the row. `vocab_size`: of the policy's embedding."""
     ids = row.tree["ids"]
     beyond = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(beyond):

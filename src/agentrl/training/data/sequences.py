@@ -1,8 +1,8 @@
-"""Rows of the database as the sequences that are trained.
+"""Converts rows of the database to training sequences.
 
-A row is a token tree, and its sequences are its root-to-leaf paths. A token that several paths
-share is trained in the first of them only; that it is also computed only once is the work of
-`forest`, which merges sequences, of one row or of several, under the prefixes they share.
+A row is a token tree, and its sequences are its root-to-leaf paths. A token on several paths is
+trained in the first of them only. `forest` merges sequences by shared prefixes, so that each shared
+token is computed once.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from agentrl.training.losses import BatchTotals
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """One causal sequence of L tokens, and what is known of the row whose path it is.
+    """One causal sequence of L tokens: a path of a row.
 
-    `tokens` is that path as one line, with the columns of the row; its `mask` is 1 on what this
+    `tokens` is the path as one line with the row's columns; `mask` is 1 on the tokens that this
     sequence trains. A token is predicted from the one before it, so the first is never trained.
     """
 
     tokens: TokenTree
     temperature: float
     row_tokens: int  # trained tokens of the whole row, over all its paths
-    trained_before: int = 0  # of them, those of the row's earlier paths
+    trained_before: int = 0  # number of them on the row's earlier paths
     reward: float = 0.0  # of the row
 
     def __len__(self) -> int:
@@ -36,12 +36,12 @@ class TrainingSequence:
 
     @property
     def trained(self) -> NDArray[np.intp]:
-        """Where the trained tokens stand, in order."""
+        """Indices of the trained tokens, ascending."""
         return np.flatnonzero(self.tokens["mask"])
 
     @property
     def inputs(self) -> NDArray[np.int32]:
-        """The tokens that something trained is predicted from: those before the last trained."""
+        """The tokens before the last trained one, which the model computes."""
         return self.tokens["ids"][: self.trained[-1]]
 
 
@@ -78,7 +78,7 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
 
 
 def count_totals(rows: Sequence[Sequence[TrainingSequence]]) -> BatchTotals:
-    """What one rank adds to the totals of a step. `rows`: each row's sequences."""
+    """One rank's part of the totals of a step. `rows`: each row's sequences."""
     trained = [row[0].row_tokens for row in rows if row]
     advantages = [
         sequence.tokens["advantages"][sequence.trained].astype(np.float64)

@@ -1,9 +1,8 @@
-"""Rows for the next step, made ready in the background while the current step computes.
+"""Prepares the rows of the next step in the background while the current step computes.
 
-Rank 0 leases rows and plans which rank trains which; the plan travels as row ids, and every rank
-fetches its own payloads. A row that one of them cannot use is quarantined, and the step planned
-again with another in its place. All of it runs on the background loops of the ranks: `start` begins
-it for a step, `take` collects it.
+Rank 0 leases rows and assigns them to ranks; it sends the row ids, and every rank fetches its own
+rows. If a rank cannot use a row, the row is quarantined and the step is planned again. All of this
+runs on the background loops: `start` begins a step's rows, `take` returns them.
 """
 
 import asyncio
@@ -37,21 +36,21 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LONGEST_WAIT_S = 1.0  # between two looks for rows, which see a stop too
+_LONGEST_WAIT_S = 1.0  # between two checks for rows and for a stop
 
 
 @dataclass(frozen=True)
 class StepRows:
-    """What one rank trains in a step."""
+    """The rows of a step, as one rank has them."""
 
-    headers: Sequence[RowHeader]  # of the whole step; on rank 0 only
+    headers: Sequence[RowHeader]  # headers of all rows of the step; on rank 0 only
     balance: float  # of the ranks' costs, see `RankPlan`
-    ids: Sequence[Sequence[str]]  # of the rows of each data-parallel rank
-    rank: int  # among them, this one
+    ids: Sequence[Sequence[str]]  # row ids of each data-parallel rank
+    rank: int  # this data-parallel rank
     mine: Sequence[Sequence[TrainingSequence]]  # this rank's rows, each as its sequences
 
     def only(self, ids: Collection[str]) -> Self:
-        """The same step with some of its rows."""
+        """The step with only the rows of these ids."""
         return replace(
             self,
             headers=[header for header in self.headers if header.id in ids],
@@ -63,14 +62,14 @@ class StepRows:
 
 
 class RowSource(Protocol):
-    """Where rank 0 gets the rows of a step from."""
+    """The source of rank 0's rows."""
 
     async def lease(self, step: int) -> list[RowHeader]:
-        """The step's rows; fewer than usual when no more can come, none at the end."""
+        """Lease the step's rows: fewer than usual if no more can come, none at the end."""
         ...
 
     async def quarantine(self, step: int, faults: Mapping[str, str]) -> None:
-        """Take rows of the step out that cannot be trained; `faults`: why, by id."""
+        """Quarantine rows of the step. `faults`: the reason of each, by row id."""
         ...
 
 
@@ -88,8 +87,7 @@ class LedgerSource:
         stop: threading.Event,
         watch: HopelessWatch,
     ) -> None:
-        """`stop`: set when no further step is wanted; a wait for rows then ends without any.
-        `watch`: ends a wait that is in vain."""
+        """`stop`: when set, a wait for rows ends without rows. `watch`: detects a hopeless run."""
         self._database = database
         self._ledger = ledger
         self._feeder = feeder
@@ -100,8 +98,10 @@ class LedgerSource:
         self._lineage = Lineage()
 
     async def lease(self, step: int) -> list[RowHeader]:
-        """Wait until the step has all its rows, topping up tasks meanwhile. Raises `RunHopeless`
-        where they will not come."""
+        """Wait until the step has all its rows, and add tasks meanwhile.
+
+        Raises `RunHopeless` if no rows will come.
+        """
         headers, complete = await self._look(step)
         if complete:
             return headers
@@ -121,7 +121,7 @@ class LedgerSource:
         return []
 
     async def quarantine(self, step: int, faults: Mapping[str, str]) -> None:
-        """Take rows of the step out that cannot be trained, and say so."""
+        """Quarantine rows of the step and log the reasons."""
         await retry_through_outages(
             lambda: self._ledger.quarantine(step, faults), f"the quarantine of rows of step {step}"
         )
@@ -134,10 +134,10 @@ class LedgerSource:
         )
 
     async def _look_once(self, step: int) -> tuple[list[RowHeader], bool]:
-        """The rows that the step has, and whether it gets no more."""
-        # Every look, for the samplers: they may need tasks when the step has its rows already.
+        """The rows that the step has, and whether they are complete."""
+        # Samplers may need tasks even if the step has its rows already.
         await self._feeder.top_up()
-        # asked before leasing: a row that comes between the two is leased in this look
+        # Checked before leasing, so that a row that arrives in between is leased now.
         exhausted = await self._feeder.exhausted()
         self._lineage = await load_lineage(self._database, self._lineage)
         bound = self._max_staleness
@@ -147,7 +147,7 @@ class LedgerSource:
         if len(headers) >= self._rows_per_step:
             return headers, True
         if exhausted and not await self._ledger.returning(step):
-            # what is left waits for nothing but its interval
+            # The remaining rows only wait for --retrained_interval.
             headers = await lease(waive_interval=True)
             if step == 1 and not headers and self._feeder.has_tasks:
                 raise RunHopeless(await self._watch.never_trained(self._feeder.epochs))
@@ -156,7 +156,7 @@ class LedgerSource:
 
 
 class RowStream:
-    """The stream of one process. All start and take the same steps in the same order."""
+    """The stream of one process. All processes start and take the same steps in the same order."""
 
     def __init__(
         self,
@@ -167,8 +167,7 @@ class RowStream:
         costs: FlopsModel,
         vocab_size: int,
     ) -> None:
-        """`source`: on rank 0 only; `costs`, `vocab_size`: of the model. Collective: every rank
-        makes one."""
+        """`source`: on rank 0 only. `costs`, `vocab_size`: of the model. Collective."""
         self._vocab_size = vocab_size
         self._costs = costs
         self._background = background
@@ -176,18 +175,18 @@ class RowStream:
         self._source = source
         self._lineage = Lineage()
         self._rank, self._ranks = mesh.dp_rank, mesh.dp_size
-        self._agreement = Agreement()  # of its own, because it is used from other threads
+        self._agreement = Agreement()  # a separate one, because other threads use it
         self._pending: Future[StepRows | None] | None = None
 
     def start(self, step: int) -> None:
-        """Begin to get the rows of `step`."""
+        """Begin to prepare the rows of `step`."""
         assert self._pending is None, "the rows of the last step were not taken"
         self._pending = self._background.submit(self._prepare(step))
 
     def take(self) -> tuple[StepRows | None, float]:
-        """The rows of the step that was started, or None at the end; and the seconds waited.
+        """Return the rows of the started step, or None at the end, and the seconds waited.
 
-        Raises `RunHopeless`, on all ranks.
+        Raises `RunHopeless` on all ranks.
         """
         assert self._pending is not None, "no step was started"
         began = time.monotonic()
@@ -196,7 +195,7 @@ class RowStream:
         return rows, time.monotonic() - began
 
     def drop(self) -> None:
-        """Wait for the step that was started, and do not train it. Its rows stay leased."""
+        """Wait for the started step without training it. Its rows stay leased."""
         self.take()
 
     async def _prepare(self, step: int) -> StepRows | None:
@@ -207,7 +206,7 @@ class RowStream:
             fetched = await retry_through_outages(
                 partial(fetch_rows, self._database, ids[self._rank]), f"the rows of step {step}"
             )
-            # after the rows, so that it has every version of theirs
+            # Loaded after the rows, so that it has all their versions.
             self._lineage = await retry_through_outages(
                 lambda: load_lineage(self._database, self._lineage), "the policy versions"
             )
@@ -216,7 +215,7 @@ class RowStream:
             for row in fetched.rows:
                 try:
                     check_trainable(row, self._vocab_size)
-                    # the weights that step `step` trains hold one step less
+                    # Step `step` trains weights that have `step - 1` steps.
                     mine.append(row_sequences(row, self._lineage, step - 1))
                 except (ValueError, KeyError) as error:
                     faults[row.id] = f"it cannot be trained: {error}"
@@ -228,16 +227,16 @@ class RowStream:
                 await self._source.quarantine(step, faults)
 
     async def _plan(self, step: int) -> tuple[list[RowHeader], list[list[str]], float]:
-        """The step's rows (on rank 0 only), the ids of each rank's, and the balance of costs."""
+        """The headers (rank 0 only), the row ids of each rank, and the balance of costs."""
         headers: list[RowHeader] = []
         failure: Exception | None = None
         hopeless: str | None = None
         if self._source is not None:
             try:
                 headers = await self._source.lease(step)
-            except RunHopeless as reason:  # no failure: an end that all ranks come to together
+            except RunHopeless as reason:  # raised on all ranks below
                 hopeless = str(reason)
-            except Exception as error:  # raised in `plan_step`, so that the others know of it
+            except Exception as error:  # raised in `plan_step`, so that other ranks learn of it
                 failure = error
 
         def plan_step() -> tuple[list[list[str]], float, str | None]:
@@ -256,7 +255,7 @@ class RowStream:
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:
-    """Like `asyncio.to_thread`, but a call that blocks for good does not keep the process alive."""
+    """Like `asyncio.to_thread`, but a call that blocks forever does not keep the process alive."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

@@ -1,13 +1,13 @@
 """Losses: pure functions of per-token tensors, and how they become one number.
 
-    inputs.py          what a loss is given and gives back; what `depends_on` says of it
+    inputs.py          the types of a loss function's inputs and result; `depends_on`
     clipped.py weighted.py covariance.py supervised.py    the loss functions
     resolve.py         these by name, and a user's from a file
-    ratio.py           ratios of policies, their caps
+    ratio.py           ratios of policies, and their caps
     importance.py divergence.py    layers over any loss
-    normalisation.py   from token_losses of tokens to the loss of the global batch
+    normalisation.py   token losses to the loss of the global batch
 
-Not in here: models, ranks, micro-batches. How flags put these together is `step/objective.py`.
+`step/objective.py` combines them by flags. Models, ranks and micro-batches are unknown here.
 """
 
 from agentrl.configs import LossConfig

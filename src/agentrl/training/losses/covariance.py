@@ -1,8 +1,8 @@
-"""Losses that hold the policy's entropy up at the tokens that bring it down.
+"""Losses that preserve the policy's entropy at the tokens that reduce it most.
 
-These are the tokens whose logprob and advantage are both far above the batch's mean, or both far
-below: their covariance is, to first order, the fall of the entropy in a step. Both losses are from
-The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617.
+These tokens have a high covariance of logprob and advantage, which is to first order the decrease
+of the entropy in a step. Both losses are from The Entropy Mechanism of Reinforcement Learning for
+Reasoning Language Models, arXiv 2505.22617.
 """
 
 import torch
@@ -13,7 +13,7 @@ from agentrl.training.losses.clipped import clipped_surrogate
 from agentrl.training.losses.inputs import LossInputs, Scope, TokenLoss, depends_on
 from agentrl.training.losses.ratio import capped, token_ratio
 
-_NO_COVARIANCE = 1e-9  # of equal advantages it is 0 but for rounding, and says nothing
+_NO_COVARIANCE = 1e-9  # with equal advantages the covariance is 0 up to rounding
 
 
 @depends_on(Scope.BATCH)
@@ -23,8 +23,8 @@ def clip_cov(inputs: LossInputs, config: LossConfig) -> TokenLoss:
         L = 0 at max(1, clip_cov_ratio N) tokens, drawn from those with
             clip_cov_lb < Cov < clip_cov_ub that the ratio's range has not clipped
 
-    The draw follows from the sampler's logprobs, so that it is the same
-    however the batch is split and ordered.
+    The draw is a function of the sampler's logprobs, so that it does not depend on how the batch is
+    split and ordered.
     """
     loss = clipped_surrogate(inputs, config)
     covariance = _covariance(inputs)
@@ -68,12 +68,12 @@ def _covariance(inputs: LossInputs) -> Tensor:
 
 
 def _share(ratio: float, inputs: LossInputs) -> int:
-    """How many tokens a share of the batch is: at least one, if there are any and it is not 0."""
+    """Number of tokens in a share of the batch; at least one unless the share or batch is empty."""
     count = int(inputs.mask.sum())
     return min(count, max(1, int(ratio * count))) if ratio > 0 else 0
 
 
 def _tickets(inputs: LossInputs) -> Tensor:
-    """Numbers [N] that look random and depend on nothing that a split of the batch changes."""
+    """Pseudo-random numbers [N] that do not depend on the split of the batch."""
     bits = inputs.behaviour_logprobs.float().contiguous().view(torch.int32).to(torch.int64)
     return (bits * 2654435761) % 2**32

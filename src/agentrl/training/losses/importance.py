@@ -1,7 +1,7 @@
-"""How far the sampler's policy is from the trainer's: weights for it, and what is left out.
+"""Importance weights and masks for the mismatch between sampler and trainer: layers over any loss.
 
-Layers over any loss. Their ratio is rho = p / mu with a proximal policy of its own, whose ratio to
-mu no loss contains, and pi / mu where the proximal policy is the sampler's. It has no gradient.
+Their ratio is rho = p / mu if the proximal policy p is not the sampler's policy mu, because no loss
+contains this ratio; otherwise it is pi / mu. It has no gradient.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from agentrl.training.losses.ratio import (
 
 @dataclass(frozen=True)
 class Correction:
-    """What a token's term is multiplied by. All tensors are [N]."""
+    """The factors of the token losses. All tensors are [N]."""
 
-    weight: Tensor  # float32
-    truncated: Tensor  # bool, the cap took effect
-    kept: Tensor  # bool
+    weight: Tensor  # float32, importance weight
+    truncated: Tensor  # bool, whether the weight was capped
+    kept: Tensor  # bool, whether the token stays in the loss
 
 
 def proximal_policy(inputs: LossInputs, config: LossConfig) -> Tensor | None:
@@ -82,7 +82,7 @@ def correction(inputs: LossInputs, config: LossConfig) -> Correction:
 
 
 def correction_scope(config: LossConfig) -> Scope:
-    """How much of the batch these layers depend on."""
+    """The scope of these layers."""
     levels = {config.rollout_is, config.rollout_rs}
     return Scope.SEQUENCE if levels & {"sequence", "geometric"} else Scope.TOKEN
 

@@ -1,4 +1,4 @@
-"""What a loss is given and what it gives back: the types of this package."""
+"""The types of a loss function's inputs and result."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ _SCOPE = "scope"  # attribute of a loss function
 
 
 class Scope(IntEnum):
-    """How much of the batch the term of one token depends on.
+    """The part of the batch that the loss of one token depends on.
 
-    A part of the batch that holds less cannot compute its own share of the loss: then the step
-    first gathers what it lacks. The order is by size: of two, `max` is what both need.
+    If a micro-batch holds less than this, the step first gathers the missing inputs. Members are
+    ordered by size: the `max` of two scopes serves both.
     """
 
     TOKEN = 0  # itself only
@@ -27,8 +27,10 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What the loss knows of N tokens. All tensors are [N]; only `logprobs` and, where it is
-    trained, `entropy` carry gradients."""
+    """The inputs of a loss for N tokens. All tensors are [N].
+
+    Only `logprobs` and, with an entropy bonus, `entropy` have gradients.
+    """
 
     logprobs: Tensor  # float32, of the policy being trained
     behaviour_logprobs: Tensor  # float32, the sampler's
@@ -36,7 +38,7 @@ class LossInputs:
     mask: Tensor  # bool, the tokens that are trained
     staleness: Tensor  # int >= 0, steps that the trained weights are newer than the sampler's
     sequence_tokens: Tensor  # float32, trained tokens of the token's whole row
-    sequence: Tensor  # int64, which row the token is of; numbers mean nothing else
+    sequence: Tensor  # int64, number of the token's row
     entropy: Tensor | None = None  # float32, of the policy at the token
     reference_logprobs: Tensor | None = None  # float32, of the reference policy
     proximal_logprobs: Tensor | None = None  # float32, see `ratio.py`; None: the sampler's
@@ -52,7 +54,7 @@ class LossInputs:
         sequence: Tensor,
         sequence_tokens: Tensor,
     ) -> Self:
-        """The inputs of tokens with these per-token columns (`databases.token_tree`), each [N]."""
+        """Make the inputs from per-token columns (`databases.token_tree`), each [N]."""
         return cls(
             logprobs=logprobs,
             behaviour_logprobs=columns["logprobs"],
@@ -67,16 +69,16 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """A loss before layers and normalisation. All tensors are [N]; all but `token_losses` are
-    detached.
+    """The result of a loss function, before layers and normalisation. All tensors are [N].
 
-    Where `LossInputs.mask` is False values mean nothing.
+    All tensors except `token_losses` are detached. Values where `LossInputs.mask` is False are
+    ignored.
     """
 
     token_losses: Tensor  # float32
-    ratio: Tensor  # float32, what is held to the clip range
-    clipped_low: Tensor  # bool, the clip took effect, the ratio being too small
-    clipped_high: Tensor  # bool, or too large
+    ratio: Tensor  # float32, the ratio that the clip range applies to
+    clipped_low: Tensor  # bool, whether the ratio was clipped as too small
+    clipped_high: Tensor  # bool, whether it was clipped as too large
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,17 @@ class BatchTotals:
 
     tokens: int  # trained tokens
     sequences: int  # rows with at least one trained token
-    advantages: float = 0.0  # of the trained tokens, as the rows have them
-    squared_advantages: float = 0.0
+    advantages: float = 0.0  # sum over the trained tokens, as stored in the rows
+    squared_advantages: float = 0.0  # sum of their squares
 
     @property
     def advantage_mean(self) -> float:
-        """Over the trained tokens."""
+        """Mean advantage of the trained tokens."""
         return self.advantages / max(self.tokens, 1)
 
     @property
     def advantage_std(self) -> float:
-        """Over the trained tokens; with n, as the mean of squares has it."""
+        """Standard deviation of the trained tokens' advantages, with divisor n."""
         squares = self.squared_advantages / max(self.tokens, 1)
         return math.sqrt(max(0.0, squares - self.advantage_mean**2))
 
@@ -104,7 +106,7 @@ LossFunction = Callable[[LossInputs, LossConfig], TokenLoss]
 
 
 def depends_on(scope: Scope) -> Callable[[LossFunction], LossFunction]:
-    """Says of a loss function that the term of a token depends on more than the token."""
+    """Decorator that declares the scope of a loss function; the default is `Scope.TOKEN`."""
 
     def mark(function: LossFunction) -> LossFunction:
         setattr(function, _SCOPE, scope)
@@ -114,6 +116,6 @@ def depends_on(scope: Scope) -> Callable[[LossFunction], LossFunction]:
 
 
 def scope_of(function: LossFunction) -> Scope:
-    """What `depends_on` said; `Scope.TOKEN` without."""
+    """The scope that `depends_on` declared, else `Scope.TOKEN`."""
     scope: Scope = getattr(function, _SCOPE, Scope.TOKEN)
     return scope

@@ -1,4 +1,4 @@
-"""How the token losses of a batch become one number, whatever parts the batch is computed in."""
+"""Normalisation of token losses to one loss, independent of the split into micro-batches."""
 
 from enum import StrEnum
 
@@ -20,10 +20,10 @@ def normalise(
 ) -> Tensor:
     """This part's share of the global batch's loss, a scalar.
 
-    `token_losses` [N]; `sequence_tokens` [N] is how many trained tokens the token's whole sequence
-    has, wherever they are computed. The sum of the results over every part of the batch is the
-    loss. Tokens that a loss leaves out (clip mask, `strict_in_bound`) stay in the counts: leaving
-    many out makes the step smaller, and the counts are known before any forward pass.
+    `token_losses` [N]; `sequence_tokens` [N]: number of trained tokens of each token's whole
+    sequence. The loss is the sum of the results over all parts of the batch. Tokens that a loss
+    leaves out (clip mask, `strict_in_bound`) stay in the counts, which are known before any forward
+    pass; leaving out many tokens makes the step smaller.
     """
     if normalisation is Normalisation.TOKEN:
         return token_losses.sum() / max(totals.tokens, 1)

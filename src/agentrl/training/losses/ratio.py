@@ -1,11 +1,10 @@
 """Ratios of policies, of tokens and of sequences.
 
-In all of this package `r = pi / p`: the policy as it is trained now over the proximal policy, which
-the clip range is around. That is `mu`, the policy that sampled the token, with the sampler's own
-logprobs, unless `--proximal_policy` says otherwise. The trainer makes one optimizer update per
-batch, so that the "old policy" of PPO is the current one and its ratio would always be 1; `mu`
-takes its place, and the clip range bounds how far the trainer moves from what was sampled,
-whether because of staleness or because sampler and trainer round differently.
+In this package `r = pi / p` is the ratio of the trained policy `pi` to the proximal policy `p`, on
+which the clip range is centred. Unless `--proximal_policy` selects another, `p` is `mu`, the policy
+that sampled the token, with the sampler's logprobs. The trainer makes one optimizer update per
+batch, so that the ratio to PPO's "old policy" would always be 1. With `mu` the clip range bounds
+the distance to the sampled policy, which staleness and different rounding cause.
 """
 
 import torch
@@ -14,29 +13,29 @@ from torch import Tensor
 from agentrl.configs import LossConfig
 from agentrl.training.losses.inputs import LossInputs
 
-# exp(20) is 5e8: a ratio beyond is noise, and must not become infinite and then NaN
+# exp(20) is 5e8: larger ratios are noise and must not overflow
 _MAX_LOG_RATIO = 20.0
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """The ratio, finite whatever its logarithm is."""
+    """exp of the log ratio, clamped to be finite."""
     return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
 
 
 def proximal_logprobs(inputs: LossInputs) -> Tensor:
-    """log p [N], of the policy that the clip range is around."""
+    """log p [N] of the proximal policy."""
     if inputs.proximal_logprobs is None:
         return inputs.behaviour_logprobs
     return inputs.proximal_logprobs
 
 
 def token_ratio(inputs: LossInputs) -> Tensor:
-    """r [N]."""
+    """The ratio r = pi / p [N]."""
     return bounded_exp(inputs.logprobs - proximal_logprobs(inputs))
 
 
 def sampler_log_ratio(inputs: LossInputs) -> Tensor:
-    """log(pi / mu) [N], bounded, without gradient: how far the trainer is from the sampler."""
+    """log(pi / mu) [N] between trainer and sampler, clamped, without gradient."""
     difference = inputs.logprobs.detach() - inputs.behaviour_logprobs
     return difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
@@ -44,7 +43,7 @@ def sampler_log_ratio(inputs: LossInputs) -> Tensor:
 def sequence_sum(values: Tensor, inputs: LossInputs) -> Tensor:
     """The sum of `values` [N] over the trained tokens of each token's row [N].
 
-    Right only where all of the row is here: a loss that calls it has `Scope.SEQUENCE`.
+    It needs all tokens of a row: a loss that calls it must declare `Scope.SEQUENCE`.
     """
     rows, row = torch.unique(inputs.sequence, return_inverse=True)
     sums = values.new_zeros(len(rows))
@@ -57,12 +56,12 @@ def sequence_mean(values: Tensor, inputs: LossInputs) -> Tensor:
 
 
 def capped(ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """The ratio [N] under the caps of the flags, and which tokens they took effect on [N] bool.
+    """The ratio [N] under the caps of the flags, and whether a cap took effect, [N] bool.
 
-    `importance_weight_cap_ratio` bounds every ratio (truncated importance sampling, TRL's
-    `delta`), unless it belongs to the weights of `--rollout_is`. `dual_clip` bounds those of
-    tokens with a negative advantage: the max(..., c A) of dual-clip PPO, arXiv 1912.09729,
-    equation 5, which keeps one token that has become likely from dominating the step.
+    `importance_weight_cap_ratio` caps every ratio (truncated importance sampling, TRL's `delta`);
+    with `--rollout_is` it caps those weights instead. `dual_clip` caps the ratios of tokens with a
+    negative advantage: the max(..., c A) of dual-clip PPO, arXiv 1912.09729, equation 5, which
+    keeps a token that has become likely from dominating the step.
     """
     cap = torch.full_like(advantages, torch.inf)
     if config.importance_weight_cap_ratio is not None and config.rollout_is is None:
@@ -75,9 +74,9 @@ def capped(ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tenso
 def outside_clip_range(
     ratio: Tensor, advantages: Tensor, config: LossConfig
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [N] whose ratio is below, and above, the clip range, and pushed on by their advantage.
+    """Tokens [N] below, and above, the clip range whose advantage moves them further away.
 
-    Only these lose their gradient to a clip: a token that comes back into the range keeps it.
+    Only these lose their gradient by clipping; a token that moves back into the range keeps it.
     """
     low, high = config.clip_range
     ratio = ratio.detach()

@@ -1,4 +1,4 @@
-"""The loss functions by the names of `--loss_calculator`, and one from a user's file."""
+"""Loss functions by their names in `--loss_calculator`, and from a user's file."""
 
 from importlib import import_module
 
@@ -19,7 +19,7 @@ from agentrl.training.losses.inputs import (
 
 
 def _named(function: str) -> LossFunction:
-    """The function that `LOSSES` names as `file.function` of this folder."""
+    """Import the function that `LOSSES` names as `file.function` of this package."""
     file, _, name = function.rpartition(".")
     found: LossFunction = getattr(import_module(f"{__package__}.{file}"), name)
     return found
@@ -33,7 +33,7 @@ LOSS_FUNCTIONS: dict[str, LossFunction] = {
 def loss_function(config: LossConfig) -> LossFunction:
     """The function that `--loss_calculator` names.
 
-    Raises `ConfigError` if it is one of a file that cannot be used.
+    Raises `ConfigError` if the user's file or function cannot be used.
     """
     if not is_function(config.loss_calculator):
         return LOSS_FUNCTIONS[config.loss_calculator]
@@ -43,10 +43,9 @@ def loss_function(config: LossConfig) -> LossFunction:
 
 
 def _check(function: LossFunction, config: LossConfig) -> None:
-    """Try a user's loss on some tokens, so that a run does not end at its first step.
+    """Try a user's loss on some tokens before the run, its declared scope included.
 
-    Its declared scope is tried too: a loss that uses more of the batch than it says would
-    quietly depend on how the batch is split.
+    A loss that uses more of the batch than it declares would depend on the split of the batch.
     """
     flag = f"--loss_calculator {config.loss_calculator}"
     whole = _example(rows=3)
@@ -76,7 +75,7 @@ def _check(function: LossFunction, config: LossConfig) -> None:
 
 
 def _example(rows: int) -> LossInputs:
-    """Rows of several tokens, on and off policy, with all that a loss may be given."""
+    """Example rows with tokens on and off policy, and all optional inputs."""
     generator = torch.Generator().manual_seed(0)
     sequence = torch.arange(rows).repeat_interleave(4)
     n = len(sequence)

@@ -10,7 +10,7 @@ from agentrl.training.losses.ratio import token_ratio
 def cross_entropy(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     """Supervised training on the trained tokens: L = -log pi.
 
-    Advantages and behaviour logprobs play no part: layers that change or use them do not apply.
+    Advantages and behaviour logprobs are not used, and layers that use them do not apply.
     """
     del config
     none = torch.zeros_like(inputs.mask)

@@ -1,4 +1,4 @@
-"""Losses whose ratio is a weight on the policy gradient, and carries none itself."""
+"""Losses whose ratio is a detached weight on the policy gradient."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,7 @@
-"""`agentrl export`: a checkpoint as a Hugging Face folder, in one process, whatever saved it.
+"""`agentrl export`: writes a checkpoint of any number of processes as a Hugging Face folder.
 
-Weights pass through one file at a time, so that a model larger than memory is exported too; of an
-optimizer nothing is read. Only a checkpoint that holds an adapter needs the whole model in memory,
-to merge it.
+One process exports one file of weights at a time, so that the model may be larger than memory.
+Optimizer state is not read. Only merging an adapter needs the whole model in memory.
 """
 
 import json
@@ -36,7 +35,7 @@ from agentrl.training.model.model_folder import (
     written_at_once,
 )
 
-FILE_BYTES = 4 << 30  # of weights in one file, but for a layer that is larger
+FILE_BYTES = 4 << 30  # largest size of a file, unless one layer is larger
 _LAYER = re.compile(r".*?\.\d+\.")
 
 # Reads weights by their names in the model.
@@ -48,9 +47,8 @@ def export_checkpoint(
 ) -> None:
     """Write the weights of a checkpoint to `out_dir`, in files of up to `file_bytes`.
 
-    `model_dir` is the folder that the run started from: its config, its tokenizer and the dtype
-    of its weights are kept. `out_dir` appears when it is complete. Raises `CheckpointError`,
-    `ConfigError` or `ModelFolderError`.
+    `model_dir` is the folder that the run started from; it gives config, tokenizer and dtype.
+    `out_dir` is written atomically. Raises `CheckpointError`, `ConfigError` or `ModelFolderError`.
     """
     lora = LoraConfig(**read_state(checkpoint_dir).config.get("lora", {}))
     check_model_folder(str(model_dir))
@@ -82,9 +80,9 @@ def export_checkpoint(
 
 
 def export_adapter(checkpoint_dir: Path, model_dir: Path, out_dir: Path) -> None:
-    """Write the adapter of a checkpoint, alone, as PEFT and inference services load it.
+    """Write only the adapter of a checkpoint, as a PEFT folder.
 
-    Raises as `export_checkpoint` does, and `ConfigError` if the checkpoint holds no adapter.
+    Raises the errors of `export_checkpoint`, and `ConfigError` if the checkpoint has no adapter.
     """
     lora = LoraConfig(**read_state(checkpoint_dir).config.get("lora", {}))
     check_model_folder(str(model_dir))
@@ -109,10 +107,10 @@ def export_adapter(checkpoint_dir: Path, model_dir: Path, out_dir: Path) -> None
 
 
 def plan_files(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Which weights go into one file of up to `limit` bytes, in the order of `sizes`.
+    """Divide weights into files of up to `limit` bytes, in the order of `sizes`.
 
-    The weights of a layer stay together, as those of an expert do that are one tensor in memory
-    and several on disk; a layer above `limit` has a file of its own.
+    The weights of a layer are in one file, because experts are one tensor in memory and several on
+    disk. A layer above `limit` has a separate file.
     """
     layers: dict[str, list[str]] = {}
     for name in sizes:

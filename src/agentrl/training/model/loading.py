@@ -37,16 +37,16 @@ logger = logging.getLogger(__name__)
 
 
 class Weights(Protocol):
-    """Where the weights of a model come from, by their names in the model without adapter."""
+    """A source of weights, by their names in the model without adapter."""
 
     def read(self, name: str, shape: torch.Size, window: Window | None) -> Tensor:
-        """The part of a weight of `shape` that `window` cuts out, all of it if None; on the CPU."""
+        """Read the part `window` of a weight of `shape`; all of it if None."""
 
 
 def empty_model(config: ModelConfig) -> PreTrainedModel:
-    """The folder's model with float32 parameters on the meta device. Raises `ConfigError`.
+    """Make the folder's model with float32 parameters on the meta device. Raises `ConfigError`.
 
-    Buffers, which no file holds, are real.
+    Buffers have values, because no file holds them.
     """
     folder = check_model_folder(config.model_name_or_path)
     try:
@@ -59,7 +59,7 @@ def empty_model(config: ModelConfig) -> PreTrainedModel:
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{FLAG} {folder}: the model cannot be made ({reason})") from None
-    model.tie_weights()  # making parameters empty has parted them
+    model.tie_weights()  # making parameters empty has untied them
     model.name_or_path = str(folder)
     return model
 
@@ -73,12 +73,12 @@ def fill(
     zeros: Collection[str] = (),
     load: Callable[[ModelConfig], PreTrainedModel] = load_model,
 ) -> None:
-    """Give the parameters of a sharded `empty_model` the weights of its folder; in place.
+    """Load the weights of its folder into a sharded `empty_model`, in place.
 
-    `device`: where the shards live. An adapter gets its initial values, the same on every rank as
-    torch's generator is. `zeros`: parameters that the folder has nothing for and that start as 0.
-    `load`: how rank 0 loads a folder that has to be loaded whole. Collective. Raises `ConfigError`
-    if the folder's weights are not the model's.
+    `device`: where the shards are. An adapter gets its initial values from torch's generator, which
+    must have the same state on every rank. `zeros`: parameters that the folder lacks and that start
+    at 0. `load`: loads a folder whole on rank 0, if its layout is unknown. Collective. Raises
+    `ConfigError` if the folder's weights do not fit the model.
     """
     weights = _open(model, config, mesh, zeros, load)
     places = _places(model)
@@ -88,7 +88,7 @@ def fill(
         else:
             shard = _shard_of(name, parameter, weights).to(device)
         filled = nn.Parameter(shard, requires_grad=parameter.requires_grad)
-        # FSDP takes them for its own before the first forward pass.
+        # FSDP manages the new parameters from the first forward pass on.
         for module, attribute in places[parameter]:
             setattr(module, attribute, filled)
 
@@ -142,7 +142,7 @@ class _FromMain:
 
 
 def _shard_of(name: str, parameter: nn.Parameter, weights: Weights) -> Tensor:
-    """The tensor for a parameter: what this process holds of it, in the parameter's dtype."""
+    """This process's shard of a parameter, in its dtype."""
     if is_adapter_weight(name):
         whole = initial_adapter(name, parameter.shape)
         return _distribute(whole, parameter)
@@ -164,7 +164,7 @@ def _shard_of(name: str, parameter: nn.Parameter, weights: Weights) -> Tensor:
 
 
 def _window(parameter: DTensor) -> Window | None:
-    """What this process holds of a parameter, if it is one piece; None if it is scattered."""
+    """The window of a parameter that this process holds; None if it is several pieces."""
     if not all(isinstance(p, Shard | Replicate) for p in parameter.placements):
         return None
     shape, offset = compute_local_shape_and_global_offset(
@@ -176,14 +176,14 @@ def _window(parameter: DTensor) -> Window | None:
 
 
 def _distribute(whole: Tensor, parameter: Tensor) -> Tensor:
-    """The part of `whole`, which every process has, that it holds of `parameter`."""
+    """Shard `whole`, which every process has, like `parameter`."""
     if not isinstance(parameter, DTensor):
         return whole
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _places(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    """Where each parameter is: in more than one place if it is tied."""
+    """The modules and attributes of each parameter; several if it is tied."""
     places: defaultdict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
     for module in model.modules():
         for attribute, parameter in module.named_parameters(recurse=False):

@@ -1,7 +1,7 @@
-"""Logprobs and entropy of chosen tokens, without the `[tokens, vocabulary]` logits ever in full.
+"""Logprobs and entropy of given tokens without materialising all `[tokens, vocabulary]` logits.
 
-The head runs over trained positions only, in chunks whose logits are recomputed in the backward
-pass, so that at most one chunk of logits exists at a time.
+The head runs over trained positions only, in chunks. The backward pass recomputes the logits of a
+chunk, so that at most one chunk of logits exists at a time.
 """
 
 import types
@@ -20,7 +20,7 @@ from agentrl.training.attention import SharedLine, SharedPrefix, TreeContext
 from agentrl.training.data.batch import MicroBatch, SharedPrefixBatch
 from agentrl.training.model.softmax import picked_logprobs
 
-# what models of transformers do to logits in their own forward, by the names of their settings
+# Settings of transformers models that change the logits after the head.
 _AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _LOGPROBS, _PREFIX = "token_logprobs", "compute_prefix"
 
@@ -39,11 +39,11 @@ class _WithLogprobs(Protocol):
 
 
 def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> None:
-    """Make `token_logprobs` and `compute_prefix` forward methods of `model`; after `fully_shard`.
+    """Make `token_logprobs` and `compute_prefix` forward methods of `model`, after `fully_shard`.
 
-    FSDP gathers parameters around registered methods of its root only: the base model and the head
-    called from elsewhere would see shards. `line`: how processes share lines, if they do. Raises
-    `ConfigError` if the model does more to its logits than its head does.
+    FSDP gathers parameters only around registered methods of its root; otherwise base model and
+    head would see shards. `line`: this process's part of lines under context parallelism, else
+    None. Raises `ConfigError` if the model changes the logits after its head.
     """
     config = model.config.get_text_config()
     for name in _AFTER_HEAD:
@@ -67,12 +67,12 @@ def token_logprobs(
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """log softmax(logits / temperature) of the batch's predictions, and that one's entropy.
+    """log softmax(logits / temperature) of the batch's predictions, and its entropy.
 
-    `prefix`: what the batch stands behind, if it does. Returns logprobs [M] float32, and entropy
-    [M] float32 if asked for, with a gradient if that is asked for too: it costs another chunk of
-    probabilities in the backward pass. `model` must have been through `attach_logprobs`, and
-    through `use_tree_attention` if the batch is a forest.
+    `prefix`: the shared prefix that the batch follows, if any. Returns logprobs [M] float32, and
+    with `with_entropy` the entropy [M] float32. `entropy_gradient` makes the entropy
+    differentiable, at the cost of another chunk of probabilities in the backward pass. `model` must
+    be prepared by `attach_logprobs`, and by `use_tree_attention` for a forest.
     """
     return cast(_WithLogprobs, model).token_logprobs(
         batch, chunk_size, with_entropy, entropy_gradient, prefix
@@ -80,9 +80,9 @@ def token_logprobs(
 
 
 def compute_prefix(model: PreTrainedModel, batch: SharedPrefixBatch) -> SharedPrefix:
-    """The forward pass over a shared prefix; its backward pass is `SharedPrefix.backward`."""
+    """Run the forward pass over a shared prefix. `SharedPrefix.backward` is its backward pass."""
     prefix = SharedPrefix(batch.tokens, batch.input_ids.shape[1])
-    # kept out here: FSDP hooks what leaves its method, to gather parameters for the backward pass
+    # Kept outside of the method, whose outputs FSDP hooks to gather parameters for the backward.
     prefix.keep_hidden(cast(_WithLogprobs, model).compute_prefix(batch, prefix))
     return prefix
 
@@ -123,10 +123,10 @@ def _logprobs(
 def predicting_states(
     model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, prefix: SharedPrefix | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The hidden states that the batch's predictions are made from; in a forward method only.
+    """The hidden states [M, H] of the batch's predictions. Call it in a forward method only.
 
-    Of all predictions, [M, H]; if lines are shared, of those that this process makes [m, H], and
-    which those are [m].
+    Under context parallelism: the states [m, H] of this process's predictions, and their indices
+    [m].
     """
     hidden = _hidden(model, line, batch, prefix)
     if line is None:
@@ -136,7 +136,7 @@ def predicting_states(
 
 
 def _places(batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor:
-    """Where in what `_hidden` returns each prediction is made from, [M]."""
+    """Index [M] into the result of `_hidden` for each prediction."""
     if prefix is None:
         return batch.positions
     own = batch.positions - batch.prefix_tokens
@@ -146,7 +146,7 @@ def _places(batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor:
 def _shared_places(
     batch: MicroBatch, line: SharedLine, prefix: SharedPrefix | None
 ) -> tuple[Tensor, Tensor]:
-    """Which predictions are this process's [m], and where in `_hidden` each is made from [m]."""
+    """Indices [m] of this process's predictions, and their indices [m] into `_hidden`."""
     positions, length = batch.positions, batch.input_ids.shape[1]
     if prefix is None:
         return line.mine(positions, length)
@@ -163,9 +163,9 @@ def _shared_places(
 def _hidden(
     model: PreTrainedModel, line: SharedLine | None, batch: MicroBatch, prefix: SharedPrefix | None
 ) -> Tensor:
-    """The hidden states [.., H] of a shared prefix's line and of a batch [B * T], with padding.
+    """Hidden states [.., H] of the shared prefix and then of the batch [B * T], padding included.
 
-    Of shared lines only this process's tokens.
+    Under context parallelism only this process's tokens are included.
     """
     if batch.tree is None:  # padded lines are causal and need no mask
         output = model.base_model(
@@ -182,9 +182,9 @@ def _tree_hidden(
     batch: MicroBatch | SharedPrefixBatch,
     tree: TreeContext,
 ) -> Tensor:
-    """The hidden states [1, T, H] of a line whose attention knows the tree.
+    """Hidden states [1, T, H] of a line with tree attention.
 
-    Of a shared line only this process's tokens.
+    Under context parallelism only this process's tokens are included.
     """
     input_ids, position_ids = batch.input_ids, batch.position_ids
     shared = {}
@@ -212,7 +212,7 @@ def _in_chunks(
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
     if len(targets) <= chunk_size:
-        # one chunk: recomputing it would save nothing
+        # Recomputing a single chunk would save no memory.
         return _chunk(head, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
     logprobs, entropies = [], []
     for start in range(0, len(targets), chunk_size):

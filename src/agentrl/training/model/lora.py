@@ -29,10 +29,10 @@ ALL_LINEAR = "all-linear"
 
 
 def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: torch.dtype) -> None:
-    """Put an adapter into `model` and freeze all else, which is kept in `frozen_dtype`; in place.
+    """Add an adapter to `model` in place, and freeze all other weights in `frozen_dtype`.
 
-    Before sharding. A is drawn from torch's generator and B is 0, so that the model computes what
-    it did. Raises `ConfigError` if `--lora_target_modules` names no linear layer of the model.
+    Call it before sharding. A is drawn from torch's generator and B is 0, so that the model's
+    output does not change. Raises `ConfigError` if `--lora_target_modules` names no linear layer.
     """
     named = comma_separated(config.lora_target_modules)
     targets = ALL_LINEAR if named == [ALL_LINEAR] else named
@@ -60,7 +60,7 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: tor
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Whether `add_adapter` has been at the model."""
+    """Whether the model has an adapter."""
     return any(isinstance(module, Linear) for module in model.modules())
 
 
@@ -72,7 +72,7 @@ def adapter_scaling(model: nn.Module) -> float:
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """The model computes meanwhile what it did before `add_adapter`: the reference policy.
+    """Switch the adapter off within the block; the model is then the reference policy.
 
     For forward passes without gradient.
     """
@@ -93,7 +93,7 @@ def is_adapter_weight(name: str) -> bool:
 
 
 def initial_adapter(name: str, shape: torch.Size) -> Tensor:
-    """What PEFT gives a new adapter: A as a linear layer's weight, drawn, and B = 0; whole."""
+    """The full initial value of an adapter weight, as in PEFT: A drawn as a linear layer's, B 0."""
     if name.endswith(_B):
         return torch.zeros(shape)
     return nn.init.kaiming_uniform_(torch.empty(shape), a=math.sqrt(5))
@@ -105,7 +105,7 @@ def base_name(name: str) -> str:
 
 
 def adapter_of(name: str) -> tuple[str, str] | None:
-    """The names of A and B that adapt the weight `name`; None if it is none that is adapted."""
+    """The names of A and B that adapt the weight `name`; None if it is not adapted."""
     layer, found, rest = name.partition(_BASE)
     return (layer + _A, layer + _B) if found and rest == "weight" else None
 
@@ -118,9 +118,9 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
 def save_adapter(
     weights: Mapping[str, Tensor], config: LoraConfig, base: Path, folder: Path
 ) -> None:
-    """Write an adapter's `weights`, by their names in the adapted model, as PEFT's folders are.
+    """Write an adapter as a PEFT folder. `weights` have their names in the adapted model.
 
-    `base`: the folder of the model that it adapts.
+    `base`: the folder of the adapted model.
     """
     layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in weights})
     PeftConfig(

@@ -32,13 +32,13 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Number of all parameters."""
         return self.layers * self.layer_parameters + self.root_parameters
 
 
 @dataclass(frozen=True)
 class MemorySetup:
-    """How a step is computed: degrees of parallelism, numbers' types, and ways to save memory."""
+    """The computation of a step: degrees of parallelism, dtypes, and ways to save memory."""
 
     tokens: int  # of a micro-batch's line, over all context-parallel processes
     chunk: int = 1024  # --loss_seq_chunk_size
@@ -55,7 +55,7 @@ class MemorySetup:
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of a number that a layer computes with."""
+        """Bytes of a number in a layer's computation."""
         return 2 if self.bf16 else 4
 
 
@@ -74,21 +74,21 @@ class MemoryEstimate:
 
     @property
     def states(self) -> int:
-        """What is there between steps, gradients aside."""
+        """Bytes of weights and optimizer state, which stay between steps."""
         return self.weights + self.optimizer
 
     @property
     def peak(self) -> int:
-        """The most on the device: at the head, or in the backward pass of a layer."""
+        """Largest number of bytes on the device: at the head, or in a layer's backward pass."""
         working = max(self.recomputed, self.logits)
         return self.states + self.gradients + self.gathered + self.saved + working
 
 
 def estimate(shape: ModelShape, setup: MemorySetup) -> MemoryEstimate:
-    """The memory of one process in one step."""
+    """Estimate the memory of one process in one step."""
     weights, trained = _held(shape, setup)
     number = setup.compute_bytes
-    # what is not trained needs no master weights
+    # Frozen parameters have no master weights.
     kept = _MASTER * trained + number * (weights - trained)
     gradients, optimizer = _MASTER * trained, 2 * _MASTER * trained
     local = -(-setup.tokens // setup.cp)
@@ -120,7 +120,7 @@ def estimate(shape: ModelShape, setup: MemorySetup) -> MemoryEstimate:
 
 
 def longest_line(shape: ModelShape, setup: MemorySetup, limit: int) -> int:
-    """The most tokens of a micro-batch whose peak stays within `limit` bytes; 0 if none does."""
+    """Largest number of tokens of a micro-batch with a peak within `limit` bytes; 0 if none."""
     low, high = 0, 1
     while high < _LONGEST and estimate(shape, replace(setup, tokens=high)).peak <= limit:
         low, high = high, 2 * high
@@ -132,7 +132,7 @@ def longest_line(shape: ModelShape, setup: MemorySetup, limit: int) -> int:
 
 
 def layer_bytes(shape: ModelShape, setup: MemorySetup) -> int:
-    """What one layer saves for its backward pass, per token of this process.
+    """Bytes per token that one layer saves for its backward pass.
 
     Two norms; queries, keys and values before and after their own norms; attention's output; and
     of each feed-forward layer that a token goes through: gate, its activation, up, their product.
@@ -152,29 +152,29 @@ def layer_bytes(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def _norm_bytes(width: int, setup: MemorySetup) -> int:
-    """Of an RMS norm: its input in float32, that normalised, and its output."""
+    """Bytes of an RMS norm: input in float32, normalized input, and output."""
     return width * (4 + 2 * setup.compute_bytes)
 
 
 def _logit_bytes(setup: MemorySetup) -> int:
-    """Of one logit while its chunk is computed.
+    """Bytes of one logit while its chunk is computed.
 
-    In float32 one copy serves for all; with entropy there are also their exponentials and a
-    product, and with tensor parallelism the head's own. bfloat16 comes on top.
+    There is one float32 copy, two more for the entropy (exponentials and a product), and one for
+    the head's output under tensor parallelism. bfloat16 adds one copy in bfloat16.
     """
     copies = 1 + (2 if setup.entropy else 0) + (1 if setup.tp > 1 else 0)
     return 4 * copies + (2 if setup.bf16 else 0)
 
 
 def _held(shape: ModelShape, setup: MemorySetup) -> tuple[int, int]:
-    """How many parameters a process keeps, all and trained. Experts are spread over as many."""
+    """Number of parameters that a process keeps, and of trained ones among them."""
     shards = setup.fsdp * setup.tp
     trained = shape.layers * shape.layer_trained + shape.root_trained
     return round(shape.parameters / shards), round(trained / shards)
 
 
 def _gathered(shape: ModelShape, setup: MemorySetup) -> int:
-    """Whole weights on the device: of the root all the time, of layers in turn."""
+    """Bytes of gathered weights: the root's always, the layers' in turn."""
     dense = (shape.layer_parameters - shape.expert_parameters) / setup.tp
     layer = dense + shape.expert_parameters / (setup.ep if setup.ep > 1 else setup.tp)
     alone = setup.fsdp == 1 and not setup.param_offload
@@ -185,6 +185,6 @@ def _gathered(shape: ModelShape, setup: MemorySetup) -> int:
 
 
 def _reduced(shape: ModelShape, setup: MemorySetup) -> int:
-    """Gradients of the unit that is being reduced, as computed and in float32."""
+    """Bytes of the gradients of the unit that is being reduced, as computed and in float32."""
     unit = max(shape.layer_trained, shape.root_trained) / setup.tp
     return round(unit * (setup.compute_bytes + _MASTER))

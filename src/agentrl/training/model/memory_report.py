@@ -1,6 +1,6 @@
-"""`agentrl memory`: what a step of a run would take on each process, before anything is started.
+"""`agentrl memory`: estimates the memory of a step for each process, with `memory_model`.
 
-Reads the model's config and the run's flags; no weights, no GPU. The numbers are `memory_model`'s.
+It reads the model's config and the run's flags, without weights or a GPU.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def shape_of(model: PreTrainedModel) -> ModelShape:
-    """The sizes of a model, which may be empty; with an adapter its weights are what is trained."""
+    """The sizes of a model, which may be empty. With an adapter only its weights are trained."""
     config = model.config.get_text_config()
     layers = transformer_layers(model)
     first = layers[0]
@@ -80,7 +80,7 @@ def shape_of(model: PreTrainedModel) -> ModelShape:
 
 
 def setup_of(config: Config, processes: int) -> MemorySetup:
-    """How a run with these flags computes on so many processes. Raises `ConfigError`."""
+    """The setup of a run with these flags on `processes` processes. Raises `ConfigError`."""
     sizes = ParallelSizes.of(config.parallel, processes)
     return MemorySetup(
         tokens=config.micro_batch_tokens,

@@ -33,14 +33,14 @@ class ModelFolderError(RuntimeError):
 
 
 def check_model_folder(path: str | None, flag: str = FLAG) -> Path:
-    """The folder of a model, if it looks like one. Raises `ConfigError` if not."""
+    """Return the path of a model folder. Raises `ConfigError` if it is none."""
     if path is None:
         raise ConfigError(f"{flag} is needed: the folder of the model")
     return model_folder(path, flag)
 
 
 def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer. Raises `ConfigError` if it has none, or none with a chat template."""
+    """Load the tokenizer. Raises `ConfigError` if the folder has none with a chat template."""
     folder = check_model_folder(path)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
@@ -56,7 +56,7 @@ def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
 
 
 def load_model(config: ModelConfig) -> PreTrainedModel:
-    """The folder's model with float32 master weights, on the CPU. Raises `ConfigError`."""
+    """Load the model with float32 master weights on the CPU. Raises `ConfigError`."""
     folder = check_model_folder(config.model_name_or_path)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -73,15 +73,15 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 
 
 def first_attention(config: ModelConfig) -> str:
-    """What a model is made with: tree attention comes later, if the model can have it."""
+    """The attention to make a model with. `use_tree_attention` switches to tree attention later."""
     attention = config.attention_implementation
     return "sdpa" if attention == TREE_ATTENTION else attention
 
 
 def gather_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A copy of a sharded model's weights, whole, in `dtype`, on rank 0's CPU; collective.
+    """Gather a sharded model's weights in `dtype` on rank 0's CPU. Collective.
 
-    The other ranks get none. One weight at a time is whole on each device.
+    Other ranks return an empty dictionary. Each device holds one full weight at a time.
     """
     main = dist.get_rank() == 0
     return {
@@ -90,9 +90,9 @@ def gather_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tens
 
 
 def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The model's weights one by one, each whole; collective if it is sharded.
+    """Yield the model's full weights one by one. Collective if the model is sharded.
 
-    A tied weight comes once, under its first name; an adapter is merged into what it adapts.
+    A tied weight is yielded once, under its first name. An adapter is merged into its layer.
     """
     state: dict[str, Tensor] = model.state_dict()
     tied, scaling = model.all_tied_weights_keys, adapter_scaling(model)
@@ -107,10 +107,10 @@ def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def _whole(value: Tensor) -> Tensor:
-    """All of a weight, on every rank; collective if it is sharded."""
+    """The full tensor of a weight, on every rank. Collective if it is sharded."""
     if not isinstance(value, DTensor):
         return value
-    # shards that are kept in host memory are gathered by the devices, as the mesh can do it
+    # Shards in host memory are gathered on the devices, which the mesh's groups need.
     sharded = cast(DTensor, value.to(value.device_mesh.device_type))
     return sharded.full_tensor()
 
@@ -122,12 +122,12 @@ def save_model_folder(
     path: Path,
     dtype: torch.dtype,
 ) -> None:
-    """Write config, tokenizer and `weights`, as `dtype`; `path` appears when it is complete.
+    """Write config, tokenizer and `weights` in `dtype`, atomically.
 
-    Raises `ModelFolderError` if the disk refuses.
+    Raises `ModelFolderError` if the folder cannot be written.
     """
     with written_at_once(path) as folder:
-        # a dictionary of its own: save_pretrained empties it
+        # A new dictionary, because save_pretrained empties it.
         converted = {name: tensor.to(dtype) for name, tensor in weights.items()}
         model.save_pretrained(folder, state_dict=converted)
         config = copy.deepcopy(model.config)
@@ -138,10 +138,10 @@ def save_model_folder(
 
 @contextmanager
 def written_at_once(path: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `path` when the block ends.
+    """Yield a temporary folder, which is renamed to `path` when the block ends.
 
-    Its files get ordinary permissions: those of safetensors are for their owner's eyes only.
-    Raises `ModelFolderError` if the disk refuses.
+    Files get the usual permissions; safetensors makes files that only their owner can read. Raises
+    `ModelFolderError` if the folder cannot be written.
     """
     partial = path.with_name(f"{path.name}.partial")
     try:

@@ -1,8 +1,8 @@
-"""A model made ready for training: parallel, and able to give what a step asks of it.
+"""Prepares a model for training: parallelism, tree attention, and the methods that a step calls.
 
-    prepare_model -> token_logprobs, compute_prefix, and of a model with a value head state_values
+    prepare_model -> token_logprobs, compute_prefix, and state_values with a value head
 
-Not in here: where its weights come from (`loading`, `value_loading`).
+`loading` and `value_loading` load the weights.
 """
 
 from transformers import PreTrainedModel
@@ -17,11 +17,11 @@ from agentrl.training.parallel import Mesh, parallelise
 def prepare_model(
     model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig, *, trees: bool = True
 ) -> None:
-    """Parallelise `model` in place and attach `token_logprobs`, or `state_values`, to it.
+    """Parallelise `model` in place, and attach `token_logprobs` and, with a head, `state_values`.
 
-    `trees`: it gets tree attention if it can have it. Raises `ConfigError` if the model cannot be
-    divided as asked or does more to its logits than its head does, `RuntimeError` if the sharding
-    is not what was asked for.
+    `trees`: use tree attention if the model supports it. Raises `ConfigError` if the model cannot
+    be divided by the mesh or changes the logits after its head, and `RuntimeError` if a parameter
+    is not sharded as expected.
     """
     if trees:
         use_tree_attention(model)

@@ -1,8 +1,8 @@
-"""The safetensors files of a model folder, read weight by weight and part by part.
+"""Reads weights, or parts of them, from the safetensors files of a model folder.
 
-Which tensors of the files make a weight of the model is what transformers' table of conversions
-says. Of that table names, the stacking of experts and concatenation are known here; a folder that
-needs more raises `UnknownLayout`. Nothing in here knows of processes.
+transformers' table of conversions says which tensors of the files make up a weight of the model.
+Renaming, stacking of experts and concatenation are supported; a folder that needs other conversions
+raises `UnknownLayout`.
 """
 
 import json
@@ -30,11 +30,11 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 Window = tuple[slice, ...]
-"""A part of a tensor: where it begins and ends in each dimension."""
+"""A part of a tensor: a slice for each dimension."""
 
 
 class UnknownLayout(Exception):
-    """The files do not hold the model's weights in a form that is known here. Says why."""
+    """The files do not have the model's weights in a supported layout. The message says why."""
 
 
 class SafetensorsFolder:
@@ -60,9 +60,9 @@ class SafetensorsFolder:
                 )
 
     def read(self, name: str, shape: torch.Size, window: Window | None) -> Tensor:
-        """The part of a weight of `shape` that `window` cuts out, all of it if None.
+        """Read the part `window` of a weight of `shape`; all of it if None.
 
-        In the files' dtype.
+        The result has the files' dtype.
         """
         return self._recipes[name].read(window or tuple(slice(0, size) for size in shape))
 
@@ -159,7 +159,7 @@ def _tensors(folder: Path) -> dict[str, _Stored]:
 def _recipes(
     tensors: dict[str, _Stored], model: PreTrainedModel, names: Sequence[str]
 ) -> dict[str, _Recipe]:
-    """How each weight is made, as far as the files have something for it."""
+    """The recipe of each weight that the files have tensors for."""
     table = get_model_conversion_mapping(model)
     renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in table if isinstance(entry, WeightConverter)]
@@ -196,7 +196,7 @@ def _recipe(
 
 
 def _concat(stored: list[_Stored], converter: WeightConverter) -> list[_Recipe]:
-    """What the first operation makes of the tensors of one pattern."""
+    """Apply the converter's first operation to the tensors of one pattern."""
     for operation in converter.operations:
         stacks = isinstance(operation, MergeModulelist) and operation.dim == 0
         if not stacks and not isinstance(operation, Concatenate):

@@ -1,12 +1,12 @@
-"""Logprobs of picked tokens and entropies, from logits, with as few passes over them as it takes.
+"""Logprobs of given tokens, and entropies, with few passes over the logits.
 
-Beside the head's own matrices, passes over `[tokens, vocabulary]` are what logprobs cost,
-and new memory for them. Autograd through logsumexp, gather and division makes thirteen and keeps
-several copies; here it is five forward and one backward, all in the memory of the logits. On a CPU
-the five run over a few rows at a time, which stay in its cache.
+Apart from the head's matrix product, logprobs cost passes over `[tokens, vocabulary]` and memory
+for them. Autograd through logsumexp, gather and division makes thirteen passes and several copies.
+This implementation makes five passes forward and one backward, in the memory of the logits. On a
+CPU the five passes run over a few rows at a time, which stay in the cache.
 
-The vocabulary may be split over processes. Each then has its slice of the logits, and three numbers
-a token are summed over them instead of the logits gathered.
+The vocabulary may be split over processes. Each process has a slice of the logits, and three
+numbers per token are summed over processes instead of gathering the logits.
 """
 
 import torch
@@ -28,13 +28,13 @@ def picked_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(logits / temperature) of `targets`, and the entropy of that distribution.
 
-    `logits` [N, V], which are overwritten: nothing else may use their values, or gradients of what
-    was computed from them. `targets` [N] int64, `temperatures` [N] above 0. Returns logprobs [N]
-    float32, and entropy [N] float32 if asked for, which carries a gradient only with
-    `entropy_gradient`. The backward pass can run once.
+    `logits` [N, V] are overwritten: nothing else may use them or backpropagate through them.
+    `targets` [N] int64, `temperatures` [N] above 0. Returns logprobs [N] float32, and with
+    `entropy` the entropy [N] float32, which has a gradient only with `entropy_gradient`. The
+    backward pass can run once.
 
-    `vocabulary`: processes that have equal slices of the logits, in their order; the results are
-    the same on all, and backward each gets the gradient of its slice.
+    `vocabulary`: the processes that have equal slices of the logits, in order. Results are the same
+    on all; each gets the gradient of its slice.
     """
     logprobs, entropies = _Picked.apply(
         logits, targets, temperatures, entropy, entropy_gradient, vocabulary
@@ -63,7 +63,7 @@ class _Picked(torch.autograd.Function):
         exponentials = logits.float()
         largest = is_mine = None
         if vocabulary is not None:
-            exponentials = exponentials.clone()  # what tensor parallelism gives stays as it is
+            exponentials = exponentials.clone()  # the output of tensor parallelism is not changed
             largest = logits.amax(dim=-1, keepdim=True).float()
             dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=vocabulary)
             targets = targets - dist.get_rank(vocabulary) * logits.shape[-1]
@@ -113,10 +113,10 @@ class _Picked(torch.autograd.Function):
 def _exponentiate(
     logits: Tensor, targets: Tensor, temperatures: Tensor, largest: Tensor | None, weigh: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With z = (logits - largest) / temperature: write exp(z) over the logits [N, V].
+    """Overwrite the logits [N, V] by exp(z) with z = (logits - largest) / temperature.
 
-    `largest` [N, 1]: None for each row's own. Returns z at the targets, sum(exp z) and, to `weigh`,
-    sum(z exp z), else 0; each [N].
+    `largest` [N, 1]: None means the maximum of each row. Returns z at the targets, sum(exp z), and
+    sum(z exp z), which is 0 without `weigh`; each [N].
     """
     picked = logits.new_empty(len(logits))
     total, weighted = torch.empty_like(picked), torch.zeros_like(picked)

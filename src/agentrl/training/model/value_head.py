@@ -1,8 +1,7 @@
-"""The critic's model: a causal language model's backbone with a head that gives one value a token.
+"""The critic's model: a causal language model's backbone with a head for one value per token.
 
-A value is that of the state in which a token was sampled, and so is read from the hidden state
-that predicts the token. Not in here: where its weights come from (`value_loading`), what values are
-good for (`gae`), and their training (`critic`).
+The value of a token is that of the state in which it was sampled, computed from the hidden state
+that predicts it. `value_loading` loads the weights, `gae` uses the values, `critic` trains them.
 """
 
 import types
@@ -27,14 +26,14 @@ class _WithValues(Protocol):
 
 
 def has_value_head(model: PreTrainedModel) -> bool:
-    """Whether `model` has one, as `empty_value_model` gives it."""
+    """Whether `model` has a value head, like an `empty_value_model`."""
     return _head(model) is not None
 
 
 def attach_values(model: PreTrainedModel, line: SharedLine | None = None) -> None:
-    """Make `state_values` a forward method of `model`; after `fully_shard`.
+    """Make `state_values` a forward method of `model`, after `fully_shard`.
 
-    `line`: how processes share lines, if they do.
+    `line`: this process's part of lines under context parallelism, else None.
     """
     setattr(model, _METHOD, types.MethodType(partial(_values, line), model))
     if isinstance(model, FSDPModule):
@@ -44,9 +43,9 @@ def attach_values(model: PreTrainedModel, line: SharedLine | None = None) -> Non
 def state_values(
     model: PreTrainedModel, batch: MicroBatch, prefix: SharedPrefix | None = None
 ) -> Tensor:
-    """The value [M] float32 of the state that each of the batch's predictions is made in.
+    """Return the value [M] float32 of the state of each prediction of the batch.
 
-    `prefix`: what the batch stands behind, if it does. `model` must have been through
+    `prefix`: the shared prefix that the batch follows, if any. `model` must be prepared by
     `prepare_model`.
     """
     return cast(_WithValues, model).state_values(batch, prefix)

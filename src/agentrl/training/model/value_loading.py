@@ -1,8 +1,8 @@
-"""The critic's model from a model folder: made empty, sharded, filled, as the policy is.
+"""Loads the critic's model from a folder: made empty, sharded, filled, like the policy.
 
     empty_value_model -> prepare_model -> fill_value_model
 
-A critic is a token classifier of one label to transformers: its folders load as such elsewhere too.
+To transformers a critic is a token classifier with one label, so its folders load there too.
 """
 
 import torch
@@ -20,9 +20,9 @@ _KIND = "ForTokenClassification"
 
 
 def empty_value_model(config: ModelConfig) -> PreTrainedModel:
-    """The folder's model with a value head, its parameters on the meta device.
+    """Make the folder's model with a value head, its parameters on the meta device.
 
-    As `loading.empty_model`, and as that to be filled. Raises `ConfigError`.
+    `fill_value_model` gives it weights. Raises `ConfigError`.
     """
     folder = check_model_folder(config.model_name_or_path, FLAG)
     try:
@@ -46,11 +46,11 @@ def empty_value_model(config: ModelConfig) -> PreTrainedModel:
 def fill_value_model(
     model: PreTrainedModel, config: ModelConfig, mesh: Mesh, device: torch.device
 ) -> None:
-    """Give a sharded `empty_value_model` the weights of its folder; in place.
+    """Load the weights of its folder into a sharded `empty_value_model`, in place.
 
-    A folder of a language model has no value head: it then starts as 0, so that the first values
-    are 0 and the first advantages those without a critic. A folder that a critic was saved to keeps
-    its own. `device`: where the shards live. Collective. Raises `ConfigError`.
+    If the folder has no value head, the head starts at 0, so that the first values are 0 and the
+    first advantages are those without a critic. `device`: where the shards are. Collective. Raises
+    `ConfigError`.
     """
     folder = check_model_folder(config.model_name_or_path, FLAG)
     kinds = AutoConfig.from_pretrained(folder).architectures or []

@@ -1,21 +1,21 @@
-"""All parallelism of the trainer: who holds what of a model, and who talks to whom.
+"""Parallelism of the trainer: sharding of models, and process groups.
 
-    launch.py             the processes that were launched, joined and ended
-    sizes.py              the degrees that the flags ask for, and what is refused
-    mesh.py               the processes by degree, and their groups
-    tensor.py             matrices split over processes
-    experts.py            experts spread over processes
-    context_parallel.py   lines of tokens that processes share
-    limits.py             which models can be divided so
-    apply.py              a model made parallel, top to bottom in the order it happens
-    compilation.py        layers compiled
-    offload.py            activations kept on the CPU
-    agreement.py          what rank 0 decides, told to all
-    gradients.py          norm and clip of gradients, however their parameters are sharded
+    launch.py             joining and ending processes
+    sizes.py              degrees of parallelism, from the flags
+    mesh.py               device meshes and process groups
+    tensor.py             tensor parallelism
+    experts.py            expert parallelism
+    context_parallel.py   context parallelism
+    limits.py             checks that a model can be divided
+    apply.py              applies all parallelism to a model, in order
+    compilation.py        torch.compile of layers
+    offload.py            activation offloading
+    agreement.py          decisions of rank 0, and failures, shared with all processes
+    gradients.py          norm and clipping of gradients with any sharding
 
-A *data-parallel rank* trains rows of its own. Its tensor-parallel and context-parallel processes
-get the same rows and see the same logprobs, so that loss and statistics are computed alike on
-them and are summed over `Mesh.dp_group` only.
+A *data-parallel rank* trains its own rows. Its tensor-parallel and context-parallel processes get
+the same rows and the same logprobs, so that they compute the same loss and statistics, which are
+summed over `Mesh.dp_group` only.
 """
 
 from agentrl.training.parallel.apply import parallelise, transformer_layers

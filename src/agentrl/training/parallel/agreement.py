@@ -1,8 +1,8 @@
-"""What one process finds out and all must know, its failure included.
+"""Shares decisions and failures between the processes of the trainer.
 
-Rank 0 alone holds the run, talks to services and names checkpoints. Whatever it learns there comes
-to the others through here, so that none goes on with a default of its own; and what fails on one
-process ends all, so that none waits for one that has left.
+Only rank 0 holds the run's lease, talks to services and names checkpoints. `Agreement` sends its
+results to the other processes. A failure on one process ends all of them, so that none waits for a
+process that has left.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,25 +15,25 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
-# What is waited for takes as long as it takes: rows, a disk, a database that is away. A process
-# that ends breaks its connections, which ends a wait at once.
+# Waits for rows, disks or databases have no natural limit. A process that ends breaks its
+# connections, which ends a wait at once.
 _LONGEST_WAIT = timedelta(days=30)
 
 
 class FailedElsewhere(RuntimeError):
-    """Another process has failed and says why; this one ends too."""
+    """Another process has failed and logs the reason; this one ends too."""
 
 
 class ProcessLost(RuntimeError):
     """Another process has ended. The message is one sentence for the user."""
 
 
-# How gloo and NCCL say that a connection to another process broke.
+# Parts of the messages of gloo and NCCL about a broken connection.
 _BROKEN = ("gloo/transport/", "ncclRemoteError", "remote process exit")
 
 
 def process_lost(error: RuntimeError) -> ProcessLost | None:
-    """What the error of any collective says of another process: that it has ended, or nothing."""
+    """Convert the error of a collective to `ProcessLost`; None if no process has ended."""
     if isinstance(error, ProcessLost):
         return error
     return _lost(error) if any(words in str(error) for words in _BROKEN) else None
@@ -47,9 +47,9 @@ def _lost(error: RuntimeError) -> ProcessLost:
 
 
 class Agreement:
-    """The processes of a run, on a group of their own, which no collective of training waits for.
+    """Agreement of all processes of a run, over a separate gloo group.
 
-    Every process makes one and makes the same calls, from one thread at a time. Each raises
+    All processes make one and make the same calls, from one thread at a time. Each call raises
     `ProcessLost` if another process has ended.
     """
 
@@ -58,9 +58,9 @@ class Agreement:
         self.group = dist.new_group(backend="gloo", timeout=_LONGEST_WAIT)
 
     def from_main(self, ask: Callable[[], T]) -> T:
-        """What `ask` returns on rank 0, on all processes.
+        """Call `ask` on rank 0 and return its result on all processes. Collective.
 
-        If it raises there, the others raise `FailedElsewhere`.
+        If it raises, the other processes raise `FailedElsewhere`.
         """
         if dist.get_rank() != 0:
             box: list[object] = [None, None]
@@ -72,22 +72,23 @@ class Agreement:
         try:
             answer = ask()
         except Exception as error:
-            with suppress(ProcessLost):  # what failed first is what to say
+            with suppress(ProcessLost):  # the first error is raised
                 self._broadcast([None, str(error)])
             raise
         self._broadcast([answer, None])
         return answer
 
     def on_all(self, act: Callable[[], T]) -> T:
-        """What `act` returns on each process; it must contain no collective.
+        """Call `act`, which must contain no collective, and return its result. Collective.
 
-        If it raises on some, the first of them raises that and all others `FailedElsewhere`.
+        If it raises on some processes, the first of them raises its error and all others
+        `FailedElsewhere`.
         """
         result: T | None = None
         failure: Exception | None = None
         try:
             result = act()
-        except Exception as error:  # raised below, when the others know of it
+        except Exception as error:  # raised below, after the other processes know of it
             failure = error
         told: list[str | None] = [None] * dist.get_world_size()
         with _connected():
@@ -100,21 +101,21 @@ class Agreement:
         raise FailedElsewhere(f"process {failed[0]} has failed: {told[failed[0]]}") from failure
 
     def gather(self, value: T) -> list[T]:
-        """What each process gives, by rank, on all of them."""
+        """Gather each process's value, by rank, on all processes. Collective."""
         values: list[T | None] = [None] * dist.get_world_size()
         with _connected():
             dist.all_gather_object(values, value, self.group)
         return cast(list[T], values)
 
     def any(self, *flags: bool) -> list[bool]:
-        """For each of `flags`, whether it is set on some process."""
+        """For each flag, whether it is set on any process. Collective."""
         on_some = torch.tensor(flags, dtype=torch.uint8)
         with _connected():
             dist.all_reduce(on_some, op=dist.ReduceOp.MAX, group=self.group)
         return [bool(flag) for flag in on_some.tolist()]
 
     def meet(self) -> None:
-        """Wait until every process is here."""
+        """Wait for all processes. Collective."""
         self.any(False)
 
     def _broadcast(self, box: list[object]) -> None:
@@ -123,13 +124,16 @@ class Agreement:
 
 
 def known_to_all(error: Exception) -> Exception:
-    """`error`, which every process has got from all: as it is on rank 0, to be said once."""
+    """An error that all processes have: itself on rank 0, else `FailedElsewhere`.
+
+    It is thus reported once.
+    """
     return error if dist.get_rank() == 0 else FailedElsewhere(str(error))
 
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """A collective, whose only failure is that another process is gone."""
+    """Convert the error of a collective in the block to `ProcessLost`."""
     try:
         yield
     except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""Parallelism applied to a model, top to bottom in the order it happens.
+"""Applies all parallelism to a model, in order.
 
-Accelerate launches the processes and reads the environment; it does not wrap the model, because it
-never enables FSDP2 on CPU and says nothing about it. What is asked for here is therefore asserted
-afterwards. One process is a mesh of one and takes the same path.
+Accelerate launches the processes and reads the environment. It does not wrap the model, because it
+silently does not enable FSDP2 on a CPU. The result is checked here. One process is a mesh of one
+and takes the same path.
 """
 
 from functools import partial
@@ -32,12 +32,11 @@ MASTER_DTYPE = torch.float32
 
 
 def parallelise(model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig) -> SharedLine | None:
-    """Apply all parallelism to `model` in place, and the ways of computing that `compute` asks for.
+    """Apply all parallelism and the options of `compute` to `model` in place.
 
-    `model` holds float32 weights, the same on every rank; what is not trained may be in another
-    type. Returns how context-parallel processes share lines of tokens, None if each has its own.
-    Raises `ConfigError` if the model cannot be divided as asked, `RuntimeError` if the sharding is
-    not what was asked for.
+    `model` has float32 weights, the same on every rank; frozen ones may have another dtype. Returns
+    the `SharedLine` of context parallelism, None without it. Raises `ConfigError` if the model
+    cannot be divided by the mesh, and `RuntimeError` if a parameter is not sharded as expected.
     """
     check_degrees(model, mesh.sizes, mesh.context_mode)
     _to_device(model, mesh.device)
@@ -56,14 +55,14 @@ def parallelise(model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig) -> S
 
 
 def _shard(model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig) -> None:
-    """FSDP2 units: spread experts, each transformer layer, and the root with all else.
+    """FSDP2 units: expert modules, each transformer layer, and the root with the rest.
 
-    Embedding, norm and head are the root's own. It stays gathered from the first token to the end
-    of the backward pass, so that the head's chunks, which a rank may have more of than another,
-    cause no collective; and an embedding tied to the head is one parameter, to be in one unit.
+    The root has embedding, norm and head. It stays gathered until the end of the backward pass,
+    because ranks may have different numbers of head chunks, which must not be collectives, and
+    because an embedding tied to the head is one parameter and must be in one unit.
     """
-    # Inputs are not cast: the sampling temperatures among them would lose digits, and hidden states
-    # have the parameters' type anyway.
+    # Inputs are not cast: sampling temperatures would lose precision, and hidden states have the
+    # parameters' dtype anyway.
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if compute.bf16 else None,
         reduce_dtype=MASTER_DTYPE,
@@ -75,7 +74,7 @@ def _shard(model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig) -> None:
         else OffloadPolicy()
     )
     shard_experts(model, mesh, policy, offload)
-    # Alone there is nothing to give back, unless the shards live elsewhere.
+    # A single process need not reshard, unless its shards are in host memory.
     reshard = mesh.sizes.fsdp > 1 or compute.param_offload
     unit = partial(fully_shard, mesh=mesh.fsdp_mesh, mp_policy=policy, offload_policy=offload)
     for layer in transformer_layers(model):
@@ -84,12 +83,12 @@ def _shard(model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig) -> None:
 
 
 def _to_device(model: nn.Module, device: torch.device) -> None:
-    """What has values to the device; what has none yet gets them there when it is sharded."""
+    """Move tensors with values to the device. Meta tensors get values after sharding."""
     model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 
 def transformer_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The transformer layers: the modules of the classes that must not be split."""
+    """The transformer layers: the modules of the classes in `_no_split_modules`."""
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
     if not layers:

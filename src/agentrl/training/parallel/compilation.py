@@ -1,7 +1,7 @@
-"""`--compile`: each transformer layer compiled by itself.
+"""`--compile`: compiles each transformer layer with torch.compile.
 
-Only a layer's own forward is compiled. What is put around it, activation checkpointing and FSDP's
-hooks, stays outside, and so does attention to trees, which goes by the layout of each micro-batch.
+Only the layer's forward is compiled. Activation checkpointing, FSDP's hooks and tree attention,
+which depends on the layout of each micro-batch, are not.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from agentrl.configs import ConfigError
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises `ConfigError` if `device` has nothing to compile for it."""
+    """Raise `ConfigError` if no compiler works for `device`."""
     try:
         torch.compile(_probe)(torch.ones(8, device=device))
     except RuntimeError as error:
@@ -27,7 +27,7 @@ def check_compiler(device: torch.device) -> None:
 def compile_layers(layers: Iterable[nn.Module]) -> None:
     """Compile the forward pass of each layer, in place, at its first call."""
     for layer in layers:
-        # micro-batches have many lengths: one graph for all of them
+        # One graph for all lengths of micro-batches.
         layer.forward = torch.compile(layer.forward, dynamic=True)
 
 

@@ -14,9 +14,9 @@ _MODES: dict[str, type[SharedLine]] = {"ulysses": Ulysses, "allgather": AllGathe
 
 
 def apply_context_parallel(model: PreTrainedModel, mesh: Mesh) -> SharedLine | None:
-    """Let `model` attend over lines that the context-parallel processes of `mesh` share.
+    """Make the attention of `model` context-parallel over `mesh.cp_group`, in place.
 
-    Returns how they share them, or None if each has its own.
+    Returns this process's `SharedLine`; None without context parallelism.
     """
     if mesh.sizes.cp == 1:
         return None

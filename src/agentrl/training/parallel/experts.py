@@ -1,8 +1,8 @@
-"""Expert parallelism: the experts of a mixture spread over processes, tokens sent to them.
+"""Expert parallelism: distributes the experts of a mixture over processes.
 
-Which modules hold experts is the model's own plan; transformers' all-to-all brings each token to
-the process of its expert and back. What is added here is how the experts are sharded further, and
-that their gradients are sums over the same tokens as all others.
+The model's own plan names the modules with experts, and transformers' all-to-all sends each token
+to the process of its expert and back. This module also shards the experts with FSDP2 and scales
+their gradients like those of other parameters.
 """
 
 from torch import nn
@@ -20,8 +20,8 @@ def apply_expert_parallel(model: PreTrainedModel, mesh: Mesh) -> None:
     """Spread the experts of `model` in place over groups of `mesh.sizes.ep` processes."""
     if mesh.experts is None:
         return
-    # always by all-to-all: what transformers takes by itself without gradients sums in another
-    # order, and a reference policy must see the policy's numbers
+    # Always all-to-all: transformers' default without gradients sums in another order, and a
+    # reference policy must compute the same numbers as the policy.
     apply_expert_parallelism(
         model, mesh.experts["ep"], mesh.dense["tp"], _plan(model, mesh), "all_to_all"
     )
@@ -30,7 +30,7 @@ def apply_expert_parallel(model: PreTrainedModel, mesh: Mesh) -> None:
 def shard_experts(
     model: PreTrainedModel, mesh: Mesh, policy: MixedPrecisionPolicy, offload: OffloadPolicy
 ) -> None:
-    """Make each module of spread experts an FSDP2 unit over the processes that hold the same."""
+    """Make each expert module an FSDP2 unit over the processes that hold the same experts."""
     if mesh.experts is None:
         return
     names = ("dp_replicate", "efsdp") if mesh.sizes.dp_replicate > 1 else ("efsdp",)

@@ -1,7 +1,7 @@
-"""Norm and clip of gradients whose parameters are sharded in different ways.
+"""Norm and clipping of gradients whose parameters are on different meshes.
 
-`torch.nn.utils.clip_grad_norm_` wants all gradients on one mesh. Here each is on its own: sharded
-over data, over data and tensor parallelism, or over experts.
+`torch.nn.utils.clip_grad_norm_` needs all gradients on one mesh. Here they may be sharded over
+data, over data and tensor parallelism, or over experts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ def grad_norms(groups: Sequence[Iterable[nn.Parameter]]) -> Tensor:
 
 @torch.no_grad()
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
-    """Clip the gradients to `max_norm` (0: do not) and return their norm before. Collective."""
+    """Clip the gradients to `max_norm` (0: no clipping). Returns their norm before. Collective."""
     norm = float(grad_norms([list(model.parameters())])[0])
     if max_norm and norm > max_norm:
         scale = max_norm / (norm + 1e-6)
@@ -40,7 +40,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
 
 @torch.no_grad()
 def weights_are_finite(model: nn.Module) -> bool:
-    """Whether all parameters are, wherever they are held. Collective."""
+    """Whether all parameters on all processes are finite. Collective."""
     held = [_local(parameter) for parameter in model.parameters()]
     wrong = torch.stack([(~torch.isfinite(values)).sum() for values in held]).sum()
     counted = wrong.to(torch.float64)
@@ -49,12 +49,12 @@ def weights_are_finite(model: nn.Module) -> bool:
 
 
 def layer_grad_norms(model: PreTrainedModel) -> dict[str, float]:
-    """The gradient norm of each transformer layer, and of what is outside of them, by name.
+    """The gradient norm of each transformer layer and of each module outside of them, by name.
 
     Names are those of the modules: `model.layers.0`, `model.embed_tokens`, `lm_head`. Collective.
     """
     split = set(model._no_split_modules or ())
-    # FSDP has put a class of its own before the module's
+    # FSDP inserts a class before the module's class.
     layers = [
         name
         for name, module in model.named_modules()
@@ -83,7 +83,7 @@ def _held_squares(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def _holders(gradient: Tensor) -> int:
-    """How many processes hold each element."""
+    """Number of processes that hold each element."""
     processes = dist.get_world_size()
     if not isinstance(gradient, DTensor):
         return processes
@@ -96,7 +96,7 @@ def _holders(gradient: Tensor) -> int:
 
 
 def _meeting_device(parameter: nn.Parameter) -> torch.device:
-    """Where processes talk of it, though its shards may be kept on the CPU."""
+    """Device of the parameter's collectives; its shards may be on the CPU."""
     if isinstance(parameter, DTensor):
         return torch.device(parameter.device_mesh.device_type)
     return parameter.device

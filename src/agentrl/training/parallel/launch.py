@@ -1,7 +1,7 @@
-"""The trainer's processes: checked, joined, ended.
+"""Checks, joins and ends the trainer's processes.
 
-Accelerate launches them and reads the environment. What it made of the launch is asserted here,
-because it says nothing when it quietly starts independent processes.
+Accelerate launches them and reads the environment. The launch is checked here, because Accelerate
+may silently start independent processes.
 """
 
 import os
@@ -13,10 +13,7 @@ from accelerate import Accelerator
 
 
 def check_launch(accelerator: Accelerator) -> None:
-    """Refuse a launch whose processes do not know of each other.
-
-    Raises `RuntimeError` if the launcher started another number of processes than Accelerate sees.
-    """
+    """Raise `RuntimeError` if Accelerate sees another number of processes than were launched."""
     asked = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != asked:
         raise RuntimeError(
@@ -27,9 +24,9 @@ def check_launch(accelerator: Accelerator) -> None:
 
 
 def join_processes(accelerator: Accelerator) -> None:
-    """Make the process group, of one process if it is alone.
+    """Initialise the process group, also for one process.
 
-    Raises `RuntimeError` if the launch is not what was asked for, see `check_launch`.
+    Raises `RuntimeError` as `check_launch` does.
     """
     check_launch(accelerator)
     if not dist.is_initialized():
@@ -41,9 +38,9 @@ def join_processes(accelerator: Accelerator) -> None:
 def exit_process(status: int) -> NoReturn:
     """End a process that has used collectives, without finalising Python.
 
-    A worker thread of gloo lets go of a collective's tensors only after it has woken the waiter,
-    and needs the interpreter for that. Should Python finalise just then, it ends the thread in the
-    middle of a destructor, which aborts a process that has done all its work.
+    A worker thread of gloo releases a collective's tensors after it has woken the waiter, and needs
+    the interpreter for this. If Python finalises at that moment, the thread ends within a
+    destructor and the process aborts.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Which models can be divided by which degrees; what cannot is refused with the reason. Pure.
+"""Checks that a model can be divided by the degrees of parallelism. Pure.
 
 `docs/reference/parallelism.md` has the table of what combines with what.
 """
@@ -11,7 +11,7 @@ from agentrl.training.parallel.sizes import ParallelSizes
 
 
 def check_degrees(model: PreTrainedModel, sizes: ParallelSizes, cp_mode: str) -> None:
-    """Raises `ConfigError` if `model`, which may be empty, cannot be divided by `sizes`."""
+    """Raise `ConfigError` if `model`, which may be empty, cannot be divided by `sizes`."""
     text = model.config.get_text_config()
     if sizes.tp > 1:
         _check_tensor(text, sizes.tp)

@@ -1,7 +1,6 @@
-"""The processes as a mesh: which of them share rows, tokens, weights.
+"""Device meshes: which processes share rows, tokens and weights.
 
-Processes are numbered with tensor parallelism innermost, because its messages are the most, then
-context, then data:
+Tensor parallelism is innermost, because it communicates most, then context, then data parallelism:
 
     rank = (dp_rank * cp + cp_rank) * tp + tp_rank
 """
@@ -21,23 +20,23 @@ from agentrl.training.parallel.sizes import ParallelSizes
 
 @dataclass(frozen=True)
 class Mesh:
-    """The place of this process among all, and the groups it talks to."""
+    """This process's ranks and process groups."""
 
     sizes: ParallelSizes
     device: torch.device
-    context_mode: str  # how context-parallel processes attend: see `configs.CONTEXT_MODES`
+    context_mode: str  # attention of context parallelism, one of `configs.CONTEXT_MODES`
     dense: DeviceMesh  # (dp_replicate, fsdp, tp): parameters
     data: DeviceMesh  # (dp, cp, tp): rows and tokens
     experts: DeviceMesh | None  # (dp_replicate, efsdp, ep): parameters of experts, if spread
 
     @property
     def dp_rank(self) -> int:
-        """Which rows are this process's."""
+        """Data-parallel rank, which selects this process's rows."""
         return self.data.get_local_rank("dp")
 
     @property
     def dp_size(self) -> int:
-        """How many ranks have rows of their own."""
+        """Number of data-parallel ranks."""
         return self.sizes.dp
 
     @property
@@ -47,12 +46,12 @@ class Mesh:
 
     @property
     def cp_rank(self) -> int:
-        """Which part of each sequence is this process's."""
+        """Context-parallel rank, which selects this process's part of each line."""
         return self.data.get_local_rank("cp")
 
     @property
     def cp_group(self) -> dist.ProcessGroup:
-        """The processes that share a sequence."""
+        """The processes that share a line of tokens."""
         return self.data.get_group("cp")
 
     @property
@@ -62,7 +61,7 @@ class Mesh:
 
     @property
     def fsdp_mesh(self) -> DeviceMesh:
-        """Over which `fully_shard` shards; with replicas a mesh of two dimensions."""
+        """The mesh for `fully_shard`; two-dimensional with replicas."""
         return (
             self.dense["dp_replicate", "fsdp"]
             if self.sizes.dp_replicate > 1
@@ -70,19 +69,19 @@ class Mesh:
         )
 
     def scale_for_mean_reduction(self, loss: Tensor) -> Tensor:
-        """FSDP2 averages gradients; a loss that is a share of a global sum wants their sum.
+        """Scale a loss so that FSDP2, which averages gradients, sums them.
 
-        `loss`: a data-parallel rank's sum over its tokens, divided by the global count. Of its
-        context-parallel processes each brings the gradient of its own tokens only.
+        `loss`: a data-parallel rank's sum over its tokens, divided by the global count. Each of its
+        context-parallel processes has the gradient of its own tokens only.
         """
         return loss * (self.sizes.dp * self.sizes.cp)
 
 
 def make_mesh(accelerator: Accelerator, config: ParallelConfig | None = None) -> Mesh:
-    """Join the launched processes and arrange them as `config` says; without it, data-parallel.
+    """Join the launched processes and make their mesh; without `config` it is data-parallel.
 
-    Collective. Raises `ConfigError` for degrees that the processes cannot be divided into, and
-    `RuntimeError` if the launch is not what was asked for.
+    Collective. Raises `ConfigError` if the processes cannot be divided by the degrees, and
+    `RuntimeError` as `check_launch` does.
     """
     config = config or ParallelConfig()
     sizes = ParallelSizes.of(config, accelerator.num_processes)

@@ -1,9 +1,9 @@
-"""`--activation_offloading`: what the backward pass needs waits in host memory.
+"""`--activation_offloading`: keeps saved activations in host memory until the backward pass.
 
-Each tensor that a layer saves is copied to pinned host memory on a stream of its own while the
-forward pass goes on, and comes back when the backward pass asks for it. With activation
-checkpointing that is the input of each layer and nothing else. Weights stay where they are, and so
-do the head's chunks, which keep nothing. On a CPU the same copies are made, to no gain.
+Each tensor that a layer saves is copied to pinned host memory on a separate stream during the
+forward pass, and copied back when the backward pass needs it. With activation checkpointing these
+are the inputs of the layers only. Weights and the head's chunks are not offloaded. On a CPU the
+copies have no benefit.
 """
 
 import functools
@@ -18,7 +18,7 @@ LEAST_BYTES = 1 << 20  # smaller tensors are not worth a copy
 
 
 def offload_activations(model: PreTrainedModel) -> None:
-    """Have the layers of `model`, all but its head, save their tensors on the host; in place."""
+    """Make the layers of `model`, except the head, save their tensors on the host, in place."""
     layers = model.base_model
     forward = layers.forward
     streams = _Streams()
@@ -35,15 +35,15 @@ def offload_activations(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class _OnHost:
-    """A saved tensor that is, or is about to be, on the host."""
+    """A saved tensor that is, or will be, on the host."""
 
     tensor: Tensor
     device: torch.device
-    copied: torch.cuda.Event | None  # when it is whole; None if it is already
+    copied: torch.cuda.Event | None  # end of the copy; None if it is complete
 
 
 class _Streams:
-    """A stream for the copies from each device, made when it is first needed."""
+    """One copy stream per device, made at first use."""
 
     def __init__(self) -> None:
         self._of: dict[torch.device, torch.cuda.Stream] = {}
@@ -67,7 +67,7 @@ def _pack(saved: Tensor, *, streams: _Streams) -> Tensor | _OnHost:
     with torch.cuda.stream(stream):
         host.copy_(saved, non_blocking=True)
         copied = stream.record_event()
-    saved.record_stream(stream)  # its memory is not given to others before the copy is made
+    saved.record_stream(stream)  # keeps its memory until the copy is complete
     return _OnHost(host, saved.device, copied)
 
 

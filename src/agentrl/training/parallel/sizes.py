@@ -1,4 +1,4 @@
-"""Parallel degrees: what the flags ask of how many processes, and what is refused. Pure.
+"""Degrees of parallelism, from the flags and the number of processes. Pure.
 
     processes = dp_replicate x dp_shard x cp x tp
 
@@ -24,9 +24,9 @@ class ParallelSizes:
 
     @classmethod
     def of(cls, config: ParallelConfig, processes: int) -> "ParallelSizes":
-        """The degrees of `processes` processes; those that no flag claims shard the data.
+        """The degrees for `processes` processes. The remaining factor is `dp_shard`.
 
-        Raises `ConfigError` if the processes cannot be divided so.
+        Raises `ConfigError` if the processes cannot be divided by the degrees.
         """
         claimed = config.tp_size * config.cp_size * config.dp_replicate_size
         if processes % claimed:
@@ -52,20 +52,20 @@ class ParallelSizes:
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks: those with rows of their own."""
+        """Number of data-parallel ranks, each of which trains its own rows."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def fsdp(self) -> int:
-        """Processes over which each parameter is sharded, beside tensor parallelism."""
+        """Number of processes over which FSDP shards each parameter."""
         return self.dp_shard * self.cp
 
     @property
     def efsdp(self) -> int:
-        """Processes over which each expert is sharded."""
+        """Number of processes over which FSDP shards each expert."""
         return self.fsdp * self.tp // self.ep
 
     @property
     def processes(self) -> int:
-        """All of them."""
+        """Number of all processes."""
         return self.dp * self.cp * self.tp

@@ -1,8 +1,8 @@
-"""Tensor parallelism: matrices split over processes by the model's own plan.
+"""Tensor parallelism: splits matrices over processes by the model's own plan.
 
-transformers knows for each model which projections are split by rows and which by columns; what it
-resolves of that plan is applied here. Its head gives back whole logits; here each process keeps
-those of its part of the vocabulary, and `logprobs` sums over the parts.
+transformers has a plan of row-wise and column-wise projections for each model. Its head gathers the
+logits; here each process keeps the logits of its part of the vocabulary, and `logprobs` reduces
+over the parts.
 """
 
 from torch import nn
@@ -14,9 +14,9 @@ from agentrl.training.parallel.mesh import Mesh
 
 
 def apply_tensor_parallel(model: PreTrainedModel, mesh: Mesh) -> None:
-    """Split the matrices of `model` in place over `mesh.tp_group`; without TP nothing happens.
+    """Split the matrices of `model` in place over `mesh.tp_group`, if there is more than one rank.
 
-    Every process slices its own copy, so all must hold the same weights.
+    Every process slices its own copy, so all must have the same weights.
     """
     if mesh.sizes.tp == 1:
         return
@@ -24,7 +24,7 @@ def apply_tensor_parallel(model: PreTrainedModel, mesh: Mesh) -> None:
         DistributedConfig(tp_size=mesh.sizes.tp, fsdp_size=mesh.sizes.fsdp, ep_size=mesh.sizes.ep)
     )
     plan = _with_split_logits(model, plan)
-    tied = model.all_tied_weights_keys  # by the name under which they are not parameters
+    tied = model.all_tied_weights_keys  # tied names, which are not parameters, to their source
     plan = {name: style for name, style in plan.items() if name not in tied}
     apply_tensor_parallelism(model, mesh.dense["tp"], plan)
     for name, source in tied.items():
@@ -32,7 +32,7 @@ def apply_tensor_parallel(model: PreTrainedModel, mesh: Mesh) -> None:
 
 
 def _with_split_logits(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
-    """The plan with a head that does not gather its logits: `colwise`, as projections have it."""
+    """The plan with a `colwise` head, which does not gather its logits."""
     head = model.get_output_embeddings()
     own = {name for name, module in model.named_modules() if module is head}
     own |= {f"{name}.{parameter}" for name in own for parameter in ("weight", "bias")}

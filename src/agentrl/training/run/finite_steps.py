@@ -5,11 +5,12 @@
                         -> no row is it alone, or all are -> all are quarantined, and the step
                            leaves the weights as they are
 
+It is the gradient of the policy or of its critic: a step is finite for both, or made for neither.
 Every process does the same, because a gradient is the same on all.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from agentrl.training.data.stream import StepRows
 from agentrl.training.parallel.agreement import known_to_all
@@ -51,17 +52,18 @@ class FiniteSteps:
         except NonFiniteGradient as error:
             logger.error("step %d: %s; its rows are looked at one by one", step, error)
             everywhere = {row for of_rank in rows.ids for row in of_rank}
-            culprits = set(self._learner.culprits(rows.ids, rows.mine))
-            self._take_out(step, culprits, "its gradient is not finite")
-            rows = rows.only(everywhere - culprits)
+            culprits = self._learner.culprits(rows.ids, rows.mine)
+            self._take_out(
+                step, {row: f"{gradient} is not finite" for row, gradient in culprits.items()}
+            )
+            rest = everywhere - culprits.keys()
+            rows = rows.only(rest)
             try:
-                if not culprits or culprits == everywhere:
+                if not culprits or not rest:
                     raise
                 statistics = self._learner.step(rows.mine, between_passes)
             except NonFiniteGradient:
-                self._take_out(
-                    step, everywhere - culprits, "the gradient of its step is not finite"
-                )
+                self._take_out(step, dict.fromkeys(rest, "the gradient of its step is not finite"))
                 self._skip(error)
                 return None, rows.only(())
         self._skipped = 0
@@ -72,10 +74,11 @@ class FiniteSteps:
         if self._skipped >= _MOST_SKIPPED:
             failing = GradientKeepsFailing(
                 f"the gradients of {self._skipped} steps in a row were not finite ({error}); look "
-                f"at the loss, at --learning_rate, and at `agentrl show {self._run} --failed`"
+                f"at the loss, at the rewards, at --learning_rate, and at `agentrl show "
+                f"{self._run} --failed`"
             )
             raise known_to_all(failing) from None
 
-    def _take_out(self, step: int, ids: Collection[str], error: str) -> None:
-        if ids:
-            self._quarantine(step, dict.fromkeys(sorted(ids), f"{error} (step {step})"))
+    def _take_out(self, step: int, faults: Mapping[str, str]) -> None:
+        if faults:
+            self._quarantine(step, {row: f"{faults[row]} (step {step})" for row in sorted(faults)})

@@ -1,4 +1,4 @@
-"""The models beside the policy in a step: who is asked before it, and who learns after it."""
+"""The models beside the policy in a step: the reference policy and the critic."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 from agentrl.configs import Config, ModelConfig
 from agentrl.training.data.sequences import TrainingSequence
 from agentrl.training.model.model_folder import check_model_folder
-from agentrl.training.step.critic import Critic, CriticEstimates
+from agentrl.training.step.critic import Critic, CriticEstimates, CriticGradient
 from agentrl.training.step.critic_loss import NO_CRITIC, CriticStatistics
 from agentrl.training.step.passes import AuxiliaryOutputs
 from agentrl.training.step.reference import Reference
@@ -14,10 +14,10 @@ from agentrl.training.step.schedule import Schedule
 
 
 def reference_start(config: Config) -> ModelConfig | None:
-    """Where the reference policy is, if the loss wants one that is not the policy's adapter off.
+    """The folder of the reference policy; None if it is unused or the policy without its adapter.
 
-    A folder, and not the weights of a checkpoint: a resume changes no reference. Raises
-    `ConfigError` if it is no folder of a model.
+    It is never a checkpoint, so that a resume does not change the reference. Raises `ConfigError`
+    if the path is no model folder.
     """
     folder = config.model.reference_model_name_or_path
     if not config.loss.beta or (config.lora.lora_rank and folder is None):
@@ -28,7 +28,7 @@ def reference_start(config: Config) -> ModelConfig | None:
 
 
 def critic_start(config: Config) -> ModelConfig | None:
-    """Where the critic starts, if the loss is PPO."""
+    """The folder of the critic's start weights; None if the loss is not PPO."""
     if config.loss.loss_calculator != "PPO":
         return None
     folder = config.critic.critic_model_name_or_path or config.model.model_name_or_path
@@ -36,7 +36,7 @@ def critic_start(config: Config) -> ModelConfig | None:
 
 
 class AuxiliaryModels:
-    """The reference and the critic of a run, each of which there may be or not."""
+    """The reference policy and the critic of a run. Each may be None."""
 
     def __init__(self, reference: Reference | None, critic: Critic | None) -> None:
         self._reference = reference
@@ -46,7 +46,7 @@ class AuxiliaryModels:
     def outputs(
         self, schedule: Schedule, rows: Sequence[Sequence[TrainingSequence]]
     ) -> AuxiliaryOutputs:
-        """What they say of a step's tokens. `rows`: those of `schedule`. Collective."""
+        """Compute their outputs for a step's tokens. `rows`: the rows of `schedule`. Collective."""
         reference_logprobs = self._reference.logprobs(schedule) if self._reference else None
         if self._critic is None:
             return AuxiliaryOutputs(reference_logprobs)
@@ -58,9 +58,19 @@ class AuxiliaryModels:
             policy_waits=self._critic.warms_up,
         )
 
-    def learn(self, schedule: Schedule) -> CriticStatistics:
-        """Train the critic, if there is one, on what it said of `schedule`. Collective."""
+    def add_gradient(self, schedule: Schedule) -> CriticGradient | None:
+        """The critic's, if there is one, by what it said of `schedule`. Collective.
+
+        Raises `NonFiniteGradient`.
+        """
+        if self._critic is None:
+            return None
+        assert self._estimates is not None, "it was asked first"
+        return self._critic.add_gradient(schedule, self._estimates)
+
+    def learn(self, schedule: Schedule, gradient: CriticGradient | None) -> CriticStatistics:
+        """Train the critic, if there is one; `gradient`: from `add_gradient`. Collective."""
         if self._critic is None:
             return NO_CRITIC
-        assert self._estimates is not None, "it was asked first"
-        return self._critic.learn(schedule, self._estimates)
+        assert self._estimates is not None and gradient is not None, "it was asked first"
+        return self._critic.learn(schedule, self._estimates, gradient)

@@ -1,11 +1,14 @@
 """The critic of PPO: from a step's rows to advantages, and then to a critic that knows better.
 
-    estimate    values of all trained tokens -> GAE along each row -> normalized advantages; returns
-    learn       some updates of the critic towards the returns
+    estimate      values of all trained tokens -> GAE along each row -> normalized advantages,
+                  returns
+    add_gradient  of the value loss, before any weights of the step are changed
+    learn         some updates of the critic towards the returns
 
 Not in here: the model (`value_head`), the formulas (`gae`, `critic_loss`), the policy's own step.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,14 +31,17 @@ from agentrl.training.step.critic_loss import (
     explained_variance,
     value_loss,
 )
+from agentrl.training.step.culprits import NonFiniteGradient
 from agentrl.training.step.gae import generalised_advantages, normalized, outcome_rewards
 from agentrl.training.step.optimizer import load_optimizer, make_optimizer, make_scheduler
-from agentrl.training.step.schedule import Schedule, run_schedule
+from agentrl.training.step.schedule import Schedule, forget_passes, run_schedule
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CriticEstimates:
-    """The critic's estimates for a step, made before it learns: [N] float32 of each micro-batch."""
+    """The critic's estimates for a step before its update: [N] float32 for each micro-batch."""
 
     values: Sequence[Tensor]
     returns: Sequence[Tensor]
@@ -45,8 +51,16 @@ class CriticEstimates:
     explained_variance: float
 
 
+@dataclass(frozen=True)
+class CriticGradient:
+    """The gradient of an update that is still to be made: the parameters hold it, clipped."""
+
+    loss: Tensor  # this rank's part of the value loss, [] float64
+    norm: float  # before clipping
+
+
 class Critic:
-    """The critic in training. Every rank makes one and makes the same calls."""
+    """The critic in training. All ranks make one and make the same calls."""
 
     def __init__(
         self,
@@ -56,9 +70,9 @@ class Critic:
         optimizer: OptimizerConfig,
         total_steps: int,
     ) -> None:
-        """`model`: from `empty_value_model`, through `prepare_model` and filled.
+        """`model`: an `empty_value_model`, prepared by `prepare_model` and filled.
 
-        `optimizer` is the policy's, from which the critic has all but the learning rate.
+        `optimizer`: the policy's settings, which the critic shares except for the learning rate.
         """
         own = replace(optimizer, learning_rate=config.critic_learning_rate)
         self.model = model
@@ -70,14 +84,14 @@ class Critic:
 
     @property
     def warms_up(self) -> bool:
-        """Whether the next step is one of those that train the critic only."""
+        """Whether the next step trains the critic only."""
         return self._scheduler.last_epoch < self._config.critic_warmup_steps
 
     @torch.no_grad()
     def estimate(self, schedule: Schedule, outcomes: Sequence[float]) -> CriticEstimates:
-        """Advantages and returns of the step. `outcomes`: the reward of each of the rank's rows.
+        """Compute values, advantages and returns of the step. Collective.
 
-        Collective.
+        `outcomes`: the reward of each of this rank's rows.
         """
         self.model.eval()
         by_batch: list[Tensor] = []
@@ -115,26 +129,12 @@ class Critic:
             explained_variance=explained_variance(moments[3][1], moments[2][1]),
         )
 
-    def learn(self, schedule: Schedule, estimates: CriticEstimates) -> CriticStatistics:
-        """Update the critic towards the returns of `estimates`, `critic_updates` times. Collective.
+    def add_gradient(self, schedule: Schedule, estimates: CriticEstimates) -> CriticGradient:
+        """Compute the gradient of the value loss towards the returns of `estimates`. Collective.
 
-        Raises `FloatingPointError` if a gradient is not finite, and leaves the weights alone.
+        Raises `NonFiniteGradient`; the caller forgets what the passes have added then.
         """
         self.model.train()
-        for _ in range(self._config.critic_updates):
-            loss, grad_norm = self._update(schedule, estimates)
-        self._scheduler.step()
-        dist.all_reduce(loss, group=self._mesh.dp_group)
-        return CriticStatistics(
-            value_loss=float(loss),
-            value_mean=estimates.value_mean,
-            return_mean=estimates.return_mean,
-            explained_variance=estimates.explained_variance,
-            critic_grad_norm=grad_norm,
-        )
-
-    def _update(self, schedule: Schedule, estimates: CriticEstimates) -> tuple[Tensor, float]:
-        """One update; returns this rank's part of the loss before it, and the gradient norm."""
         loss = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
 
         def share(number: int, batch: MicroBatch, values: Tensor) -> Tensor:
@@ -147,25 +147,56 @@ class Critic:
             return self._mesh.scale_for_mean_reduction(part)
 
         run_schedule(self.model, schedule, self._values, share)
-        grad_norm = clip_grad_norm(self.model, self._max_grad_norm)
-        if not math.isfinite(grad_norm):
-            raise FloatingPointError(
-                f"the critic's gradient norm is {grad_norm}: its weights were left as they are; "
-                "the rewards of this step or --critic_learning_rate are the place to look"
+        norm = clip_grad_norm(self.model, self._max_grad_norm)
+        if not math.isfinite(norm):
+            raise NonFiniteGradient(
+                f"the critic's gradient norm is {norm}: the weights were left as they are; the "
+                "rewards of this step or --critic_learning_rate are the place to look"
             )
+        return CriticGradient(loss, norm)
+
+    def learn(
+        self, schedule: Schedule, estimates: CriticEstimates, gradient: CriticGradient
+    ) -> CriticStatistics:
+        """Update the critic towards the returns of `estimates`, `critic_updates` times. Collective.
+
+        `gradient`: the first update's, as `add_gradient` has just left it. The policy is updated
+        by now, so a later update whose gradient is not finite ends the updates, not the step.
+        """
+        self._update()
+        for done in range(1, self._config.critic_updates):
+            try:
+                gradient = self.add_gradient(schedule, estimates)
+            except NonFiniteGradient as error:
+                forget_passes(self.model)
+                logger.warning("after %d of --critic_updates %d: %s",
+                               done, self._config.critic_updates, error)  # fmt: skip
+                break
+            self._update()
+        self._scheduler.step()
+        loss = gradient.loss
+        dist.all_reduce(loss, group=self._mesh.dp_group)
+        return CriticStatistics(
+            value_loss=float(loss),
+            value_mean=estimates.value_mean,
+            return_mean=estimates.return_mean,
+            explained_variance=estimates.explained_variance,
+            critic_grad_norm=gradient.norm,
+        )
+
+    def _update(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return loss, grad_norm
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a checkpoint must hold of the critic; sharded, not copied. Collective."""
+        """The critic's state for a checkpoint, sharded and not copied. Collective."""
         model, optimizer = get_state_dict(self.model, self._optimizer)
         return {"model": model, "optimizer": optimizer, "scheduler": self._scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of a critic of the same model gave; see `Learner`."""
+        """Load the `state_dict` of a critic of the same model; see `Learner`."""
         load_optimizer(self.model, self._optimizer, self._scheduler, state)
 
     def _values(self, batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor:
-        """Of the states that the batch's predictions are made in [M]."""
+        """Values [M] of the states of the batch's predictions."""
         return state_values(self.model, batch, prefix)

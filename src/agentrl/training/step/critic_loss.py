@@ -1,4 +1,4 @@
-"""What the critic learns from, and what a step says of it: pure functions of tokens' values."""
+"""The critic's loss and statistics: pure functions of tokens' values."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class CriticStatistics:
-    """Over all trained tokens of the global batch, with the values of before the step.
+    """Statistics over all trained tokens of the global batch, with the values before the step.
 
     None in a run without a critic.
     """
@@ -26,14 +26,13 @@ NO_CRITIC = CriticStatistics()
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """The token losses [N] of the critic's loss; all arguments are [N] float32, `values` with
-    gradient.
+    """The critic's token losses [N]. Tensors are [N] float32; `values` have gradients.
 
         L = 1/2 * max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2)
 
-    and half the squared error alone where `clip` is None. The maximum takes the gradient away from
-    values that left the range around `old_values` towards their return, as PPO's implementation
-    does (openai/baselines ppo2; arXiv 2005.12729, section 3).
+    With `clip` None it is half the squared error. The maximum removes the gradient of values that
+    left the range around `old_values` towards their return, as in PPO's implementation
+    (openai/baselines ppo2; arXiv 2005.12729, section 3).
     """
     error = (values - returns).square()
     if clip is not None:
@@ -43,7 +42,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float 
 
 
 class Moments:
-    """Count, mean and variance over the tokens of all ranks, of several quantities at once."""
+    """Mean and variance of several quantities over the tokens of all ranks."""
 
     def __init__(self, *quantities: Tensor, group: dist.ProcessGroup | None = None) -> None:
         """`quantities`: each [N] of this rank's tokens. Collective over `group`."""
@@ -58,10 +57,10 @@ class Moments:
         self._variance = squares / self._count
 
     def __getitem__(self, quantity: int) -> tuple[float, float]:
-        """Mean and variance of one of them."""
+        """Mean and variance of the quantity with this index."""
         return float(self._mean[quantity]), float(self._variance[quantity])
 
 
 def explained_variance(error_variance: float, return_variance: float) -> float:
-    """1 - Var(R - V) / Var(R); 0 where all returns are alike and there is nothing to explain."""
+    """1 - Var(R - V) / Var(R); 0 if all returns are equal."""
     return 1.0 - error_variance / return_variance if return_variance > 1e-12 else 0.0

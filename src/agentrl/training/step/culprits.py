@@ -1,7 +1,6 @@
-"""Which rows make the gradient of a step infinite or NaN: a search, without the model.
+"""Finds the rows that make the gradient of a step infinite or NaN, by bisection.
 
-A gradient that is not finite on some rows is one on any rows that hold these. So the rows are
-halved until each that is left stands alone.
+If the gradient of some rows is not finite, that of any superset is not finite either.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,14 +10,14 @@ Row = TypeVar("Row")
 
 
 class NonFiniteGradient(FloatingPointError):
-    """The gradient of a step is not finite. The weights were left as they are."""
+    """The policy's or the critic's gradient of a step is not finite. No weights were changed."""
 
 
 def find_culprits(is_finite: Callable[[Sequence[Row]], bool], rows: Sequence[Row]) -> list[Row]:
-    """Those of `rows` on which alone `is_finite` does not hold, in their order.
+    """Return the rows for which alone `is_finite` is false, in order.
 
-    `rows`: among which some are; that is not asked again. [] if none is one alone: then only the
-    sum of several overflows. K culprits among N rows take about 2 K log2(N) passes.
+    `rows` together are known not to be finite. The result is empty if only the sum of several rows
+    overflows. K culprits among N rows take about 2 K log2(N) passes.
     """
     if len(rows) == 1:
         return [] if is_finite(rows) else list(rows)

@@ -1,9 +1,8 @@
 """Generalised advantage estimation: from rewards and values of tokens to advantages and returns.
 
-Pure functions. A row is an episode of its trained tokens, in their order: the state of a token is
-all that it was predicted from, tool results included, and what tools wrote between two generated
-tokens is part of the transition, not a step of its own. Not in here: the critic that gives the
-values (`critic`), and sums over ranks.
+Pure functions. A row is an episode whose steps are its trained tokens in order. The state of a
+token is everything that it was predicted from. Tool results between two generated tokens are part
+of the transition, not separate steps. `critic` computes the values.
 """
 
 import math
@@ -18,17 +17,17 @@ _STD_FLOOR = 1e-8  # keeps a batch of equal advantages finite
 
 @dataclass(frozen=True)
 class Estimates:
-    """Of N trained tokens. Both are [N] float32, in the order of the values they came from."""
+    """Estimates for N trained tokens, [N] float32, in the order of the given values."""
 
     advantages: Tensor
-    returns: Tensor  # what the critic is to learn: advantage + value
+    returns: Tensor  # targets of the critic: advantage + value
 
 
 def outcome_rewards(outcomes: Tensor, sequence: Tensor, place: Tensor) -> Tensor:
-    """Rewards [N] of tokens, all 0 but for the last of each row, which gets the row's outcome.
+    """Rewards [N] of tokens: the row's outcome for its last token, 0 for all others.
 
-    `outcomes` [rows] float32 by row; `sequence` [N] int64 says each token's row, `place` [N] int64
-    which trained token of its row it is, from 0.
+    `outcomes` [rows] float32; `sequence` [N] int64: the row of each token; `place` [N] int64: its
+    index among the trained tokens of its row.
     """
     lengths = _lengths(sequence, place, len(outcomes))
     return torch.where(place == lengths[sequence] - 1, outcomes[sequence], 0.0)
@@ -50,8 +49,8 @@ def generalised_advantages(
         R_t     = A_t + V_t
 
     `rewards`, `values` [N] float32; `values` are of the states that the tokens were sampled in.
-    `sequence`, `place` [N] int64 as in `outcome_rewards`: a row's places are 0, 1, ... without a
-    gap, its tokens may stand anywhere. Computed in float64 on the CPU, one step for each place.
+    `sequence`, `place` [N] int64 as in `outcome_rewards`: the places of a row are 0, 1, ... without
+    gaps, in any order. Computed in float64 on the CPU, one step for each place.
     """
     rows = int(sequence.max()) + 1 if len(sequence) else 0
     places = int(place.max()) + 1 if len(place) else 0
@@ -60,7 +59,7 @@ def generalised_advantages(
     rewards_PR[at] = rewards.detach().double().cpu().numpy()
     values_PR[at] = values.detach().double().cpu().numpy()
     advantages_PR = np.zeros((places, rows))
-    # Beyond the end of a row rewards and values are 0, and so is all that follows from them.
+    # After the end of a row, rewards and values are 0, and so are its advantages.
     next_value = next_advantage = np.zeros(rows)
     for step in reversed(range(places)):
         delta = rewards_PR[step] + gamma * next_value - values_PR[step]
@@ -81,6 +80,6 @@ def normalized(advantages: Tensor, mean: float, variance: float) -> Tensor:
 
 
 def _lengths(sequence: Tensor, place: Tensor, rows: int) -> Tensor:
-    """Trained tokens [rows] of each row."""
+    """Number of trained tokens of each row, [rows]."""
     lengths = torch.zeros(rows, dtype=torch.int64, device=sequence.device)
     return lengths.scatter_reduce(0, sequence, place + 1, reduce="amax")

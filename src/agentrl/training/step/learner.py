@@ -1,8 +1,8 @@
-"""What learns: the sharded policy with its optimizer and schedule, and the critic if there is one.
+"""The learner: the sharded policy with optimizer and schedule, the critic and the reference.
 
-A step changes these and a checkpoint keeps them (`Learner.state_dict`). The reference, which only
-looks on, is held here too, because it is sharded like the policy and sees the same micro-batches.
-Not in here: rows, ledger, publication; the trainer and supervised training bring rows and say when.
+A step changes policy and critic, and a checkpoint has their state (`Learner.state_dict`). The
+reference policy is sharded like the policy and computes the same micro-batches. The trainer and
+supervised training supply the rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +23,17 @@ from agentrl.training.model.value_loading import empty_value_model, fill_value_m
 from agentrl.training.parallel import Mesh, weights_are_finite
 from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic import Critic
-from agentrl.training.step.culprits import find_culprits
+from agentrl.training.step.culprits import NonFiniteGradient, find_culprits
 from agentrl.training.step.objective import Objective
 from agentrl.training.step.optimizer import load_optimizer, make_optimizer, make_scheduler
 from agentrl.training.step.reference import Reference
-from agentrl.training.step.schedule import forget_passes, go_on
+from agentrl.training.step.schedule import forget_passes, go_on, make_schedule
 from agentrl.training.step.statistics import StepStatistics
 from agentrl.training.step.train_step import gradient_is_finite, train_step
 
 
 class Learner:
-    """The policy in training. Every rank makes one and makes the same calls."""
+    """The policy in training. All ranks make one and make the same calls."""
 
     def __init__(
         self,
@@ -45,14 +45,13 @@ class Learner:
         reference: ModelConfig | None = None,
         value_start: ModelConfig | None = None,
     ) -> None:
-        """Shards the models, which hold float32 weights, the same on every rank, in place.
+        """Shard the models in place. `model` has float32 weights, the same on every rank.
 
-        If `config.model` names a folder, the policy is an `empty_model` and gets its weights from
-        there once sharded. `reference`: where the reference policy is, for a loss that asks for
-        one, if it is not `model` without its adapter. `value_start`: where the critic of PPO
-        starts, if there is one.
-        Raises `ConfigError` if a model cannot be divided as `mesh` asks, `RuntimeError` if the
-        sharding is not what was asked for.
+        If `config.model` names a folder, `model` is an `empty_model` and gets its weights from
+        there after sharding. `reference`: folder of the reference policy, if the loss needs one
+        that is not `model` without its adapter. `value_start`: folder of the critic's start
+        weights, for PPO. Raises `ConfigError` if a model cannot be divided by `mesh`, and
+        `RuntimeError` if a parameter is not sharded as expected.
         """
         prepare = partial(
             prepare_model,
@@ -98,47 +97,79 @@ class Learner:
         """Train on this rank's rows, each as its sequences, and update the weights once.
 
         `between_passes` is called after each pass, until the weights are updated. If it raises, it
-        must on all ranks alike; the caller then calls `leave_step`.
+        must on all ranks alike; the caller then calls `leave_step`. Raises `NonFiniteGradient` if
+        the gradient of the policy or of the critic is not finite: no weights were changed.
         """
-        return train_step(
-            self.model, self.optimizer, self.scheduler, rows, self._objective, self._config,
-            self.mesh, self._auxiliary, between_passes,
-        )  # fmt: skip
+        try:
+            return train_step(
+                self.model, self.optimizer, self.scheduler, rows, self._objective, self._config,
+                self.mesh, self._auxiliary, between_passes,
+            )  # fmt: skip
+        except NonFiniteGradient:
+            self.leave_step()
+            raise
 
     def culprits(
         self, ids: Sequence[Sequence[str]], mine: Sequence[Sequence[TrainingSequence]]
-    ) -> list[str]:
-        """Which rows of a step, each alone, have a gradient that is not finite: their ids.
+    ) -> dict[str, str]:
+        """Which rows of a step, each alone, have a gradient that is not finite: whose it is, by id.
 
         `ids`: of the rows of each data-parallel rank; `mine`: this rank's rows. Collective. Raises
         `FloatingPointError` if it is the weights that are not finite.
         """
-        if not weights_are_finite(self.model):
-            raise FloatingPointError(
-                "the policy's weights are not finite any more: go on from an earlier checkpoint, "
-                "with a lower --learning_rate"
-            )
+        _check_weights(self.model, "the policy's", "--learning_rate")
+        finite = {"its gradient": self._policy_is_finite}
+        if self.critic is not None:
+            _check_weights(self.critic.model, "the critic's", "--critic_learning_rate")
+            finite["the critic's gradient of it"] = self._critic_is_finite
+        found: dict[str, str] = {}
+        for gradient, is_finite in finite.items():
+            for row in self._search(is_finite, ids, mine):
+                found.setdefault(row, gradient)
+        return found
 
-        def is_finite(places: Sequence[tuple[int, int]]) -> bool:
-            own = [mine[place] for rank, place in places if rank == self.mesh.dp_rank]
-            return gradient_is_finite(
-                self.model, own, self._objective, self._config, self.mesh, self._auxiliary
-            )
+    def _search(
+        self,
+        is_finite: Callable[[Sequence[Sequence[TrainingSequence]]], bool],
+        ids: Sequence[Sequence[str]],
+        mine: Sequence[Sequence[TrainingSequence]],
+    ) -> list[str]:
+        def holds(places: Sequence[tuple[int, int]]) -> bool:
+            return is_finite([mine[at] for rank, at in places if rank == self.mesh.dp_rank])
 
         everywhere = [(rank, place) for rank, rows in enumerate(ids) for place in range(len(rows))]
-        return [ids[rank][place] for rank, place in find_culprits(is_finite, everywhere)]
+        return [ids[rank][place] for rank, place in find_culprits(holds, everywhere)]
+
+    def _policy_is_finite(self, rows: Sequence[Sequence[TrainingSequence]]) -> bool:
+        return gradient_is_finite(
+            self.model, rows, self._objective, self._config, self.mesh, self._auxiliary
+        )
+
+    def _critic_is_finite(self, rows: Sequence[Sequence[TrainingSequence]]) -> bool:
+        compute = self._config.compute
+        schedule = make_schedule(
+            self.model, rows, compute.token_budget, compute.pad_to_multiple_of, self.mesh
+        )
+        self._auxiliary.outputs(schedule, rows)
+        try:
+            self._auxiliary.add_gradient(schedule)
+        except NonFiniteGradient:
+            return False
+        finally:
+            self.leave_step()
+        return True
 
     def leave_step(self) -> None:
-        """Forget what a step that was left half way has added: weights are as before it."""
+        """Discard the gradients of an interrupted step. The weights have not changed."""
         forget_passes(self.model)
         if self.critic is not None:
             forget_passes(self.critic.model)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a checkpoint must hold for training to go on; sharded, not copied. Collective.
+        """The state for a checkpoint, sharded and not copied. Collective.
 
-        The weights are under `model`, by their names in the model; of a model with an adapter the
-        adapter only, all else being as the model's folder has it.
+        The weights are under `model`, by their names in the model. With an adapter these are only
+        the adapter's weights.
         """
         model, optimizer = get_state_dict(self.model, self.optimizer)
         named = self.model.named_parameters(remove_duplicate=False)
@@ -148,18 +179,18 @@ class Learner:
         return state if self.critic is None else {**state, "critic": self.critic.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` of a learner of the same model gave. Collective.
+        """Load the `state_dict` of a learner of the same model. Collective.
 
-        Learning rate, weight decay, betas, epsilon and schedule stay as this learner has them.
+        Learning rate, weight decay, betas, epsilon and schedule of this learner stay.
         """
-        # not strict: what is not trained is not in it
+        # Not strict, because frozen weights are not in the state.
         load_optimizer(self.model, self.optimizer, self.scheduler, state, strict=False)
         if self.critic is not None:
             self.critic.load_state_dict(state["critic"])
 
 
 def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> None:
-    """Raises `ConfigError` if `other` cannot compute the micro-batches of the policy."""
+    """Raise `ConfigError` if `other` cannot compute the micro-batches of the policy."""
     if has_tree_attention(policy) and not has_tree_attention(other):
         raise ConfigError(
             f"{flag}: {type(other).__name__} cannot attend over trees of tokens, as the policy "
@@ -170,4 +201,13 @@ def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> 
         raise ConfigError(
             f"{flag}: its vocabulary has {sizes[1]} tokens and the policy's {sizes[0]}; give a "
             "model with the policy's tokenizer"
+        )
+
+
+def _check_weights(model: PreTrainedModel, whose: str, flag: str) -> None:
+    """Raises `FloatingPointError` if weights are not finite. Collective."""
+    if not weights_are_finite(model):
+        raise FloatingPointError(
+            f"{whose} weights are not finite any more: go on from an earlier checkpoint, with a "
+            f"lower {flag}"
         )

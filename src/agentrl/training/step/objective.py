@@ -6,8 +6,8 @@
                   -> KL to the reference added -> entropy bonus taken off
     scalar        normalised over the global batch
 
-Each line is one flag's, or nothing; all of them go with every loss function, except that a
-supervised loss has no advantages and no ratio for the first three lines.
+Flags switch each layer on. All layers work with every loss function, except that a supervised loss
+has no advantages and no ratio.
 """
 
 from dataclasses import dataclass, replace
@@ -40,21 +40,21 @@ _STD_FLOOR = 1e-8  # keeps a batch of equal advantages finite
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """What the objective made of N tokens. All tensors are [N] and detached."""
+    """The objective's result for N tokens. All tensors are [N] and detached."""
 
     token_losses: Tensor  # float32, before normalisation; 0 where a token is not trained
-    clipped_low: Tensor  # bool, trained tokens on which the clip range took effect from below
-    clipped_high: Tensor  # bool, and from above
-    truncated: Tensor  # bool, trained tokens whose importance weight was cut
+    clipped_low: Tensor  # bool, trained tokens whose ratio was clipped as too small
+    clipped_high: Tensor  # bool, trained tokens whose ratio was clipped as too large
+    truncated: Tensor  # bool, trained tokens whose importance weight was capped
     left_out: Tensor  # bool, trained tokens that a layer left out
     reference_kl: Tensor | None  # float32, estimate of KL(pi || reference), with --beta
 
 
 class Objective:
-    """From the tokens of a part of the batch to that part's share of the loss."""
+    """Computes the share of the loss of a part of the batch."""
 
     def __init__(self, config: LossConfig) -> None:
-        """Raises `ConfigError` if the loss is one of a user's file that cannot be used."""
+        """Raises `ConfigError` if a user's loss function cannot be used."""
         self._config = config
         self._function = loss_function(config)
         self._normalisation = Normalisation(config.normalisation)
@@ -62,28 +62,31 @@ class Objective:
 
     @property
     def with_entropy(self) -> bool:
-        """Whether the entropy of the policy is wanted."""
+        """Whether `LossInputs.entropy` is needed."""
         return self._config.log_entropy or self.entropy_gradient
 
     @property
     def entropy_gradient(self) -> bool:
-        """Whether the entropy that is wanted is trained, and must carry its gradient."""
+        """Whether the entropy needs a gradient, for the entropy bonus."""
         return self._config.entropy_coef > 0
 
     @property
     def with_reference(self) -> bool:
-        """Whether `LossInputs.reference_logprobs` are wanted."""
+        """Whether `LossInputs.reference_logprobs` are needed."""
         return self._config.beta > 0
 
     @property
     def scope(self) -> Scope:
-        """How much of the batch `share` must see at once, to be exact."""
+        """The part of the batch that one call of `share` must have to be exact."""
         if self._supervised:
             return Scope.TOKEN
         return max(scope_of(self._function), correction_scope(self._config))
 
     def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLosses]:
-        """The scalar to differentiate (summed over all parts: the loss), and its token losses."""
+        """Return this part's share of the loss, a scalar with gradient, and the token losses.
+
+        The loss is the sum of the shares of all parts.
+        """
         config = self._config
         divergence = None
         if config.beta > 0:
@@ -125,7 +128,7 @@ class Objective:
             std = totals.advantage_std + _STD_FLOOR
             advantages = (advantages - totals.advantage_mean) / std
         if config.out_of_date_decay is not None:
-            # the weights' own tokens keep theirs
+            # Tokens of staleness 0 keep their advantage.
             advantages = advantages * config.out_of_date_decay**inputs.staleness
         if config.kl_in_advantage and divergence is not None:
             advantages = advantages - config.beta * divergence.detach()
@@ -134,7 +137,7 @@ class Objective:
         )
 
     def _correction(self, inputs: LossInputs, loss: TokenLoss) -> Correction | None:
-        """The importance weights, and what `--rollout_rs` and `--strict_in_bound` leave."""
+        """The importance weights, and the masks of `--rollout_rs` and `--strict_in_bound`."""
         if self._supervised:
             return None
         corrected = correction(inputs, self._config)

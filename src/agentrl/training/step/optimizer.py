@@ -1,7 +1,7 @@
 """AdamW and its learning-rate schedule, by the names of transformers.TrainingArguments.
 
-A checkpoint holds an optimizer's moments and how far its schedule is. Everything else of the two is
-of the flags, and stays as they are given now when a checkpoint is loaded.
+A checkpoint has the optimizer's moments and the position in the schedule. All other settings come
+from the present flags when a checkpoint is loaded.
 """
 
 from typing import Any
@@ -53,9 +53,9 @@ def load_optimizer(
     *,
     strict: bool = True,
 ) -> None:
-    """Weights, moments and the place in the schedule of `state`; all else as given. Collective.
+    """Load weights, moments and the position in the schedule. Other settings stay. Collective.
 
-    `strict` is of the weights: whether `state` has all of them.
+    `strict`: whether `state` must have all weights.
     """
     given = [_settings(group) for group in optimizer.param_groups]
     set_state_dict(
@@ -75,7 +75,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _go_to(scheduler: LambdaLR, step: int) -> None:
-    """Put the schedule where it is after `step` steps, whatever schedule was followed so far."""
+    """Set the schedule to its position after `step` steps."""
     state = {**scheduler.state_dict(), "last_epoch": step, "_step_count": step + 1}
     rates = [
         base * factor(step)

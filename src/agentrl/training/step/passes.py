@@ -1,15 +1,15 @@
 """From a step's schedule to gradients: in one pass where the loss allows it, in two otherwise.
 
-The term of a token may depend on its whole sequence (GSPO) or on the whole batch (Clip-Cov), and no
-micro-batch need hold that much. The loss is a function of logprobs and entropies alone, a number or
-two of each token, so that the chain rule parts there:
+The loss of a token may depend on its whole sequence (GSPO) or on the whole batch (Clip-Cov), which
+no micro-batch may contain. The loss is a function of logprobs and entropies only, one or two
+numbers per token, so the chain rule is split there:
 
     first pass, without gradient    logprobs and entropies of all micro-batches
     the objective, on all of them   its derivative by each: `Coefficients`
     second pass, with gradient      sum(coefficient * logprob) of each micro-batch -> backward
 
-The gradient of the second pass is that of the objective, for any division into micro-batches. What
-it costs is the first pass, a forward pass. A term that depends on its own token takes one pass.
+The gradient of the second pass is that of the objective, for any division into micro-batches. The
+additional cost is one forward pass. A loss whose terms depend on their own token takes one pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,14 +36,14 @@ Output = tuple[Tensor, Tensor | None]  # of a pass: logprobs and entropy, each [
 
 @dataclass(frozen=True)
 class AuxiliaryOutputs:
-    """What models beside the policy say of a step's tokens: [N] float32 for each micro-batch."""
+    """Outputs of reference and critic for a step's tokens: [N] float32 for each micro-batch."""
 
     reference_logprobs: Sequence[Tensor] | None = None
-    advantages: Sequence[Tensor] | None = None  # in place of those of the rows
-    policy_waits: bool = False  # this step does not train the policy
+    advantages: Sequence[Tensor] | None = None  # replace those of the rows
+    policy_waits: bool = False  # whether this step does not train the policy
 
     def added_to(self, inputs: LossInputs, number: int) -> LossInputs:
-        """The inputs of a micro-batch with what is said of it."""
+        """Add these outputs to the inputs of micro-batch `number`."""
         if self.reference_logprobs is not None:
             inputs = replace(inputs, reference_logprobs=self.reference_logprobs[number])
         if self.advantages is not None:
@@ -56,19 +56,19 @@ NO_AUXILIARY_OUTPUTS = AuxiliaryOutputs()
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The derivative of the loss by the logprob and by the entropy of N tokens, each [N]."""
+    """Derivatives of the loss with respect to logprobs and entropies of N tokens, each [N]."""
 
     logprobs: Tensor
     entropy: Tensor | None  # None where the loss does not train it
 
     def split(self, sizes: Sequence[int]) -> list["Coefficients"]:
-        """Those of micro-batches that stand behind each other, with so many tokens each."""
+        """Split into micro-batches with these numbers of tokens."""
         logprobs = self.logprobs.split(list(sizes))
         entropies = [None] * len(sizes) if self.entropy is None else self.entropy.split(list(sizes))
         return [Coefficients(*pair) for pair in zip(logprobs, entropies, strict=True)]
 
     def surrogate(self, inputs: LossInputs) -> Tensor:
-        """A scalar with the gradient of the loss; its value means nothing."""
+        """A scalar with the gradient of the loss; its value has no meaning."""
         total = (self.logprobs * inputs.logprobs).sum()
         if self.entropy is not None:
             assert inputs.entropy is not None, "a loss that trains the entropy is given it"
@@ -97,7 +97,7 @@ class PolicyPasses:
         self._auxiliary = auxiliary
 
     def add_gradients(self, running: RunningStatistics) -> None:
-        """Add the gradient of the objective to the model's, and to `running` what it was.
+        """Add the gradient of the objective to the model's, and its statistics to `running`.
 
         Collective.
         """
@@ -120,9 +120,9 @@ class PolicyPasses:
         run_schedule(self._model, self._schedule, self._forward, surrogate)
 
     def look(self, running: RunningStatistics) -> list[Coefficients]:
-        """The first of two passes: adds to `running` what the objective is, and differentiates it.
+        """Run the first of two passes: add statistics to `running` and differentiate the objective.
 
-        Returns the derivatives by micro-batch. Leaves the model's gradients alone. Collective.
+        Returns the derivatives by micro-batch. The model's gradients do not change. Collective.
         """
         parts: list[LossInputs] = []
 
@@ -136,7 +136,7 @@ class PolicyPasses:
         if self._objective.scope is Scope.BATCH:
             whole, mine = over_ranks(inputs, self._schedule.n_rows, self._mesh.dp_group)
             share, token_losses, derivative = differentiate(self._objective, whole, totals)
-            # each rank has computed the whole loss: what it counts of it goes by its tokens
+            # Each rank has computed the whole loss and counts the share of its own tokens.
             share = share * (inputs.mask.sum() / totals.tokens)
             token_losses, derivative = _part(token_losses, mine), _part(derivative, mine)
         else:
@@ -145,7 +145,7 @@ class PolicyPasses:
         return derivative.split([len(part.mask) for part in parts])
 
     def _takes_two(self) -> bool:
-        """Whether some rank has a micro-batch that holds less than a term depends on."""
+        """Whether a micro-batch of some rank has less than the scope of the loss."""
         scope = self._objective.scope
         if scope is Scope.BATCH:
             return len(self._schedule.batches) > 1 or self._mesh.dp_size > 1
@@ -170,8 +170,7 @@ class PolicyPasses:
 def differentiate(
     objective: Objective, inputs: LossInputs, totals: BatchTotals
 ) -> tuple[Tensor, TokenLosses, Coefficients]:
-    """The loss of `inputs`, its token losses, and its derivative by each logprob and trained
-    entropy."""
+    """Return the loss of `inputs`, its token losses, and its `Coefficients`."""
     logprobs = inputs.logprobs.detach().requires_grad_()
     entropy = None if inputs.entropy is None else inputs.entropy.detach()
     leaves = [logprobs]
@@ -186,15 +185,15 @@ def differentiate(
 
 
 def concat(parts: Sequence[LossInputs]) -> LossInputs:
-    """The tokens of several micro-batches of one rank, in their order, without gradients."""
+    """Concatenate the tokens of several micro-batches of one rank, without gradients."""
     return _each_field(parts, lambda tensors: torch.cat([tensor.detach() for tensor in tensors]))
 
 
 def over_ranks(inputs: LossInputs, rows: int, group: dist.ProcessGroup) -> tuple[LossInputs, slice]:
-    """The tokens of all ranks of `group`, the same on each, and where this rank's are among them.
+    """Gather the tokens of all ranks of `group`. Returns them and the slice of this rank's.
 
-    `rows`: how many rows this rank has, so that no two ranks' rows get the same `sequence`.
-    Collective. Ranks may have different numbers of tokens.
+    `rows`: this rank's number of rows, which makes `sequence` unique over ranks. Ranks may have
+    different numbers of tokens. Collective.
     """
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     device = inputs.logprobs.device
@@ -210,7 +209,7 @@ def over_ranks(inputs: LossInputs, rows: int, group: dist.ProcessGroup) -> tuple
         dtype = torch.int64 if own.dtype == torch.bool else own.dtype
         whole = torch.zeros(sum(counts), dtype=dtype, device=device)
         whole[mine] = own.to(dtype)
-        dist.all_reduce(whole, group=group)  # a token is 0 on all ranks but its own
+        dist.all_reduce(whole, group=group)  # a token is 0 on all ranks except its own
         return whole.to(own.dtype)
 
     numbered = replace(inputs, sequence=inputs.sequence + sum(row_counts[:rank]))

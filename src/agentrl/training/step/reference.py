@@ -1,7 +1,7 @@
-"""The reference policy of the KL penalty: what the policy must not go too far from.
+"""The reference policy of the KL penalty.
 
-It never changes, not by a resume either. With an adapter it is the policy itself, whose own weights
-are frozen, with the adapter switched off, and costs no memory; without one it is a second model.
+It never changes, also not by a resume. With an adapter it is the policy with the adapter switched
+off and costs no memory. Without an adapter it is a second model.
 """
 
 import torch
@@ -19,16 +19,16 @@ class Reference:
     """Logprobs of the reference policy."""
 
     def __init__(self, model: PreTrainedModel, chunk_size: int) -> None:
-        """`model`: through `prepare_model`; its adapter, if it has one, is left out.
+        """`model`: prepared by `prepare_model`; its adapter, if any, is switched off.
 
-        `chunk_size`: tokens whose logits exist at once.
+        `chunk_size`: largest number of tokens whose logits exist at once.
         """
         self._model = model
         self._chunk_size = chunk_size
 
     @torch.no_grad()
     def logprobs(self, schedule: Schedule) -> list[Tensor]:
-        """Of the trained tokens [N] of each micro-batch. Collective."""
+        """Logprobs [N] of the trained tokens, for each micro-batch. Collective."""
         self._model.eval()
         logprobs: list[Tensor] = []
 

@@ -1,7 +1,7 @@
-"""The forward and backward passes of one step, and how they are run.
+"""The schedule of forward and backward passes of one step, and its execution.
 
 Every rank runs the same passes in the same order, because each is a collective of the sharded
-model; a rank that has less to compute runs placeholders.
+model. A rank that has fewer micro-batches runs placeholders.
 """
 
 from collections import deque
@@ -34,20 +34,20 @@ from agentrl.training.model.logprobs import compute_prefix
 from agentrl.training.parallel import Mesh
 
 Output = TypeVar("Output")
-# What a pass over a micro-batch, behind a shared prefix or not, computes: a policy's logprobs, a
-# critic's values.
+# Computes a pass over a micro-batch that may follow a shared prefix: logprobs or values.
 Forward = Callable[[MicroBatch, SharedPrefix | None], Output]
-# Who gets it, with the micro-batch and its number. Returns the scalar to differentiate, or None.
+# Consumes the output of a micro-batch, given its number. Returns the scalar to differentiate, or
+# None.
 Consume = Callable[[int, MicroBatch, Output], Tensor | None]
 
 
 def go_on() -> None:
-    """Between passes of a step that is not to be left."""
+    """Default of `between_passes`: do nothing."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Micro-batches, and the shared prefix that some of them stand behind, computed before them."""
+    """Micro-batches, and the shared prefix that some of them follow, which is computed first."""
 
     prefix: SharedPrefixBatch | None
     batches: tuple[MicroBatch, ...]
@@ -55,7 +55,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Schedule:
-    """This rank's passes of a step: as many as every other rank's, in sections of equal shape."""
+    """This rank's passes of a step. All ranks have equally many, in sections of equal shape."""
 
     sections: tuple[Section, ...]
     n_rows: int  # of this rank
@@ -140,11 +140,11 @@ def run_schedule(
         if prefix is not None and torch.is_grad_enabled():
             prefix.backward()
     if not torch.is_grad_enabled():
-        _reshard(model)  # what stayed gathered for a backward pass, which does not come
+        _reshard(model)  # parameters stay gathered for a backward pass, which is not run
 
 
 def forget_passes(model: PreTrainedModel) -> None:
-    """Put a model back to where it was before the passes that were left."""
+    """Reset gradients and sharding of a model after an interrupted step."""
     model.zero_grad(set_to_none=True)
     _reshard(model)
 
@@ -162,10 +162,10 @@ def _align(
     pad: int,
     mesh: Mesh,
 ) -> tuple[Section, ...]:
-    """Fill up with `empty` and empty prefixes to what the ranks with most have. Collective.
+    """Pad sections with `empty` micro-batches and prefixes to equal shapes on all ranks.
 
-    A section has as many micro-batches as any rank's has; where this rank's has fewer, plain ones
-    take the places, and empty ones when those are used up.
+    Each section gets the largest number of micro-batches of any rank. Plain micro-batches fill this
+    rank's free places first, then empty ones. Collective.
     """
     n_prefixed = _all_reduce_max([len(prefixed)], mesh)[0]
     mine = [len(section.batches) for section in prefixed]
@@ -179,7 +179,7 @@ def _align(
             batches.append(left.popleft() if left else empty)
         prefix = placeholder_prefix(pad, mesh.device) if own is None else own.prefix
         sections.append(Section(prefix, tuple(batches)))
-    # a step has one pass at least
+    # A step has at least one pass.
     n_left = _all_reduce_max([max(len(left), 1 - n_prefixed)], mesh)[0]
     if n_left:
         sections.append(Section(None, (*left, *[empty] * (n_left - len(left)))))
@@ -187,7 +187,7 @@ def _align(
 
 
 def _divides_rows(sections: Sequence[Section]) -> bool:
-    """Whether tokens of one row are in several micro-batches."""
+    """Whether any row has tokens in several micro-batches."""
     rows = [
         row
         for section in sections

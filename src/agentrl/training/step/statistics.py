@@ -1,4 +1,4 @@
-"""What a step says of its tokens: sums over micro-batches and ranks."""
+"""Statistics of a step's tokens, summed over micro-batches and ranks."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,9 +17,9 @@ STALENESS_BUCKETS = 8  # 0, 1, ... 6, and 7 or more
 
 @dataclass(frozen=True)
 class StepStatistics(CriticStatistics):
-    """Over all trained tokens of the global batch.
+    """Statistics over all trained tokens of the global batch.
 
-    pi is the policy as it is trained now, mu the one that sampled, with the sampler's logprobs.
+    pi is the trained policy, mu the sampler's policy with the sampler's logprobs.
     """
 
     loss: float
@@ -28,14 +28,14 @@ class StepStatistics(CriticStatistics):
     ratio_mean: float  # of r = pi / mu
     ratio_min: float
     ratio_max: float
-    clip_fraction: float  # tokens on which the loss's clip range took effect,
-    clip_fraction_low: float  # their ratio being too small
-    clip_fraction_high: float  # or too large
-    truncated_fraction: float  # tokens whose importance weight was cut at its cap (--rollout_is)
+    clip_fraction: float  # share of tokens that were clipped
+    clip_fraction_low: float  # because their ratio was too small
+    clip_fraction_high: float  # because it was too large
+    truncated_fraction: float  # tokens whose importance weight was capped (--rollout_is)
     left_out_fraction: float  # tokens left out by --rollout_rs or --strict_in_bound
     mismatch_kl: float  # E_mu[r - 1 - log r], an estimate of KL(mu || pi) that is never negative
     mismatch_kl_k1: float  # E_mu[-log r], the plain estimate of the same
-    effective_sample_size: float  # (sum r)^2 / (n sum r^2): 1 on policy, small far off it
+    effective_sample_size: float  # (sum r)^2 / (n sum r^2): 1 on policy, small far off policy
     entropy: float | None  # with --log_entropy or --entropy_coef
     negative_logprob: float  # E_mu[-log pi]: of a batch on policy, an estimate of the entropy
     reference_kl: float | None  # estimate of KL(pi || reference), with --beta
@@ -65,10 +65,9 @@ class RunningStatistics:
 
     @torch.no_grad()
     def add(self, share: Tensor, token_losses: TokenLosses, inputs: LossInputs) -> None:
-        """Add one micro-batch: the loss of `Objective.share` and the tensors that it was made of.
+        """Add one micro-batch: the result of `Objective.share`, and its inputs.
 
-        Masked sums throughout: to pick the trained tokens out would make a GPU wait for their
-        number.
+        All sums are masked. Selecting the trained tokens would synchronise the GPU.
         """
         if len(inputs.mask) == 0:
             return

@@ -38,8 +38,9 @@ def train_step(
 
     The result is the same on every rank, and but for rounding the same for any number of ranks and
     any micro-batch size. `between_passes` is called after each pass until the weights are updated;
-    what it raises leaves the step. Raises `NonFiniteGradient` if the policy's gradient is not
-    finite, and `FloatingPointError` if the critic's is not; that model's weights are left alone.
+    what it raises leaves the step. Raises `NonFiniteGradient` if the gradient of the policy or of
+    the critic is not finite. Either way all weights are as before, and the caller forgets what the
+    passes have added to the gradients (`forget_passes`).
     """
     compute = config.compute
     schedule = make_schedule(
@@ -58,17 +59,21 @@ def train_step(
             grad_norms = layer_grad_norms(model)
         grad_norm = clip_grad_norm(model, config.optimizer.max_grad_norm)
         if not math.isfinite(grad_norm):
-            optimizer.zero_grad(set_to_none=True)
             raise NonFiniteGradient(
                 f"the gradient norm is {grad_norm}: the weights were left as they are; the rows of "
                 "this step or the learning rate before it are the place to look"
             )
+    # Before the policy is updated: a step that is not finite for one model is none for the other.
+    critic_gradient = auxiliary.add_gradient(schedule) if auxiliary else None
+    if not outputs.policy_waits:
         learning_rate = float(scheduler.get_last_lr()[0])
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-    # The policy is updated: the step is not left any more.
-    critic = auxiliary.learn(replace(schedule, between_passes=go_on)) if auxiliary else NO_CRITIC
+    critic = NO_CRITIC
+    if auxiliary:
+        # The policy is updated, so the step is no longer interrupted.
+        critic = auxiliary.learn(replace(schedule, between_passes=go_on), critic_gradient)
     return running.reduce(
         schedule.totals,
         grad_norm,
@@ -90,11 +95,14 @@ def gradient_is_finite(
 ) -> bool:
     """Whether the policy's gradient on `rows` alone (this rank's) is; nothing is updated.
 
-    Collective, with the same answer on every rank.
+    It is where the policy waits for its critic to warm up. Collective, with the same answer on
+    every rank.
     """
     compute = config.compute
     schedule = make_schedule(model, rows, compute.token_budget, compute.pad_to_multiple_of, mesh)
     outputs = auxiliary.outputs(schedule, rows) if auxiliary else NO_AUXILIARY_OUTPUTS
+    if outputs.policy_waits:
+        return True
     model.train()
     passes = PolicyPasses(model, schedule, objective, compute.loss_seq_chunk_size, mesh, outputs)
     passes.add_gradients(RunningStatistics(mesh.device))
