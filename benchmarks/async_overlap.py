@@ -52,7 +52,7 @@ AT_ONCE = (MAX_STALENESS + 1) * ROWS  # of both sides: neither is held back by i
 
 @dataclass(frozen=True)
 class Side:
-    """What one side did in one round."""
+    """The result of one side in one round."""
 
     wall_s: float
     evicted: int
@@ -89,7 +89,7 @@ def sampler(url: str, run: str, tools: str, flags: list[str], log: Path) -> Iter
 
 
 async def prepare(database: RunDatabase, model: str, groups: int) -> RunLease:
-    """A run with so many groups, whose version 0 the service has."""
+    """Make a run with `groups` groups; the service has version 0."""
     await add_groups(database, groups, GROUP)
     lease = RunLease(database, "trainer", "benchmark", lease_seconds=600)
     await lease.acquire(rows_per_step=ROWS)
@@ -99,7 +99,7 @@ async def prepare(database: RunDatabase, model: str, groups: int) -> RunLease:
 
 
 async def publish(database: RunDatabase, model: str, version: int) -> None:
-    """Bring the service to a version, as the trainer does."""
+    """Update the service to a version, as the trainer does."""
     await policies.publish(database, version, version, "none")
     async with SGLangClient(model) as client:
         await client.update_weights_from_disk("none", version)
@@ -110,7 +110,7 @@ async def publish(database: RunDatabase, model: str, version: int) -> None:
 async def train(
     database: RunDatabase, lease: RunLease, model: str, steps: int, max_staleness: int
 ) -> Side:
-    """Steps of the same order as the trainer's, of a fixed time each."""
+    """Run steps in the trainer's order, each of a fixed time."""
     ledger = RowLedger(database, "trainer", lease.fence)
     ages: list[int] = []
     began = time.monotonic()
@@ -153,7 +153,7 @@ async def run_side(url: str, tools: str, folder: Path, steps: int, *, sync: bool
 
 
 def expected() -> dict[str, Any]:
-    """What the calls' distribution alone says, by a simulation of 2000 steps."""
+    """Expected seconds of a trajectory, and of the slowest one of a step (2000 simulated steps)."""
     slowest, all_seconds = [], []
     for step in range(2000):
         seconds = [

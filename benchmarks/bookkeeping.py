@@ -113,7 +113,7 @@ def old_tasks(first: int, last: int) -> Iterator[Task]:
 
 
 async def fill(database: RunDatabase, first: int, last: int, waiting: bool) -> None:
-    """Rows `first` to `last` of the run, as if it had made them."""
+    """Insert rows `first` to `last` of the run with their Records and Tasks."""
     for begin in range(first, last, BATCH):
         made = list(old_rows(begin, min(begin + BATCH, last), waiting))
         await database.rows.insert_many([row.to_mongo() for row, _, _ in made], ordered=False)
@@ -123,7 +123,7 @@ async def fill(database: RunDatabase, first: int, last: int, waiting: bool) -> N
 
 
 class Lines(Sequence[TaskLine]):
-    """A task file of a million lines, that is read line by line."""
+    """A task file of ten million lines, made on demand."""
 
     def __len__(self) -> int:
         return 10_000_000
@@ -133,7 +133,7 @@ class Lines(Sequence[TaskLine]):
 
 
 class Steps:
-    """What the trainer, a sampler and the live view ask around a step."""
+    """The queries of trainer, sampler and live view around a step."""
 
     def __init__(
         self, database: RunDatabase, lease: RunLease, feeder: TaskFeeder, staleness: int, done: int
@@ -149,7 +149,7 @@ class Steps:
         self.times: Timed = {}
 
     async def take(self) -> None:
-        """One step, for which samplers bring as many rows as it takes."""
+        """Take one step, and add as many rows as it trains."""
         self.done = step = self.done + 1
         await self._timed("sampler", self._look)
         await self._finish_rows(step)
@@ -189,7 +189,7 @@ class Steps:
 
 
 async def plans(database: RunDatabase) -> dict[str, dict[str, Any]]:
-    """What the profiler noted on collections that grow: plan, keys and documents, by operation."""
+    """The profiler's plans, keys and documents of operations on growing collections."""
     noted: dict[str, dict[str, Any]] = {}
     async for entry in database.database["system.profile"].find():
         collection = entry["ns"].partition(".")[2]
@@ -221,7 +221,7 @@ def _fields(shape: Any) -> str:
 
 
 async def go_on(database: RunDatabase, rows: int, staleness: int) -> Steps:
-    """A trainer that goes on where the rows end."""
+    """Start a trainer that continues after the existing rows."""
     done = rows // ROWS_PER_STEP
     lease = RunLease(database, "trainer", "here", 3600)
     await lease.acquire(ROWS_PER_STEP)
@@ -250,7 +250,7 @@ async def go_on(database: RunDatabase, rows: int, staleness: int) -> Steps:
 async def side(
     url: str, name: str, sizes: Sequence[int], waiting: bool, rounds: int
 ) -> list[dict[str, Any]]:
-    """Databases of all sizes, a step of each in turn."""
+    """Measure databases of all sizes, one step of each in turn."""
     runs_of: dict[int, Steps] = {}
     staleness = 10**9 if waiting else STALENESS
     try:
@@ -286,7 +286,7 @@ async def profiled(steps: Steps) -> dict[str, dict[str, Any]]:
 
 
 def refuse_growth(measured: Sequence[dict[str, Any]]) -> None:
-    """Raise SystemExit for a collection that is scanned, or keys or documents that grow."""
+    """Raise SystemExit if a collection is scanned, or if examined keys or documents grow."""
     few, many = measured[0]["plans"], measured[-1]["plans"]
     for name, plan in many.items():
         if plan["collscan"]:

@@ -6,9 +6,9 @@ import torch
 
 
 def clock() -> float:
-    """On a CPU the seconds that this process computed, whatever else the machine did.
+    """On a CPU the CPU seconds of this process, which other work does not change.
 
-    For steps of one thread. On a GPU those of the wall, once the device has done what it was given.
+    For steps of one thread. On a GPU the wall time, after synchronising the device.
     """
     if not torch.cuda.is_available():
         return time.process_time()

@@ -18,7 +18,7 @@ Costs = dict[str, dict[str, float]]  # microseconds of each operation: by comman
 
 @dataclass(frozen=True)
 class Load:
-    """What the samplers do. The default's records take a minute."""
+    """The load of the samplers. By default a record takes a minute."""
 
     samplers: int = 10_000
     records_each: int = 16  # at once, in one sampler
@@ -35,7 +35,7 @@ class Load:
 
     @property
     def records_per_s(self) -> float:
-        """What they would make on a database without delay."""
+        """Records per second with a database without delay."""
         return self.samplers * self.records_each / (self.turns * self.turn_mean_s)
 
     @property
@@ -45,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The servers. `tasks` and the small collections are on a primary of their own."""
+    """The servers. `tasks` and the small collections are on a separate primary."""
 
     shards: int = 4  # for records, turns and rows
     cores: int = 16  # of each primary
@@ -56,7 +56,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Design:
-    """How samplers learn what they may begin, who reaps, and where claims meet."""
+    """A design: how samplers learn the admission limit, who reaps, and where claims conflict."""
 
     name: str
     streams: bool = True  # every sampler has a change stream open; else it polls one document
@@ -110,7 +110,7 @@ class Simulation:
         self._claimed = [0] * design.lanes  # a group changes with every claim of it
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Let the samplers work for so long, half of it to warm up; figures of the second half."""
+        """Simulate `seconds`. Returns the figures of the second half; the first is warm-up."""
         load = self.load
         for number in range(load.samplers):
             sampler = Sampler(working=load.records_each)
@@ -168,7 +168,7 @@ class Simulation:
         return self._rng.lognormvariate(math.log(self.load.turn_median_s), self.load.turn_sigma)
 
     def _turn_left_s(self) -> float:
-        """Of a turn met at a random moment: long ones are met more often."""
+        """Remaining seconds of a turn at a random moment (length-biased)."""
         mu = math.log(self.load.turn_median_s) + self.load.turn_sigma**2
         return self._rng.random() * self._rng.lognormvariate(mu, self.load.turn_sigma)
 
@@ -242,7 +242,7 @@ class Simulation:
         self._ask(self.ledger, "point read", 1, lambda: self._at(POLL_S, self._poll, sampler))
 
     def _look(self, then: Then) -> None:
-        """Learn how far work may begin: from one document, or by counting groups and rows."""
+        """Read the admission limit from one document, or by counting groups and rows."""
         if not self.design.counts:
             self._ask(self.ledger, "point read", 1, then)
             return
@@ -281,7 +281,7 @@ class Simulation:
         self._look(lambda: self._try_claim(self._rng.randrange(self.design.lanes), claimed))
 
     def _try_claim(self, lane: int, claimed: Then) -> None:
-        """A claim, done again for as long as others change the group meanwhile."""
+        """A claim, repeated while other commits change the group."""
         cost_s = self._costs["claim"]["command"] / 1e6
         seen = 0
 
@@ -308,7 +308,7 @@ class Simulation:
         self._at(self._turn_s(), self._turn, sampler, turn)
 
     def _turn(self, sampler: Sampler, turn: int) -> None:
-        """A turn is there: store it, and go on with the next or the end."""
+        """Store a turn, then begin the next one or finish."""
         if turn + 1 < self.load.turns:
             self._commit(sampler, "turns insert", lambda: self._turns(sampler, turn + 1))
         else:

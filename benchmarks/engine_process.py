@@ -1,4 +1,4 @@
-"""A local engine in a process of its own, and the random Qwen3 models that it serves."""
+"""Runs a local engine in a separate process, with random Qwen3 models."""
 
 import multiprocessing
 from collections.abc import AsyncIterator, Iterator
@@ -46,7 +46,7 @@ def engine_process(config: EngineConfig) -> Iterator[str]:
 
 
 def _serve(config: EngineConfig, port: Connection) -> None:
-    """Tell the URL, then serve until terminated."""
+    """Send the URL, then serve until terminated."""
 
     @asynccontextmanager
     async def tell(url: str) -> AsyncIterator[None]:

@@ -35,7 +35,7 @@ Load = list[tuple[list[int], int]]
 
 
 def make_load(name: str, requests: int, seed: int) -> Load:
-    """Prompts of 40 to 150 random ids, and how many tokens each is to get."""
+    """Prompts of 40 to 150 random ids, and the number of tokens to generate for each."""
     rng = random.Random(seed)
     return [
         (

@@ -1,4 +1,4 @@
-"""How soon a run with so many task lines begins to be sampled, and what it takes.
+"""Time and memory until a run's first sample, by the number of task lines.
 
 For each number of lines (300 bytes each, groups of eight) three processes, one after the other, on
 a mongod of the benchmark's own, each with the code of launcher and trainer in their order:
@@ -73,7 +73,7 @@ def write_lines(path: Path, count: int) -> None:
 
 
 def begin(path: Path, output: Path, url: str, run: str, whole_check: bool) -> dict[str, float]:
-    """One start, in this process; what it took."""
+    """Measure one start in this process."""
     flags = ["--train_file", str(path), "--output_dir", str(output), "--run_name", run]
     config = parse_config(flags)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -115,7 +115,7 @@ def _bytes_read() -> int:
 
 
 def measure(count: int, folder: Path, url: str) -> dict[str, Any]:
-    """The three starts of a run with so many lines."""
+    """Measure the three starts of a run with `count` lines."""
     path = folder / f"{count}.jsonl"
     write_lines(path, count)
     os.utime(path, (1, 1))  # not of this moment

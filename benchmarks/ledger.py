@@ -1,4 +1,4 @@
-"""What the ledger costs the database: claims, and all that a record of four turns writes.
+"""The cost of the ledger for the database: claims, and all writes of a record of four turns.
 
 Everything is measured on one mongod of the benchmark's own, in rounds of all sides in turn.
 
@@ -74,7 +74,7 @@ class Side:
     count: int
 
     async def seconds(self, workers: int, slots: int) -> float:
-        """What so many workers take for so many slots."""
+        """Seconds that `workers` workers take for `slots` slots."""
         left = slots
 
         async def work() -> None:
@@ -113,7 +113,7 @@ def ledger_side(database: RunDatabase, count: int) -> Side:
 
 
 async def measure_claims(url: str, rounds: int) -> dict[int, dict[str, Any]]:
-    """Short rounds of all sides in turn, so that what else the machine does hits all alike."""
+    """Measure all sides in short alternating rounds, so that other load affects all alike."""
     results = {}
     for workers in CLAIMERS:
         slots = 2 * max(workers, 32)  # of a round
@@ -182,7 +182,7 @@ class WriteCounter(monitoring.CommandListener):
 
 
 async def count_writes(url: str, groups: int) -> dict[int, dict[str, Any]]:
-    """Write commands and documents of a record. The last thing to measure: counting takes time."""
+    """Count write commands and documents of a record, after all timings, because it takes time."""
     counter = WriteCounter()
     monitoring.register(counter)
     results = {}
@@ -204,7 +204,7 @@ async def count_writes(url: str, groups: int) -> dict[int, dict[str, Any]]:
 
 
 class AgentLightning:
-    """The other store, in a process of its own that is idle while ours is measured."""
+    """The other store, in a separate process that is idle while ours is measured."""
 
     def __init__(self, url: str) -> None:
         self._process = subprocess.Popen(

@@ -1,8 +1,8 @@
-"""What each operation of the ledger costs mongod, in microseconds of its processor time.
+"""The cost of each operation of the ledger, in microseconds of mongod's CPU time.
 
 A part of `ledger.py`; `scaling.py` calculates with the result. Operations that take several
 documents are measured with one and with many, which gives a cost per command and one per document.
-Time on the processor, not on the clock: what else the machine does matters little.
+CPU time depends little on other load of the machine.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class ServerClock:
     async def microseconds(
         self, times: int, operation: Callable[[int], Awaitable[object]]
     ) -> float:
-        """Of one of so many calls of `operation`, which gets their numbers."""
+        """Microseconds of one call of `operation`, the mean over calls with numbers 0, 1, ..."""
         began = self.seconds()
         for number in range(times):
             await operation(number)
@@ -70,7 +70,7 @@ async def measure_costs(url: str, pid: int, groups: int) -> Costs:
 
 
 async def _work_costs(database: RunDatabase, clock: ServerClock, groups: int) -> Costs:
-    """Of what samplers do for their records, in the order they do it."""
+    """Costs of the samplers' operations on their records, in order."""
     tasks, records = task_ledger(database, LONG_LEASE_S), RecordLedger(database, LONG_LEASE_S)
     slots = groups * GROUP
     claims = []
@@ -125,7 +125,7 @@ async def _work_costs(database: RunDatabase, clock: ServerClock, groups: int) ->
 
 
 async def _look_costs(database: RunDatabase, clock: ServerClock, groups: int) -> Costs:
-    """Of what samplers look at to know what they may begin."""
+    """Costs of the samplers' queries for the admission limit."""
     await services.register_urls(database, ["http://127.0.0.1:30000"])
     await runs.RunLease(database, "trainer", "here", LONG_LEASE_S).acquire(64)
     point = await clock.microseconds(300, lambda _: runs.load_run(database))
@@ -140,7 +140,7 @@ async def _look_costs(database: RunDatabase, clock: ServerClock, groups: int) ->
 
 
 async def _stream_cost(database: RunDatabase, clock: ServerClock) -> dict[str, float]:
-    """Of a document written, for each open change stream that does not ask for it."""
+    """Cost of a written document for each open change stream that does not match it."""
     turns = [
         [make_turn(f"watched-{lot}-{n}", 0).to_mongo() for n in range(MANY)] for lot in range(60)
     ]

@@ -46,7 +46,7 @@ _MEMORY_S = 0.05
 
 @dataclass
 class LoopWatch:
-    """What holds up an event loop."""
+    """Measures the delays of an event loop."""
 
     lateness_s: list[float] = field(default_factory=list)
     longest_s: float = 0.0
@@ -54,7 +54,7 @@ class LoopWatch:
     longest_in: str = ""
 
     def summary(self) -> dict[str, float | str]:
-        """What is reported."""
+        """The reported figures."""
         late = np.array(self.lateness_s)
         return {
             "loop_block_ms_p99": round(1000 * float(np.percentile(late, 99)), 1),
@@ -125,14 +125,14 @@ class _Timed(Coroutine[Any, Any, Any]):
 
 @dataclass
 class MemoryWatch:
-    """The most memory that this process takes, in bytes."""
+    """The peak memory of this process in bytes."""
 
     before: int = 0
     most: int = 0
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[None]:
-        """Look again and again."""
+        """Poll the memory until the block ends."""
         self.before = self.most = _resident()
 
         async def look() -> None:
@@ -153,7 +153,7 @@ def _resident() -> int:
 
 
 def script_of(turns: int, tokens: int) -> Script:
-    """Records of so many turns, the last prompt of which has about so many tokens."""
+    """A script for records of `turns` turns whose last prompt has about `tokens` tokens."""
     from agentrl.rollout.chat import ChatRenderer
 
     words = " ".join(random_words(2000, "rate"))
@@ -220,7 +220,7 @@ def measure(template: str, at_once: int, turns: int, tokens: int) -> dict[str, A
 
 
 def in_a_process(template: str, at_once: int, turns: int, tokens: int) -> dict[str, Any]:
-    """`measure` in a process of its own, whose memory nothing else took before."""
+    """`measure` in a new process, whose memory has no earlier peak."""
     call = [template, str(at_once), str(turns), str(tokens)]
     done = subprocess.run([sys.executable, __file__, *call], stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -230,7 +230,7 @@ def in_a_process(template: str, at_once: int, turns: int, tokens: int) -> dict[s
 
 
 def compare(turns: int, tokens: int, at_once: tuple[int, ...] = AT_ONCE) -> dict[str, Any]:
-    """All runs, and what rewriting costs over appending."""
+    """All runs, and the ratio of the costs of rewriting and appending."""
     runs: dict[str, dict[str, Any]] = {}
     ratios: dict[str, float] = {}
     for count in at_once:

@@ -1,4 +1,4 @@
-"""What it costs that a majority of three members has a write, against the primary alone.
+"""The cost of write concern `majority` with three members, compared with the primary alone.
 
 Three mongods on this machine's loopback and disk. Rounds of both sides in turn: an update of one
 document, such as a claim or a heartbeat, one after the other; and bulk writes of 64 turns of 2 KB,

@@ -1,4 +1,4 @@
-"""A sampler process without a model: what it does with the database, and nothing else.
+"""A sampler process without a model, which makes only the database operations.
 
 A part of `ledger.py`: a run's database with tasks, and a stand-in for the scheduler that claims,
 writes turns of fixed contents and scores without generating anything.
@@ -40,7 +40,7 @@ MESSAGE, TEXT = "The bin holds: " + "bolt, " * 130, "I look into the next bin. "
 
 @asynccontextmanager
 async def fresh_run(url: str, groups: int) -> AsyncIterator[RunDatabase]:
-    """A run's database with so many groups that nobody has begun."""
+    """A run's database with `groups` groups that have not begun."""
     database = await connect(url, f"ledger-{uuid4().hex[:12]}")
     lines = [
         TaskLine(id=f"line-{seq}", query="How many bolts are in the bin?", answer="3")
@@ -81,7 +81,7 @@ def make_turn(record: str, turn: int) -> DispatchedSamplingTask:
 
 @dataclass
 class ModellessSampler:
-    """Does with the database what a sampler process does, without a model or tools."""
+    """Makes the database operations of a sampler process, without a model or tools."""
 
     database: RunDatabase
     workers: int

@@ -62,7 +62,7 @@ def make_step(side: str, model: PreTrainedModel, batch: Batch) -> Callable[[], N
 
 
 def torch_step(model: PreTrainedModel, batch: Batch) -> Callable[[], None]:
-    """Clipped ratios as everybody writes them first."""
+    """A step with clipped ratios in plain PyTorch."""
     optimizer = AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True)
     rows = torch.cat([batch.prompts, batch.completions], dim=1)
     length = batch.completions.shape[1]
@@ -85,7 +85,7 @@ def torch_step(model: PreTrainedModel, batch: Batch) -> Callable[[], None]:
 
 
 def measure(side: str, rows: int) -> dict[str, float]:
-    """MiB that a step of `side` rises above what rests, by workload; in this process."""
+    """MiB by which a step of `side` rises above the memory between steps, by workload."""
     torch.set_num_threads(1)
     found = {}
     for name, workload in workloads(rows).items():
@@ -101,7 +101,7 @@ def measure(side: str, rows: int) -> dict[str, float]:
 
 
 def _rise(step: Callable[[], None]) -> int:
-    """Bytes that `step` takes at its highest point above what was taken before."""
+    """Peak memory of `step` in bytes, minus the memory before it."""
     if ON_GPU:
         torch.cuda.reset_peak_memory_stats()
         resting = torch.cuda.memory_allocated()
@@ -120,7 +120,7 @@ def _status(key: str) -> int:
 
 
 def in_own_process(side: str, rows: int) -> dict[str, float]:
-    """`measure`, by a process that does nothing else."""
+    """`measure` in a separate process."""
     ended = subprocess.run(
         [sys.executable, __file__, "--measure", side, str(rows)],
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},

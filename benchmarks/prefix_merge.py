@@ -67,7 +67,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens that stand together; the same piece in several paths is what they share."""
+    """A run of tokens. Paths that contain the same piece share it."""
 
     name: int
     length: int
@@ -76,7 +76,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Work:
-    """What a way computes."""
+    """The tokens and operations of one way."""
 
     tokens: int
     operations: float

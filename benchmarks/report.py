@@ -1,4 +1,4 @@
-"""How a benchmark ends: one line that is a JSON object, kept in `results/` if asked for."""
+"""Flags and output of benchmarks: one line of JSON, written to `results/` with `--save`."""
 
 import argparse
 import datetime

@@ -1,4 +1,4 @@
-"""What a sampler process adds to the time its services take, and what it spends its CPU on.
+"""The overhead of a sampler process over the time of its services, and a profile of its CPU time.
 
 The real `agentrl sample` in this process: chat template, tokens, MCP client, scoring, ledger and
 rows on a real mongod. Beside it, as processes of their own, a service of a fixed latency that
@@ -54,7 +54,7 @@ PROFILE_S = 0.002  # of CPU time between two samples
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the other processes answer."""
+    """The addresses of the other processes."""
 
     mongod: str
     model: str
@@ -86,7 +86,7 @@ class Measured:
 async def prepare(
     addresses: Addresses, run: str, groups: int, group: int
 ) -> tuple[RunDatabase, RunLease]:
-    """A run whose trainer has published, with so many groups of so many rollouts to sample."""
+    """Make a run with a published version and groups of rollouts to sample."""
     database = await connect(addresses.mongod, run)
     await add_groups(database, groups, group)
     lease = RunLease(database, "trainer", "benchmark", lease_seconds=600)
@@ -106,7 +106,7 @@ async def run_sampler(
     flags: Sequence[str] = ("--max_tokens", "2000"),
     watches: Sequence[Callable[[], AbstractAsyncContextManager[None]]] = (),
 ) -> Measured:
-    """Sample so many records, so many at once. `watches` are on meanwhile."""
+    """Sample the records, with a number at once, while `watches` are active."""
     run = f"sampler-{uuid4().hex[:12]}"
     group = min(GROUP, at_once + 1)
     groups = records // group
@@ -153,7 +153,7 @@ async def _wall_s(database: RunDatabase) -> float:
 
 @contextmanager
 def profiled(counts: Counter[str]) -> Iterator[None]:
-    """Count where the main thread is, every so much CPU time."""
+    """Profile the main thread by sampling its CPU time."""
 
     def sampled(_: int, frame: FrameType | None) -> None:
         counts[_package(frame)] += 1

@@ -59,7 +59,7 @@ class Script:
     result_words: int = 0
 
     def tool_seconds(self, record: str, turn: int) -> float:
-        """How long the call of this turn takes."""
+        """Seconds that the call of this turn takes."""
         draw = random.Random(f"{record}/{turn}")
         return round(draw.lognormvariate(log(self.tool_median_s), self.tool_sigma), 3)
 

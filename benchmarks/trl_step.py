@@ -80,7 +80,7 @@ class TrlStep:
         self._optimizer.zero_grad()
 
     def gradients(self) -> dict[str, Tensor]:
-        """Of one step, clipped, by the parameters' names; the weights stay as they are."""
+        """Clipped gradients of one step, by parameter name. The weights do not change."""
         self._accumulate()
         found = {name: parameter.grad for name, parameter in self._model.named_parameters()}
         self._optimizer.zero_grad()

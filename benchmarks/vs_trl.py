@@ -108,7 +108,7 @@ class OurStep:
         self._learner.step(self._rows)
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Of one step, clipped, by the parameters' names; the step is taken."""
+        """Clipped gradients of one step, by parameter name. The step is taken."""
         found: dict[str, torch.Tensor] = {}
 
         def keep(*_: object) -> None:

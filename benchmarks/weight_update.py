@@ -1,5 +1,4 @@
-"""How long a weight update stops generation: by disk, broadcast and shared memory, retract and in
-place.
+"""Pause of generation by a weight update: disk, broadcast and shared memory, each with both pauses.
 
 One local engine serves a random Qwen3 of 13 million parameters in float32 (52 MB) in a process of
 its own, one torch thread, and always has 8 requests in flight. Six kinds of updates take turns, so
@@ -38,7 +37,7 @@ PAUSES: tuple[UpdatePause, ...] = ("retract", "in_place")
 
 
 def trained_weights(model: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
-    """The weights as a trainer has them: tied ones once."""
+    """The trainer's weights, with tied ones once."""
     tied = model.all_tied_weights_keys
     return {name: t for name, t in model.state_dict().items() if name not in tied}
 
@@ -64,7 +63,7 @@ class Watch:
             await asyncio.sleep(0.002)
 
     async def see(self, steps: int) -> None:
-        """Wait until the counter has moved so many times."""
+        """Wait until the counter has changed `steps` times."""
         for _ in range(steps):
             async with self._moved:
                 await self._moved.wait()

@@ -1,9 +1,9 @@
-"""Writes the pages that are made from the code: `python scripts/flags_page.py`.
+"""Generates two tables of flags from the code: `python scripts/flags_page.py`.
 
     docs/reference/flags.md        the table of flags, with defaults and choices
     docs/guides/checkpoints.md     the table of what may change after the first start
 
-The lines behind a page's marker are written, as far as the end marker if it has one.
+It replaces the lines after a page's marker, up to the end marker if there is one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +16,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 MARKER = "<!-- From here on written by scripts/flags_page.py -->\n"
 END = "<!-- Until here written by scripts/flags_page.py -->\n"
 
-# Of each class: its title, what a resume does with another value, and what with a sampler's.
+# For each class: its title, and how a resume and a joining sampler treat another value.
 CLASSES: Mapping[FlagClass, tuple[str, str, str]] = {
     FlagClass.DATA: (
         "of the data",
@@ -39,7 +39,7 @@ def flags_table() -> Iterable[str]:
 
 
 def classes_table() -> Iterable[str]:
-    """The lines of the table of flag classes. Of the training's, only the optimizer's are named."""
+    """The lines of the table of flag classes. Of the training class only the optimizer's flags."""
     yield "| flags | given otherwise on a resume | given by a sampler that joins |"
     yield "| --- | --- | --- |"
     for belongs, (title, resumed, joining) in CLASSES.items():
@@ -60,7 +60,7 @@ PAGES: Mapping[Path, Callable[[], Iterable[str]]] = {
 
 
 def rewritten(page: str, lines: Iterable[str]) -> str:
-    """The page with the lines behind its marker."""
+    """Return the page with the lines after its marker replaced."""
     before, _, after = page.partition(MARKER)
     _, end, after = after.partition(END)
     table = "\n".join(lines) + "\n"

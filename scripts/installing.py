@@ -1,10 +1,10 @@
-"""Runs pip or uv and shows one line of how far it is; its pages of output go to a log file.
+"""Runs pip or uv with one line of progress; the full output goes to a log file.
 
     python scripts/installing.py LOG COMMAND [ARGUMENT ...]
 
-In a terminal the line moves, elsewhere it is printed now and then. Ends with the command's status;
-where that is not 0 it says why and where the log is. Standard library only: nothing else is
-installed yet.
+A terminal shows one changing line; otherwise a line is printed every 30 s. The exit status is the
+command's; after a failure the reason and the log's path are printed. Only the standard library is
+used, because nothing else is installed yet.
 """
 
 import os
@@ -30,7 +30,7 @@ _NOISE = re.compile(r"WARNING: |\[notice\]|Requirement already satisfied|\s*$")
 
 
 class Progress:
-    """What an installer has said of how far it is, from its lines."""
+    """The progress of an installer, parsed from its output."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
@@ -39,7 +39,7 @@ class Progress:
         self._file = self._bytes = ""
 
     def take(self, line: str) -> None:
-        """One line of pip's or uv's output."""
+        """Parse one line of pip's or uv's output."""
         if match := re.match(r"Collecting ([\w.-]+)", line):
             self.found.add(match[1].lower())
             self._file = self._bytes = ""
@@ -57,7 +57,7 @@ class Progress:
             self.total, self.installing = match[1].count(",") + 1, True
 
     def text(self, seconds: float, installed: int) -> str:
-        """The line. `installed`: packages in the environment that were not there before."""
+        """The progress line. `installed`: number of packages added to the environment."""
         if self.installing:
             done = min(max(installed, 0), self.total or 0)
             what = f"installing packages, {done} of {self.total}"
@@ -71,14 +71,14 @@ class Progress:
 
 
 class Line:
-    """One line on standard error, which moves if that is a terminal."""
+    """One line on standard error, which is overwritten in a terminal."""
 
     def __init__(self) -> None:
         self._moves = sys.stderr.isatty()
         self._shown = time.monotonic()
 
     def show(self, text: str) -> None:
-        """Say this, unless something was said a moment ago."""
+        """Show the text, unless the last one is too recent."""
         every = _PAINT_EVERY_S if self._moves else _LINE_EVERY_S
         if time.monotonic() - self._shown < every:
             return
@@ -90,13 +90,13 @@ class Line:
             print(text, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Nothing of it stays in a terminal."""
+        """Remove the line from a terminal."""
         if self._moves:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def run(log: Path, command: list[str]) -> tuple[int, list[str]]:
-    """The command's exit status and its last lines that say something."""
+    """Run the command. Returns its exit status and its output lines."""
     progress, line, began = Progress(), Line(), time.monotonic()
     before, last = count_installed(), [""]
     process = subprocess.Popen(
@@ -132,7 +132,7 @@ def run(log: Path, command: list[str]) -> tuple[int, list[str]]:
 
 
 def environment() -> dict[str, str]:
-    """Ours, and that pip should say how many bytes it has, if it is new enough for that."""
+    """Our environment, with raw progress output if pip supports it."""
     try:
         major, minor = (int(part) for part in version("pip").split(".")[:2])
     except PackageNotFoundError:
@@ -142,12 +142,12 @@ def environment() -> dict[str, str]:
 
 
 def count_installed() -> int:
-    """Packages in this environment."""
+    """Number of packages in this environment."""
     return sum(1 for _ in Path(sysconfig.get_path("purelib")).glob("*.dist-info"))
 
 
 def why(lines: list[str]) -> list[str]:
-    """What to say of a failure of pip: the last lines of the error, then a sentence."""
+    """The message for a failure of pip: the last lines of the error, then a sentence."""
     if any(_NO_INDEX.search(line) for line in lines):
         return [
             "setup: pip failed: it cannot reach the package index. Connect this machine, or "
@@ -158,7 +158,7 @@ def why(lines: list[str]) -> list[str]:
 
 
 def main() -> int:
-    """Run what the arguments say; returns the exit status."""
+    """Run the command of the arguments. Returns the exit status."""
     log, command = Path(sys.argv[1]), sys.argv[2:]
     status, lines = run(log, command)
     if status == 130:

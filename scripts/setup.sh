@@ -1,12 +1,12 @@
-# Puts a Python environment with AgentRL first on PATH. To be sourced, from any folder:
+# Puts a Python environment with AgentRL first on PATH. Source it from any folder:
 #
-#     source scripts/setup.sh run      what a run needs
-#     source scripts/setup.sh dev      and what the tests need
+#     source scripts/setup.sh run      the requirements of a run
+#     source scripts/setup.sh dev      these and the requirements of the tests
 #
 # An active environment (venv or conda) is used if AgentRL is installed in it. Otherwise `.venv` is
-# made once in the repository and filled from the requirement files, by uv if it is there and by pip
-# otherwise. A stamp with their hash, written last, lets later calls skip all that; a set-up that was
-# interrupted is done again from the start.
+# made once in the repository and filled from the requirement files, with uv if installed, else pip.
+# A stamp with the files' hash, written last, lets later calls skip this. An interrupted set-up is
+# repeated from the start.
 
 agentrl_setup() {
     local root want="${1:-run}" env tool
@@ -28,7 +28,7 @@ agentrl_setup() {
     export PATH
 }
 
-# agentrl_fill_venv ROOT ENV run|dev: makes ENV what the requirement files of ROOT say.
+# agentrl_fill_venv ROOT ENV run|dev: installs the requirement files of ROOT into ENV.
 agentrl_fill_venv() {
     local root="$1" env="$2" want="$3" files=(requirements.txt) stamp hash began=$SECONDS
     [ "$want" = dev ] && files+=(requirements-dev.txt)
@@ -39,7 +39,7 @@ agentrl_fill_venv() {
     fi
 
     mkdir -p "$root/.cache" || return 1
-    # One set-up at a time; the lock goes with the process that holds it.
+    # One set-up at a time. The lock is released when its process ends.
     exec {agentrl_lock}>"$root/.cache/setup.lock"
     if ! flock -n "$agentrl_lock"; then
         echo "setup: waiting for another set-up of $env" >&2
@@ -60,12 +60,12 @@ agentrl_fill_venv() {
         local requirements=() file
         for file in "${files[@]}"; do requirements+=(-r "$root/$file"); done
         agentrl_install "$root" "$env" "${requirements[@]}" || {
-            # Installers undo what they could not finish, so the environment is still sound.
+            # Installers roll back unfinished packages, so the environment is consistent.
             rm -f "$env/agentrl-setup-begun"
             return 1
         }
         rm -f "$env/agentrl-setup-begun"
-        # A set-up for the tests holds all that a run needs.
+        # A set-up for the tests includes the requirements of a run.
         (cd "$root" && cat requirements.txt pyproject.toml | sha256sum | cut -c1-64) \
             >"$env/agentrl-setup-run"
         [ "$want" = dev ] && echo "$hash" >"$stamp"
@@ -77,7 +77,7 @@ agentrl_fill_venv() {
     unset agentrl_lock
 }
 
-# agentrl_install ROOT ENV REQUIREMENT...: the requirements and, editable, AgentRL itself.
+# agentrl_install ROOT ENV REQUIREMENT...: installs the requirements, and AgentRL as editable.
 agentrl_install() {
     local root="$1" env="$2" log="$1/.cache/setup.log"
     local run=("$env/bin/python" -I "$root/scripts/installing.py" "$log")
@@ -97,17 +97,17 @@ agentrl_install() {
         "${run[@]}" "${pip[@]}" --no-deps --no-build-isolation -e "$root"
 }
 
-# agentrl_use_uv ENV: whether uv is there and looks where the user wants. It does not read pip's
-# configuration: where pip alone was told of another index, pip is used.
+# agentrl_use_uv ENV: whether uv is installed and uses the same package index as pip. uv does not read
+# pip's configuration, so pip is used if only pip has another index.
 agentrl_use_uv() {
     command -v uv >/dev/null || return 1
     [ -n "${UV_DEFAULT_INDEX:-}${UV_INDEX:-}${UV_INDEX_URL:-}${UV_FIND_LINKS:-}" ] && return 0
-    local settings # whole: a grep that stops reading early would make the pipe fail
+    local settings # not a pipe to grep, which would fail if grep stops reading early
     settings="$("$1/bin/python" -m pip config list 2>/dev/null)" || true
     ! [[ $settings =~ index-url|find-links|no-index ]]
 }
 
-# agentrl_make_venv ENV: an empty environment on the first Python that is new enough.
+# agentrl_make_venv ENV: makes an empty environment with the first Python that is new enough.
 agentrl_make_venv() {
     local python
     for python in python3 python3.13 python3.12 python3.11; do

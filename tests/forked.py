@@ -16,7 +16,7 @@ from multiprocessing import Pipe, connection, get_context
 from pathlib import Path
 from typing import IO
 
-from agentrl.databases.mongod import free_port
+from ports import free_port
 
 FORKS = get_context("forkserver")
 RANKS_CONFIG = Path(__file__).parents[1] / "assets" / "fsdp2_cpu.yml"

@@ -16,10 +16,10 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+from ports import free_port
 
 from agentrl.configs.losses import LOSSES
 from agentrl.databases.documents import Record, Split
-from agentrl.databases.mongod import free_port
 from agentrl.databases.task_file import scan_tasks
 from agentrl.rollout.agents.answers import KNOWN_SCHEMAS
 from agentrl.rollout.groups.advantages import find_estimator

@@ -45,7 +45,7 @@ Client = MongoClient[dict[str, Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; returns the exit status."""
+    """Run the command of the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     initiate_ = verbs.add_parser("initiate", help="make the replica set and its administrator")
@@ -83,10 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def initiate(members: Sequence[str], ca: str | None) -> str:
-    """Make the replica set of `members` and the user `admin`; returns the administrator's URL.
+    """Make the replica set of `members` and the user `admin`. Returns the administrator's URL.
 
-    Goes through localhost, where a mongod without users lets one be made: run it on the node of
-    the first member.
+    It connects through localhost, where a mongod without users allows making the first one. Run it
+    on the node of the first member.
     """
     hosts = [member if ":" in member else f"{member}:{PORT}" for member in members]
     port = int(hosts[0].rpartition(":")[2])
@@ -116,15 +116,17 @@ def _await_primary(client: Client) -> None:
 
 
 def add_run(run: str, admin_url: str) -> str:
-    """Make the run's role and user, or give its newest user a new password, which ends the one
-    before at once; returns that user's URL."""
+    """Make the run's role and user, or set a new password of its newest user. Returns the URL.
+
+    A former password is invalid at once.
+    """
     with Client(admin_url) as client:
         users = _users(client, run)
         return _set_user(client, run, users[-1] if users else run, admin_url)
 
 
 def rotate_run(run: str, admin_url: str) -> str:
-    """Make a further user of the run; those that it has stay as they are. Returns its URL."""
+    """Make a further user of the run, beside the existing ones. Returns its URL."""
     with Client(admin_url) as client:
         users = _users(client, run)
         number = _number(users[-1], run) + 1 if users else 1
@@ -162,7 +164,7 @@ def _number(user: str, run: str) -> int:
 
 
 def _set_user(client: Client, run: str, user: str, admin_url: str) -> str:
-    """Make a user, or set its password; its URL."""
+    """Make a user, or set its password. Returns its URL."""
     privileges = [
         {"resource": {"db": run, "collection": ""}, "actions": list(_DOCUMENTS)},
         *(
@@ -180,7 +182,7 @@ def _set_user(client: Client, run: str, user: str, admin_url: str) -> str:
 
 
 def _as_user(admin_url: str, run: str, user: str, password: str) -> str:
-    """The administrator's URL with the run's user in his place."""
+    """The administrator's URL with the run's user and password."""
     parts = urlsplit(admin_url)
     hosts = parts.netloc.rpartition("@")[2]
     options = [option for option in parts.query.split("&") if not option.startswith("authSource=")]

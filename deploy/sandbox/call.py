@@ -1,11 +1,11 @@
-"""One call: a program in a process namespace of its own, watched until all of it is gone.
+"""Runs one call: a program in a new process namespace, until all its processes have ended.
 
-    keeper ── init ── the program ── whatever it starts
+    keeper ── init ── the program ── its child processes
              (new process and mount namespaces from here on)
 
-`init` is process 1 of the namespace: when the program ends it ends too, and the kernel kills what
-is left, whether it hides, ignores signals or has forked away. When the keeper wants an end it kills
-`init`.
+`init` is process 1 of the namespace. It ends with the program, and the kernel then kills all
+remaining processes, also those that ignore signals or have detached themselves. To stop a call, the
+keeper kills `init`.
 """
 
 import json
@@ -24,25 +24,26 @@ import kernel
 import room
 from limits import OPEN_FILES, PROGRAM_BYTES, Limits
 
-# No site folder of the user, no surprises from locale or threads: what a program sees is this.
+# The environment of programs: no user site folder, a fixed locale, one thread.
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": room.WORK, "TMPDIR": "/tmp", "USER": "sandbox",
     "LANG": "C.UTF-8", "PYTHONPATH": room.WORK, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
 _SET_UP_S = 10.0
-_TICK_S = 0.05  # between two looks at the memory
-_NICE = 10  # the server answers while programs compute
-_OWN_PROCESSES = 3  # the keeper, its parent and init count among those of the user in the namespace
+_TICK_S = 0.05  # between two checks of the memory
+_NICE = 10  # programs yield to the server
+_OWN_PROCESSES = 3  # keeper, its parent and init, which count for the user's process limit
 _FLOOD = 256  # a program that prints this many times what is kept of it is stopped
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call came to.
+    """The result of a call.
 
-    `output`: what was printed, out and err in one. `left_out`: bytes of it that are not there, from
-    the place where `output` is cut in two. `status`: of the program, as a shell gives it (128 + the
-    signal's number); None when it was stopped. `stopped`: by which limit, as the end of a sentence.
+    output: standard output and error together
+    left_out: number of bytes left out in the middle of `output`
+    status: exit status as a shell gives it (128 + the signal's number); None if it was stopped
+    stopped: the limit that stopped the program, as the end of a sentence
     """
 
     output: tuple[bytes, bytes]
@@ -58,10 +59,9 @@ class CallFailed(RuntimeError):
 def run(
     argv: list[str], program: bytes, limits: Limits, system_call_filter: bytes, owner: int
 ) -> Outcome:
-    """Run `argv` with `program` in the file `room.PROGRAM`, until all that it started is gone.
+    """Run `argv` with `program` in the file `room.PROGRAM`, until all its processes have ended.
 
-    `owner`: a file descriptor; when anything comes from there, or it closes, the call is stopped.
-    Raises CallFailed.
+    `owner`: a file descriptor; the call is stopped when it has input or closes. Raises CallFailed.
     """
     with ExitStack() as stack:
         printed, print_to = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -86,7 +86,7 @@ def run(
 
 
 def _started(ours: socket.socket) -> int:
-    """Wait until `init` is ready, which gives a descriptor of the namespace's /proc."""
+    """Wait until `init` is ready. Returns a descriptor of the namespace's /proc."""
     ours.settimeout(_SET_UP_S)
     try:
         message, descriptors, _, _ = socket.recv_fds(ours, 4096, 1)
@@ -99,13 +99,13 @@ def _started(ours: socket.socket) -> int:
 
 
 def _status(ours: socket.socket) -> int | None:
-    """What `init` said of the program's end; None if it could not say it."""
+    """The program's exit status as `init` reports it; None if it could not report."""
     message = ours.recv(4096)
     return int(json.loads(message)["status"]) if message else None
 
 
 class _Watch:
-    """The keeper's look at a running call."""
+    """Watches the output, time and memory of a running call."""
 
     def __init__(self, limits: Limits, printed: int, processes: int, init: int, owner: int) -> None:
         self._limits = limits
@@ -117,7 +117,7 @@ class _Watch:
         self._stopped: str | None = None
 
     def until_the_end(self) -> tuple["_Kept", str | None]:
-        """What was printed, and which limit stopped it."""
+        """Wait for the end. Returns the output, and the limit that stopped the call, if any."""
         deadline = time.monotonic() + self._limits.call_seconds
         poll = select.poll()
         ended = os.pidfd_open(self._init)  # which ends after the last process of the namespace
@@ -157,7 +157,7 @@ class _Watch:
             os.kill(self._init, signal.SIGKILL)
 
     def _read_printed(self) -> bool:
-        """Take what is in the pipe. False: at its end, or nothing is in it."""
+        """Read from the pipe. Returns False at its end, or if it is empty."""
         try:
             block = os.read(self._printed, 1 << 16)
         except BlockingIOError:
@@ -166,9 +166,9 @@ class _Watch:
         return bool(block)
 
     def _memory(self) -> int:
-        """Bytes of memory that the processes have. Looked at closely only when it may be much."""
+        """Bytes of memory of all processes. The exact value is read only near the limit."""
         processes = [name for name in os.listdir(self._processes) if name.isdecimal()]
-        # What processes share counts for each of them in the first, in equal parts in the second.
+        # The first figure counts shared memory for each process, the second in equal parts.
         at_most = sum(self._sum(f"{process}/statm", _resident) for process in processes)
         if at_most <= self._limits.memory_mib << 20:
             return at_most
@@ -193,7 +193,7 @@ def _proportional(smaps_rollup: str) -> int:
 
 
 class _Kept:
-    """The first and the last of what a program printed."""
+    """The first and the last part of a program's output."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -253,7 +253,7 @@ def _init(
 
 
 def _program(argv: list[str], limits: Limits, system_call_filter: bytes, print_to: int) -> NoReturn:
-    """Give up all that a program is not to have, and become it."""
+    """Drop privileges and resources, then execute the program."""
     try:
         os.setsid()
         os.set_blocking(print_to, True)

@@ -1,7 +1,6 @@
-"""What happens to an HTTP request before the MCP SDK sees it, and after: token and sessions.
+"""Handles HTTP requests before and after the MCP SDK: the token, and begin and end of sessions.
 
-The SDK tells tools which session calls them, but not when one begins or ends: that is read off the
-requests here.
+The SDK tells tools which session calls them, but not when a session begins or ends.
 """
 
 import hmac
@@ -17,7 +16,7 @@ _SESSION_HEADER = "mcp-session-id"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server that binds to `host` is reached from its own machine only."""
+    """Whether a server that binds to `host` is reachable from its own machine only."""
     try:
         found = socket.getaddrinfo(host or None, None, flags=socket.AI_PASSIVE)
     except OSError:
@@ -27,7 +26,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Gate:
-    """An ASGI application around the MCP server's. `token`: that clients must show, if any."""
+    """An ASGI application around the MCP server's. `token`: required of clients, if not None."""
 
     def __init__(self, app: ASGIApp, sandboxes: Sandboxes, token: str | None) -> None:
         self._app = app

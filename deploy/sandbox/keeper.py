@@ -1,7 +1,7 @@
-"""A session's own process: keeps its files and runs its calls, one after another.
+"""The process of a session, which keeps its files and runs its calls, one after another.
 
-The server starts one for each session and speaks with it in lines of JSON, on its standard input
-and output. The first line says what the session is like, each further one is a call:
+The server starts one for each session. They exchange lines of JSON on its standard input and
+output. The first line configures the session, each further one is a call:
 
     {"limits": {...}, "read_only": ["/opt/x"], "files": {"data.csv": "..."}}    -> {}
     {"argv": ["python3", "/run/program"], "program": "print(1)"}                -> the Outcome
@@ -25,7 +25,7 @@ import room
 import syscall_filter
 from limits import Limits
 
-NOBODY = 65534  # whom a server that runs as root lets its sessions be
+NOBODY = 65534  # user of the sessions if the server runs as root
 _NAMESPACES = (
     kernel.CLONE_NEWNS
     | kernel.CLONE_NEWPID  # of the session: who kills the keeper kills all
@@ -37,7 +37,7 @@ _NAMESPACES = (
 
 
 def main() -> None:
-    """Be a session's keeper until the server closes our input."""
+    """Run a session's keeper until the server closes our input."""
     requests = _lines(sys.stdin.fileno())
     try:
         session = next(requests)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _enter(limits: Limits, read_only: list[str]) -> None:
-    """Leave the machine behind, but for input and output.
+    """Enter new namespaces; only input and output stay.
 
     Returns in a child, the first process of the session; this process waits for its end.
     """

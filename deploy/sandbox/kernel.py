@@ -1,7 +1,4 @@
-"""System calls that Python has no name for, as functions that raise `OSError`.
-
-Nothing here knows what a sandbox is.
-"""
+"""Wrappers of system calls that Python does not have. They raise `OSError`."""
 
 import ctypes
 import errno
@@ -50,14 +47,14 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave namespaces for new ones (`CLONE_NEW*`)."""
+    """Move to new namespaces (`CLONE_NEW*`)."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def become_alone_in_user_namespace(other_namespaces: int, inner_id: int) -> None:
-    """A new user namespace that knows one user and one group, us, under `inner_id`.
+    """Enter a new user namespace in which our user and group are `inner_id`, the only ones.
 
-    We get all capabilities over it and over `other_namespaces`, made with it; none outside it.
+    We get all capabilities in it and in `other_namespaces`, which are made with it; none outside.
     """
     uid, gid = os.geteuid(), os.getegid()
     unshare(CLONE_NEWUSER | other_namespaces)
@@ -68,11 +65,11 @@ def become_alone_in_user_namespace(other_namespaces: int, inner_id: int) -> None
 
 
 def fork_into_process_namespace() -> int:
-    """Fork a child that is process 1 of a new namespace, as often as one likes.
+    """Fork a child that is process 1 of a new namespace. It can be called repeatedly.
 
-    Needs to be in a process namespace of our own user namespace, with its /proc mounted.
+    Our process namespace must belong to our user namespace, with its /proc mounted.
     """
-    unshare(CLONE_NEWPID)  # for children to come, not for us
+    unshare(CLONE_NEWPID)  # applies to future children, not to us
     child = os.fork()
     if child:
         own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -112,7 +109,7 @@ def make_read_only(target: str) -> None:
 
 
 def change_root(new_root: str) -> None:
-    """Make a mount the root of our mount namespace, and let go of the old one."""
+    """Make a mount the root of our mount namespace, and unmount the old root."""
     os.chdir(new_root)
     # The old root is stacked under the new one at the same place, and unmounted from there.
     _check(_libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
@@ -131,7 +128,7 @@ def die_with_parent() -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Whether our /proc entries are our user's, or root's."""
+    """Set whether our /proc entries belong to our user or to root."""
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, int(dumpable))
 
 

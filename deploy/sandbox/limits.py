@@ -1,4 +1,4 @@
-"""What a session of the sandbox may use. Values only: who holds a program to them is elsewhere."""
+"""The limits of a sandbox session, as values."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -28,9 +28,9 @@ class Limits:
             raise ValueError(f"the limit memory_mib must be at least {_LEAST_MEMORY_MIB}")
 
     def lowered(self, asked: Mapping[str, Any]) -> Self:
-        """These limits, with those that `asked` names lowered to what it says, and none raised.
+        """Return the limits lowered to the values in `asked`; larger values have no effect.
 
-        Raises ValueError for a name that is no limit, or a value that is no positive number.
+        Raises ValueError for an unknown name, or a value that is not a positive number.
         """
         own = asdict(self)
         for name, value in asked.items():

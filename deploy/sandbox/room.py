@@ -1,4 +1,4 @@
-"""The file tree that a session's programs see, and the only place of it that they can write to.
+"""The file tree of a session's programs.
 
     /usr /bin /lib … and the folders of `read_only`   the machine's, read-only
     /etc                                               some lines of our own, and the linker's cache
@@ -6,7 +6,7 @@
     /work /tmp /dev/shm                                the session's, in memory, of limited size
     /proc /run                                         each call mounts its own over ours
 
-No other file of the machine is there to be opened, whatever its permissions are.
+Programs cannot open any other file of the machine.
 """
 
 import os
@@ -35,10 +35,10 @@ _BUILDING_SITE = "/tmp"  # any folder that is there: it is covered in our own na
 
 
 def move_in(limits: Limits, read_only: Sequence[str]) -> None:
-    """Make the tree and go into it: from here on this process sees nothing else either.
+    """Make the tree and change the root of this process to it.
 
-    `read_only`: further folders of the machine to show. Needs a user and a mount namespace of our
-    own. Raises OSError.
+    `read_only`: further folders of the machine to mount. Needs a new user and mount namespace.
+    Raises OSError.
     """
     kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     # Files in memory: the kernel holds their size and number, and nothing is left of them when the
@@ -77,9 +77,9 @@ def move_in(limits: Limits, read_only: Sequence[str]) -> None:
 
 
 def put_files(files: dict[str, str]) -> None:
-    """Write texts below `/work`. Before any program of the session has run: links are followed.
+    """Write texts below `/work`. No program of the session may run before: links are followed.
 
-    Raises OSError, and ValueError for a path that leads elsewhere.
+    Raises OSError, and ValueError for a path outside of `/work`.
     """
     for name, text in files.items():
         parts = Path(name).parts
@@ -91,7 +91,7 @@ def put_files(files: dict[str, str]) -> None:
 
 
 def _show(path: str, root: Path) -> None:
-    """Let a file, folder or link of the machine be seen at the same place under `root`."""
+    """Mount a file, folder or link of the machine at the same place under `root`."""
     source, target = Path(path), root / path.lstrip("/")
     if source.is_symlink():
         target.symlink_to(os.readlink(source))

@@ -1,9 +1,9 @@
-"""Which MCP session has which sandbox, from its beginning to its end.
+"""The sandboxes of MCP sessions.
 
-A session is known here from the answer to its `initialize` on. It gets its sandbox with the first
-call, and loses it once: when the client ends the session, after a time without calls, or when the
-sandbox dies. A session that has lost its sandbox gets no other one, because its files are gone and
-the model must know.
+A session is registered by the answer to its `initialize`. It gets its sandbox with the first call,
+and loses it when the client ends the session, after a time without calls, or when the sandbox dies.
+A session that has lost its sandbox gets no other one, because its files are gone and the model must
+learn this.
 """
 
 import asyncio
@@ -79,17 +79,17 @@ class Sandboxes:
             await self.end(session_id)
 
     def begin(self, session_id: str) -> None:
-        """A client has opened a session."""
+        """Register a session that a client has opened."""
         self._places[session_id] = Sandbox()
 
     async def end(self, session_id: str) -> None:
-        """A client has ended its session."""
+        """Close the sandbox of a session that its client has ended."""
         place = self._places.pop(session_id, None)
         if place is not None:
             await self._lose(place, "its session has ended")
 
     async def of(self, session_id: str) -> Sandbox:
-        """The session's sandbox, made now if there is none. Raises SessionRefused, SessionGone."""
+        """Return the sandbox, made at first use. Raises SessionRefused, SessionGone."""
         place = self._place(session_id)
         async with place.changing:
             if place.session is None:

@@ -37,7 +37,7 @@ _AskedLimits = Annotated[dict[str, float], Field(description="limits below the s
 
 
 async def _sessions_only(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
-    """Have clients open a session: protocol versions that know none would share one sandbox."""
+    """Refuse protocol versions without sessions, whose clients would share one sandbox."""
     if ctx.method == "server/discover":
         raise MCPError(METHOD_NOT_FOUND, "this server needs a session: send initialize")
     return await call_next(ctx)
@@ -91,7 +91,7 @@ def _session_id(context: Context) -> str:
 
 
 async def why_unable(limits: Limits, read_only: Sequence[str]) -> str | None:
-    """Why no sandbox can be had on this machine, as one sentence; None if it can."""
+    """Why this machine cannot run a sandbox, as one sentence; None if it can."""
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
     if sys.platform != "linux" or release < _KERNEL or not syscall_filter.supported():
         return (

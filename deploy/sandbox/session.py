@@ -1,4 +1,4 @@
-"""A session as the server has it: the process of its keeper, and one call at a time."""
+"""The server's side of a session: its keeper's process, and one call at a time."""
 
 import asyncio
 import json
@@ -19,16 +19,16 @@ _LONGEST_CHARACTER = 8  # bytes in JSON for a byte that was printed
 
 
 class SessionGone(RuntimeError):
-    """The session and its files are no more. The message is one sentence."""
+    """The session and its files are gone. The message is one sentence."""
 
 
 class SessionRefused(ValueError):
-    """A session cannot be as it was asked for, or a program cannot be run. One sentence."""
+    """A session cannot be made as requested, or a program cannot be run. One sentence."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a call came to, as its caller reads it. `stopped`: a limit ended it."""
+    """The result of a call, for its caller. `stopped`: whether a limit ended it."""
 
     text: str
     stopped: bool
@@ -47,10 +47,7 @@ class Session:
     async def open(
         cls, limits: Limits, read_only: Sequence[str] = (), files: Mapping[str, str] | None = None
     ) -> Self:
-        """A new sandbox, with `files` (path below its folder: text) in it.
-
-        Raises SessionRefused.
-        """
+        """Open a sandbox with `files` (path below its folder: text). Raises SessionRefused."""
         # Nothing of our environment, which has tokens in it, and of Python's start-up what the
         # keeper needs: it lives as long as its session.
         line_bytes = _LINE_BYTES + _LONGEST_CHARACTER * 1024 * limits.output_kib
@@ -116,7 +113,7 @@ class Session:
         return answer
 
     async def _answer(self) -> bytes:
-        """The keeper's next line; empty when there will be none. Raises TimeoutError."""
+        """Read the keeper's next line; empty at the end. Raises TimeoutError."""
         assert self._keeper.stdout is not None
         async with asyncio.timeout(self._limits.call_seconds + _GRACE_S):
             return await self._keeper.stdout.readline()

@@ -1,9 +1,8 @@
-"""Which system calls a program in the sandbox may not make, as a seccomp filter.
+"""The seccomp filter of the sandbox: the system calls that a program may not make.
 
-Namespaces and limits hold a program in. This takes away what they do not count or cover: ways to
-get capabilities in namespaces of its own, memory that belongs to no process, address families that
-know no network namespace (vsock among them), and the parts of the kernel where its faults were.
-What ordinary programs need stays.
+It refuses what namespaces and limits do not cover: capabilities in new namespaces, memory that
+belongs to no process, address families without network namespaces (such as vsock), and parts of the
+kernel with known vulnerabilities. Ordinary programs are not affected.
 """
 
 import errno

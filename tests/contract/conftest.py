@@ -20,9 +20,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from ports import free_port
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.databases.mongod import free_port
 from agentrl.inference.engine_protocol import Engine
 from agentrl.inference.engines import engine_at
 from agentrl.inference.protocol import ModelLimits

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ports import free_port
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from agentrl.databases.mongod import find_mongod, free_port
+from agentrl.databases.mongod import find_mongod
 
 ELECTION_MS = 1000  # without a primary, members elect one
 Client = MongoClient[dict[str, Any]]

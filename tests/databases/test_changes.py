@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pymongo
 import pytest
+from ports import free_port
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import PyMongoError
 
@@ -19,7 +20,7 @@ from agentrl.databases.connection import (
     connect,
     retry_through_outages,
 )
-from agentrl.databases.mongod import EmbeddedMongod, find_mongod, free_port
+from agentrl.databases.mongod import EmbeddedMongod, find_mongod
 
 LONG = 60.0  # a wait that only a change can end in time
 

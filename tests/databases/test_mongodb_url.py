@@ -5,10 +5,12 @@ from urllib.parse import quote
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from ports import free_port
 from pymongo.uri_parser import parse_uri
 
 from agentrl.databases.connection import DatabaseUnreachable, connect
 from agentrl.databases.mongodb_url import why_no_url
+from agentrl.databases.run_list import server
 from agentrl.redaction import without_passwords
 
 SECRET = "hunter"
@@ -41,6 +43,33 @@ async def test_what_else_is_wrong_with_a_url_is_said_beside_a_password() -> None
     with pytest.raises(DatabaseUnreachable, match="65535") as refused:
         await connect(url, "run")
     assert SECRET not in str(refused.value)
+
+
+async def test_a_name_that_dns_does_not_know_is_one_sentence() -> None:
+    url = f"mongodb+srv://me:{SECRET}@nowhere.example.invalid/"
+    with pytest.raises(DatabaseUnreachable, match="cannot be asked") as refused:
+        await connect(url, "run", only_look=True)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("way", ["connect", "server"])
+async def test_a_database_that_does_not_answer_is_told_of_while_it_is_waited_for(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"mongodb://me:{SECRET}@127.0.0.1:{free_port()}"
+
+    async def open_it() -> None:
+        if way == "connect":
+            await connect(url, "run", 3.0)
+        else:
+            async with server(url, 3.0):
+                pass
+
+    with pytest.raises(DatabaseUnreachable):
+        await open_it()
+    [told] = caplog.messages
+    assert told.startswith("waiting for MongoDB at mongodb://***@") and told.endswith("up to 3 s")
+    assert SECRET not in told
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=12))

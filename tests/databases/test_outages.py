@@ -1,5 +1,6 @@
 """What samplers say that they wait for, and what is not claimed meanwhile, on a real mongod."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 from agentrl.databases import outages
@@ -52,6 +53,24 @@ async def test_what_a_sampler_waited_for_that_is_gone_is_not_waited_for(
     ago = datetime.now(UTC) - timedelta(minutes=1)
     await database.outages.update_one({"_id": "dead"}, {"$set": {"heartbeat": ago}})
     assert await outages.current(database) == []
+
+
+async def test_the_server_removes_what_samplers_left_that_were_killed(
+    database: RunDatabase,
+) -> None:
+    for sampler in ("dead", "alive"):
+        await outages.report(database, sampler, [OpenBreaker("the judge", 5, "status 500")])
+    ago = datetime.now(UTC) - timedelta(hours=1)
+    await database.outages.update_one({"_id": "dead"}, {"$set": {"heartbeat": ago}})
+    admin = database.client.admin
+    await admin.command("setParameter", 1, ttlMonitorSleepSecs=1)
+    try:
+        async with asyncio.timeout(90):  # a pause that has begun goes on to its end
+            while await database.outages.count_documents({}) == 2:
+                await asyncio.sleep(0.1)
+    finally:
+        await admin.command("setParameter", 1, ttlMonitorSleepSecs=60)
+    assert [document["_id"] async for document in database.outages.find()] == ["alive"]
 
 
 async def test_tasks_that_need_what_is_out_of_reach_are_passed_over(database: RunDatabase) -> None:

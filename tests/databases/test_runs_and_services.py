@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
+from ports import free_port
 from pymongo.errors import DuplicateKeyError
 
 from agentrl.databases import policies, services
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
-from agentrl.databases.mongod import free_port
 from agentrl.databases.runs import (
     TRAINING,
     RunLease,

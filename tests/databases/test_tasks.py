@@ -17,7 +17,7 @@ from agentrl.databases.documents import (
     group_order,
 )
 from agentrl.databases.feeder import make_tasks
-from agentrl.databases.reaping import FREE_LOSSES, Reaped
+from agentrl.databases.reaping import FREE_LOSSES, Reaped, _End, _end_leases
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.scorings import ScoringLedger
 from agentrl.databases.task_file import TaskLine
@@ -420,6 +420,23 @@ async def test_a_slot_that_was_scored_in_vain_and_is_sampled_again_can_be_comple
     new = await begin(database, two, "two")
     assert (new.attempt, new.scorings, new.scoring_failures) == (1, 0, 0)
     assert await two.complete(new, 1.0) is not None
+
+
+async def test_a_reaper_that_read_an_earlier_lease_of_the_same_record_ends_no_later_one(
+    database: RunDatabase,
+) -> None:
+    await fill(database, rollouts=1)
+    one = ledger(database, "one", lease_seconds=0.05)
+    sampled = await begin(database, one, "one")
+    read = (await stored(database, sampled.task.id)).slots[0]
+    scorings = ScoringLedger(database, one, max_failures=2)
+    await scorings.hand_back(sampled)
+    assert await scorings.claim() is not None
+    await asyncio.sleep(0.1)
+    late = _End(read, SlotStatus.SAMPLED, {"scorings": 1, "not_before": "$$NOW"})
+    assert await _end_leases(database, sampled.task.id, [late]) == []
+    (slot,) = (await stored(database, sampled.task.id)).slots
+    assert (slot.status, slot.scorings) == (SlotStatus.LEASED, 1)
 
 
 async def test_a_finalisation_is_found_by_its_index_and_the_longest_due_comes_first(

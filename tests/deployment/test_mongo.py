@@ -13,6 +13,7 @@ from urllib.parse import quote_plus
 
 import pytest
 import scripted_run
+from ports import free_port
 from pymongo import MongoClient
 from pymongo.database import Database
 from pymongo.errors import ConnectionFailure, OperationFailure, PyMongoError
@@ -22,7 +23,7 @@ from agentrl.databases.changes import Changes, inserted
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.documents import Split
 from agentrl.databases.feeder import make_tasks
-from agentrl.databases.mongod import find_mongod, free_port
+from agentrl.databases.mongod import find_mongod
 from agentrl.databases.runs import RunLease
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger

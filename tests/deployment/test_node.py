@@ -12,9 +12,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from ports import free_port
 from pymongo import MongoClient
 
-from agentrl.databases.mongod import EmbeddedMongod, free_port
+from agentrl.databases.mongod import EmbeddedMongod
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE = ROOT / "deploy" / "node"

@@ -13,9 +13,10 @@ from uuid import uuid4
 
 import psutil
 import pytest
+from ports import free_port
 from pymongo import MongoClient
 
-from agentrl.databases.mongod import EmbeddedMongod, free_port
+from agentrl.databases.mongod import EmbeddedMongod
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "assets" / "demo" / "model"

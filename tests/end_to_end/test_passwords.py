@@ -15,10 +15,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from ports import free_port
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from agentrl.databases.mongod import find_mongod, free_port
+from agentrl.databases.mongod import find_mongod
 
 MARK = "sEcReT"  # in each secret, and nowhere else
 PASSWORD = f"p/a#s@s%w:d{MARK}/%2F"

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from ports import free_port
 
 from agentrl.cli import main
-from agentrl.databases.mongod import free_port
 from agentrl.inference.sglang_server import SGLangConfig, sglang_command
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from chat_completion import chat_completion
+from ports import free_port
 
 from agentrl import cli
 from agentrl.configs import parse_config
-from agentrl.databases.mongod import free_port
 from agentrl.databases.task_file import TaskKind, TaskLine
 from agentrl.launcher.probes import try_services
 from agentrl.launcher.stack import REPOSITORY

@@ -95,6 +95,26 @@ async def test_a_part_that_dies_is_started_again_until_its_limit(
     assert supervisor.expected(Kind.SAMPLER) == 0
 
 
+async def test_a_part_that_ran_for_long_has_its_restarts_back(tmp_path: Path) -> None:
+    supervisor = Supervisor(first_delay_s=0.05, forgiven_after_s=1.0)
+    code = """
+import pathlib, sys, time
+turn = pathlib.Path(sys.argv[1]).read_text().count("here")
+print("here", flush=True)
+time.sleep(1.2 if turn == 2 else 0)
+raise SystemExit(3)
+"""
+    log = tmp_path / "part.log"
+    command = (sys.executable, "-c", code, str(log))
+    try:
+        supervisor.start(part(tmp_path, code, command=command, restarts=2))
+        changes = [event.change for event in await events_until(supervisor, 5)]
+    finally:
+        supervisor.kill_all()
+    assert changes == [*4 * [Change.DIED], Change.LOST]  # the third ran for long: two more come
+    assert supervisor.restarts(Kind.SAMPLER) == 5
+
+
 async def test_a_part_killed_with_sigkill_comes_back_as_a_new_process(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:

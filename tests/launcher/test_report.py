@@ -87,6 +87,7 @@ async def add_group(
             status=SlotStatus.FAILED if score is None else SlotStatus.COMPLETED,
             record=f"{name}-t{rollout}-a0",
             score=score,
+            error="ValueError: no" if score is None else None,
         )
         for rollout, score in enumerate(scores)
     ]
@@ -101,7 +102,9 @@ async def add_group(
         record = Record(
             id=f"{name}-t{rollout}-a0", task=name, task_id=name, rollout=rollout, attempt=0,
             split=split,
-            epoch=epoch, owner="s", status=RecordStatus.READY, query="?", n_turns=2 + rollout % 2,
+            epoch=epoch, owner="s",
+            status=RecordStatus.FAILED if score is None else RecordStatus.READY,
+            query="?", n_turns=2 + rollout % 2,
             n_tool_calls=1, n_segments=2, n_continuations=3, n_drifts=1,
             tokens=TokenCounts(generated=30), score=score,
             versions=VersionRange(min=version, max=version), stop_reason=StopReason.ANSWERED,
@@ -128,7 +131,9 @@ async def add_run(database: RunDatabase, output: Path) -> None:
         await database.rows.insert_one(
             {"_id": str(number), "status": status, "group_order": number}
         )
-    unscored = {"slots.0.status": SlotStatus.QUARANTINED, "slots.0.score": None}
+    unscored = {
+        "slots.0.status": SlotStatus.QUARANTINED, "slots.0.score": None, "slots.0.error": "no score",
+    }  # fmt: skip
     await database.tasks.update_one({"_id": "later"}, {"$set": unscored})
     (output / "metrics.jsonl").write_text(metrics_line(1) + metrics_line(2))
 
@@ -384,7 +389,7 @@ async def test_tasks_with_attempts_given_up_are_listed_with_their_last_error(
     [n_failing] = await failed_tasks(database)
     assert (n_failing.task_id, n_failing.failed, n_failing.rollouts) == ("bad", 1, 2)
     out = io.StringIO()
-    print_failed_tasks(Console(file=out, width=120), [n_failing])
+    print_failed_tasks(Console(file=out, width=120), [n_failing], 1)
     for words in ("bad", "train", "3", "1 of 2", second.record_id, "ToolError: [the tool] broke"):
         assert words in out.getvalue()
     assert "good" not in out.getvalue()

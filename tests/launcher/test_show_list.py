@@ -41,7 +41,8 @@ async def add_records(database: RunDatabase) -> None:
         }  # fmt: skip
         record = Record(
             id=f"r{number}", task="t", rollout=number, attempt=0, epoch=0, owner="s", query="?",
-            started_at=began + timedelta(minutes=number), **fields,
+            started_at=began + timedelta(minutes=number),
+            finished_at=began + timedelta(minutes=number), **fields,
         )  # fmt: skip
         await database.records.insert_one(record.to_mongo())
         await publish(database, number, number // 2, "v")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from node_servers import ListeningServer, node
+from ports import free_port
 from tool_session import a_task, config_file, names_of, session_with, tools_of
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import ToolResult
-from agentrl.databases.mongod import free_port
 from agentrl.databases.records import RecordLedger
 from agentrl.rollout.tools.calls import ToolServerUnreachable
 

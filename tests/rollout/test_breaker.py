@@ -128,5 +128,5 @@ def test_what_cannot_be_probed_opens_at_once_and_lets_one_attempt_try() -> None:
     ],
 )  # fmt: skip
 def test_a_scorer_is_found_in_a_sum_by_its_whole_name(scorer: str, held_back: bool) -> None:
-    pattern = TaskChoice(scorers=frozenset({"http"})).others()["scorer"]["$not"]["$regex"]
+    pattern = TaskChoice(scorers=frozenset({"http"})).unscored()["scorer"]["$not"]["$regex"]
     assert bool(re.search(pattern, scorer)) is held_back

@@ -9,12 +9,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 from forked import Forked
+from ports import free_port
 from tiny import tiny_model, write_tiny_folder
 
 from agentrl.configs import ComputeConfig
 from agentrl.databases import policies, services
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.mongod import free_port
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.model.model_folder import load_tokenizer

@@ -6,8 +6,10 @@ What is stored
     task_file/, scorer_notation.py   what users write in task files
 The ledgers
     tasks.py, expressions.py   of sampling: who works on which rollout
+    task_choice.py, free_groups.py   which groups a claim may take
     held_leases.py, reaping.py, owners.py   leases: held, taken away, and by whom
     scorings.py   of trajectories that have no score yet
+    due.py   a look for what was put off, or left by dead samplers
     retries.py   how often what failed is tried again, and how soon
     records.py, group_commit.py, storable.py   what samplers write of their work
     finalisations.py, rescoring.py   the end of a group, and scores given anew

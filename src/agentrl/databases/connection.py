@@ -6,17 +6,19 @@ The code that opens a database creates each collection's indexes, once per proce
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import pymongo
-from pymongo import ASCENDING, AsyncMongoClient, IndexModel
+from pymongo import ASCENDING, DESCENDING, AsyncMongoClient, IndexModel
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import (
     BulkWriteError,
+    ConfigurationError,
     ConnectionFailure,
     CursorNotFound,
     OperationFailure,
@@ -39,6 +41,11 @@ T = TypeVar("T")
 
 PATIENCE_S = 300.0  # the longest outage of the database that a run survives
 _GOODBYE_S = 2.0
+_UNTOLD_S = 2.0  # a database that answers within this is not waited for
+# A member whose network or machine is gone closes no connection: an operation that waits for its
+# answer would wait for many minutes. The driver asks each member this often whether it is there.
+# Where one does not answer for both times together, it interrupts the operations that wait for it.
+_LOOK_MS, _CONNECT_MS = 1000, 4000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two tries while the database is away
 
 # Error codes of a server that is temporarily unable to serve. PyMongo retries once, which is too
@@ -129,6 +136,11 @@ COLLECTIONS = frozenset(
 
 BEFORE_ALL = datetime(2000, 1, 1, tzinfo=UTC)  # before every document
 
+_SUMMED = (
+    "split", "versions.min", "score", "epoch", "tokens.generated", "n_segments", "n_continuations",
+    "n_drifts",
+)  # fmt: skip
+
 _INDEXES: dict[str, list[IndexModel]] = {
     "tasks": [
         # claims up to an admission limit, oldest group first: only groups with free slots
@@ -142,6 +154,18 @@ _INDEXES: dict[str, list[IndexModel]] = {
             [("split", ASCENDING), ("group_order", ASCENDING)],
             name="free_begun",
             partialFilterExpression={"pending": {"$gt": 0}, "status": TaskStatus.RUNNING},
+        ),
+        # claims by what tasks name, while some of that is held back: `free_groups.py`
+        IndexModel(
+            [
+                ("split", ASCENDING),
+                ("agent_name", ASCENDING),
+                ("scorer", ASCENDING),
+                ("status", ASCENDING),
+                ("group_order", ASCENDING),
+            ],
+            name="free_kinds",
+            partialFilterExpression={"pending": {"$gt": 0}},
         ),
         # claims of scorings, longest waiting first
         IndexModel(
@@ -172,10 +196,31 @@ _INDEXES: dict[str, list[IndexModel]] = {
             name="completed",
             partialFilterExpression={"completed_at": {"$gt": BEFORE_ALL}},
         ),
+        # groups with a rollout that failed
+        IndexModel(
+            [("split", ASCENDING), ("group_order", ASCENDING)],
+            name="failed",
+            partialFilterExpression={"slots.error": {"$type": "string"}},
+        ),
     ],
     "records": [
         IndexModel([("task", ASCENDING), ("rollout", ASCENDING)], name="task"),
         IndexModel([("split", ASCENDING), ("finished_at", ASCENDING)], name="recent"),
+        IndexModel([("split", ASCENDING), ("started_at", ASCENDING)], name="started"),
+        # the best and the worst
+        IndexModel(
+            [("split", ASCENDING), ("score", ASCENDING), ("tokens.generated", DESCENDING)],
+            name="scored",
+            partialFilterExpression={"finished_at": {"$gt": BEFORE_ALL}},
+        ),
+        # what sums over a run ask for, by policy: no document is read for them
+        IndexModel([(field, ASCENDING) for field in _SUMMED], name="results"),
+        # attempts that failed
+        IndexModel(
+            [("split", ASCENDING), ("finished_at", ASCENDING)],
+            name="failed",
+            partialFilterExpression={"status": RecordStatus.FAILED},
+        ),
         # Records in quarantine
         IndexModel(
             [("status", ASCENDING)],
@@ -200,6 +245,10 @@ _INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("trained.step", ASCENDING)], name="trained"),
     ],
     "policy_versions": [IndexModel([("version", ASCENDING)], name="version")],
+    "outages": [
+        # long after they count no more: samplers that were killed leave theirs
+        IndexModel([("heartbeat", ASCENDING)], name="silent", expireAfterSeconds=600),
+    ],
 }
 
 
@@ -237,6 +286,19 @@ async def retry_through_outages(
             return result
 
 
+@contextmanager
+def wait_told(shown: str, timeout_s: float) -> Iterator[None]:
+    """Say once that the server is waited for, if the block takes long. `shown`: its URL without a
+    password."""
+    told = asyncio.get_running_loop().call_later(
+        _UNTOLD_S, logger.warning, "waiting for MongoDB at %s, for up to %g s", shown, timeout_s
+    )
+    try:
+        yield
+    finally:
+        told.cancel()
+
+
 async def connect(
     url: str, name: str, timeout_s: float = 30.0, *, only_look: bool = False
 ) -> RunDatabase:
@@ -244,6 +306,7 @@ async def connect(
 
     `only_look`: create no database and no index. A database in the URL (`mongodb://host/other`) is
     ignored. Raises `DatabaseUnreachable`, with the URL (without its password) in the message.
+    A warning names a server that has not answered after two seconds.
     """
     began = time.monotonic()
     shown = without_passwords(url)
@@ -255,6 +318,8 @@ async def connect(
             tz_aware=True,
             appname="agentrl",
             serverSelectionTimeoutMS=int(timeout_s * 1000),
+            heartbeatFrequencyMS=_LOOK_MS,
+            connectTimeoutMS=_CONNECT_MS,
         )
     except URL_ERRORS as error:
         raise DatabaseUnreachable(
@@ -272,16 +337,20 @@ async def connect(
         ),
     )
     try:
-        await client.admin.command("ping")
-        # Any member answers `ping`. Creating indexes waits for a primary.
-        for collection, indexes in ({} if only_look else _INDEXES).items():
-            await database.database[collection].create_indexes(indexes)
+        with wait_told(shown, timeout_s):
+            await client.admin.command("ping")
+            # Any member answers `ping`. Creating indexes waits for a primary.
+            for collection, indexes in ({} if only_look else _INDEXES).items():
+                await database.database[collection].create_indexes(indexes)
     except ServerSelectionTimeoutError:
         await client.close()
         raise DatabaseUnreachable(
             f"MongoDB at {shown} did not answer within {time.monotonic() - began:.0f} s: "
             "is it running, and is the address right?"
         ) from None
+    except ConfigurationError as error:  # a name of mongodb+srv that DNS does not know, say
+        await client.close()
+        raise DatabaseUnreachable(f"MongoDB at {shown} cannot be asked: {error}") from None
     except OperationFailure as error:
         await client.close()
         raise DatabaseUnreachable(

@@ -133,6 +133,11 @@ def group_order(epoch: int, seq: int) -> int:
     return epoch * GROUPS_PER_EPOCH + seq
 
 
+def epoch_places(epoch: int) -> dict[str, int]:
+    """The filter of `group_order` for the groups of an epoch: indexes hold that, and no epoch."""
+    return {"$gte": group_order(epoch, 0), "$lt": group_order(epoch + 1, 0)}
+
+
 class Slot(SubDocument):
     """One rollout of a Task, numbered by `rollout` from 0.
 

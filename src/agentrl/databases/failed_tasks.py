@@ -6,15 +6,21 @@ score. What is in quarantine is `quarantine.py`'s. This file only reads.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Slot, SlotStatus, Split, Task
+from agentrl.databases.documents import Slot, SlotStatus, Split, Task, TaskStatus
 from agentrl.databases.tasks import record_id
 
-# No index: this is read only on a user's request.
-_FAILURES = {
-    "$or": [{name: {"$type": "string"}} for name in ("slots.error", "finalisation.error", "error")]
-}
+_TEXT = {"$type": "string"}
+_NO_SLOT = {"slots.error": {"$not": _TEXT}}
+# Each by an index that holds them in their order: a run may have a million other tasks.
+_FAILURES: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"slots.error": _TEXT}, "failed"),
+    ({"status": TaskStatus.FINALISING, "finalisation.error": _TEXT, **_NO_SLOT}, "state"),
+    ({"status": TaskStatus.QUARANTINED, **_NO_SLOT}, "state"),
+)
+COUNTED = 10_000  # of more failures it is not asked how many
 
 
 @dataclass(frozen=True)
@@ -38,14 +44,23 @@ class FailedTask:
 
 
 async def count_failed_tasks(database: RunDatabase) -> int:
-    """The number of Tasks with failures."""
-    return await database.tasks.count_documents(_FAILURES)
+    """The number of Tasks with failures, `COUNTED` at the most."""
+    counts = [
+        await database.tasks.count_documents(failures, limit=COUNTED, hint=index)
+        for failures, index in _FAILURES
+    ]
+    return min(sum(counts), COUNTED)
 
 
-async def failed_tasks(database: RunDatabase) -> list[FailedTask]:
-    """All Tasks with failures, evaluations first, then in group order."""
-    cursor = database.tasks.find(_FAILURES).sort([("split", 1), ("group_order", 1)])
-    return [_read(Task.from_mongo(document)) async for document in cursor]
+async def failed_tasks(database: RunDatabase, limit: int = COUNTED) -> list[FailedTask]:
+    """The last `limit` Tasks with failures: evaluations first, then in group order."""
+    found: list[Task] = []
+    for failures, index in _FAILURES:
+        newest = database.tasks.find(failures, hint=index, limit=limit)
+        newest = newest.sort([("split", -1), ("group_order", -1)])
+        found += [Task.from_mongo(document) async for document in newest]
+    found.sort(key=lambda task: (task.split, task.group_order))
+    return [_read(task) for task in found[-limit:]]
 
 
 def _read(task: Task) -> FailedTask:

@@ -18,14 +18,14 @@ from agentrl.databases.documents import (
     Split,
     Task,
     TaskStatus,
+    epoch_places,
     group_order,
 )
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger, task_key
-from agentrl.databases.transitions import ENDED_TASKS
+from agentrl.databases.transitions import OPEN_TASKS
 
 BLOCK = 256  # groups stored at once: about 50 ms of work
-_OPEN = sorted(set(TaskStatus) - ENDED_TASKS)  # a list of states can use the index
 
 
 def make_tasks(
@@ -209,7 +209,7 @@ class TaskFeeder:
 
     async def evaluation_done(self, step: int) -> bool:
         """Whether every group of the evaluation at `step` is finalised."""
-        places = {"$gte": group_order(step, 0), "$lt": group_order(step + 1, 0)}
+        places = epoch_places(step)
         of_step = {"split": Split.EVAL, "group_order": places, **of_data(self._data)}
         return await self._open_task(of_step) is None
 
@@ -220,7 +220,7 @@ class TaskFeeder:
         """
         durable = self._database.durable(self._database.tasks)
         return await durable.find_one(
-            {"status": {"$in": _OPEN}, **selection}, {"_id": 1}, hint="state"
+            {"status": {"$in": OPEN_TASKS}, **selection}, {"_id": 1}, hint="state"
         )
 
     def _all_added(self) -> bool:

@@ -52,12 +52,6 @@ def find_mongod() -> Path:
     )
 
 
-def free_port() -> int:
-    """A loopback TCP port that is free now, for tests. `HeldPort` reserves one."""
-    with HeldPort() as port:
-        return port.number
-
-
 # A program that replaces itself by the command in its arguments. The command gets SIGTERM when its
 # parent (the pid in the first argument) ends in any way. A separate program, because Python code
 # between fork and exec can crash if libraries run threads.

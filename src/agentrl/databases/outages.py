@@ -1,7 +1,8 @@
 """Unreachable dependencies that the samplers of a run wait for.
 
 Each sampler updates its own document while it waits. A document without a heartbeat for `SILENT_S`
-is ignored: its sampler is considered dead.
+is ignored: its sampler is considered dead. The server removes what it
+left after ten minutes (the index `silent`).
 """
 
 from collections.abc import Sequence

@@ -62,13 +62,15 @@ async def count_quarantined(database: RunDatabase) -> Quarantined:
     )
 
 
-async def list_quarantined(database: RunDatabase) -> list[QuarantinedItem]:
-    """All items in quarantine, sorted by kind and id."""
+async def list_quarantined(database: RunDatabase, limit: int = 0) -> list[QuarantinedItem]:
+    """The items in quarantine, by kind: the first `limit` of each kind, or all if that is 0."""
     items = []
-    for kind, collection in (
-        ("group", database.tasks), ("record", database.records), ("row", database.rows),
-    ):  # fmt: skip
-        cursor = collection.find({"status": "quarantined"}, {"error": 1}).sort("_id", 1)
+    for kind, collection, index in (
+        ("group", database.tasks, "state"),
+        ("record", database.records, "quarantined"),
+        ("row", database.rows, "lease"),
+    ):
+        cursor = collection.find({"status": "quarantined"}, {"error": 1}, hint=index, limit=limit)
         items += [QuarantinedItem(kind, item["_id"], str(item["error"])) async for item in cursor]
     return items
 

@@ -96,7 +96,8 @@ def _end_of(slot: Slot, record: Mapping[str, Any] | None, max_failures: int) -> 
     """What follows from an expired lease, by the rules in the module docstring.
 
     `record`: status, score and error of the lease's Record, if it exists. The update names the
-    slot's `record`, so it cannot change a later attempt.
+    slot's `record` and `scorings`, which number the leases of one Record, so it cannot end a later
+    one.
     """
     unheld: dict[str, Expression] = {"owner": None, "lease_expires": None}
     silent = {
@@ -132,7 +133,11 @@ async def _end_leases(database: RunDatabase, task: str, ends: Sequence[_End]) ->
     }  # fmt: skip
     stages = [
         slots_changed(
-            all_of(EXPIRED, {"$eq": ["$$slot.record", literal(end.slot.record)]}),
+            all_of(
+                EXPIRED,
+                {"$eq": ["$$slot.record", literal(end.slot.record)]},
+                {"$eq": ["$$slot.scorings", end.slot.scorings]},
+            ),
             end.status,
             end.fields,
         )

@@ -12,7 +12,12 @@ from typing import Any
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from agentrl.databases.connection import COLLECTIONS, DatabaseUnreachable, RunDatabase
+from agentrl.databases.connection import (
+    COLLECTIONS,
+    DatabaseUnreachable,
+    RunDatabase,
+    wait_told,
+)
 from agentrl.databases.documents import Run
 from agentrl.databases.mongodb_url import URL_ERRORS, why_no_url
 from agentrl.databases.runs import load_run
@@ -49,6 +54,8 @@ async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoC
             f"--db_connection_string {shown} is not a MongoDB URL: {error}"
         ) from None
     try:
+        with wait_told(shown, timeout_s):
+            await client.admin.command("ping")
         yield client
     except OperationFailure as error:
         raise DatabaseUnreachable(

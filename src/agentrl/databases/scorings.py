@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase, retry_through_outages
-from agentrl.databases.documents import SlotStatus, Split, Task
+from agentrl.databases.documents import SlotStatus, Task
+from agentrl.databases.due import scorings_due
 from agentrl.databases.expressions import (
     first_to_score,
     in_milliseconds,
@@ -44,12 +45,7 @@ class ScoringLedger:
         `evaluation`: only scorings of the evaluation at this step. `without`: skip tasks with these
         scorers.
         """
-        due: dict[str, Any] = {
-            "score_at": {"$type": "date"}, "$expr": {"$lte": ["$score_at", "$$NOW"]},
-            **TaskChoice(scorers=without.scorers).others(),
-        }  # fmt: skip
-        if evaluation is not None:
-            due |= {"split": Split.EVAL, "epoch": evaluation}
+        due = scorings_due(evaluation, without)
         leased = slots_changed(
             {"$eq": ["$$slot.rollout", "$$chosen"]},
             SlotStatus.LEASED,

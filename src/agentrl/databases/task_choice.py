@@ -1,6 +1,7 @@
 """Which tasks are not to be claimed, by what their lines name: agents and scorers."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +24,17 @@ class TaskChoice:
             self.everything or other.everything,
         )
 
-    def others(self) -> dict[str, Any]:
-        """The MongoDB filter for all other tasks."""
-        assert not self.everything, "no task is left"
-        query: dict[str, Any] = {}
-        if self.agents:
-            query["agent_name"] = {"$nin": sorted(self.agents, key=str)}
-        if self.scorers:
-            # `scorer` may be a weighted sum of names: `scorer_notation.py`.
-            names = "|".join(re.escape(name) for name in sorted(self.scorers))
-            query["scorer"] = {"$not": {"$regex": rf"(^|[\s+*])({names})($|[\s+*])"}}
-        return query
+    def includes(self, agent: str | None, scorers: Collection[str]) -> bool:
+        """Whether it includes the tasks of this agent that these scorers score."""
+        return self.everything or agent in self.agents or not self.scorers.isdisjoint(scorers)
+
+    def unscored(self) -> dict[str, Any]:
+        """The MongoDB filter for tasks that none of these scorers scores."""
+        if not self.scorers:
+            return {}
+        # `scorer` may be a weighted sum of names: `scorer_notation.py`.
+        names = "|".join(re.escape(name) for name in sorted(self.scorers))
+        return {"scorer": {"$not": {"$regex": rf"(^|[\s+*])({names})($|[\s+*])"}}}
 
 
 NO_TASKS = TaskChoice()

@@ -31,8 +31,9 @@ from agentrl.databases.documents import (
     Split,
     Task,
     TaskStatus,
-    group_order,
+    epoch_places,
 )
+from agentrl.databases.due import finalisations_due
 from agentrl.databases.expressions import (
     SLOT_RECORD,
     Expression,
@@ -44,6 +45,7 @@ from agentrl.databases.expressions import (
     slots_updated,
     told,
 )
+from agentrl.databases.free_groups import Query, free_groups, kinds_without
 from agentrl.databases.reaping import Reaped, close_lost_records, reap_expired
 from agentrl.databases.task_choice import NO_TASKS, TaskChoice
 from agentrl.databases.transitions import (
@@ -155,19 +157,21 @@ class TaskLedger:
         """
         if without.everything:
             return []
-        places: dict[str, int] = {}
-        if epoch is not None:
-            places = {"$gte": group_order(epoch, 0), "$lt": group_order(epoch + 1, 0)}
-        free = {"split": split, "pending": {"$gt": 0}, **without.others()}
-        before = None
+        kinds = None
+        if without != NO_TASKS:
+            kinds = await retry_through_outages(
+                lambda: kinds_without(self._tasks, split, without), "a claim"
+            )
+        places = {} if epoch is None else epoch_places(epoch)
+        groups: list[tuple[Query, str]] = []
         if admission_limit is not None:
-            admitted = {**free, "group_order": {**places, "$lte": admission_limit}}
-            before = await self._lease_slots(admitted, count, "free")
-        if before is None and admission_limit != UNBOUNDED:
-            begun = {**free, "status": TaskStatus.RUNNING}
-            if places:
-                begun["group_order"] = places
-            before = await self._lease_slots(begun, count, "free_begun")
+            admitted = {**places, "$lte": admission_limit}
+            groups += free_groups(split, admitted, kinds, begun=False)
+        if admission_limit != UNBOUNDED:
+            groups += free_groups(split, places, kinds, begun=True)
+        before = None
+        for query, index in groups:
+            before = before or await self._lease_slots(query, count, index)
         if before is None:
             return []
         pending = [slot for slot in before["slots"] if slot["status"] == SlotStatus.PENDING]
@@ -295,11 +299,7 @@ class TaskLedger:
 
         async def take() -> dict[str, Any] | None:
             return await self._tasks.find_one_and_update(
-                {
-                    "status": TaskStatus.FINALISING,
-                    "$expr": {"$lte": ["$finalisation.lease_expires", "$$NOW"]},
-                    **({"_id": {"$nin": sorted(without)}} if without else {}),
-                },
+                finalisations_due(without),
                 [{"$set": {"finalisation": taken}}],
                 sort=[("finalisation.lease_expires", 1)],
                 hint="to_finalise",
@@ -351,7 +351,7 @@ class TaskLedger:
         ]
         return await retry_through_outages(
             lambda: self._tasks.find_one_and_update(
-                groups, update, sort=[("split", 1), ("group_order", 1)], hint=index
+                groups, update, sort=[("group_order", 1)], hint=index
             ),
             "a claim",
         )

@@ -86,6 +86,7 @@ ROW_TRANSITIONS: dict[RowStatus, frozenset[RowStatus]] = {
 }
 # Groups that give no more rows, unless something is released from quarantine.
 ENDED_TASKS = frozenset({TaskStatus.COMPLETED, TaskStatus.QUARANTINED, TaskStatus.LEFT_OUT})
+OPEN_TASKS = sorted(set(TaskStatus) - ENDED_TASKS)  # a list of names, so that an index serves
 TERMINAL_SLOTS = frozenset({SlotStatus.COMPLETED, SlotStatus.FAILED, SlotStatus.QUARANTINED})
 
 

@@ -20,8 +20,10 @@ from agentrl.launcher.run_state import launched_at
 
 
 def place_config(given: Given) -> Config:
-    """The run that a verb is to look at: its name, folder and MongoDB, which is the one that it was
-    launched with if neither a flag nor `DB_URL` says another."""
+    """The run of a verb: its name, folder and MongoDB.
+
+    The MongoDB is that of the flag, else of `DB_URL`, else of the run's launch.
+    """
     place = {**given.values, "run_name": given.own.run}
     config = config_of(place)
     url = config.run.db_connection_string or read_deployment(os.environ).db_url
@@ -72,10 +74,10 @@ class OpenDatabase:
 
 @asynccontextmanager
 async def run_database(config: Config, *, run_lives: bool) -> AsyncIterator[OpenDatabase]:
-    """The run's database for a while: of the given URL, of a live run, or of a mongod started for
-    this and stopped again.
+    """Open the run's database: at the given URL, of a live run, or of a mongod that is started.
 
-    `run_lives`: the run may be going on; a mongod that holds its folder is then used as it is.
+    A mongod that is started here is stopped at the end. `run_lives`: whether a mongod that already
+    runs on the folder may be used. Raises `ConfigError` if there is no database.
     """
     run = config.run
     data_dir = config.output / "mongo"

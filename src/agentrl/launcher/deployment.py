@@ -1,4 +1,4 @@
-"""Where the processes of a run are, by environment variables. The defaults fit one machine.
+"""The environment variables of a launch: where the processes of a run are.
 
 A flag of the command line takes precedence over the variable of the same meaning (`MODEL` and
 `--model_name_or_path`).
@@ -109,7 +109,7 @@ class Deployment:
         return as_words(self.layers)
 
     def samplers(self, wanted: int) -> int:
-        """Sampler processes to start here, if `wanted` are where nothing else is said."""
+        """Number of sampler processes to start here. `wanted`: the default."""
         if self.num_samplers is not None:
             return self.num_samplers
         return wanted if self.samplers_only or self.machine_rank == 0 else 0
@@ -125,7 +125,7 @@ class Deployment:
 
     @property
     def meeting_port(self) -> int | None:
-        """Where trainers meet: None where no other machine must know it, and torch takes one."""
+        """Port where trainers meet; None on one machine, where torch chooses a free one."""
         if self.master_port is not None:
             return self.master_port
         return None if self.num_machines == 1 else _SEVERAL_MACHINES_PORT
@@ -217,7 +217,7 @@ def describe_variables(deployment: Deployment) -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, and may use fully: a container may have fewer."""
+    """Number of cores that this process may use, within the CPU quota of a container."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = _CPU_QUOTA.read_text().split()
@@ -227,8 +227,8 @@ def usable_cores() -> int:
 
 
 def default_sampler_processes(cores: int, computing: int = 0) -> int:
-    """Sampler processes of a machine where nobody says how many: one for each core.
+    """Default number of sampler processes: one for each core, at most `_MOST_SAMPLERS`.
 
-    `computing`: cores that other parts of a launch need.
+    `computing`: number of cores that other parts of a launch need.
     """
     return max(1, min(cores - computing, _MOST_SAMPLERS))

@@ -20,12 +20,12 @@ from agentrl.configs.parsing import Layer, as_words, config_of, layers_given, me
 from agentrl.configs.verbs import eval_parser
 from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Split
+from agentrl.databases.documents import Split, epoch_places
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.services import acknowledge, live_services, register_urls
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
-from agentrl.databases.transitions import ENDED_TASKS
+from agentrl.databases.transitions import OPEN_TASKS
 from agentrl.held_port import HeldPort
 from agentrl.inference.engines import open_engines
 from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
@@ -64,7 +64,7 @@ _INTERRUPTED = 130
 
 
 class EvaluationFailed(RuntimeError):
-    """A part of the evaluation went away for good. The message is for the user."""
+    """A part of the evaluation ended and is not restarted. The message is for the user."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -264,9 +264,9 @@ class Evaluation:
         return config
 
     async def _bring_services(self, database: RunDatabase, config: Config, version: int) -> None:
-        """Wait for services, and bring those that hold other weights to the checkpoint's.
+        """Wait for services, and load the checkpoint into those that have other weights.
 
-        A service that cannot load them is not used. Raises `ServiceUnreachable`.
+        A service that cannot load it is not used. Raises `ServiceUnreachable`.
         """
         await register_urls(database, config.inference_urls)
         deadline = asyncio.get_running_loop().time() + config.sampling.startup_timeout
@@ -292,7 +292,7 @@ class Evaluation:
     async def _add_tasks(self, database: RunDatabase, rollouts: int) -> int:
         """Add the held-out tasks as an evaluation of its own; returns its number."""
         oldest = await database.tasks.find_one(
-            {"split": Split.EVAL}, {"epoch": 1}, sort=[("epoch", 1)]
+            {"split": Split.EVAL}, {"epoch": 1}, sort=[("group_order", 1)], hint="order"
         )
         epoch = min(oldest["epoch"] if oldest else 0, 0) - 1
         ledger = TaskLedger(database, owner="evaluation", lease_seconds=60, max_failures=1)
@@ -310,7 +310,12 @@ class Evaluation:
 async def _open_tasks(database: RunDatabase, epoch: int) -> int:
     """How many tasks of the evaluation are not finished."""
     return await database.tasks.count_documents(
-        {"split": Split.EVAL, "epoch": epoch, "status": {"$nin": sorted(ENDED_TASKS)}}
+        {
+            "split": Split.EVAL,
+            "group_order": epoch_places(epoch),
+            "status": {"$in": OPEN_TASKS},
+        },
+        hint="state",
     )
 
 

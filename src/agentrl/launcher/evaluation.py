@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import SlotStatus, Split
+from agentrl.databases.documents import SlotStatus, Split, epoch_places
 from agentrl.launcher.statistics import (
     Estimate,
     TaskOutcome,
@@ -22,6 +22,8 @@ from agentrl.launcher.statistics import (
 )
 from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 from agentrl.whole_file import write_whole
+
+_AT_ONCE = 1000  # tasks whose records are asked for in one query
 
 
 @dataclass(frozen=True)
@@ -117,14 +119,15 @@ def summarise_rollouts(
 
 async def read_rollouts(database: RunDatabase, epoch: int) -> list[TaskRollouts]:
     """Read the rollouts of evaluation `epoch`, one entry per task."""
-    turns = {
-        document["_id"]: document["n_turns"]
-        async for document in database.records.find(
-            {"split": Split.EVAL, "epoch": epoch}, {"n_turns": 1}
-        )
-    }
+    of_epoch = {"split": Split.EVAL, "group_order": epoch_places(epoch)}
+    tasks = await database.tasks.find(of_epoch, {"slots": 1}, hint="order").to_list()
+    turns: dict[str, int] = {}
+    for first in range(0, len(tasks), _AT_ONCE):
+        some = [task["_id"] for task in tasks[first : first + _AT_ONCE]]
+        found = database.records.find({"task": {"$in": some}}, {"n_turns": 1}, hint="task")
+        turns.update({document["_id"]: document["n_turns"] async for document in found})
     rollouts = []
-    async for task in database.tasks.find({"split": Split.EVAL, "epoch": epoch}, {"slots": 1}):
+    for task in tasks:
         statuses = [slot["status"] for slot in task["slots"]]
         scored = [slot for slot in task["slots"] if slot["score"] is not None]
         rollouts.append(

@@ -32,7 +32,15 @@ from agentrl.launcher.ending import (
 )
 from agentrl.launcher.preflight import TaskFileCheck
 from agentrl.launcher.presets import Preset
-from agentrl.launcher.processes import RESTARTS, Change, Event, Kind, Part, Supervisor
+from agentrl.launcher.processes import (
+    RESTARTS,
+    Change,
+    DeathsInARow,
+    Event,
+    Kind,
+    Part,
+    Supervisor,
+)
 from agentrl.launcher.progress import ProgressReader, Snapshot, read_metrics
 from agentrl.launcher.report import (
     gather_report,
@@ -51,20 +59,18 @@ from agentrl.launcher.stack import (
     with_urls,
 )
 from agentrl.launcher.view import LiveView, duration
-from agentrl.redaction import without_passwords
 from agentrl.stop_signals import StopRequest, stop_signals
 from agentrl.training.run.entry import enter, settle
 
 _TICK_S = 0.25
 _READ_EVERY_S = 3.0  # the database is asked so often; a step takes longer than this
 _LAST_READ_S = 2.0
-_UNTOLD_S = 3.0  # a database that answers within this is not waited for
 _SAVE_EVERY_S = 15.0
 _MONGOD_SPACE = 64 << 20  # bytes: journal files, and some minutes of documents
 
 
 class _Stopped(Exception):
-    """A signal came before anything was started."""
+    """A signal arrived before the parts were started."""
 
 
 class Launch:
@@ -91,7 +97,7 @@ class Launch:
         self._stop = StopRequest()
         self._snapshot = Snapshot()
         self._mongod: EmbeddedMongod | None = None
-        self._mongod_restarts = 0
+        self._mongod_deaths = DeathsInARow(started=self._began)
         self._disk_full = False  # so that mongod cannot run
         self._given_up: int | None = None  # the trainer that had given the run up before
         self._ports = ExitStack()  # held as long as anything is started on them
@@ -148,13 +154,13 @@ class Launch:
         return self._ports.enter_context(HeldPort()).number
 
     def _interrupt(self, number: int) -> None:
-        """The first signal stops everything in order; the same again at once."""
+        """Stop gracefully at the first signal, and at once if it is repeated."""
         if self._stop.take(number):
             self._supervisor.kill_all()
 
     @property
     def _seconds(self) -> float:
-        """Of all launches of the run."""
+        """Wall time in seconds of all launches of the run."""
         before = self._record.seconds if self._record else 0.0
         return before + time.monotonic() - self._began
 
@@ -188,24 +194,16 @@ class Launch:
         config = self._stack.config
         patience = config.sampling.startup_timeout
         connecting = asyncio.create_task(connect(url, config.run.run_name, patience))
-        began, told = time.monotonic(), False
         while not connecting.done():
             await asyncio.wait({connecting}, timeout=_TICK_S)
             if self._stop.first is not None:
                 connecting.cancel()
                 await asyncio.wait({connecting})
                 raise _Stopped
-            if not told and time.monotonic() - began > _UNTOLD_S:
-                told = True
-                shown = without_passwords(url)
-                print_lines(
-                    self._console,
-                    [f"waiting for MongoDB at {shown} (--startup_timeout {patience:g} s)"],
-                )
         return connecting.result()
 
     async def _enter(self, database: RunDatabase) -> None:
-        """See that this is the run that it was, and say what is other than at the last start.
+        """Check the run's identity, and print the flags that changed since the last start.
 
         Raises `ConfigError` if it is another run, `TrainerAlive` if it is trained elsewhere.
         """
@@ -219,7 +217,7 @@ class Launch:
         print_lines(self._console, [f"{change} (since step {step})" for change in entry.changes])
 
     async def _train(self, database: RunDatabase) -> Outcome:
-        """Start the parts and wait for the end of the run, whichever way it comes."""
+        """Start the parts and wait for the end of the run."""
         title = f"{self._stack.config.run.run_name} · {self._preset.title}"
         threads = thread_environment(self._stack, usable_cores(), os.environ)
         parts = plan_parts(self._stack, self._addresses, threads)
@@ -254,7 +252,7 @@ class Launch:
                 for task in (reader, checking):
                     task.cancel()
                 await asyncio.gather(reader, checking, return_exceptions=True)
-            # What stays on the screen is how it ended. A database that is gone is not waited for.
+            # The final state stays on the screen. An unreachable database is not waited for.
             with suppress(PyMongoError, TimeoutError):
                 async with asyncio.timeout(_LAST_READ_S):
                     self._snapshot = await progress.read()
@@ -266,7 +264,7 @@ class Launch:
         return outcome
 
     async def _check_on(self) -> Outcome | None:
-        """Read large task files to their end; how the launch ends if one has mistakes."""
+        """Check large task files to their end. Returns an outcome if one has mistakes."""
         try:
             for check in self._checks:
                 await check.go_on()
@@ -276,11 +274,11 @@ class Launch:
         return None
 
     async def _hopeless(self, database: RunDatabase) -> Outcome | None:
-        """What the trainer said when it gave the run up: no log says it better."""
+        """The outcome with the trainer's reason, if it has declared the run hopeless."""
         try:
             run = await load_run(database)
         except PyMongoError:
-            return None  # then the database is what failed, and has its own sentence
+            return None  # the database has failed, which is reported separately
         if run is None or run.status != HOPELESS or run.fence == self._given_up:
             return None
         mend = "fix that first (other tasks or another model make another run), then "
@@ -292,7 +290,7 @@ class Launch:
         view.show(self._snapshot, self._seconds, (alive, expected), now=last)
 
     def _logs(self, parts: Sequence[Part]) -> str:
-        """Where the parts write, in few words: `logs/as/RUN_*.log (train_0, sample-0)`."""
+        """The log files of the parts, short: `logs/as/RUN_*.log (train_0, sample-0)`."""
         run = f"{self._stack.config.run.run_name}_"
         logs = [part.log for part in parts if part.log is not None]
         if self._mongod is not None:
@@ -301,7 +299,7 @@ class Launch:
         return f"{LOGS}/{run}*.log ({names})"
 
     async def _check_finished(self, database: RunDatabase) -> Outcome:
-        """A trainer that is told to stop ends in order too, but the run is not finished."""
+        """The outcome after the trainer's exit status 0, which a stopped trainer has too."""
         run = await load_run(database)
         if run is not None and run.status == FINISHED:
             return Outcome(0)
@@ -313,7 +311,7 @@ class Launch:
 
     @property
     def _saved(self) -> Saved | None:
-        """What there is of the run, where this launch reports on it."""
+        """The stored state of the run; None if this launch does not report on it."""
         if self._record is None:
             return None
         config, snapshot = self._stack.config, self._snapshot
@@ -321,7 +319,7 @@ class Launch:
         return Saved(run_arguments(config), config.output, snapshot.step, drain, snapshot.attempts)
 
     def _judge(self, events: Sequence[Event], view: LiveView) -> Outcome | None:
-        """Whether the run has ended, by what became of its parts."""
+        """The outcome if the run has ended, by the events of its parts; else None."""
         if self._stop.first is not None:
             return self._stopped()
         for event in events:
@@ -338,9 +336,9 @@ class Launch:
         return None
 
     def _start_again(self, mongod: EmbeddedMongod, view: LiveView) -> Outcome | None:
-        """Start a mongod that died again, at the same address: the parts wait for it.
+        """Restart a mongod that died, at the same address; the parts wait for it.
 
-        It ends when its disk is full. Then that is waited for, for as long as the parts wait.
+        If its disk is full, the restart waits until space is free, as long as the parts wait.
         """
         mongod.stop()
         if shutil.disk_usage(mongod.data_dir).free < _MONGOD_SPACE:
@@ -353,22 +351,22 @@ class Launch:
             self._disk_full = True
             return None
         self._disk_full = False
-        if self._mongod_restarts == RESTARTS:
+        if self._mongod_deaths.died(time.monotonic()) > RESTARTS:
             return Outcome(
                 FAILED,
                 f"mongod ended {RESTARTS + 1} times, see {mongod.log_file}",
             )
-        self._mongod_restarts += 1
         view.notice(f"mongod ended: it is started again (log: {mongod.log_file})")
         try:
             # In this thread, and the view stands still meanwhile: see _open_database.
             mongod.start()
         except MongodError as error:
             return Outcome(FAILED, str(error))
+        self._mongod_deaths.started = time.monotonic()
         return None
 
     async def _read_progress(self, reader: ProgressReader, view: LiveView) -> None:
-        """Keep the snapshot fresh and what `launch.json` says of the run. Nothing depends on it."""
+        """Update the snapshot and `launch.json`. The run does not depend on it."""
         silent = False
         saved = time.monotonic()
         while True:
@@ -385,7 +383,7 @@ class Launch:
             await asyncio.sleep(_READ_EVERY_S)
 
     def _save(self, record: LaunchRecord) -> None:
-        """Store how the run was launched, and how far it is."""
+        """Store the launch's record with the run's progress."""
         found = [evaluation.success for evaluation in self._snapshot.held_out]
         now = replace(
             record,
@@ -396,7 +394,7 @@ class Launch:
         write_launch(self._stack.config.output, now)
 
     async def _report(self, database: RunDatabase) -> None:
-        """Write the report and say what it says."""
+        """Write the report and print its summary."""
         # Imported here: matplotlib is needed at the end only.
         from agentrl.launcher.curve import draw_curve
         from agentrl.launcher.training_curves import draw_training
@@ -427,6 +425,6 @@ class Launch:
 
 
 def _tell_failure(task: asyncio.Task[None], view: LiveView) -> None:
-    """A run is worth more than its view: it goes on without, but not silently."""
+    """Report that the view failed. The run continues without it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         view.notice(f"the progress shown is no longer updated: {error!r}")

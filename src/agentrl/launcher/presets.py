@@ -63,7 +63,7 @@ _DEMO_FLAGS = (
     "--record_timeout", "120",
     "--lease_seconds", "20",
     "--micro_batch_tokens", "4096",
-    # Late groups are mostly all right. Left out, a step would sample several times its rows.
+    # Late in the run most groups are all right. Dropping them would multiply the sampling per step.
     "--drop_zero_advantage", "false",
     "--max_steps", "40",
     "--eval_steps", "10",
@@ -87,19 +87,19 @@ def launch_layers(
 
 
 def is_demo(own: Sequence[Layer]) -> bool:
-    """Without a model of the user's own, the demo's is trained."""
+    """Whether the demo is trained, because the user gives no model."""
     return "model_name_or_path" not in merged(own)
 
 
 def preset_layers(preset: Preset, data_ranks: int, *, demo: bool) -> list[Layer]:
-    """The preset's flags for so many data-parallel ranks: a step has the same rows however many."""
+    """The preset's flags. A step has the same number of rows for any number of ranks."""
     flags = [*preset.flags, "--per_device_train_batch_size", str(_rows_of_each(data_ranks))]
     layer = read_flags(flags, preset.name)
     return [read_flags([*_DEMO_FLAGS, *preset.demo_flags], DEMO_ORIGIN), layer] if demo else [layer]
 
 
 def preset_flags(preset: Preset, data_ranks: int, *, demo: bool) -> list[str]:
-    """`preset_layers` as a command line has them."""
+    """`preset_layers` as words of a command line."""
     return as_words(preset_layers(preset, data_ranks, demo=demo))
 
 

@@ -21,15 +21,18 @@ from typing import IO
 
 from agentrl.launcher import subreaper
 
-RESTARTS = 10  # how often a part that should last as long as the run is started again
+RESTARTS = 10  # how often in a row a part that should last as long as the run is started again
+FORGIVEN_AFTER_S = 600.0  # a part that ran for so long begins a new row
 USER_ERROR = 2  # exit status of a part that was called wrongly: calling it again would not help
 _POLL_S = 0.05
 _START_MARK = "=== "
 
 
 class Kind(IntEnum):
-    """What a part is. They are stopped in this order, the database after them all; samplers and
-    trainer together, because both have `--drain_seconds` and need what comes after them."""
+    """The kind of a part. Parts are stopped in this order, and the database last.
+
+    Samplers and trainer are stopped together: both have `--drain_seconds` and need the other parts.
+    """
 
     SAMPLER = 0
     TRAINER = 1
@@ -46,13 +49,13 @@ class Part:
     command: Sequence[str]
     log: Path | None  # standard output and error are appended here; None: they are this process's
     environment: Mapping[str, str] = field(default_factory=dict)  # beside the launcher's own
-    restarts: int = 0  # how often it is started again after it died
+    restarts: int = 0  # how often in a row it is started again after it died
     may_end: bool = False  # exit status 0 means that its work is done, not that it died
     grace_s: float = 10.0  # between SIGTERM and SIGKILL
 
 
 class Change(StrEnum):
-    """What became of a part."""
+    """How a part ended."""
 
     DONE = "done"  # it ended by itself, as it may
     DIED = "died"  # it will be started again
@@ -85,10 +88,27 @@ class Event:
 
 
 @dataclass
+class DeathsInARow:
+    """Deaths of something that is started again, each soon after the start before it.
+
+    `started`: the last start, in seconds of the monotonic clock.
+    """
+
+    count: int = 0
+    started: float = 0.0
+
+    def died(self, now: float, forgiven_after_s: float = FORGIVEN_AFTER_S) -> int:
+        """It died: which death of the row this is. What ran for long begins a new row."""
+        self.count = 1 if now - self.started >= forgiven_after_s else self.count + 1
+        return self.count
+
+
+@dataclass
 class _Watched:
     part: Part
     process: subprocess.Popen[bytes] | None = None
-    deaths: int = 0
+    deaths: int = 0  # all of them
+    row: DeathsInARow = field(default_factory=DeathsInARow)
     start_at: float | None = None  # when a dead part is started again
 
 
@@ -96,12 +116,19 @@ class Supervisor:
     """The parts of one launch.
 
     `first_delay_s`: a part that died is started again after this, then twice this, and so on, but
-    within half a minute. `inherited`: a file descriptor that every subreaper keeps open, such as a
-    lock that must last as long as any part lives.
+    within half a minute. `forgiven_after_s`: one that ran for so long has its restarts back.
+    `inherited`: a file descriptor that every subreaper keeps open, such as a lock that must last as
+    long as any part lives.
     """
 
-    def __init__(self, first_delay_s: float = 0.5, inherited: int | None = None) -> None:
+    def __init__(
+        self,
+        first_delay_s: float = 0.5,
+        inherited: int | None = None,
+        forgiven_after_s: float = FORGIVEN_AFTER_S,
+    ) -> None:
         self._first_delay_s = first_delay_s
+        self._forgiven_after_s = forgiven_after_s
         self._inherited = () if inherited is None else (inherited,)
         self._parts: dict[str, _Watched] = {}
 
@@ -113,7 +140,7 @@ class Supervisor:
         self._spawn(watched)
 
     def poll(self) -> list[Event]:
-        """What ended since the last call; starts again what is due. To be called often."""
+        """Return the parts that ended since the last call, and restart due ones. Call it often."""
         events: list[Event] = []
         for watched in self._parts.values():
             if watched.process is None:
@@ -153,7 +180,7 @@ class Supervisor:
             watched.process = None
 
     def hurry(self, kind: Kind) -> None:
-        """Hand on a further signal to parts of this kind that are being stopped."""
+        """Send a further SIGTERM to parts of this kind that are being stopped."""
         for watched in self._of(kind):
             if watched.process is not None:
                 watched.process.send_signal(signal.SIGTERM)
@@ -185,6 +212,7 @@ class Supervisor:
     def _spawn(self, watched: _Watched) -> None:
         part = watched.part
         watched.start_at = None
+        watched.row.started = time.monotonic()
         with _output(part) as log:
             watched.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", subreaper.__file__, str(part.grace_s), *part.command],
@@ -200,11 +228,13 @@ class Supervisor:
         part = watched.part
         if status == 0 and part.may_end:
             return Event(part, Change.DONE, status)
+        now = time.monotonic()
         watched.deaths += 1
-        if status == USER_ERROR or watched.deaths > part.restarts:
+        in_a_row = watched.row.died(now, self._forgiven_after_s)
+        if status == USER_ERROR or in_a_row > part.restarts:
             return Event(part, Change.LOST, status)
-        delay = min(self._first_delay_s * 2 ** (watched.deaths - 1), 30.0)
-        watched.start_at = time.monotonic() + delay
+        delay = min(self._first_delay_s * 2 ** (in_a_row - 1), 30.0)
+        watched.start_at = now + delay
         return Event(part, Change.DIED, status)
 
 

@@ -1,6 +1,6 @@
 """The progress of a run, read from its metrics file and database, by indexes only.
 
-The exception is the history of a resumed run, which is read once from all records.
+The history of a resumed run is read once, of a hundred of its steps.
 """
 
 import json
@@ -36,6 +36,7 @@ _RECORD_FIELDS = (
 )  # fmt: skip
 _RECENT_GROUPS = 64
 _RECENT_STEPS = 10
+_HISTORY_STEPS = 100  # of what was before the first look
 _RATE_WINDOW = timedelta(seconds=30)
 _AT_WORK = timedelta(seconds=30)  # a sampler that ended an attempt within this time is at work
 
@@ -126,7 +127,7 @@ class ProgressReader:
     async def read(self) -> Snapshot:
         """Read a snapshot, with about ten small queries."""
         if self._history is None:
-            points = await success_curve(self._database)
+            points = await success_curve(self._database, _HISTORY_STEPS)
             self._history = {point.step: point.success for point in points}
         self._tail.read()
         recent = list(self._tail.recent)

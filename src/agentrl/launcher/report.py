@@ -5,18 +5,18 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from agentrl.configs import Config
-from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DataSet, RowStatus, SlotStatus, Split, TaskStatus
+from agentrl.databases.connection import BEFORE_ALL, RunDatabase
+from agentrl.databases.documents import DataSet, RecordStatus, RowStatus, SlotStatus, Split
 from agentrl.databases.quarantine import count_quarantined
+from agentrl.databases.row_ledger import count_rows
 from agentrl.databases.runs import load_run
-from agentrl.databases.transitions import TERMINAL_SLOTS
 from agentrl.launcher.presets import DEMO, REPOSITORY
 from agentrl.launcher.progress import Metrics, read_metrics
 from agentrl.launcher.success import CurvePoint, HeldOut, evaluations, success_curve
@@ -118,7 +118,7 @@ async def gather_report(database: RunDatabase, output: Path, seconds: float) -> 
     data = run.data[-1] if run and run.data else DataSet()
     curve = await success_curve(database)
     held_out = await evaluations(database)
-    rows = await _count_by(database, "record_data", "$status")
+    rows = await count_rows(database)
     slots = await _slots(database)
     summary = summarise(
         metrics,
@@ -127,9 +127,9 @@ async def gather_report(database: RunDatabase, output: Path, seconds: float) -> 
         seconds=seconds,
         slots=slots,
         rows=Rows(
-            trained=rows.get(RowStatus.TRAINED, 0),
-            waiting=rows.get(RowStatus.READY, 0) + rows.get(RowStatus.LEASED, 0),
-            evicted=rows.get(RowStatus.EVICTED, 0),
+            trained=rows[RowStatus.TRAINED],
+            waiting=rows[RowStatus.READY] + rows[RowStatus.LEASED],
+            evicted=rows[RowStatus.EVICTED],
         ),
         quarantined=InQuarantine(**asdict(await count_quarantined(database))),
         sampled=await _sampled(database),
@@ -179,19 +179,33 @@ def _pooled_reward(points: Sequence[CurvePoint]) -> float | None:
 
 
 async def _slots(database: RunDatabase) -> Slots:
+    """By indexes. A rollout that was given up has an error; of any other that ended there is one
+    Record that has not failed."""
+    finished = attempts_failed = 0
+    for split in Split:
+        of_split = {"split": split, "finished_at": {"$gt": BEFORE_ALL}}
+        finished += await database.records.count_documents(of_split, hint="recent")
+        attempts_failed += await database.records.count_documents(
+            {**of_split, "status": RecordStatus.FAILED}, hint="failed"
+        )
+    given_up = {"slots.error": {"$type": "string"}}
     cursor = await database.tasks.aggregate(
         [
-            {"$match": {"status": {"$ne": TaskStatus.CREATED}}},
+            {"$match": given_up},
             {"$unwind": "$slots"},
+            {"$match": {"slots.status": {"$in": [SlotStatus.FAILED, SlotStatus.QUARANTINED]}}},
             {"$group": {"_id": "$slots.status", "n": {"$sum": 1}}},
-        ]
+        ],
+        hint="failed",
     )
     counts = {group["_id"]: group["n"] async for group in cursor}
+    failed, quarantined = (counts.get(s, 0) for s in (SlotStatus.FAILED, SlotStatus.QUARANTINED))
+    sampled = finished - attempts_failed
     return Slots(
-        total=sum(counts.get(status, 0) for status in TERMINAL_SLOTS),
-        completed=counts.get(SlotStatus.COMPLETED, 0),
-        failed=counts.get(SlotStatus.FAILED, 0),
-        quarantined=counts.get(SlotStatus.QUARANTINED, 0),
+        total=sampled + failed,
+        completed=sampled - quarantined,
+        failed=failed,
+        quarantined=quarantined,
     )
 
 
@@ -208,20 +222,14 @@ async def _sampled(database: RunDatabase) -> Sampled:
                     **sums,
                 }
             },
-        ]
+        ],
+        hint="results",
     )
     async for group in cursor:
         names = ("records", "segments", "continuations", "drifts")
         conversations = Conversations(**{name: int(group[name]) for name in names})
         return Sampled(int(group["tokens"]), conversations)
     return Sampled(0, Conversations(0, 0, 0, 0))
-
-
-async def _count_by(database: RunDatabase, collection: str, key: str) -> Mapping[str, int]:
-    cursor = await database.database[collection].aggregate(
-        [{"$group": {"_id": key, "n": {"$sum": 1}}}]
-    )
-    return {group["_id"]: group["n"] async for group in cursor}
 
 
 def write_summary(output: Path, summary: Summary) -> Path:

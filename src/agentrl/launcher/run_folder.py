@@ -25,10 +25,10 @@ from agentrl.whole_file import write_whole
 
 
 class RunLock:
-    """One launch at a time in a run's folder; machines of one run have a lock each.
+    """The lock of a run's folder: one launch at a time, with one lock for each machine.
 
-    Guards inherit it (`fileno()`), so that it lasts until the last process of a launch is gone,
-    also of one that was killed.
+    Subreapers inherit it (`fileno()`), so that it is held until the last process of a launch has
+    ended, also if the launch was killed.
     """
 
     def __init__(self, folder: Path, machine_rank: int = 0) -> None:
@@ -64,7 +64,7 @@ class RunLock:
         self._file = file
 
     def release(self) -> None:
-        """Give our hold up; subreapers that still live keep theirs."""
+        """Release the lock of this process. Living subreapers keep theirs."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -88,9 +88,9 @@ class RunLock:
 
 
 def lock_holder(folder: Path) -> str | None:
-    """The process that a live launch or evaluation in this folder began with, or None.
+    """The process id of a live launch or evaluation in this folder, or None.
 
-    It is asked for a lock that others may have too, and for no longer than that takes.
+    The check takes a shared lock for a moment.
     """
     for path in sorted(folder.glob("launch*.lock")):
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -133,20 +133,22 @@ class LaunchRecord:
 
 
 def write_launch(folder: Path, launch: LaunchRecord) -> None:
-    """Store it, for its owner to read."""
+    """Write `launch.json` atomically; only its owner can read it."""
     with write_whole(folder / "launch.json") as partial:
         partial.touch(mode=0o600)
         partial.write_text(json.dumps(asdict(launch), indent=1), encoding="utf-8")
 
 
 def read_launch(folder: Path) -> LaunchRecord | None:
-    """How the run in this folder was launched, if it ever was. Raises `ConfigError`."""
+    """Read `launch.json`; None if the run was never launched. Raises `ConfigError`."""
     return read_run_json(folder / "launch.json", LaunchRecord)
 
 
 def refuse_withheld(launch: LaunchRecord, given: Collection[str], needed: Collection[str]) -> None:
-    """Raises `ConfigError` for a flag of `needed` that the launch had, that is kept nowhere because
-    it holds a secret, and that is not `given` again."""
+    """Raise `ConfigError` if a secret flag of the launch is needed and not `given` again.
+
+    Secrets are not stored.
+    """
     for name in needed:
         if name in launch.withheld and name not in given:
             raise ConfigError(

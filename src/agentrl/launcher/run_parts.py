@@ -44,7 +44,7 @@ _FOLDERS = (
 
 
 def parts_of(folder: Path) -> list[Path]:
-    """What the run whose folder this is wrote there, sorted; links are never followed."""
+    """The entries of a run's folder that the run wrote, sorted. Links are not followed."""
     if not folder.is_dir():
         return []
     found: list[Path] = []
@@ -77,7 +77,7 @@ def logs_of(run: str, logs: Path = LOGS) -> list[Path]:
 
 
 def disk_bytes(path: Path) -> int:
-    """What a file, or a folder with all that is in it, takes on disk. Links are not followed."""
+    """Disk usage in bytes of a file or of a folder with its content. Links are not followed."""
     try:
         taken = os.lstat(path).st_blocks * 512
         if path.is_dir() and not path.is_symlink():
@@ -88,5 +88,5 @@ def disk_bytes(path: Path) -> int:
 
 
 def shown_bytes(n: int) -> str:
-    """A size for people."""
+    """Format a size for display."""
     return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB" if n >= 1e6 else f"{n} B"

@@ -14,12 +14,13 @@ from agentrl.configs.verbs import SHOWN_RECORDS, show_parser
 from agentrl.databases import outages
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, ToolCall, TurnStatus
-from agentrl.databases.failed_tasks import FailedTask, count_failed_tasks, failed_tasks
-from agentrl.databases.quarantine import QuarantinedItem, list_quarantined
+from agentrl.databases.failed_tasks import COUNTED, FailedTask, count_failed_tasks, failed_tasks
+from agentrl.databases.quarantine import QuarantinedItem, count_quarantined, list_quarantined
 from agentrl.launcher.database import place_config, run_database
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import list_records, print_list
 
+_SHOWN_FAILURES = 100  # tasks, and of each kind of what is in quarantine
 _ROLE_STYLES = {"system": "dim", "user": "cyan"}
 
 
@@ -41,8 +42,12 @@ def main(argv: Sequence[str]) -> int:
             database = opened.database
             if arguments.failed:
                 console = Console()
-                print_failed_tasks(console, await failed_tasks(database))
-                print_quarantined(console, arguments.run, await list_quarantined(database))
+                n_failed = await count_failed_tasks(database)
+                tasks = await failed_tasks(database, _SHOWN_FAILURES)
+                print_failed_tasks(console, tasks, n_failed)
+                in_quarantine = (await count_quarantined(database)).total
+                items = await list_quarantined(database, _SHOWN_FAILURES)
+                print_quarantined(console, arguments.run, items, in_quarantine)
                 return
             if listing:
                 records = await list_records(
@@ -54,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
             for outage in await outages.current(database):
                 Console().print(Text(outage.sentence(datetime.now(UTC)), "red"), soft_wrap=True)
             n_failed = await count_failed_tasks(database)
-            failed = f"{n_failed} tasks have failures: `agentrl show {arguments.run} --failed`"
+            failed = f"{_counted(n_failed)} tasks have failures: "
+            failed += f"`agentrl show {arguments.run} --failed`"
             try:
                 record = await find_record(database, arguments.record, Split(arguments.split))
             except ConfigError as error:
@@ -172,10 +178,19 @@ def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
         )  # fmt: skip
 
 
-def print_failed_tasks(console: Console, tasks: Sequence[FailedTask]) -> None:
-    """Two lines for each task: how many of its rollouts failed, and why the last one did."""
+def _counted(n_failed: int) -> str:
+    return f"{n_failed} or more" if n_failed == COUNTED else str(n_failed)
+
+
+def print_failed_tasks(console: Console, tasks: Sequence[FailedTask], n_failed: int) -> None:
+    """Two lines for each task: how many of its rollouts failed, and why the last one did.
+
+    `n_failed`: how many tasks there are, of which these are the last.
+    """
     if not tasks:
         console.print("no rollout and no group of this run failed")
+    elif n_failed > len(tasks):
+        console.print(f"the last {len(tasks)} of {_counted(n_failed)} tasks with failures:")
     for task in tasks:
         failed = [
             f"{task.failed} of {task.rollouts} given up" if task.failed else "",
@@ -191,8 +206,15 @@ def print_failed_tasks(console: Console, tasks: Sequence[FailedTask]) -> None:
         console.print(Text(f"    {task.error}", "red"), soft_wrap=True)
 
 
-def print_quarantined(console: Console, run: str, items: Sequence[QuarantinedItem]) -> None:
-    """Two lines for each of what is in quarantine, and how it is released."""
+def print_quarantined(
+    console: Console, run: str, items: Sequence[QuarantinedItem], in_quarantine: int
+) -> None:
+    """Two lines for each of what is in quarantine, and how it is released.
+
+    `in_quarantine`: how many there are, of which these are some.
+    """
+    if in_quarantine > len(items):
+        console.print(f"{len(items)} of {in_quarantine} in quarantine:")
     for item in items:
         console.print(Text(f"{item.kind} {item.id} is in quarantine"), soft_wrap=True)
         console.print(Text(f"    {item.error}", "red"), soft_wrap=True)

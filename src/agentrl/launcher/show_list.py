@@ -1,5 +1,6 @@
 """`agentrl show --list`, `--worst`, `--best`: many Records, one line each."""
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.configs import ConfigError
-from agentrl.databases.connection import RunDatabase
+from agentrl.databases.connection import BEFORE_ALL, RunDatabase
 from agentrl.databases.documents import Record, Split
 from agentrl.databases.policies import load_lineage
 from agentrl.launcher.record_filter import Filter, names_field, with_versions
@@ -37,7 +38,8 @@ async def list_records(
     if not names_field(conditions, "split"):
         filters.append({"split": split})
     if order != "newest":
-        filters.append({"score": {"$ne": None}})
+        # A scored Record has ended: it is in the index that has the order.
+        filters.append({"score": {"$gte": -math.inf}, "finished_at": {"$gt": BEFORE_ALL}})
     cursor = database.records.find({"$and": filters}).sort(ORDERS[order]).limit(count)
     try:
         return [Record.from_mongo(document) async for document in cursor]

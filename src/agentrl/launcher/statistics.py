@@ -27,7 +27,7 @@ class TaskOutcome:
 
 
 def pass_at_k(rollouts: int, successes: int, k: int) -> float:
-    """The chance that at least one of `k` rollouts succeeds, estimated without bias.
+    """Unbiased estimate of the probability that at least one of `k` rollouts succeeds.
 
     1 - C(n-c, k) / C(n, k) for c successes among n rollouts (Chen et al. 2021, arXiv 2107.03374,
     equation 1): the share of all choices of k rollouts that hold a success. Needs n >= k.
@@ -42,8 +42,8 @@ def pass_at_k(rollouts: int, successes: int, k: int) -> float:
 def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
     """The mean of `values` (one per task) with its percentile bootstrap interval over tasks.
 
-    Tasks are what is drawn anew: rollouts of one task are alike, so that drawing rollouts would
-    make the interval too narrow.
+    Tasks are resampled, because rollouts of one task are correlated and resampling rollouts would
+    make the interval too narrow. Raises ValueError without values.
     """
     if not values:
         raise ValueError("no value to estimate from")
@@ -78,20 +78,19 @@ def powers_of_two(largest: int) -> list[int]:
 
 
 def wilson(successes: int, rollouts: int) -> Estimate:
-    """A success rate with its 95 % Wilson score interval (Wilson 1927), good near 0 and 1 too."""
+    """A success rate with its 95 % Wilson score interval (Wilson 1927), also valid near 0 and 1."""
     if rollouts <= 0:
         raise ValueError("no rollout to estimate from")
     return _wilson(successes / rollouts, rollouts)
 
 
 def clustered_wilson(rates: Sequence[float], rollouts: float) -> Estimate:
-    """The mean of `rates` (one per task, each from 0 to 1) with a Wilson interval that knows that
-    rollouts of one task are alike.
+    """The mean of `rates` (one per task, each from 0 to 1) with a clustered Wilson interval.
 
-    The interval is that of as many independent rollouts as would vary as the tasks' mean does:
-    p (1 - p) / (s^2 / tasks), with s^2 the variance of the rates (the design effect; Dean and
-    Pagano 2015, J. Surv. Stat. Methodol. 3:484). These are never fewer than the tasks nor more than
-    the `rollouts`; where all rates are 0, or all 1, they are the tasks.
+    Rollouts of one task are correlated. The interval uses the effective number of independent
+    rollouts p (1 - p) / (s^2 / tasks), with s^2 the variance of the rates (the design effect; Dean
+    and Pagano 2015, J. Surv. Stat. Methodol. 3:484), at least the number of tasks and at most
+    `rollouts`. It is the number of tasks if all rates are 0 or all are 1.
     """
     tasks = len(rates)
     if tasks == 0:

@@ -1,5 +1,6 @@
 """Success of a run's policies by step, on the training tasks and on the held-out tasks."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,28 +47,37 @@ class Evaluating:
     rollouts: int
 
 
-async def success_curve(database: RunDatabase) -> list[CurvePoint]:
-    """Success and reward by the step whose policy began the records, of what the run learns from
-    now. Reads all records.
+async def success_curve(database: RunDatabase, most: int | None = None) -> list[CurvePoint]:
+    """Success and reward by the step whose policy began the records, on the run's present data.
 
-    From the records and not from the trained rows: rows are filtered (all right and all wrong
-    groups teach nothing), so their mean reward says little about the policy.
+    `most`: of so many steps at the most, which lie evenly. Else it reads an index of all records.
+
+    All records count, not only trained rows: rows are filtered (groups that are all right or all
+    wrong are dropped), so their mean reward does not measure the policy.
     """
     step_of = {
         document["version"]: document["step"]
         async for document in database.policy_versions.find({}, {"version": 1, "step": 1})
     }
+    if most is not None:
+        steps = sorted(set(step_of.values()))
+        last = len(steps) - 1
+        chosen = {steps[last * n // max(1, most - 1)] for n in range(most)} if steps else set()
+        step_of = {version: step for version, step in step_of.items() if step in chosen}
     run = await load_run(database)
     data = run.data[-1] if run and run.data else DataSet()
+    # Only then: each further bound makes the reading of the index take longer.
+    of_data = {"epoch": {"$gte": data.epoch}} if data.epoch > 0 else {}
+    of_policies = {"$gte": 0} if most is None else {"$in": list(step_of)}
     success = {"$cond": [{"$gte": ["$score", SUCCESS_SCORE]}, 1, 0]}
     cursor = await database.records.aggregate(
         [
             {
                 "$match": {
                     "split": Split.TRAIN,
-                    "epoch": {"$gte": data.epoch},
-                    "score": {"$ne": None},
-                    "versions": {"$ne": None},
+                    "versions.min": of_policies,
+                    "score": {"$gte": -math.inf},
+                    **of_data,
                 }
             },
             {
@@ -78,7 +88,8 @@ async def success_curve(database: RunDatabase) -> list[CurvePoint]:
                     "score": {"$sum": "$score"},
                 }
             },
-        ]
+        ],
+        hint="results",
     )
     # A resumed run publishes the weights of one step under several versions.
     pooled: dict[int, tuple[int, int, float]] = {}
@@ -97,10 +108,9 @@ async def success_curve(database: RunDatabase) -> list[CurvePoint]:
 
 
 async def evaluations(database: RunDatabase) -> list[HeldOut]:
-    """The finished evaluations of training on what the run learns from now, by step.
+    """The finished evaluations of training on the run's present data, by step.
 
-    Those on other data that it had before are not among them, nor later evaluations of a
-    checkpoint, which have negative numbers.
+    Evaluations on earlier data, and evaluations of checkpoints by `agentrl eval`, are not included.
     """
     reader = Evaluations(database)
     await reader.read(await load_run(database))
@@ -108,7 +118,7 @@ async def evaluations(database: RunDatabase) -> list[HeldOut]:
 
 
 class Evaluations:
-    """The evaluations of training as they go on; what is finished is not read again."""
+    """Reads the evaluations of training incrementally. Finished ones are not read again."""
 
     def __init__(self, database: RunDatabase) -> None:
         self._database = database
@@ -123,7 +133,7 @@ class Evaluations:
         return [self._finished[step] for step in sorted(self._finished)]
 
     async def read(self, run: Run | None) -> None:
-        """Take in what was done since the last time, on what `run` learns from now."""
+        """Read the progress since the last call, on the present data of `run`."""
         self.under_way = None
         data = max(0, len(run.data) - 1) if run else 0
         if data != self._data:

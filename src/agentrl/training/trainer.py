@@ -7,10 +7,9 @@ to the ledger before the checkpoint that contains them is copied, and a start fr
 step s makes every row of later steps ready again. A committed row without a newer checkpoint, or
 whose checkpoint was still being written, is thus trained again, by weights that never saw it.
 
-A trainer that was stopped for longer than its lease, or cut off, and is replaced meanwhile, may
-wake at any line. It cannot publish, commit or lease in its successor's place
-(`databases.row_ledger`, `databases.runs`), and a checkpoint that it still writes is no part of the
-run (`checkpoint`).
+A trainer that was stopped or cut off for longer than its lease, and was replaced, may continue at
+any line. It cannot publish, commit or lease in its successor's place (`databases.row_ledger`,
+`databases.runs`), and a checkpoint that it still writes is not part of the run (`checkpoint`).
 """
 
 import logging
@@ -116,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
         with ExitStack() as stack:
             Trainer(config, accelerator, stack).run()
     except FailedElsewhere:
-        return 2  # what failed is said there
+        return 2  # the failed process prints the error
     except _USER_ERRORS as error:
         return _refuse(error, "" if rank == 0 else f" (process {rank})")
     except RuntimeError as error:
@@ -133,7 +132,7 @@ def _refuse(error: Exception, where: str = "") -> int:
 
 
 def run_process(argv: Sequence[str]) -> NoReturn:
-    """`main` as a whole process, which ends with it."""
+    """Run `main` as the whole process."""
     status = main(argv)
     logging.shutdown()
     exit_process(status)
@@ -142,7 +141,8 @@ def run_process(argv: Sequence[str]) -> NoReturn:
 class Trainer:
     """One process of the trainer.
 
-    All processes do the same; what only rank 0 does (`RunCoordinator`) goes through an `Agreement`.
+    All processes make the same calls. Rank 0's own work (`RunCoordinator`) goes through an
+    `Agreement`.
     """
 
     def __init__(self, config: Config, accelerator: Accelerator, stack: ExitStack) -> None:
@@ -178,7 +178,7 @@ class Trainer:
         self._published_dtype = torch.bfloat16 if learner.compute.bf16 else torch.float32
         mesh = make_mesh(self._accelerator, config.parallel)
         if config.lora.lora_rank:
-            # What is not trained needs no master weights.
+            # Frozen weights need no master weights.
             add_adapter(model, config.lora, frozen_dtype=self._published_dtype)
         self._learner = Learner(
             model,
@@ -209,7 +209,7 @@ class Trainer:
         return held
 
     def run(self) -> None:
-        """From the checkpoint, or the start weights, to the end of the run or to SIGTERM."""
+        """Train from the checkpoint or the start weights to the end of the run or to a signal."""
         self._resume()
         metrics = self._agreement.on_all(
             lambda: MetricsWriter(self._output, self._accelerator, self._config, self._step)
@@ -222,7 +222,7 @@ class Trainer:
         stream = RowStream(
             self._background, self._database, source, learner.mesh, costs, vocab_size
         )
-        # A policy that has not been tried on these tasks before is evaluated as it is.
+        # A policy that has not been evaluated on these tasks is evaluated before training.
         untried = self._step == 0 or bool(self._coordinator and self._coordinator.begins_data)
         self._publish(evaluate=untried)
         self._from_main(lambda coordinator: coordinator.report(self._step, self._version, TRAINING))
@@ -246,7 +246,7 @@ class Trainer:
         ended = time.monotonic()
         while True:
             rows, wait_seconds = stream.take()
-            self._agreement.meet()  # so that none computes with one that had no rows and left
+            self._agreement.meet()  # no rank begins a step that another one has left
             if rows is None:
                 return
             trained_version = self._version
@@ -267,7 +267,7 @@ class Trainer:
             eval_steps = self._config.data.eval_steps
             self._publish(evaluate=bool(eval_steps and self._step % eval_steps == 0))
             if self._config.sampling.sync_sampling:
-                # The commit lets samplers go on: by then the services must have the new weights.
+                # The commit lets samplers continue, so the services must have the new weights.
                 self._finish_publishing()
             publish_seconds = time.monotonic() - began
             self._agreement.from_main(partial(self._commit, rows))
@@ -297,7 +297,7 @@ class Trainer:
         self._from_main(lambda coordinator: coordinator.quarantine(step, faults))
 
     def _between_passes(self) -> None:
-        """Raises `StepLeft`, on all processes, once one of them has to save before it is ended."""
+        """Raise `StepLeft` on all processes once one of them needs its remaining time to save."""
         (must_save,) = self._agreement.any(self._drain.must_save(self._saver.seconds))
         if must_save:
             raise StepLeft
@@ -327,8 +327,7 @@ class Trainer:
         statistics: StepStatistics | None,
         times: StepTimes,
     ) -> None:
-        """The step that was taken, in the database, the metrics and the log; of one that was
-        skipped there are no metrics. For rank 0."""
+        """Record a step in database, metrics and log; a skipped one has no metrics. For rank 0."""
         assert self._coordinator is not None
         step, total = self._step, self._held.total_steps
         self._background.run(self._coordinator.report(step, self._version, TRAINING))
@@ -348,7 +347,7 @@ class Trainer:
         )  # fmt: skip
 
     def _resume(self) -> None:
-        """Load the checkpoint, if there is one to go on from, and bring ledger and folder to it."""
+        """Load the checkpoint to resume from, if any, and reset ledger and folder to its step."""
         checkpoint = self._held.checkpoint
         if checkpoint is not None:
             state = load_checkpoint(checkpoint, self._learner)
@@ -356,11 +355,11 @@ class Trainer:
             logger.info("going on from %s", checkpoint)
             for change in changed_flags(flat_flags(state.config), stored_flags(self._config)):
                 logger.info("%s (since step %d)", change, state.step)
-        # the version of the first publication is the next one
+        # The first publication increments the version.
         self._version = self._agreement.from_main(self._start) - 1
 
     def _start(self) -> int:
-        """The version to publish first, when ledger and folder are at the step. For rank 0."""
+        """Reset ledger and folder to the step. Returns the version to publish. For rank 0."""
         assert self._coordinator is not None
         version = self._background.run(self._coordinator.start(self._step))
         clear_unfinished(self._output)
@@ -368,7 +367,7 @@ class Trainer:
         return version
 
     def _publish(self, *, evaluate: bool) -> None:
-        """Gather the weights as the next version; services get them while training goes on."""
+        """Gather the weights as the next version. Services get them in the background."""
         self._finish_publishing()
         publication = gather_publication(
             self._output, self._version + 1, self._step, self._learner.model, self._tokenizer,
@@ -376,18 +375,18 @@ class Trainer:
         )  # fmt: skip
         self._version += 1
         if self._config.services.inf_share_gpus:
-            # All processes give back what they cached before a service takes it.
+            # All processes release cached memory before a service takes it.
             if self._accelerator.device.type == "cuda":
                 torch.cuda.empty_cache()
             dist.barrier()
         if self._coordinator:
-            # Watched: without weights at the services no row comes, and a wait for rows is endless.
+            # Watched, because a wait for rows never ends if no service has weights.
             self._publishing = self._background.watch(
                 self._coordinator.publish(publication, evaluate)
             )
 
     def _finish_publishing(self) -> None:
-        """Wait for the services to have the last publication, and raise its error."""
+        """Wait until the services have the last publication. Raises its error."""
 
         def finish() -> None:
             if self._publishing is not None:
@@ -397,10 +396,10 @@ class Trainer:
         self._agreement.from_main(finish)
 
     def _save(self) -> float:
-        """Begin to save a checkpoint, which is written while training goes on.
+        """Begin to save a checkpoint in the background.
 
-        Returns the seconds that training stood still: for the copy, and for the save before it if
-        that still ran.
+        Returns the seconds that training paused: for the copy, and for the previous save if it was
+        still running.
         """
         began = time.monotonic()
         took, allowed = self._saver.seconds, self._config.sampling.drain_seconds
@@ -422,14 +421,14 @@ class Trainer:
         return time.monotonic() - began
 
     def _hold_run(self) -> None:
-        """Raises `TrainerReplaced` if another trainer has taken the run. For any thread."""
+        """Raise `TrainerReplaced` if another trainer has taken the run. For any thread."""
         if self._coordinator:
             self._background.submit(self._coordinator.hold()).result()
 
     def _finish(self) -> None:
-        """The last checkpoint and evaluation; or, after a stop, the checkpoint only."""
+        """Save the last checkpoint and, unless the run was stopped, evaluate it."""
         stopped = self._any_rank_stops()
-        # The start weights need no checkpoint of a run that was stopped before its first step.
+        # A run that was stopped before its first step needs no checkpoint of the start weights.
         if self._saved_step < self._step and (self._step > 0 or not stopped):
             self._save()
         self._saver.wait()
@@ -453,25 +452,25 @@ class Trainer:
         )  # fmt: skip
 
     def _give_up(self, hopeless: RunHopeless) -> None:
-        """Keep what was trained, then say why the run ends: samplers and launcher end with that."""
+        """Save the trained weights and store why the run ends, for samplers and launcher."""
         self._stop.set()
         self._finish()
         self._from_main(lambda coordinator: coordinator.give_up(str(hopeless)))
 
     def _any_rank_stops(self) -> bool:
-        """Whether any process got a signal; then all of them stop after the same step.
+        """Whether any process got a signal; all then stop after the same step.
 
-        Raises the error of the save that ran once it has failed.
+        Raises the error of a failed background save.
         """
         stopping, failed = self._agreement.any(self._stop.is_set(), self._saver.failed)
         if failed:
             self._saver.wait()
         if stopping:
             self._stop.set()
-        return stopping  # and not what came since, which is for this process only
+        return stopping  # not `_stop`, which a later signal may have set on this process only
 
     def _from_main(self, ask: Callable[[RunCoordinator], Coroutine[Any, Any, T]]) -> T:
-        """What rank 0 does in the database or at the services; all get what comes of it."""
+        """Run a coroutine of rank 0's coordinator and return its result on all processes."""
 
         def here() -> T:
             assert self._coordinator is not None
@@ -490,7 +489,7 @@ class Trainer:
         return self._background.run(connect(url, name, timeout))
 
     def _let_go(self) -> None:
-        """Give the run back, so that the next trainer need not wait, and close the database."""
+        """Release the run's lease for the next trainer, and close the database."""
         try:
             if self._coordinator:
                 self._background.submit(self._coordinator.release()).result()
@@ -499,7 +498,7 @@ class Trainer:
                 self._background.submit(self._database.close()).result()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Leave in order, with the step that runs if there is time for it."""
+        """Stop gracefully, after the current step if there is time for it."""
         self._drain.begin()
         self._stop.set()
 

@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 from aiohttp import web
 from mcp.server.mcpserver import MCPServer
+from ports import free_port
 from tool_session import config_file, session_with, tools_of
 
-from agentrl.databases.mongod import free_port
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import GenerateRequest, SamplingParams, ServiceUnreachable
 from agentrl.limited_httpx import MAX_ANSWER_BYTES

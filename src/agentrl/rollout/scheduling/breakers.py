@@ -114,11 +114,15 @@ class Breakers:
         now = time.monotonic()
         return any(breaker.lets_try(now) for breaker in self.open)
 
-    def claimed(self) -> None:
-        """Something was claimed, and tries the dependencies that may be tried."""
+    def claimed(self, claim: Claim) -> None:
+        """This was claimed: it tries the dependencies that it needs and that may be tried."""
         now = time.monotonic()
+        scorers = parse_scorer(claim.task.scorer).keys()
         for breaker in self.open:
-            if breaker.lets_try(now):
+            needed_by = breaker.needed_by
+            if claim.to_score:  # its trajectory is there
+                needed_by = TaskChoice(scorers=needed_by.scorers)
+            if breaker.lets_try(now) and needed_by.includes(claim.task.agent_name, scorers):
                 breaker.trying(now)
 
     @property

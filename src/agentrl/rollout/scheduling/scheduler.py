@@ -18,6 +18,7 @@ from agentrl.configs.run_flags import refuse_changed
 from agentrl.databases.changes import Changes
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, Run, Split, Task
+from agentrl.databases.due import anything_due, finalisations_due, scorings_due
 from agentrl.databases.finalisations import Finalisations
 from agentrl.databases.records import new_record
 from agentrl.databases.scorings import ScoringLedger
@@ -190,7 +191,8 @@ class SamplingScheduler:
             claims, asked = await self._claim_training(work_view.training, room, held_back)
         if claims:
             self._state.found()
-            self._breakers.claimed()
+            for claim in claims:
+                self._breakers.claimed(claim)
             self._begin(claims, asked)
         return bool(claims)
 
@@ -257,10 +259,17 @@ class SamplingScheduler:
         while True:
             await asyncio.sleep(pause_s)
             found = 0
-            if not self._stopping:
+            if not self._stopping and await self._anything_due():
                 found = await self._take_finalisations() + await self._take_scorings()
             busy = found > 0 or bool(self._attempts) or bool(self._finalising)
             pause_s = SCORINGS_S if busy else min(1.5 * pause_s, 10 * SCORINGS_S)
+
+    async def _anything_due(self) -> bool:
+        return await anything_due(
+            self.database,
+            finalisations_due(self._finaliser.in_progress),
+            scorings_due(self.evaluation, self._breakers.held_back()),
+        )
 
     async def _take_scorings(self) -> int:
         """Start scorings that are due; returns how many.
@@ -277,7 +286,7 @@ class SamplingScheduler:
             if claim is None:
                 break
             found += 1
-            self._breakers.claimed()
+            self._breakers.claimed(claim)
             if claim.record_id in self._attempts:
                 # Our own lease expired while this process stood still. End its attempt first.
                 earlier, ending = self._attempts[claim.record_id]

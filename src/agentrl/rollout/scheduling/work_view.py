@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from agentrl.databases import runs, services
 from agentrl.databases.changes import Changes, inserted, updated
 from agentrl.databases.connection import RunDatabase, retry_through_outages
-from agentrl.databases.documents import Run, Split, TaskStatus
+from agentrl.databases.documents import Run, Split, TaskStatus, epoch_places
 from agentrl.databases.row_ledger import count_waiting
 from agentrl.databases.tasks import open_groups
-from agentrl.databases.transitions import ENDED_TASKS
+from agentrl.databases.transitions import OPEN_TASKS
 from agentrl.rollout.scheduling.admission import admission_limit, admitted_groups, room
 
 
@@ -89,9 +89,9 @@ class Observer:
 
     async def _evaluated(self, epoch: int) -> bool:
         unfinished = {
-            "split": Split.EVAL, "epoch": epoch, "status": {"$nin": sorted(ENDED_TASKS)},
+            "split": Split.EVAL, "group_order": epoch_places(epoch), "status": {"$in": OPEN_TASKS},
         }  # fmt: skip
-        return await self.database.tasks.find_one(unfinished, {"_id": 1}) is None
+        return await self.database.tasks.find_one(unfinished, {"_id": 1}, hint="state") is None
 
     async def _admission_limit(self, run: Run) -> int | None:
         # The order of these reads matters: see `admission.py`.

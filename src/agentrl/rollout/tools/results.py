@@ -80,7 +80,7 @@ def read_result(result: CallToolResult) -> Reading:
     text = "\n".join(texts)
     if result.is_error and not text:
         text = "The tool failed and gave no reason."
-    return Reading(storable(text), bool(result.is_error), tuple(files))
+    return Reading(utf8_text(text), bool(result.is_error), tuple(files))
 
 
 def json_text(value: Any) -> str:
@@ -119,7 +119,7 @@ def kept_result(
         id=key,
         record_id=record_id,
         tool=tool,
-        text=storable(text),
+        text=utf8_text(text),
         files=kept,
         omitted=omitted,
         created_at=datetime.now(UTC),
@@ -179,6 +179,6 @@ def _describe(file: ResultFile) -> str:
     return f"{name} ({file.mime_type}, {len(file.data)} bytes)"
 
 
-def storable(text: str) -> str:
+def utf8_text(text: str) -> str:
     """The text with lone surrogates, which UTF-8 cannot encode, replaced."""
     return text.encode("utf-8", "replace").decode("utf-8")

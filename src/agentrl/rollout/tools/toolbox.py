@@ -40,7 +40,7 @@ from agentrl.rollout.tools.results import (
     kept_result,
     read_result,
     shorten,
-    storable,
+    utf8_text,
 )
 from agentrl.rollout.tools.sandboxes import create_kwargs
 from agentrl.rollout.tools.server import MCPServer
@@ -190,10 +190,10 @@ class ToolSession:
         try:
             return read_result(await self._call(offer.server, call))
         except CallFailed as failure:
-            return Reading(storable(str(failure)), is_error=True)
+            return Reading(utf8_text(str(failure)), is_error=True)
         except ToolServerUnreachable as outage:
             if self._box.tell_model:
-                return Reading(storable(outage.text), is_error=True)
+                return Reading(utf8_text(outage.text), is_error=True)
             self._on_outage(outage)
             await asyncio.sleep(0)  # `on_outage` may have cancelled the agent
             raise

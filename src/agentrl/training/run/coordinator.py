@@ -1,7 +1,6 @@
-"""What rank 0 does for the whole run: its lease, its tasks, its weights at the services, progress.
+"""Rank 0's work for the run: lease, tasks, publication of weights, and progress.
 
-All methods are coroutines for the background loop; the other ranks have none of this. What rank 0
-learns and they need is `HeldRun`, one value for all.
+The methods are coroutines for the background loop of rank 0. Other ranks get `HeldRun`.
 """
 
 import asyncio
@@ -54,11 +53,11 @@ _BY = checked_by()  # of rows only: names are the samplers' side's
 
 @dataclass(frozen=True)
 class HeldRun:
-    """What rank 0 has found out about the run when it has taken it; every process has the same."""
+    """The state of the run when rank 0 has taken it, the same on all processes."""
 
     fence: int  # this trainer's number
-    total_steps: int  # that the run takes
-    checkpoint: Path | None  # to go on from
+    total_steps: int  # number of steps of the run
+    checkpoint: Path | None  # the checkpoint to resume from
 
 
 class RunCoordinator:
@@ -317,7 +316,7 @@ class RunCoordinator:
         )
 
     async def give_up(self, failure: str) -> None:
-        """Say that the run is hopeless, and why."""
+        """Store that the run is hopeless, with the reason."""
         await retry_through_outages(lambda: self._lease.give_up(failure), "the end of the run")
 
     async def give_back_rows(self) -> None:
@@ -329,7 +328,7 @@ class RunCoordinator:
         await self._publisher.close()
 
     async def release(self) -> None:
-        """Give the run back."""
+        """Release the run's lease."""
         await self._lease.release()
 
     async def _count_steps(self) -> int:

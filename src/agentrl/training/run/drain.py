@@ -1,21 +1,21 @@
-"""How long a trainer that was told to stop goes on: `--drain_seconds`, less what a save takes.
+"""The time that a stopped trainer may still use: `--drain_seconds` minus the time of a save.
 
-A step that ends in time is finished and saved. One that does not is left: its rows go back, and
-what was trained before it is saved.
+A step that ends in time is finished and saved. Otherwise the step is interrupted, its rows are
+released, and the weights before it are saved.
 """
 
 import time
 from collections.abc import Callable
 
-_MARGIN = 1.5  # a save of the end competes with everything else that ends
+_MARGIN = 1.5  # the last save competes with other processes that end
 
 
 class StepLeft(Exception):
-    """The step that runs is left, by all processes after the same pass."""
+    """All processes interrupt the current step after the same pass."""
 
 
 class Drain:
-    """The time since the first wish to stop, against `seconds`."""
+    """The time since the first stop signal, compared with `seconds`."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -23,14 +23,14 @@ class Drain:
         self._since: float | None = None
 
     def begin(self) -> None:
-        """A signal came."""
+        """Start the clock at the first signal."""
         if self._since is None:
             self._since = self._clock()
 
     def must_save(self, save_seconds: float | None) -> bool:
-        """Whether the time that is left is needed to save.
+        """Whether the remaining time is needed for a save.
 
-        `save_seconds`: what the last save took; None before the first, which then gets half.
+        `save_seconds`: duration of the last save; None before the first, which gets half the time.
         """
         if self._since is None:
             return False

@@ -1,4 +1,4 @@
-"""Steps whose gradient is finite: what it takes to get them, and when to give up.
+"""Handles steps whose gradient is not finite.
 
     gradient not finite -> its rows are looked at -> those that are the cause are quarantined
                                                   -> the step is made of the others
@@ -24,7 +24,7 @@ _MOST_SKIPPED = 3  # steps in a row that leave the weights alone
 
 
 class GradientKeepsFailing(FloatingPointError):
-    """Gradients are not finite, whatever rows they are of. The message is one sentence."""
+    """The gradients of several steps in a row are not finite. The message is one sentence."""
 
 
 class FiniteSteps:

@@ -1,9 +1,9 @@
-"""`--inf_share_gpus`: services on the trainer's GPUs give their memory back for a step.
+"""`--inf_share_gpus`: services on the trainer's GPUs release their memory during a step.
 
-    rows are there -> release -> train -> gather weights -> resume -> publish -> sample
+    rows are ready -> release -> train -> gather weights -> resume -> publish -> sample
 
-How far each service is stands in the ledger, so that a trainer that comes after a crash resumes
-what the last one released, and nothing else.
+The ledger has the state of each service, so that after a crash the next trainer resumes exactly the
+services that the last one released.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ class GpuSharing:
         self._service_timeout_s = service_timeout_s
 
     async def release(self) -> int:
-        """Have the services with published weights give their memory back; returns how many have.
+        """Release the memory of the services with published weights. Returns their number.
 
-        One that does not is left as it is, with a warning: there may be room for both.
+        A service that does not release it is left with a warning: there may be room for both.
         """
         async with self._services() as services:
             asked = [
@@ -49,9 +49,9 @@ class GpuSharing:
         return released
 
     async def resume(self) -> None:
-        """Have those that gave it back take it again; they stay paused until they are published to.
+        """Resume the memory of released services, which stay paused until their weight update.
 
-        One of which it is not known what it has is left alone, with a warning.
+        A service whose state is unknown is left with a warning.
         """
         async with self._services() as services:
             asked = [
@@ -77,8 +77,8 @@ class GpuSharing:
 
     async def _resume(self, service: InferenceService, engine: Engine) -> None:
         try:
-            # Only services with published weights are asked to release: one without was started
-            # since then, and would die of a resume.
+            # Only services with published weights are released. One without was started since then
+            # and would crash by a resume.
             if await engine.weight_version() != FRESH_VERSION:
                 if service.memory != MemoryState.RELEASED:
                     logger.warning(

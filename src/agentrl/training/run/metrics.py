@@ -1,4 +1,4 @@
-"""What a step is measured by, and where it is written: JSONL always, a tracker if asked for.
+"""The metrics of a step, written to a JSONL file and optionally to a tracker.
 
 Trackers are Accelerate's own (TensorBoard, SwanLab). Only rank 0 writes.
 """
@@ -22,19 +22,19 @@ from agentrl.training.step.statistics import StepStatistics
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Where the seconds of a step went."""
+    """The durations of a step."""
 
     step_seconds: float  # from the end of the last step to the end of this one
     train_seconds: float  # forward, backward and update
     wait_seconds: float  # for rows
-    publish_seconds: float  # that training stood still to gather the weights
-    save_seconds: float  # that training stood still to copy what a checkpoint holds
-    stall_seconds: float  # that services generated nothing for the last publication that is done
+    publish_seconds: float  # pause of training to gather the weights
+    save_seconds: float  # pause of training to copy the state of a checkpoint
+    stall_seconds: float  # longest pause of a service for the last finished publication
 
 
 @dataclass(frozen=True)
 class StepMetrics(StepStatistics, StepTimes):
-    """One line of `metrics.jsonl`: these, and what the step says of its tokens and its times."""
+    """One line of `metrics.jsonl`."""
 
     step: int
     version: int  # the policy version that was trained
@@ -48,7 +48,7 @@ class StepMetrics(StepStatistics, StepTimes):
     plan_balance: float  # the most expensive rank's operations over the mean of all ranks
     rows_ready: int  # rows that wait in the database, counted up to 10,000
     rows_evicted: int  # of the whole run: too old to be trained
-    outages: int  # dependencies that samplers wait for, such as a tool server out of reach
+    outages: int  # number of unreachable dependencies that samplers wait for
 
 
 def step_metrics(
@@ -61,8 +61,7 @@ def step_metrics(
     counts: RowCounts,
     n_outages: int,
 ) -> StepMetrics:
-    """The line of a step from its parts. `rows`: all of the step, over all ranks. `n_outages`: how
-    much is out of reach."""
+    """Make the line of a step. `rows`: all rows of the step. `n_outages`: present outages."""
     rewards = [row.reward for row in rows]
     return StepMetrics(
         step=step,
@@ -84,10 +83,10 @@ def step_metrics(
 
 
 class MetricsWriter:
-    """Writes a run's metrics. Made on every rank, does something on rank 0."""
+    """Writes a run's metrics on rank 0. All ranks make one."""
 
     def __init__(self, output: Path, accelerator: Accelerator, config: Config, step: int) -> None:
-        """Go on after `step`: lines of later steps, which are trained again, are set aside.
+        """Continue after `step`. Lines of later steps, which are trained again, are set aside.
 
         Raises `ConfigError` if the tracker of `report_to` is not installed.
         """
@@ -101,7 +100,7 @@ class MetricsWriter:
             accelerator.init_trackers(config.run.run_name, _flat(config))
 
     def write(self, metrics: StepMetrics) -> None:
-        """Append one step; every `logging_steps` steps."""
+        """Append a step's line, if it is a multiple of `logging_steps`."""
         if not self._accelerator.is_main_process or metrics.step % self._every:
             return
         values = {"step": metrics.step, **asdict(metrics)}  # the line begins with it
@@ -112,13 +111,13 @@ class MetricsWriter:
             self._accelerator.log(_scalars(values), step=metrics.step)
 
     def close(self) -> None:
-        """Flush the tracker. Not by `end_training`, which takes the process group along."""
+        """Flush the tracker. `end_training` would also destroy the process group."""
         for tracker in self._accelerator.trackers:
             tracker.finish()
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """What trackers can draw: numbers, those of a list or a mapping one by one, without None."""
+    """Flatten the values to numbers for a tracker. None is left out."""
     shown: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -1,9 +1,8 @@
-"""Publication of weights: gathered once, then brought to every inference service and to disk.
+"""Publication of weights to inference services and to disk.
 
-Training stands still only while rank 0 gathers the weights into its memory. From there they go to a
-folder and to the services, by `--weight_update`, while training goes on; then to the ledger. A
-service that comes later, comes back, or did not take them is brought up to date from the folder as
-soon as it is seen, and gets no work before.
+Training pauses only while rank 0 gathers the weights into its memory. They are then written to a
+folder and sent to the services, by `--weight_update`, in the background. A service that is new, was
+restarted or failed to update is updated from the folder, and gets no work before.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ _CHECK_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Publication:
-    """Weights that are to be published; `write` puts them into their folder."""
+    """Weights to publish. `write` writes their folder."""
 
     weights: PublishedWeights
     step: int  # the optimizer step that made them
@@ -65,7 +64,7 @@ def gather_publication(
     tokenizer: PreTrainedTokenizerBase,
     dtype: torch.dtype,
 ) -> Publication:
-    """The model's weights as they are now, copied to rank 0's memory in `dtype`. Collective."""
+    """Copy the model's present weights to rank 0's memory in `dtype`. Collective."""
     folder = (output / "weights" / f"v{version}").resolve()
     tensors = gather_weights(model, dtype)
     write = partial(save_model_folder, model, tokenizer, tensors, folder, dtype)
@@ -75,7 +74,7 @@ def gather_publication(
 async def next_version(database: RunDatabase, service_timeout_s: float) -> int:
     """A version above all that services or samplers may have seen; 0 for a new run.
 
-    A service may have been given a version by other means than this run's ledger.
+    Services may have versions that are not in this run's ledger.
     """
     latest = await policies.latest(database)
     seen = [service.weight_version for service in await live_services(database, service_timeout_s)]
@@ -96,10 +95,10 @@ class Publisher:
         hold: Callable[[], Awaitable[None]],
         api_key: str | None = None,
     ) -> None:
-        """`service_timeout_s`: a registered service silent for so long is taken for gone.
+        """`service_timeout_s`: a service without a heartbeat for this time is considered dead.
 
-        `hold`: asked before a service is touched; raises if another trainer has taken the run.
-        `api_key`: that of all services.
+        `hold`: called before a service is changed; raises if another trainer has taken the run.
+        `api_key`: the key of all services.
         """
         self._database = database
         self._hold = hold
@@ -115,11 +114,10 @@ class Publisher:
         self._complained: set[tuple[str, str]] = set()
 
     async def publish(self, publication: Publication) -> float:
-        """Record `publication` in the ledger, then bring the live services to it.
+        """Record `publication` in the ledger, then update the live services.
 
-        In this order, so that every version that a token may carry is known. Returns the longest
-        time, in seconds, for which a service that took it generated nothing. Doing it again after
-        an error is right.
+        This order ensures that the version of every token is known. Returns the longest pause of an
+        updated service in seconds. It can be repeated after an error.
         """
         await self._finish_writing()
         await self._hold()
@@ -133,7 +131,7 @@ class Publisher:
             )
             found = await live_services(self._database, self._service_timeout_s)
             live = [service for service in found if service.memory == MemoryState.HELD]
-            # One that is still at an older publication goes on to this one afterwards.
+            # A service that still loads an older publication gets this one afterwards.
             urls = [service.url for service in live if not self._is_catching_up(service.url)]
             outcomes = await self._update(self._updater, urls, weights)
             await policies.serve(self._database, weights.version)
@@ -143,10 +141,10 @@ class Publisher:
         return max([outcome.stall_s for outcome in outcomes if outcome.ok], default=0.0)
 
     async def keep_current(self, patience_s: float) -> None:
-        """Bring services up to date that a publication did not reach.
+        """Update services that a publication did not reach. Never returns.
 
-        Never returns. Raises `ServiceUnreachable` when no service has had the newest publication
-        for `patience_s` seconds: no row would ever come.
+        Raises `ServiceUnreachable` if no service has had the newest publication for `patience_s`
+        seconds, because no rows would come.
         """
         served = time.monotonic()
         looks = 0
@@ -174,7 +172,7 @@ class Publisher:
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[None]:
-        """No service is brought up to date meanwhile."""
+        """Suspend updates of services within the block."""
         async with self._publishing:
             await asyncio.gather(*self._catching_up.values(), return_exceptions=True)
             yield
@@ -198,7 +196,7 @@ class Publisher:
     async def _update(
         self, updater: WeightUpdater, urls: list[str], weights: PublishedWeights
     ) -> list[PublishOutcome]:
-        """Bring services to `weights` and acknowledge what they hold now."""
+        """Update services to `weights` and record the version that each has."""
         if not urls:
             return []
         await self._hold()

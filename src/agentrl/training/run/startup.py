@@ -1,6 +1,6 @@
-"""What is looked at and made before a run begins: its folder, its checkpoint, its launch.
+"""Checks of folder, checkpoint and launch before a run begins, without the database.
 
-Each refuses in one sentence what would fail later. Not in here: what needs the database.
+Each refuses with one sentence what would fail later.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ from agentrl.training.parallel import ParallelSizes, check_degrees
 from agentrl.training.parallel.agreement import Agreement
 from agentrl.training.parallel.compilation import check_compiler
 
-# Where something is, which may differ from machine to machine.
+# Flags that may differ between machines.
 _PLACES = flags_named(
     "agent_config_path", "critic_model_name_or_path", "db_connection_string", "eval_file",
     "inference_api_key_env", "inference_urls", "mcp_auth_token", "mcp_manager_url",
@@ -38,7 +38,7 @@ _PLACES = flags_named(
 def check_input(
     config: Config, accelerator: Accelerator
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, ParallelSizes]:
-    """What a process can see for itself before the run is taken: tokenizer, empty model, sizes.
+    """Check the input of this process. Returns the tokenizer, the empty model and the degrees.
 
     Raises `CheckpointError` or `ConfigError`.
     """
