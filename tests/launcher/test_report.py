@@ -132,8 +132,10 @@ async def add_run(database: RunDatabase, output: Path) -> None:
             {"_id": str(number), "status": status, "group_order": number}
         )
     unscored = {
-        "slots.0.status": SlotStatus.QUARANTINED, "slots.0.score": None, "slots.0.error": "no score",
-    }  # fmt: skip
+        "slots.0.status": SlotStatus.QUARANTINED,
+        "slots.0.score": None,
+        "slots.0.error": "no score",
+    }
     await database.tasks.update_one({"_id": "later"}, {"$set": unscored})
     (output / "metrics.jsonl").write_text(metrics_line(1) + metrics_line(2))
 
