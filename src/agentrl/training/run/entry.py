@@ -51,7 +51,7 @@ class RunEntry:
 
 @dataclass(frozen=True)
 class Mark:
-    """The content of `run.json` in the run's folder; `Run` has the same fields."""
+    """The content of `run.json` in the run's folder: the run's identity and its present data."""
 
     identity: str
     data: DataSet
