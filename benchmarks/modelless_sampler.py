@@ -96,6 +96,7 @@ class ModellessSampler:
             Scorers(AgentModels(), self.records),
             RewardConfig(),
             temperature=1.0,
+            scoring_s=60.0,
         )
         self.working: dict[str, asyncio.Task[None]] = {}
 

@@ -30,12 +30,15 @@ class InfrastructureFailure(Exception):
     probe_repeats: whether the probe repeats the attempt's request, which may itself be what the
         dependency cannot answer; such a probe raises `ConnectionError` if no request is answered
 
-    The message is one sentence for the user.
+    The message is one sentence for the user. A subclass that does not call `super().__init__` has
+    the defaults below.
     """
 
     need: ClassVar[Need] = Need.AGENT  # used unless a scorer met the failure
     probe_repeats: ClassVar[bool] = False
     scorer: str | None = None
+    dependency: str = "something without a name"
+    probe: Probe | None = None
 
     def __init__(self, message: str, *, dependency: str, probe: Probe | None = None) -> None:
         super().__init__(message)

@@ -3,6 +3,8 @@
 import logging
 from collections import Counter
 
+from agentrl.foreign_text import text_of
+
 
 def log_to_stderr(form: str, level: int = logging.INFO) -> None:
     """Set up the log of a process: lines of `form`, one traceback for each kind of error."""
@@ -34,8 +36,17 @@ class OneTraceback(logging.Filter):
         kind = (type(error), *place)
         self._seen[kind] += 1
         if self._seen[kind] > 1:
-            message = " ".join(record.getMessage().split())
+            message = " ".join(_message(record).split())
             record.msg = f"{message} (no. {self._seen[kind]} of its kind, see the first above)"
             record.args = None
             record.exc_info = record.exc_text = None
         return True
+
+
+def _message(record: logging.LogRecord) -> str:
+    """What a record says. Its arguments may be an exception that cannot be told, or not fit: that
+    must not fail in the code that logs."""
+    try:
+        return record.getMessage()
+    except Exception as error:
+        return f"{text_of(record.msg)} (its arguments raise {type(error).__name__})"

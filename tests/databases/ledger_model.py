@@ -67,6 +67,7 @@ class Sampler:
             Scorers(AgentModels(), self.records),
             RewardConfig(drop_zero_advantage=False),
             temperature=1.0,
+            scoring_s=60.0,
         )
         self.attempts: dict[str, Attempt] = {}
         self.finishing: list[Task] = []  # groups whose finalisation it was given

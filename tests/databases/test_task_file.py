@@ -145,7 +145,16 @@ def line_with(field: str, levels: int) -> str:
         ('{"query": "q", "id": %s}' % ("9" * 5000), "holds a whole number of 5000 digits"),
         ('{"query": "q", "answer": NaN}', "holds NaN, which is not a JSON number"),
         ('{"query": "q", "own": [-Infinity]}', "holds -Infinity, which is not a JSON number"),
-        ('{"query": "q", "answer": 1e999}', "`answer` is inf, which is not a number"),
+        ('{"query": "q", "answer": 1e999}',
+         "holds 1e999, more than a number can hold: write it as a text"),
+        ('{"query": "q", "own": {"a": [-1E400]}}', "holds -1E400, more than a number can hold"),
+        ('{"query": "q", "query": "p"}',
+         "holds the key 'query' 2 times in one object: keep one of them"),
+        ('{"query": "q", "own": [{"a": 1, "b": 2, "a": 1}]}', "holds the key 'a' 2 times"),
+        ('{"query": "q", "own": {"\\ud800": 1, "\\ud800": 1}}', "holds the key '\\ud800' 2 times"),
+        ('{"query": "q", "id": ""}', "`id` is empty: give it a text, or leave it out"),
+        ('{"query": "q", "id": " \\t"}', "`id` is empty: give it a text, or leave it out"),
+        ('{"query": "q", "id": true}', "`id` is a bool, not a text or a whole number"),
     ],
     ids=lambda text: text[:40],
 )  # fmt: skip
@@ -160,10 +169,14 @@ def test_what_no_database_keeps_is_a_mistake_of_its_line(
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, "[NaN]", f"[{'9' * 5000}]"], ids=lambda text: text[:5]
+    "text",
+    ["[" * 100_000, "[NaN]", f"[{'9' * 5000}]", "[1e400]", '[{"a": 1, "a": 2}]'],
+    ids=lambda text: text[:5],
 )
 def test_a_list_that_no_database_keeps_is_one_sentence(tmp_path: Path, text: str) -> None:
-    with pytest.raises(TaskFileError, match=r"nests deeper|holds NaN|of 5000 digits"):
+    with pytest.raises(
+        TaskFileError, match=r"nests deeper|holds NaN|of 5000 digits|holds 1e400|holds the key 'a'"
+    ):
         read(write(tmp_path, text))
 
 

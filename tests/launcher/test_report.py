@@ -131,6 +131,12 @@ async def add_run(database: RunDatabase, output: Path) -> None:
         await database.rows.insert_one(
             {"_id": str(number), "status": status, "group_order": number}
         )
+    unscored = {
+        "slots.0.status": SlotStatus.QUARANTINED,
+        "slots.0.score": None,
+        "slots.0.error": "no score",
+    }
+    await database.tasks.update_one({"_id": "later"}, {"$set": unscored})
     (output / "metrics.jsonl").write_text(metrics_line(1) + metrics_line(2))
 
 
@@ -147,7 +153,7 @@ async def test_the_summary_counts_what_the_database_and_the_metrics_hold(
         "eval_after": 1.0,
         "reward_first": 0.5,
         "reward_last": 0.5,
-        "slots": {"total": 15, "failed": 1},
+        "slots": {"total": 15, "completed": 13, "failed": 1, "quarantined": 1},
         "rows": {"trained": 2, "waiting": 2, "evicted": 1},
         "quarantined": {"groups": 0, "records": 0, "rows": 0},
         "max_staleness": 2,

@@ -90,6 +90,7 @@ def finaliser(
         Scorers(AgentModels(), records),
         RewardConfig(**reward),
         temperature=1.0,
+        scoring_s=60.0,
     )
 
 

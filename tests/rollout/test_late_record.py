@@ -60,6 +60,7 @@ async def test_a_record_stored_after_its_slot_was_lost_is_closed_by_its_attempt(
             Scorers.of_run(config, records),
             config.reward,
             config.temperature,
+            config.sampling.record_timeout,
         ),
         breakers=Breakers(lambda agent: frozenset(), lambda: None),
         config=config.sampling,

@@ -72,7 +72,7 @@ async def completed_group(
     await Finaliser(
         TaskLedger(database, "a", 60, max_failures=1),
         Finalisations(database, "a", 60, max_failures=2), records,
-        Scorers(AgentModels(), records), REWARD, temperature=1.0,
+        Scorers(AgentModels(), records), REWARD, temperature=1.0, scoring_s=60.0,
     ).finalise(task)  # fmt: skip
 
 

@@ -161,8 +161,8 @@ async def test_a_sampler_that_stood_still_for_two_leases_writes_nothing_more(
     ids = [record["_id"] for record in after]
     assert await database.turns.count_documents({"record_id": {"$in": ids}}) == 0
     for task in await all_tasks(database):
-        assert [(slot.status, slot.attempt, slot.failures) for slot in task.slots] == [
-            (SlotStatus.COMPLETED, 1, 1)
+        assert [(slot.status, slot.attempt, slot.losses, slot.failures) for slot in task.slots] == [
+            (SlotStatus.COMPLETED, 1, 1, 0)
         ] * 2
 
 

@@ -11,6 +11,8 @@ from datetime import datetime
 from numbers import Integral, Real
 from typing import Any
 
+from agentrl.foreign_text import text_of
+
 LARGEST_BYTES = 14 * 2**20  # MongoDB's limit is 16 MiB, and a document grows when it is settled
 # Of a turn or a Record. Its texts are for display only, and encoding 14 MiB blocks the process for
 # 90 ms.
@@ -76,7 +78,7 @@ def weight(value: object) -> int:
     if isinstance(value, bytes):
         return _ELEMENT_BYTES + len(value)
     if isinstance(value, Mapping):
-        return _ELEMENT_BYTES + sum(len(str(key)) + weight(each) for key, each in value.items())
+        return _ELEMENT_BYTES + sum(len(text_of(key)) + weight(each) for key, each in value.items())
     if isinstance(value, list | tuple):
         return _ELEMENT_BYTES + sum(6 + weight(each) for each in value)
     return _ELEMENT_BYTES
@@ -119,7 +121,7 @@ def _clean(value: object, depth: int) -> object:
         if isinstance(value, Mapping):
             return {_key(key): _clean(each, depth + 1) for key, each in value.items()}
         return [_clean(each, depth + 1) for each in value]
-    return _text(str(value))
+    return _text(text_of(value))
 
 
 def _text(text: str) -> str:
@@ -133,7 +135,7 @@ def _text(text: str) -> str:
 
 
 def _key(key: object) -> str:
-    return _text(str(key)).replace("\0", "\ufffd")
+    return _text(text_of(key)).replace("\0", "\ufffd")
 
 
 def _digits(number: int) -> str:

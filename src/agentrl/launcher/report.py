@@ -29,8 +29,10 @@ _EDGE_STEPS = 3  # steps that the first and the last reward are averaged over
 class Slots:
     """Rollouts that ended, of training and evaluation."""
 
-    total: int
+    total: int  # the sum of the others
+    completed: int  # sampled, and scored
     failed: int  # given up after --max_failures errors
+    quarantined: int  # sampled, and not scored after --max_scoring_failures errors
 
 
 @dataclass(frozen=True)
@@ -181,23 +183,30 @@ async def _slots(database: RunDatabase) -> Slots:
     Record that has not failed."""
     finished = attempts_failed = 0
     for split in Split:
-        ended = {"split": split, "finished_at": {"$gt": BEFORE_ALL}}
-        finished += await database.records.count_documents(ended, hint="recent")
+        of_split = {"split": split, "finished_at": {"$gt": BEFORE_ALL}}
+        finished += await database.records.count_documents(of_split, hint="recent")
         attempts_failed += await database.records.count_documents(
-            {**ended, "status": RecordStatus.FAILED}, hint="failed"
+            {**of_split, "status": RecordStatus.FAILED}, hint="failed"
         )
     given_up = {"slots.error": {"$type": "string"}}
     cursor = await database.tasks.aggregate(
         [
             {"$match": given_up},
             {"$unwind": "$slots"},
-            {"$match": {"slots.status": SlotStatus.FAILED}},
-            {"$count": "n"},
+            {"$match": {"slots.status": {"$in": [SlotStatus.FAILED, SlotStatus.QUARANTINED]}}},
+            {"$group": {"_id": "$slots.status", "n": {"$sum": 1}}},
         ],
         hint="failed",
     )
-    failed = sum([found["n"] async for found in cursor])
-    return Slots(total=finished - attempts_failed + failed, failed=failed)
+    counts = {group["_id"]: group["n"] async for group in cursor}
+    failed, quarantined = (counts.get(s, 0) for s in (SlotStatus.FAILED, SlotStatus.QUARANTINED))
+    sampled = finished - attempts_failed
+    return Slots(
+        total=sampled + failed,
+        completed=sampled - quarantined,
+        failed=failed,
+        quarantined=quarantined,
+    )
 
 
 async def _sampled(database: RunDatabase) -> Sampled:

@@ -21,7 +21,7 @@ from agentrl.stop_signals import StopRequest, stop_signals
 
 log = logging.getLogger(__name__)
 
-_HAND_BACK_S = 10.0  # that a sampler has beside --drain_seconds
+_HAND_BACK_S = 20.0  # beside --drain_seconds: a sampler ends by itself before (`process_end.py`)
 _LOOK_S = 0.1
 
 

@@ -112,9 +112,11 @@ def _near_field(name: str) -> str | None:
 
 
 def _identifier(value: object) -> str:
-    if isinstance(value, str | int):
-        return str(value)
-    raise ValueError(f"`id` is a {type(value).__name__}, not a text or a whole number")
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"`id` is a {type(value).__name__}, not a text or a whole number")
+    if not str(value).strip():
+        raise ValueError("`id` is empty: give it a text, or leave it out (it is the row's number)")
+    return str(value)
 
 
 def _text(present: Mapping[str, Any], name: str) -> str | None:

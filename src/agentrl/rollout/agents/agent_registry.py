@@ -18,6 +18,7 @@ from typing import Any
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.user_module import load_user_module
+from agentrl.foreign_text import text_of
 from agentrl.rollout.agents.base import AsyncSampler
 
 GROUP = "agentrl.agents"
@@ -97,7 +98,7 @@ def find_agent(name: str) -> type[AsyncSampler]:
             _samplers[name] = _as_sampler(name, entry.load())
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(
-                f"agent {name!r} of entry point {entry.value} cannot be used: {error}"
+                f"agent {name!r} of entry point {entry.value} cannot be used: {text_of(error)}"
             ) from error
     return _samplers[name]
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, Self
 from agentrl.databases.documents import Record
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
+from agentrl.foreign_text import error_line
 from agentrl.rollout.agents.agent_registry import find_agent, named_agents
 from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
 
@@ -65,7 +66,7 @@ class Agents:
             if not self._failure.done():
                 self._failure.set_exception(error)
                 self._failure.exception()  # mark as retrieved: `failed` may not be called
-            raise AgentUnavailable(f"{type(error).__name__}: {error}") from error
+            raise AgentUnavailable(error_line(error)) from error
         return kind(claim, record, resources)
 
     def with_the_tools_of(self, name: str | None) -> frozenset[str | None]:

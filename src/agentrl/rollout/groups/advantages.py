@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from agentrl.configs.flag import ConfigError, is_function
 from agentrl.configs.user_module import load_user_function
 from agentrl.databases.documents import Record
+from agentrl.foreign_text import error_line
 
 STD_FLOOR = 1e-4  # added to the standard deviation; avoids division by 0
 GREEDY_ROLLOUT = 0  # number of the rollout that `remax` samples greedily
@@ -86,7 +87,7 @@ def find_estimator(name: str) -> Estimator:
         try:
             values = [float(value) for value in function(records)]
         except Exception as error:
-            raise ConfigError(f"{group} fails: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{group} fails: {error_line(error)}") from error
         if len(values) != len(records) or not all(map(math.isfinite, values)):
             raise ConfigError(
                 f"{group}: returned {values} for {len(records)} records, and not a finite number "

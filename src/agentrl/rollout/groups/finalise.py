@@ -33,7 +33,9 @@ from agentrl.databases.finalisations import Finalisations, finalisation_of
 from agentrl.databases.records import RecordLedger, Settlement
 from agentrl.databases.tasks import LeaseLost, TaskLedger
 from agentrl.failures import InfrastructureFailure
-from agentrl.rollout.groups.boundary import check_row
+from agentrl.foreign_text import error_line, text_of
+from agentrl.rollout.contained import was_cancelled
+from agentrl.rollout.groups.boundary import check_row, check_scored
 from agentrl.rollout.groups.group_rules import apply_group_rules
 from agentrl.rollout.groups.row_building import build_row
 from agentrl.rollout.scorers import Scorers
@@ -65,6 +67,7 @@ class Finaliser:
     scorers: Scorers
     reward: RewardConfig
     temperature: float
+    scoring_s: float  # time limit of the scorers of a whole group
     on_outage: Callable[[InfrastructureFailure, Task], None] = _unheard  # of a scorer of the group
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _making_rows: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAKING_ROWS))
@@ -103,12 +106,13 @@ class Finaliser:
         except (LeaseLost, DatabaseUnreachable, ConfigError):
             raise
         except InfrastructureFailure as outage:
-            log.info("%s is finalised later: %s", task.id, outage)
+            reason = text_of(outage)
+            log.info("%s is finalised later: %s", task.id, reason)
             self.on_outage(outage, task)
-            await self.finalisations.put_off(task, str(outage), counts=False)
+            await self.finalisations.put_off(task, reason, counts=False)
         except Exception as error:  # a scorer of the group may raise anything
             log.warning("%s cannot be finalised", task.id, exc_info=error)
-            message = f"{type(error).__name__}: {error}"
+            message = error_line(error)
             if limit.last_try(before.failures):
                 await self._quarantine(task, message)
             else:
@@ -184,22 +188,40 @@ class Finaliser:
         """The Records with the scores of group scorers, which are stored on the Task once."""
         said = task.group_scores
         if said is None:
-            said = await self.finalisations.keep(task, await self._ask_scorers(task, records))
-        return [with_group_scores(task.scorer, record, said) for record in records]
+            answer = await self._ask_scorers(task, records)
+            _with_checked_scores(task, records, answer)  # what is wrong is not kept
+            said = await self.finalisations.keep(task, answer)
+        return _with_checked_scores(task, records, said)
 
     async def _ask_scorers(self, task: Task, records: Sequence[Record]) -> list[GroupScore]:
-        """Ask the group's scorers. Raises `LeaseLost` after `stop`."""
+        """Ask the group's scorers. Raises `LeaseLost` after `stop`, `TimeoutError` after
+        `scoring_s`, and what they raise."""
         scoring = asyncio.create_task(self.scorers.score_group(task, records))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({scoring, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not scoring.done():
+            await asyncio.wait(
+                {scoring, stopping}, timeout=self.scoring_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if scoring.cancelled():
+                raise was_cancelled(f"scorer {task.scorer!r}")
+            if scoring.done():
+                return scoring.result()
+            if self._stopping.is_set():
                 await self.finalisations.leave(task)
                 raise LeaseLost(f"{task.id} is left to another sampler: this one stops")
-            return scoring.result()
+            raise TimeoutError(f"not finished within --record_timeout {self.scoring_s:g} s")
         finally:
             scoring.cancel()
             stopping.cancel()
+
+
+def _with_checked_scores(
+    task: Task, records: Sequence[Record], said: Sequence[GroupScore]
+) -> list[Record]:
+    """The Records with what was said of them. Raises ValueError for a score of no use."""
+    return [
+        check_scored(with_group_scores(task.scorer, record, said), record.id) for record in records
+    ]
 
 
 def _is_settled(record: Record) -> bool:

@@ -14,6 +14,8 @@ from agentrl.databases.connection import DatabaseUnreachable
 from agentrl.databases.documents import GroupScore, Record, Split, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescored, Rescoring, RowOutcome
+from agentrl.foreign_text import error_line
+from agentrl.rollout.groups.boundary import check_scored
 from agentrl.rollout.groups.finalise import make_rows, settle_group
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import with_group_scores
@@ -69,7 +71,7 @@ class Rescorer:
         except DatabaseUnreachable:
             raise
         except Exception as error:  # a scorer may raise anything
-            report.failures[task_id] = f"{type(error).__name__}: {error}"
+            report.failures[task_id] = error_line(error)
             return
         for rescored in group:
             outcome = RowOutcome.NONE
@@ -91,10 +93,11 @@ class Rescorer:
         records = await asyncio.gather(
             *(self.scorers.score(judged, record.model_copy(update=unscored)) for record in stored)
         )
-        if not self.scorers.of_group(scorer):
-            return records, None
-        said = await self.scorers.score_group(judged, records)
-        return [with_group_scores(scorer, record, said) for record in records], said
+        said = None
+        if self.scorers.of_group(scorer):
+            said = await self.scorers.score_group(judged, records)
+            records = [with_group_scores(scorer, record, said) for record in records]
+        return [check_scored(record, record.id) for record in records], said
 
     async def _rewarded(self, task: Task, records: Sequence[Record]) -> list[Rescored]:
         """The Records with new advantages and rows; without them in an evaluation."""

@@ -9,4 +9,5 @@ admission.py     how far samplers may run ahead of the trainer
 concurrency.py   how many rollouts at once
 process_share.py which part of a machine's rollouts is a process's
 joining.py       a sampler that is started by hand beside a run
+process_end.py   a sampler's process ends when it is to, whatever code of users does in it
 """

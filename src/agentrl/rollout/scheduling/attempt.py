@@ -30,8 +30,11 @@ from agentrl.databases.storable import brief
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
 from agentrl.databases.transitions import TransitionRefused
 from agentrl.failures import InfrastructureFailure
+from agentrl.foreign_text import error_line, text_of
+from agentrl.rollout.agents.agent_registry import may_score_itself
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.process import AgentUnavailable
+from agentrl.rollout.contained import contained, was_cancelled
 from agentrl.rollout.groups.boundary import check_sampled, check_scored
 from agentrl.rollout.groups.finalise import Finaliser
 from agentrl.rollout.scheduling.breakers import Breakers
@@ -111,7 +114,7 @@ class Attempt:
         except Exception as error:  # an agent or a tool may raise anything
             outages = self.claim.outages
             if isinstance(error, InfrastructureFailure) and self._is_nobodys(error, outages):
-                await self._hand_back(f"{HANDED_BACK}{error}", outage=True)
+                await self._hand_back(f"{HANDED_BACK}{text_of(error)}", outage=True)
                 return None
             message = _describe(error)
             log.warning("%s failed: %s", self.claim.record_id, message, exc_info=error)
@@ -126,9 +129,9 @@ class Attempt:
 
     async def _sampled(self) -> Record:
         """Sample the Record and store it."""
-        record = await self._unless_stopped(self._sample())
+        record = await self._unless_stopped(self._sample(), self._agent)
         assert self._sampler is not None, "what was sampled had a sampler"
-        check_sampled(record, self._sampler.context.n_turns)
+        check_sampled(record, self.claim.record_id, self._sampler.context.n_turns)
         self.breakers.sampled(self.claim)
         record = record.model_copy(update={"status": RecordStatus.SAMPLED})
         await self.records.sampled(record)
@@ -140,7 +143,7 @@ class Attempt:
         sampler = self._sampler = await self.make_sampler(self.claim, self.record)
         sampler.on_outage = self._stop  # an agent may catch the exception and continue
         try:
-            return await self._in_time(sampler.sample())
+            return await self._in_time(sampler.sample(), self._agent)
         finally:
             if sampler.outage is not None:
                 raise sampler.outage
@@ -181,7 +184,7 @@ class Attempt:
         if self.scorings.limit.spent(self.claim.scoring_failures):
             return await self._quarantine(record, str(self.claim.task.slots[0].error))
         try:
-            scored = await self._unless_stopped(self._score(record))
+            scored = await self._unless_stopped(self._score(record), self._scorer)
         except (LeaseLost, DatabaseUnreachable):
             raise
         except _HandedBack:
@@ -191,8 +194,9 @@ class Attempt:
             outages = self.claim.scorings - self.claim.scoring_failures
             if isinstance(outage, InfrastructureFailure) and not self._is_nobodys(outage, outages):
                 return await self._fail_scoring(record, outage)
-            log.info("%s is scored later: %s", record.id, outage)
-            await self.scorings.put_off(self.claim, str(outage), counts=False)
+            reason = text_of(outage)
+            log.info("%s is scored later: %s", record.id, reason)
+            await self.scorings.put_off(self.claim, reason, counts=False)
             return None
         except Exception as error:  # a scorer may raise anything
             return await self._fail_scoring(record, error)
@@ -202,8 +206,10 @@ class Attempt:
 
     async def _score(self, record: Record) -> Record:
         sampler = self._sampler or await self.make_sampler(self.claim, record)
-        scored = await self._in_time(sampler.evaluate_record(record))
-        return check_scored(scored).model_copy(update={"status": RecordStatus.SCORED})
+        by_agent = may_score_itself(type(sampler))
+        who = f"{self._agent}, in evaluate_record," if by_agent else self._scorer
+        scored = await self._in_time(sampler.evaluate_record(record), who)
+        return check_scored(scored, record.id).model_copy(update={"status": RecordStatus.SCORED})
 
     async def _fail_scoring(self, record: Record, error: Exception) -> Task | None:
         message = _describe(error)
@@ -221,25 +227,33 @@ class Attempt:
 
     # -- both
 
-    async def _unless_stopped(self, step: Coroutine[Any, Any, Record]) -> Record:
-        """Run a step in a separate task, so that a stop cancels the step but not what follows.
+    @property
+    def _agent(self) -> str:
+        """The agent's name for errors."""
+        return f"agent {self.record.agent_name!r}"
 
-        Raises the reason of the stop.
-        """
+    @property
+    def _scorer(self) -> str:
+        """The scorer's name for errors."""
+        return f"scorer {self.claim.task.scorer!r}"
+
+    async def _unless_stopped(self, step: Coroutine[Any, Any, Record], who: str) -> Record:
+        """Run a step of `who` in a separate task, so that a stop cancels the step but not what
+        follows. Raises the reason of the stop."""
         if self._stopped is None:
             self._step = asyncio.create_task(step, name=self.claim.record_id)
             await asyncio.wait({self._step})
             if not self._step.cancelled():
                 return self._step.result()
         step.close()
-        raise self._stopped or RuntimeError("the agent was cancelled, and not by the sampler")
+        raise self._stopped or was_cancelled(who)
 
-    async def _in_time(self, work: Awaitable[Record]) -> Record:
-        """Run `work` for at most `--record_timeout`. Raises `_OutOfTime`.
+    async def _in_time(self, work: Awaitable[Record], who: str) -> Record:
+        """Run `work` of `who` for at most `--record_timeout`. Raises `_OutOfTime`.
 
         Work that ignores its cancellation is left running.
         """
-        working = asyncio.create_task(_contained(work), name=self.claim.record_id)
+        working = asyncio.create_task(contained(work, who), name=self.claim.record_id)
         working.add_done_callback(lambda task: task.cancelled() or task.exception())
         late = True
         try:
@@ -250,10 +264,14 @@ class Attempt:
                 working.cancel()
                 await asyncio.wait({working}, timeout=LET_GO_S)
                 if not working.done():
-                    log.warning("%s goes on when it is cancelled: left", self.claim.record_id)
+                    log.warning(
+                        "%s of %s goes on when it is cancelled: left", who, self.claim.record_id
+                    )
         if late:
             limit = f"--record_timeout {self.config.record_timeout:g} s"
             raise _OutOfTime(f"not finished within {limit}")
+        if working.cancelled():
+            raise was_cancelled(who)
         return working.result()
 
     def _stop(self, reason: Exception) -> None:
@@ -262,23 +280,13 @@ class Attempt:
             self._step.cancel()
 
 
-async def _contained(work: Awaitable[Record]) -> Record:
-    """Run `work`; SystemExit and KeyboardInterrupt become RuntimeErrors.
-
-    They would end the process with all its trajectories.
-    """
-    try:
-        return await work
-    except SystemExit as left:
-        raise RuntimeError(f"the agent or its scorer called sys.exit({left.code!r})") from left
-    except KeyboardInterrupt as left:  # not from a signal: those have handlers
-        raise RuntimeError("the agent or its scorer raised KeyboardInterrupt") from left
-
-
 def _describe(error: Exception) -> str:
     """An error as a Record stores it: exception, message and place of origin."""
     if isinstance(error, _OutOfTime):
         return f"TimeoutError: {error}"
-    where = traceback.extract_tb(error.__traceback__)
-    at = f" (at {where[-1].name}, {where[-1].filename}:{where[-1].lineno})" if where else ""
-    return f"{type(error).__name__}: {brief(str(error))}{at}"
+    where = list(traceback.walk_tb(error.__traceback__))
+    if not where:
+        return brief(error_line(error))
+    frame, line = where[-1]
+    at = f"(at {frame.f_code.co_name}, {frame.f_code.co_filename}:{line})"
+    return f"{brief(error_line(error))} {at}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from agentrl.databases.task_choice import NO_TASKS, TaskChoice
 from agentrl.failures import InfrastructureFailure, Probe
+from agentrl.foreign_text import text_of
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -64,7 +65,7 @@ class Breaker:
         self, failure: InfrastructureFailure, task: str, needed_by: TaskChoice, now: float
     ) -> None:
         """An attempt at `task` met an outage. Without a probe the breaker opens at once."""
-        self.error = str(failure).removeprefix(f"{self.dependency} is out of reach: ")
+        self.error = text_of(failure).removeprefix(f"{self.dependency} is out of reach: ")
         if failure.probe is not None:
             self.probe, self.probe_repeats = failure.probe, failure.probe_repeats
         self.needed_by |= needed_by
@@ -74,7 +75,7 @@ class Breaker:
 
     def not_answered(self, error: Exception, now: float) -> None:
         """A probe failed."""
-        self.error = str(error) or type(error).__name__
+        self.error = text_of(error) or type(error).__name__
         for_all = not self.probe_repeats or isinstance(error, ConnectionError)
         if for_all:
             self._next_attempt = now + LONGEST_PAUSE_S  # an attempt would fail too

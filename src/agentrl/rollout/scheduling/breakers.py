@@ -5,6 +5,7 @@ report to the database, which the live view and `agentrl show` read.
 """
 
 import asyncio
+import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from agentrl.databases.storable import brief
 from agentrl.databases.task_choice import ALL_TASKS, NO_TASKS, TaskChoice
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure, Need
+from agentrl.foreign_text import text_of
 from agentrl.rollout.scheduling.breaker import Breaker
 
 log = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ class Breakers:
     def out_of_reach(self, outage: InfrastructureFailure) -> None:
         """A dependency of all tasks is known to be unreachable."""
         breaker = self._breaker(outage)
-        breaker.needed_by, breaker.probe, breaker.error = ALL_TASKS, outage.probe, str(outage)
+        breaker.needed_by, breaker.probe, breaker.error = ALL_TASKS, outage.probe, text_of(outage)
         breaker.probe_repeats = outage.probe_repeats
         breaker.open(time.monotonic())
         self._begin_probing(breaker)
@@ -163,7 +165,9 @@ class Breakers:
             while True:
                 try:
                     async with asyncio.timeout(_PROBE_S):
-                        await breaker.probe()
+                        answer = breaker.probe()
+                        if inspect.isawaitable(answer):  # a user's probe may not be async
+                            await answer
                     break
                 except Exception as error:  # a probe may raise anything
                     breaker.not_answered(error, time.monotonic())

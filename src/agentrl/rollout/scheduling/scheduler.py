@@ -82,6 +82,7 @@ class SamplingScheduler:
             self.agents.shared.scorers,
             self.config.reward,
             self.config.temperature,
+            sampling.record_timeout,
             self._breakers.met_by_group,
         )
         self._observer = Observer(

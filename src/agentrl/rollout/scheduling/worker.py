@@ -5,8 +5,6 @@ import gc
 import logging
 from collections.abc import Sequence
 
-import uvloop
-
 from agentrl.configs import Config
 from agentrl.databases.connection import connect
 from agentrl.databases.owners import process_name
@@ -18,7 +16,9 @@ from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.limits import check_model_context
 from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.groups.advantages import find_estimator
+from agentrl.rollout.scheduling.attempt import LET_GO_S
 from agentrl.rollout.scheduling.joining import join
+from agentrl.rollout.scheduling.process_end import END_S, ProcessEnd, run_to_its_end
 from agentrl.rollout.scheduling.process_share import ProcessShare
 from agentrl.rollout.scheduling.scheduler import SamplingScheduler
 from agentrl.stop_signals import StopRequest, stop_signals
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str], share: ProcessShare | None = None) -> int:
     """Sample for a run until it is finished or a signal stops it. Returns the exit code."""
     set_up_log()
-    uvloop.run(_join_and_sample(argv, share or ProcessShare()))
+    run_to_its_end(_join_and_sample(argv, share or ProcessShare()))
     return 0
 
 
@@ -42,11 +42,17 @@ def set_up_log() -> None:
 
 
 async def _join_and_sample(argv: Sequence[str], share: ProcessShare) -> None:
-    await sample(share.config(await join(argv)))
+    config = share.config(await join(argv))
+    await sample(config, end=ProcessEnd(asyncio.get_running_loop()))
 
 
-async def sample(config: Config, evaluation: int | None = None) -> None:
-    """Sample for the run of `config`, or only for the evaluation at step `evaluation`."""
+async def sample(
+    config: Config, evaluation: int | None = None, end: ProcessEnd | None = None
+) -> None:
+    """Sample for the run of `config`, or only for the evaluation at step `evaluation`.
+
+    `end`: of this process, if it does nothing else.
+    """
     load_agents(config)
     find_estimator(config.reward.estimator)
     model = config.model.model_name_or_path
@@ -80,8 +86,24 @@ async def sample(config: Config, evaluation: int | None = None) -> None:
                     scheduler.stop()  # a second call stops at once
 
             for number in stop_signals():
-                loop.add_signal_handler(number, stop, number)
+                if end is None:
+                    loop.add_signal_handler(number, stop, number)
+                else:
+                    end.on_signal(number, stop, config.sampling.drain_seconds + LET_GO_S + END_S)
             log.info("sampler %s of run %s", scheduler.owner, database.name)
-            await scheduler.run()
+            await _run(scheduler, end)
     finally:
         await database.close()
+
+
+async def _run(scheduler: SamplingScheduler, end: ProcessEnd | None) -> None:
+    """Sample. When that is over, closing what was opened must not take for ever."""
+    try:
+        await scheduler.run()
+    except BaseException as error:
+        if end is not None:
+            end.failure = error
+        raise
+    finally:
+        if end is not None:
+            end.within(END_S)

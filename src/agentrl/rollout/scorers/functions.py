@@ -17,7 +17,6 @@ also of numpy or torch, None (not scored), or a `Score` with an explanation; for
 these, one for each Record.
 """
 
-import asyncio
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from agentrl.databases.documents import DispatchedSamplingTask, Record, Task
-from agentrl.rollout.scorers.results import Score, as_list, as_score, shown
+from agentrl.foreign_text import shown
+from agentrl.rollout.contained import contained
+from agentrl.rollout.scorers.results import Score, as_list, as_score
 from agentrl.rollout.scorers.threads import ScorerThreads
 
 ScorerFunction = Callable[..., Any]
@@ -52,13 +53,13 @@ class Scorer:
         Raises ValueError if the function requires other inputs, or takes nothing of the Record.
         """
         if not callable(function):
-            raise ValueError(f"scorer {name!r} is {function!r}, which is no function")
+            raise ValueError(f"scorer {name!r} is {shown(function)}, which is no function")
         try:
             parameters = inspect.signature(function).parameters
         except ValueError:  # some functions written in C have no signature
             raise ValueError(
-                f"scorer {name!r} is {function!r}, whose parameters cannot be seen: wrap it in a "
-                "function of yours"
+                f"scorer {name!r} is {shown(function)}, whose parameters cannot be seen: wrap it "
+                "in a function of yours"
             ) from None
         known = _OF_GROUP if "records" in parameters else _OF_RECORD
         for parameter in parameters.values():
@@ -119,20 +120,14 @@ class Scorer:
         given = {"task": task, "question": task.query, "ground_truth": task.answer, **inputs}
         # Copies: a function may change its inputs, but not the Record that is stored.
         arguments = {name: copy.deepcopy(given[name]) for name in self.takes}
-        try:
-            if inspect.iscoroutinefunction(self.function):
-                return await self.function(**arguments)
-            result = await self.threads.run(lambda: self.function(**arguments))
-            # An object with an async `__call__` returns its coroutine from the thread.
-            return await result if inspect.isawaitable(result) else result
-        except (SystemExit, KeyboardInterrupt, GeneratorExit) as left:
-            # These would end the process with all its trajectories.
-            raise RuntimeError(f"scorer {self.name!r} raised {left!r}") from left
-        except asyncio.CancelledError as left:
-            stopping = asyncio.current_task()
-            if stopping is not None and stopping.cancelling():
-                raise
-            raise RuntimeError(f"scorer {self.name!r} cancelled itself") from left
+        return await contained(self._result(arguments), f"scorer {self.name!r}")
+
+    async def _result(self, arguments: Mapping[str, object]) -> object:
+        if inspect.iscoroutinefunction(self.function):
+            return await self.function(**arguments)
+        result = await self.threads.run(lambda: self.function(**arguments))
+        # An object with an async `__call__` returns its coroutine from the thread.
+        return await result if inspect.isawaitable(result) else result
 
 
 def conversation(turns: Sequence[DispatchedSamplingTask]) -> Messages:

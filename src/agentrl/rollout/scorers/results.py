@@ -2,13 +2,13 @@
 
 import math
 import numbers
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from agentrl.databases.documents import GroupScore, Record
 from agentrl.databases.scorer_notation import parse_scorer
+from agentrl.foreign_text import shown, text_of
 
 KEPT_CHARACTERS = 10_000  # of an explanation: a whole group's must fit into one document (16 MB)
 _ARRAY_TYPES = ("numpy", "torch", "jax", "jaxlib", "tensorflow", "cupy", "mlx")
@@ -58,21 +58,13 @@ def storable_text(explanation: object) -> str | None:
     """An explanation as storable text; the middle of a long one is cut out."""
     if explanation is None:
         return None
-    text = explanation if isinstance(explanation, str) else _text_of(explanation)
+    text = text_of(explanation)
     left_out = len(text) - KEPT_CHARACTERS
     if left_out > 0:
         half = KEPT_CHARACTERS // 2
         text = f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
     # Lone surrogates, which broken JSON can contain, have no UTF-8 encoding.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def shown(value: object) -> str:
-    """A value as one short line for an error; never raises."""
-    try:
-        return reprlib.repr(value)
-    except Exception as error:  # a user's __repr__
-        return f"a {type(value).__name__} whose repr raises {type(error).__name__}"
 
 
 def _number(result: object) -> float | None:
@@ -94,13 +86,6 @@ def _is_array(value: object) -> bool:
     """Whether it is a scalar or array of an array library; imports none of them."""
     library = type(value).__module__.partition(".")[0]
     return library in _ARRAY_TYPES and hasattr(value, "item")
-
-
-def _text_of(explanation: object) -> str:
-    try:
-        return str(explanation)
-    except Exception as error:  # a user's __str__
-        return f"a {type(explanation).__name__} whose text raises {type(error).__name__}"
 
 
 def weigh(scorer: str, scores: Mapping[str, float | None]) -> float | None:

@@ -9,7 +9,8 @@ import zlib
 
 import aiohttp
 
-from agentrl.rollout.scorers.results import Score, shown
+from agentrl.foreign_text import shown
+from agentrl.rollout.scorers.results import Score
 
 MOST_BYTES = 4 << 20  # of an answer, both packed and unpacked
 _SHOWN = 200  # characters shown of an unusable answer

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.user_module import load_user_module
 from agentrl.databases.scorer_notation import parse_scorer
+from agentrl.foreign_text import text_of
 from agentrl.rollout.llm.models import AgentModels
 from agentrl.rollout.scorers.compared_texts import contains, exact_match, f1
 from agentrl.rollout.scorers.functions import Scorer, ScorerFunction
@@ -93,7 +94,7 @@ def find_scorer(name: str) -> Scorer:
         scorer = _registered[name] = Scorer.of(name, entry.load())
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"scorer {name!r} of entry point {entry.value} cannot be used: {error}"
+            f"scorer {name!r} of entry point {entry.value} cannot be used: {text_of(error)}"
         ) from error
     return scorer
 

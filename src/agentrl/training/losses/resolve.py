@@ -8,6 +8,7 @@ from agentrl.configs import LossConfig
 from agentrl.configs.flag import ConfigError, is_function
 from agentrl.configs.losses import LOSSES
 from agentrl.configs.user_module import load_user_function
+from agentrl.foreign_text import error_line
 from agentrl.training.losses.inputs import (
     LossFunction,
     LossInputs,
@@ -51,7 +52,7 @@ def _check(function: LossFunction, config: LossConfig) -> None:
     try:
         loss = function(whole, config)
     except Exception as error:
-        raise ConfigError(f"{flag} fails: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{flag} fails: {error_line(error)}") from error
     if not isinstance(loss, TokenLoss) or loss.token_losses.shape != whole.logprobs.shape:
         raise ConfigError(
             f"{flag}: must return a TokenLoss whose token_losses have the shape of logprobs"

@@ -1,0 +1,30 @@
+"""What an object of a user's own says of itself, whatever its class does: these never raise.
+
+An exception of an agent, a scorer or a library may have a `__str__` that fails. What tells of it
+must not fail with it: the error would be lost, and with it which attempt it was.
+"""
+
+import reprlib
+
+
+def text_of(value: object) -> str:
+    """`str(value)`, or a sentence in its place."""
+    try:
+        # A subclass of str may do as it likes in any of its methods.
+        return str.__str__(str(value))
+    except BaseException as error:  # also sys.exit
+        return f"a {type(value).__name__} whose text raises {type(error).__name__}"
+
+
+def shown(value: object) -> str:
+    """`repr(value)` as an error shows it: one short line."""
+    try:
+        return str.__str__(reprlib.repr(value))
+    except BaseException as error:  # also sys.exit
+        return f"a {type(value).__name__} whose repr raises {type(error).__name__}"
+
+
+def error_line(error: BaseException) -> str:
+    """An exception as its type and what it says, as the last line of a traceback has them."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

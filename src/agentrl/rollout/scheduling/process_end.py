@@ -1,0 +1,134 @@
+"""A sampler process ends when it is to, and not before, whatever code of users does in it.
+
+    run_to_its_end   an event loop that goes on where a task of a user's calls sys.exit
+    ProcessEnd       ends the process where something of a user's does not stop
+
+An agent may go on when it is cancelled, block the event loop, or leave threads for which Python
+waits. By then its trajectory is handed back: the process may go.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+END_S = 8.0  # that a process has when its work is done, to close its connections and tools
+_SHOWN = 5  # of what did not stop
+_OURS = Path(__file__).parents[2]  # agentrl
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+
+
+def run_to_its_end(main: Coroutine[Any, Any, T]) -> T:
+    """What `main` returns. A task that it did not make itself, as `asyncio.gather` makes them in an
+    agent, may call sys.exit: that is the error of whoever awaits it."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(main, name="sampler")
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except SystemExit as left:
+                if task.done():
+                    raise
+                log.error("a task of an agent or a scorer called sys.exit", exc_info=left)
+
+
+class ProcessEnd:
+    """The end of this process, by force if it comes to that. `failure`: what its work ended with,
+    which is then said too."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.failure: BaseException | None = None
+        self._loop = loop
+
+    def on_signal(self, number: int, stop: Callable[[int], None], seconds: float) -> None:
+        """At this signal call `stop`, and end within so many seconds. Not by a handler of the
+        event loop, which never runs where an agent blocks the loop."""
+
+        def heard(number: int, frame: FrameType | None) -> None:
+            self.within(seconds)
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(stop, number)
+
+        signal.signal(number, heard)
+
+    def within(self, seconds: float) -> None:
+        """End in so many seconds at the latest. The shortest time that is set counts.
+
+        A thread waits for it: the event loop may stand still.
+        """
+        waiting = threading.Timer(seconds, self._end, [seconds])
+        waiting.daemon = True
+        waiting.start()
+
+    def _end(self, seconds: float) -> None:
+        went_on = [*_threads(), *_tasks(self._loop)]
+        went_on.sort(key=lambda told: "site-packages" in told)  # libraries after users' files
+        more = f", and {len(went_on) - _SHOWN} more" if len(went_on) > _SHOWN else ""
+        told = "; ".join(went_on[:_SHOWN]) or "nothing of a user's code"
+        log.error(
+            "the process is ended: %g s after it was told to end, this had not stopped: %s%s",
+            seconds, told, more, exc_info=self.failure,
+        )  # fmt: skip
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0 if self.failure is None else 1)
+
+
+def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
+    """The tasks that wait in code of a user's, and where."""
+    for task in asyncio.all_tasks(loop):
+        where = _place(_awaiting(task.get_coro()))
+        if where is not None:
+            yield f"{task.get_name()} ({where})"
+
+
+def _threads() -> Iterator[str]:
+    """The threads that a process waits for and that are in code of a user's, and where. The main
+    one is, where such code blocks the event loop."""
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        if thread.daemon or thread.ident not in frames:
+            continue
+        called = [frame for frame, _ in traceback.walk_stack(frames[thread.ident])]
+        where = _place(reversed(called))
+        if where is not None:
+            yield f"thread {thread.name} ({where})"
+
+
+def _awaiting(work: Any) -> Iterator[FrameType]:
+    """The frames of a coroutine and of what it awaits, the outermost first."""
+    while work is not None:
+        frame = getattr(work, "cr_frame", None) or getattr(work, "gi_frame", None)
+        if frame is not None:
+            yield frame
+        work = getattr(work, "cr_await", None) or getattr(work, "gi_yieldfrom", None)
+
+
+def _place(frames: Iterable[FrameType]) -> str | None:
+    """The innermost of the frames that is a user's, as function, file and line."""
+    of_users = [frame for frame in frames if _is_users(Path(frame.f_code.co_filename))]
+    if not of_users:
+        return None
+    code = of_users[-1].f_code
+    return f"{code.co_name}, {code.co_filename}:{of_users[-1].f_lineno}"
+
+
+def _is_users(file: Path) -> bool:
+    if file.is_relative_to(_OURS) or not file.is_absolute():  # <frozen ...>, and C
+        return False
+    of_python = file.is_relative_to(_STANDARD) and "site-packages" not in file.parts
+    return not of_python and "uvloop" not in file.parts
