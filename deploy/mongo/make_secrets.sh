@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What the members of the replica set need to trust each other:  make_secrets.sh FOLDER ADDRESS...
+# Makes the key and the certificates of the replica set:  make_secrets.sh FOLDER ADDRESS...
 #
 #     FOLDER/keyfile           the members' shared key
-#     FOLDER/ca.pem            certificate of an authority of our own; clients need this one too
-#     FOLDER/ca.key            its key: keep it off the nodes
+#     FOLDER/ca.pem            certificate of a new authority, which clients need too
+#     FOLDER/ca.key            key of the authority, which must not be on the nodes
 #     FOLDER/ADDRESS/node.pem  certificate and key of the member at that name or IP address
 #
-# On the node ADDRESS, MONGO_SECRETS is a folder with keyfile, ca.pem and its own node.pem. What is
-# in FOLDER already stays: call it again to add a member. With an authority of your organisation,
-# put its ca.pem and the certificates that it signed there instead.
+# On the node ADDRESS, MONGO_SECRETS must be a folder with keyfile, ca.pem and that node's node.pem.
+# Existing files in FOLDER are kept, so call it again to add a member. To use an authority of your
+# organisation, put its ca.pem and the certificates that it signed into MONGO_SECRETS instead.
 set -euo pipefail
 if [ $# -lt 2 ]; then
     echo "usage: make_secrets.sh FOLDER ADDRESS..." >&2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Starts one role of a run on this node:  start.sh serve|sample|train [flags]
 #
-# What the systemd units and the Slurm script beside it call. All is said by environment variables:
+# The systemd units and the Slurm script in this folder call it. Environment variables:
 #
 # RUN             name of the run
 # PRESET          grpo (default) or minirl
@@ -13,7 +13,7 @@
 # INFERENCE_API_KEY  key of the run's inference services: the same for all roles
 #
 # serve only: SERVICE_PORT (default 30000), NODE_ADDRESS (name or address under which other nodes
-# reach this one; default its host name). Flags given here are `agentrl serve`'s.
+# reach this one; default its host name). [flags] are those of `agentrl serve`, else of the run.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 role="${1:-}"

@@ -1,4 +1,4 @@
-"""The command lines of the verbs that load much: apart from them, so that `--help` is quick."""
+"""The parsers of the verbs whose own modules load slowly, so that `--help` is fast."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable
@@ -19,7 +19,7 @@ DOCTOR_FLAGS = flags_named(
 )  # fmt: skip
 # Flags of a run, and of `agentrl serve` by itself, that only SGLang has.
 SGLANG_FLAGS = flags_named("inf_tp_size", "inf_ep_size", "inf_mem_ratio")
-_LAUNCHED = "Those that are not given are as the run was launched."
+_LAUNCHED = "Flags that are not given are those of the run's launch."
 SHOWN_RECORDS = 20
 DEFAULTS = in_brackets(in_force(()))
 _ITS_OWN = {**DEFAULTS, "db_connection_string": "default: the run's own"}
@@ -32,17 +32,17 @@ _CHECKED = {
 
 
 def train_parser() -> Parser:
-    """`agentrl train`."""
-    return _whole("agentrl train", "Train a run: one process of it, under `accelerate launch`.")
+    """The parser of `agentrl train`."""
+    return _whole("agentrl train", "Run one trainer process of a run, under `accelerate launch`.")
 
 
 def sample_parser() -> Parser:
-    """`agentrl sample`."""
+    """The parser of `agentrl sample`."""
     return _whole("agentrl sample", "Sample trajectories for a run until it is finished.")
 
 
 def _whole(prog: str, description: str) -> Parser:
-    """A verb that takes the run's flags and nothing else."""
+    """The parser of a verb that takes only the run's flags."""
     parser = Parser(
         prog,
         f"{description} It needs --db_connection_string.",
@@ -55,7 +55,7 @@ def _whole(prog: str, description: str) -> Parser:
 
 
 def eval_parser() -> Parser:
-    """`agentrl eval`."""
+    """The parser of `agentrl eval`."""
     parser = Parser(
         "agentrl eval",
         "Evaluate a run's checkpoint on its held-out tasks.",
@@ -74,10 +74,10 @@ def eval_parser() -> Parser:
 
 
 def rescore_parser() -> Parser:
-    """`agentrl rescore`."""
+    """The parser of `agentrl rescore`."""
     parser = Parser(
         "agentrl rescore",
-        "Score a run's stored trajectories anew.",
+        "Score a run's stored trajectories again.",
         usage="agentrl rescore RUN --scorer NAME [--where JSON] [--flag value ...]",
         epilog=f"{_RUN_FLAGS_FOLLOW} {_LAUNCHED}",
     )
@@ -92,7 +92,7 @@ def rescore_parser() -> Parser:
         "--where",
         metavar="JSON",
         default="{}",
-        help="MongoDB filter on records, whose groups are scored anew (default: all records)",
+        help="MongoDB filter on records; their groups are scored again (default: all records)",
     )
     parser.add_config()
     parser.add_run_flags()
@@ -100,10 +100,10 @@ def rescore_parser() -> Parser:
 
 
 def config_parser() -> Parser:
-    """`agentrl config`."""
+    """The parser of `agentrl config`."""
     parser = Parser(
         "agentrl config",
-        "What is in force for a run, and where each value comes from.",
+        "Print the flags in force for a run, and where each value comes from.",
         usage="agentrl config RUN [--all] [--yaml] [--flag value ...]",
         epilog=f"{_RUN_FLAGS_FOLLOW} What --yaml prints can be given to a run as --config FILE.",
     )
@@ -111,29 +111,27 @@ def config_parser() -> Parser:
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        help="preset whose launch is asked about (default: that of the run's launch, whose "
-        "flags hold then; grpo for a run that was not launched)",
+        help="preset of the launch (default: that of the run's launch, whose flags then apply; "
+        "grpo for a run that was not launched)",
     )
     parser.add_argument(
         "--all",
         action="store_true",
-        help="whether flags that stand at their default are listed too",
+        help="also list the flags at their default",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--yaml", action="store_true", help="whether the flags are printed as a file for --config"
-    )
-    form.add_argument("--json", action="store_true", help="whether the flags are printed as JSON")
+    form.add_argument("--yaml", action="store_true", help="print the flags as a file for --config")
+    form.add_argument("--json", action="store_true", help="print the flags as JSON")
     parser.add_config()
     parser.add_run_flags()
     return parser
 
 
 def memory_parser() -> Parser:
-    """`agentrl memory`."""
+    """The parser of `agentrl memory`."""
     parser = Parser(
         "agentrl memory",
-        "What a step takes on each process, by the model's config and the run's flags.",
+        "Estimate the memory of a step on each process, by the model's config and the run's flags.",
         usage="agentrl memory [--processes N] [--flag value ...]",
         epilog=_RUN_FLAGS_FOLLOW,
     )
@@ -148,7 +146,7 @@ def memory_parser() -> Parser:
         "--device_gib",
         metavar="X",
         type=float,
-        help="memory of one GPU in GiB, for which the estimate says what fits (default: not said)",
+        help="memory of one GPU in GiB; the estimate then says what fits (default: none)",
     )
     parser.add_config()
     parser.add_run_flags()
@@ -156,7 +154,7 @@ def memory_parser() -> Parser:
 
 
 def export_parser() -> Parser:
-    """`agentrl export`."""
+    """The parser of `agentrl export`."""
     parser = Parser("agentrl export", "Write a checkpoint as a Hugging Face folder.")
     parser.add_argument(
         "checkpoint",
@@ -175,16 +173,16 @@ def export_parser() -> Parser:
     parser.add_argument(
         "--adapter",
         action="store_true",
-        help="whether only the LoRA adapter is written, and not the model with it merged in",
+        help="write only the LoRA adapter, and not the model with it merged in",
     )
     return parser
 
 
 def show_parser() -> Parser:
-    """`agentrl show`."""
+    """The parser of `agentrl show`."""
     parser = Parser(
         "agentrl show",
-        "One trajectory as a person reads it, a list of them, or the tasks with failures.",
+        "Print one trajectory, a list of records, or the tasks with failures.",
     )
     _add_run(parser)
     wanted = parser.add_mutually_exclusive_group()
@@ -209,7 +207,7 @@ def show_parser() -> Parser:
         nargs="+",
         default=[],
         metavar="FIELD=VALUE",
-        help="list the records that all of this holds for: 'score<0.5', status=failed, step=10, "
+        help="list the records that match all conditions: 'score<0.5', status=failed, step=10, "
         "'tokens.generated>200', or a MongoDB filter (JSON)",
     )
     parser.add_argument(
@@ -234,17 +232,15 @@ def _count(text: str) -> int:
 
 
 def runs_parser() -> Parser:
-    """`agentrl runs`."""
-    parser = Parser("agentrl runs", "List the runs that are here, and how each of them is.")
+    """The parser of `agentrl runs`."""
+    parser = Parser("agentrl runs", "List the runs that are here, with the state of each.")
     parser.add_argument(
         "--output_root",
         metavar="DIR",
         default="output",
         help="folder that holds the folders of the runs (default: output)",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="whether the list is printed as JSON objects"
-    )
+    parser.add_argument("--json", action="store_true", help="print the list as JSON objects")
     parser.add_run_flags(
         ("db_connection_string",),
         {"db_connection_string": "default: DB_URL; its runs are listed too"},
@@ -253,7 +249,7 @@ def runs_parser() -> Parser:
 
 
 def db_parser() -> Parser:
-    """`agentrl db`."""
+    """The parser of `agentrl db`."""
     parser = Parser(
         "agentrl db",
         "Open a run's database and print its address for MongoDB Compass, until Ctrl-C.",
@@ -263,10 +259,8 @@ def db_parser() -> Parser:
 
 
 def release_parser() -> Parser:
-    """`agentrl release`."""
-    parser = Parser(
-        "agentrl release", "Put what is in quarantine back: groups, records and rows of a run."
-    )
+    """The parser of `agentrl release`."""
+    parser = Parser("agentrl release", "Put a run's quarantined groups, records and rows back.")
     _add_run(parser)
     parser.add_argument(
         "ids",
@@ -278,18 +272,18 @@ def release_parser() -> Parser:
 
 
 def delete_parser() -> Parser:
-    """`agentrl delete`."""
+    """The parser of `agentrl delete`."""
     parser = Parser("agentrl delete", "Delete a run: its folder, its database and its logs.")
     _add_run(parser)
     parser.add_argument(
         "--keep_database",
         action="store_true",
-        help="whether the database stays if it is in a MongoDB of your own",
+        help="keep the database if it is in a MongoDB of your own",
     )
     parser.add_argument(
         "--yes",
         action="store_true",
-        help="whether the run is deleted without a question, as in a script",
+        help="delete the run without a question, as in a script",
     )
     return parser
 
@@ -299,7 +293,7 @@ def _add_name(parser: Parser) -> None:
 
 
 def _add_run(parser: Parser) -> None:
-    """The run that a verb looks at, and where it is."""
+    """Add the run's name, and the flags of its folder and database."""
     _add_name(parser)
     parser.add_run_flags(("output_dir", "db_connection_string"), _ITS_OWN)
 
@@ -321,8 +315,8 @@ def _checked(text: str, check: Callable[[str], None]) -> str:
 
 
 def doctor_parser() -> Parser:
-    """`agentrl doctor`."""
-    parser = Parser("agentrl doctor", "Check this machine, and what else is given.")
+    """The parser of `agentrl doctor`."""
+    parser = Parser("agentrl doctor", "Check this machine, and the given model and services.")
     parser.add_argument(
         "--model", metavar="DIR", help="folder of the model to check (default: none)"
     )
@@ -331,7 +325,7 @@ def doctor_parser() -> Parser:
 
 
 def serve_parser() -> Parser:
-    """`agentrl serve`."""
+    """The parser of `agentrl serve`."""
     parser = Parser("agentrl serve", "Answer token prompts over SGLang's API, until SIGTERM.")
     flag = parser.add_argument
     flag("--model", metavar="DIR", type=Path, required=True, help="folder of the model to serve")
@@ -347,12 +341,12 @@ def serve_parser() -> Parser:
     )  # fmt: skip
     flag(
         "--port", metavar="N", type=int, default=30000,
-        help="port that the service listens on; 0 is a free one (default: 30000)",
+        help="port that the service listens on; 0 takes a free one (default: 30000)",
     )  # fmt: skip
     flag(
         "--device", metavar="NAME",
-        help="device that computes, cpu or cuda (default: cpu with the local engine, else the one "
-        "that there is)",
+        help="device that computes, cpu or cuda (default: cpu with the local engine, with SGLang "
+        "its own choice)",
     )  # fmt: skip
     flag(
         "--dtype", metavar="NAME", choices=DTYPES,
@@ -395,8 +389,8 @@ def serve_parser() -> Parser:
     sglang = parser.add_argument_group("with --engine sglang").add_argument
     sglang(
         "--sglang_command", metavar="TEXT",
-        help="command that starts SGLang's server in its own environment, with what else it should "
-        f"be told (default: SGLANG_COMMAND, else `{SGLANG_COMMAND}`)",
+        help="command that starts SGLang's server in its own environment, with further arguments "
+        f"of the server (default: SGLANG_COMMAND, else `{SGLANG_COMMAND}`)",
     )  # fmt: skip
     sglang(
         "--inf_tp_size", metavar="N", type=int, default=1,
@@ -413,6 +407,6 @@ def serve_parser() -> Parser:
     )  # fmt: skip
     sglang(
         "--memory_saver", action="store_true",
-        help="whether the service can release its GPU memory while the trainer computes",
+        help="let the service release its GPU memory while the trainer computes",
     )  # fmt: skip
     return parser

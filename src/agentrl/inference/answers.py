@@ -1,4 +1,4 @@
-"""What SGLang's API sends, as values: chunks of an answer, loads, error messages. Pure."""
+"""Parses answers of SGLang's API: chunks of an answer, loads and error messages. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,33 +19,32 @@ from agentrl.policy_version import VersionSpan, check_spans, join_spans
 
 @dataclass(slots=True)
 class ChunkReader:
-    """Takes the chunks in which a service answers, one after the other, into what they build.
+    """Adds the chunks of one answer to a `GenerationBuilder`.
 
-    Chunks repeat all output so far, or (a server with `--incremental-streaming-output`) hold only
-    what is new: how many tokens there are in all says which. Nothing is taken from a chunk whose
-    ids and logprobs do not fit together, so that what is built can always be trained on or
-    continued. `source`: the service's URL, for errors. `most`: how many tokens were asked for. One
-    reader for each answer.
+    A chunk repeats all output so far, or (from a server with `--incremental-streaming-output`) has
+    only new output; its total number of tokens tells which. A chunk whose ids and logprobs do not
+    match adds nothing, so the answer can always be trained on or continued. `source`: the service's
+    URL, for errors. `most`: the number of requested tokens.
     """
 
     building: GenerationBuilder
     source: str
     most: int
-    _version: int | None = None  # what the service had when it sent the last chunk
+    _version: int | None = None  # the service's version at the last chunk
     _spans: list[VersionSpan] = field(default_factory=list)
 
     def add(self, chunk: Mapping[str, Any]) -> None:
-        """Take one `/generate` chunk (with logprobs) or the whole answer of one.
+        """Add a `/generate` chunk with logprobs, or a whole answer.
 
-        Raises InferenceError when ids, logprobs and versions do not cover each other exactly: a
-        token without its logprob or version must never reach a trainer. Raises RequestRejected
-        when the service aborted the request as one that it cannot serve.
+        Raises InferenceError if ids, logprobs and versions do not cover the same tokens, because a
+        token without logprob or version must never reach a trainer. Raises RequestRejected if the
+        service aborted the request as one that it cannot serve.
         """
         have = self.building.n_piece
         aborted = _aborted(chunk)
         status = None if aborted is None else aborted.get("status_code")
         if aborted is not None and isinstance(status, int) and 400 <= status < 500:
-            # Before any token is taken: SGLang sends one along that was never sampled.
+            # Before tokens are added, because SGLang sends one here that was never sampled.
             raise RequestRejected(
                 f"{self.source}/generate refused the request: {aborted.get('message')}",
                 status=status,
@@ -54,7 +53,7 @@ class ChunkReader:
             meta = chunk["meta_info"]
             ids: Sequence[int] = chunk["output_ids"]
             total: int = meta["completion_tokens"]
-            # Absent in an answer of no token at all.
+            # Absent if the answer has no tokens.
             triples: Sequence[Sequence[Any]] = meta.get("output_token_logprobs") or []
             finish = meta["finish_reason"]
             cached_tokens = meta["cached_tokens"]
@@ -66,8 +65,8 @@ class ChunkReader:
             spans = self._read_spans(meta, have, total)
         except (KeyError, TypeError, IndexError, ValueError) as error:
             if aborted is not None:
-                # SGLang aborts what waits in its queue, a retracted request for one, with less
-                # than it says otherwise: the tokens that came before it stay.
+                # SGLang's abort of a queued request, such as a retracted one, lacks some fields.
+                # The tokens of earlier chunks stay.
                 self.building.piece_ending = "abort"
                 return
             raise InferenceError(
@@ -94,9 +93,9 @@ class ChunkReader:
     def _read_spans(self, meta: Mapping[str, Any], have: int, total: int) -> list[VersionSpan]:
         """The versions of all tokens so far.
 
-        The last chunk says them exactly. An earlier one says only which version is there now; the
-        tokens of a chunk during which that changed count as the older one's until the last chunk
-        corrects it, so that no token ever counts as younger than it is.
+        The last chunk has them exactly. An earlier chunk has only the service's present version. If
+        that has changed since the previous chunk, the new tokens get the older version until the
+        last chunk corrects them, so no token ever gets a newer version than its own.
         """
         exact = meta.get("weight_versions")
         if exact is not None:
@@ -114,13 +113,13 @@ class ChunkReader:
 
 
 def read_events(buffer: bytes) -> tuple[list[bytes], bytes]:
-    """The data of the server-sent events that are whole in `buffer`, and what is left of it."""
+    """Split `buffer` into the data of its complete server-sent events, and the rest."""
     *events, rest = buffer.split(b"\n\n")
     return [event[len(b"data: ") :] for event in events if event.startswith(b"data: ")], rest
 
 
 def stream_error(event: Mapping[str, Any], source: str) -> InferenceError | None:
-    """The error that an event of a stream is, if it is one."""
+    """The error that an event of a stream reports; None if it reports none."""
     error = event.get("error")
     if error is None:
         return None
@@ -132,7 +131,7 @@ def stream_error(event: Mapping[str, Any], source: str) -> InferenceError | None
 
 
 def parse_loads(answer: Mapping[str, Any], source: str) -> ServiceLoad:
-    """A `/v1/loads` answer."""
+    """Parse a `/v1/loads` answer. Raises InferenceError."""
     try:
         ranks = answer["loads"]
         return ServiceLoad(
@@ -149,7 +148,7 @@ def parse_loads(answer: Mapping[str, Any], source: str) -> ServiceLoad:
 
 
 def error_message(content: bytes) -> str:
-    """The message of an error body: SGLang has four forms, plain text among them."""
+    """The message of an error body, in any of SGLang's four forms, one of which is plain text."""
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -163,14 +162,17 @@ def error_message(content: bytes) -> str:
 
 
 def _aborted(chunk: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Why the service aborted the request, if a chunk that says little else says that."""
+    """The finish reason of a chunk that reports an abort; None for any other chunk."""
     meta = chunk.get("meta_info")
     finish = meta.get("finish_reason") if isinstance(meta, Mapping) else None
     return finish if isinstance(finish, Mapping) and finish.get("type") == "abort" else None
 
 
 def _tail(values: Sequence[Any], have: int, total: int) -> Sequence[Any]:
-    """What of a chunk's values is new: it holds all `total` of them, or those after `have`."""
+    """The new ones of a chunk's `values`, which are all `total` of them, or those after `have`.
+
+    Raises ValueError for any other number of values.
+    """
     if len(values) == total:
         return values[have:]
     if len(values) == total - have:

@@ -1,8 +1,8 @@
-"""What an inference service can be asked for, whatever API it speaks.
+"""The interface of an inference service, independent of its API.
 
-The pool, publication, evaluation and checks of a deployment know this class only. Which subclass
-speaks to the service at a URL is decided in `engines`; tests/inference/conformance.py has the tests
-that any of them must pass.
+The pool, publication, evaluation and the checks before a launch use only `Engine`. `engines`
+chooses the subclass for a URL. tests/inference/conformance.py has the tests that every subclass
+must pass.
 """
 
 import time
@@ -31,10 +31,10 @@ WeightWay = Literal["disk", "distributed", "tensor"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine does beside generating and loading weights from a folder.
+    """The optional features of an engine.
 
-    `weight_ways`: how it takes new weights; `pauses`: how it can be paused; `memory`: whether it
-    gives its GPU memory back while a trainer uses the GPU.
+    `weight_ways`: ways in which it takes new weights. `pauses`: modes in which it can be paused.
+    `memory`: whether it can release its GPU memory while a trainer uses the GPU.
     """
 
     weight_ways: frozenset[WeightWay]
@@ -45,14 +45,14 @@ class Capabilities:
 class Engine(ABC):
     """One inference service. Engines subclass this.
 
-    Required of every engine; a subclass that lacks one cannot be made (`TypeError`):
+    Required of every engine; a subclass without one cannot be instantiated (`TypeError`):
 
         the engine      `__init__` (it sets `limits`), `url`, `capabilities`, `close`, `at`
-        generating      `extend`, `abort`, `flush_cache`
-        how it is       `alive`, `ready`, `health`, `loads`, `fetch_limits`, `description`
-        its weights     `weight_version`, `update_weights_from_disk`
+        generation      `extend`, `abort`, `flush_cache`
+        state           `alive`, `ready`, `health`, `loads`, `fetch_limits`, `description`
+        weights         `weight_version`, `update_weights_from_disk`
 
-    Required with a capability; `RequestRejected` says that an engine does not have it:
+    Required with a capability; an engine without it raises `RequestRejected`:
 
         any pause       `pause`, `continue_`
         "tensor"        `weight_ranks`, `update_weights_from_tensor`
@@ -60,15 +60,15 @@ class Engine(ABC):
                         `destroy_weights_update_group`, `update_weights_from_distributed`
         memory          `release_memory_occupation`, `resume_memory_occupation`
 
-    The rest has an answer that suits most engines: `generate` uses `extend`, `workers` is empty
-    (not for a router), `begin_weight_update` and `end_weight_update` do nothing.
+    The other methods have defaults: `generate` uses `extend`, `workers` returns [] (a router
+    overrides it), `begin_weight_update` and `end_weight_update` do nothing.
 
-    Every method raises `ServiceUnreachable` when no complete answer came, `RequestTimedOut` past
-    its time-out and `RequestRejected` when the service (or the engine, before sending) refused.
-    `ready`, `alive` and `health` answer False instead.
+    Every method raises `ServiceUnreachable` without a complete answer, `RequestTimedOut` after
+    `timeout_s` seconds, and `RequestRejected` if the service, or the engine before sending,
+    refuses. `alive`, `ready` and `health` return False instead.
     """
 
-    limits: ModelLimits  # what requests are checked against before they are sent
+    limits: ModelLimits  # requests are checked against these before they are sent
 
     @abstractmethod
     def __init__(
@@ -82,21 +82,21 @@ class Engine(ABC):
     ) -> None:
         """An engine for the service at `url`, for instance `http://127.0.0.1:30000`.
 
-        `limits` are what the caller knows of the model; without them `fetch_limits` asks the
-        service. `session` is shared and stays open; without one the engine opens and closes its
-        own. A service that says nothing about a request for `silence_s` seconds is asked whether
-        it lives.
+        `api_key`: sent as bearer token. `limits`: known limits of the model; `fetch_limits` asks
+        the service for them. `session`: a shared session, which stays open; None: the engine opens
+        and closes its own. `silence_s`: seconds without output of a request after which the service
+        is asked whether it is alive.
         """
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where the service answers, without a slash at the end: its name in the run's ledger."""
+        """The service's URL without a slash at the end, which is its id in the run's ledger."""
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What the service can do."""
+        """The optional features of the service."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,14 +113,13 @@ class Engine(ABC):
     async def close(self) -> None:
         """Close the connections that this engine opened."""
 
-    # Generating
+    # Generation
 
     async def generate(self, request: GenerateRequest, *, timeout_s: float = 600.0) -> Generation:
-        """Generate from a token prompt; `latency_s` runs from sending to the end of the answer.
+        """Generate from a token prompt. `timeout_s` as in `extend`.
 
-        `timeout_s` as in `extend`.
-
-        An answer that was aborted has the tokens made so far.
+        `latency_s` of the result is the time from sending to the end of the answer. An aborted
+        answer has the tokens generated so far.
         """
         began = time.monotonic()
         building = GenerationBuilder(request)
@@ -129,102 +128,103 @@ class Engine(ABC):
 
     @abstractmethod
     async def extend(self, building: GenerationBuilder, *, timeout_s: float = 600.0) -> None:
-        """Generate what an answer still lacks, as a piece of it.
+        """Generate the missing rest of an answer, as one piece.
 
-        Its request is `building.next_request()`, cut to what the context leaves. Tokens go into
-        `building` as they arrive, each with its logprob and version, and stay there when the
-        service fails before the piece is whole. Raises PromptTooLong where the context leaves no
-        room, and RequestTimedOut when no token has come for `timeout_s` seconds: an answer that
-        goes on may take longer.
+        The request is `building.next_request()`, cut to the model's context. Tokens are added to
+        `building` as they arrive, with logprobs and versions, and stay there if the service fails.
+        Raises PromptTooLong if the context leaves no room, and RequestTimedOut if no token arrives
+        for `timeout_s` seconds; the whole answer may take longer.
         """
 
     @abstractmethod
     async def abort(self, rid: str | None = None, *, timeout_s: float = 60.0) -> None:
-        """Abort the request `rid`, or all requests when it is None. An unknown rid is no error."""
+        """Abort the request `rid`; None: all requests. An unknown rid is no error."""
 
     async def pause(self, mode: PauseMode, *, timeout_s: float = 60.0) -> None:
-        """Stop generating. Requests that come now wait.
+        """Pause generation. New requests wait.
 
-        Running requests end ("abort"), wait with their keys and values ("in_place"), or wait and
-        have those recomputed when they go on ("retract").
+        Running requests end ("abort"), wait and keep their KV cache ("in_place"), or wait and have
+        it recomputed when they continue ("retract").
         """
         raise RequestRejected(f"{self.url} cannot be paused")
 
     async def continue_(self, *, timeout_s: float = 60.0) -> None:
-        """Go on generating after `pause`."""
+        """Continue generation after `pause`."""
         raise RequestRejected(f"{self.url} cannot be paused")
 
     @abstractmethod
     async def flush_cache(self, *, timeout_s: float = 60.0) -> None:
-        """Empty the prefix cache. Refused while requests run or wait."""
+        """Empty the prefix cache. Raises RequestRejected while requests run or wait."""
 
-    # Health and loads
+    # State
 
     @abstractmethod
     async def alive(self, *, timeout_s: float = 5.0) -> bool:
-        """Whether somebody answers at once, also while generation is paused."""
+        """Whether the service answers at once, also while generation is paused."""
 
     @abstractmethod
     async def ready(self, *, timeout_s: float = 5.0) -> bool:
-        """Whether the service takes requests of ours and generates; at once.
+        """Whether the service accepts our requests and generates; it answers at once.
 
-        False while generation is paused, when nobody answers and when our key is another.
+        False while generation is paused, if the service does not answer, and if it refuses our key.
         """
 
     @abstractmethod
     async def health(self, *, timeout_s: float = 30.0) -> bool:
-        """Whether the service can generate; it may generate a token to find out."""
+        """Whether the service can generate. It may generate a token to find out."""
 
     @abstractmethod
     async def loads(self, *, timeout_s: float = 30.0) -> ServiceLoad:
-        """How busy the service is."""
+        """The load of the service."""
 
     @abstractmethod
     async def fetch_limits(self) -> ModelLimits:
-        """Ask the service for its model's limits and check every later request against them."""
+        """Ask the service for its model's limits. Later requests are checked against them."""
 
     @abstractmethod
     async def description(self, *, timeout_s: float = 30.0) -> str:
-        """For people: the folder of the model that it serves, and the version of its weights."""
+        """The served model folder and the version of its weights, for display."""
 
-    # Routers, which answer for several services
+    # Routers, which forward to several services
 
     async def workers(self, *, timeout_s: float = 30.0) -> list[str]:
-        """The URLs of the services behind a router; none when this is a service itself."""
+        """The URLs of the services behind a router; [] if this is a service itself."""
         return []
 
     @abstractmethod
     def at(self, url: str) -> "Engine":
-        """The same engine at another URL, over the same connections."""
+        """Return an engine of the same class for another URL, over the same session."""
 
     # Weights
 
     @abstractmethod
     async def weight_version(self, *, timeout_s: float = 30.0) -> int:
-        """The policy version that the service holds."""
+        """The policy version of the service's weights."""
 
     @abstractmethod
     async def update_weights_from_disk(
         self, path: str | Path, version: int, *, flush_cache: bool = True, timeout_s: float = 600.0
     ) -> None:
-        """Load the weights of a model folder that the service can read, as policy `version`.
+        """Load the weights of a model folder, which the service can read, as policy `version`.
 
-        All weights or none: the folder is checked before anything changes.
+        The folder is checked first, so that either all weights change or none. `flush_cache`: empty
+        the prefix cache.
         """
 
     async def weight_ranks(self) -> int:
-        """How many ranks hold the service's weights, which get them from tensors or in a group.
+        """The number of ranks with the service's weights, for updates by tensors or in a group.
 
-        Raises InferenceError for a service that has several copies and no single set of ranks.
+        Raises InferenceError for a service with several copies of the weights, which has no single
+        set of ranks.
         """
         raise RequestRejected(f"{self.url} takes weights from disk only")
 
     async def begin_weight_update(self, *, timeout_s: float = 60.0) -> None:
-        """What `update_weights_from_tensor` or `_from_distributed` brings now belongs together."""
+        """Begin an update. The tensors sent until `end_weight_update` form one version."""
         return
 
     async def end_weight_update(self, *, timeout_s: float = 60.0) -> None:
-        """The weights are whole."""
+        """End an update, after all its tensors."""
         return
 
     async def update_weights_from_tensor(
@@ -235,9 +235,10 @@ class Engine(ABC):
         flush_cache: bool,
         timeout_s: float = 600.0,
     ) -> None:
-        """Load tensors in shared memory: one text of `weights.shared_tensors` per rank.
+        """Load tensors from shared memory.
 
-        `version` is given with the last tensors of a version and None with those before.
+        `serialized`: one text of `weights.shared_tensors` per rank. `version`: given with the last
+        tensors of a version, None with earlier ones. `flush_cache`: empty the prefix cache.
         """
         raise RequestRejected(f"{self.url} takes no weights from shared memory")
 
@@ -251,14 +252,14 @@ class Engine(ABC):
         backend: str,
         timeout_s: float = 120.0,
     ) -> None:
-        """Join a process group in which the caller is rank 0 and the service has all other ranks.
+        """Join a process group. The caller is rank 0, and the service has all other ranks.
 
-        Answers once everybody has joined.
+        Returns when all ranks have joined. `address`, `port`: of rank 0. `group`: its name.
         """
         raise RequestRejected(f"{self.url} takes no weights in a process group")
 
     async def destroy_weights_update_group(self, group: str, *, timeout_s: float = 60.0) -> None:
-        """Leave a process group."""
+        """Leave the process group of this name."""
         raise RequestRejected(f"{self.url} takes no weights in a process group")
 
     async def update_weights_from_distributed(
@@ -270,18 +271,18 @@ class Engine(ABC):
         flush_cache: bool,
         timeout_s: float = 600.0,
     ) -> None:
-        """Receive `tensors` (name to dtype and shape) as rank 0 of the group broadcasts them.
+        """Receive `tensors` (name to dtype and shape), which rank 0 of the group broadcasts.
 
-        `version` as in `update_weights_from_tensor`.
+        `version` and `flush_cache` as in `update_weights_from_tensor`.
         """
         raise RequestRejected(f"{self.url} takes no weights in a process group")
 
     # Memory
 
     async def release_memory_occupation(self, *, timeout_s: float = 120.0) -> None:
-        """Give GPU memory back. May kill a service where requests run: see `inference.memory`."""
+        """Release GPU memory. It may crash a service with running requests (`inference.memory`)."""
         raise RequestRejected(f"{self.url} cannot give its GPU memory back")
 
     async def resume_memory_occupation(self, *, timeout_s: float = 120.0) -> None:
-        """Take it again. May kill a service that did not give it back: see `inference.memory`."""
+        """Resume GPU memory. It may crash a service that has not released it."""
         raise RequestRejected(f"{self.url} cannot give its GPU memory back")

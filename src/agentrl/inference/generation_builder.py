@@ -1,8 +1,8 @@
-"""One answer while it grows: chunk by chunk, and in pieces where its service stops in the middle.
+"""Builds an answer from chunks, and from several pieces if a service stops in the middle.
 
-Pure. What was generated becomes part of the prompt of the next service, which generates only the
-rest; each token keeps the logprob and version of the service that made it. Presence, frequency and
-repetition penalties see the earlier pieces as prompt.
+Generated tokens become part of the prompt of the next service, which generates only the rest. Each
+token keeps the logprob and version of the service that made it. Presence, frequency and repetition
+penalties treat earlier pieces as prompt. No I/O.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,11 @@ from agentrl.policy_version import VersionSpan, join_spans
 
 @dataclass(slots=True)
 class GenerationBuilder:
-    """A request and what its services have made of it so far; ends as a `Generation`.
+    """A request and its output so far.
 
-    Order of calls: `next_request` begins a piece, `add` grows it, and who adds sets `piece_ending`
-    if its service came so far. Then again, until `ending` says that the answer is whole.
+    `next_request` begins a piece, `add` extends it, and the caller sets `piece_ending` when the
+    service reports the end of the piece. This repeats until `ending` is not None. `generation`
+    returns the result.
     """
 
     request: GenerateRequest
@@ -25,36 +26,39 @@ class GenerationBuilder:
     logprobs: list[float] = field(default_factory=list)
     cached_tokens: int = 0
     piece_ending: FinishReason | None = None
-    _n_asked: int = 0
-    _begin: int = 0  # of the piece, among the tokens
-    _spans_before: list[VersionSpan] = field(default_factory=list)  # of the pieces before
-    _spans: list[VersionSpan] = field(default_factory=list)  # of the piece, from its begin on
+    _n_asked: int = 0  # number of pieces
+    _begin: int = 0  # index of the piece's first token
+    _spans_before: list[VersionSpan] = field(default_factory=list)  # of earlier pieces
+    _spans: list[VersionSpan] = field(default_factory=list)  # of the piece, from its first token
 
     @property
     def n_piece(self) -> int:
-        """How many tokens the piece has."""
+        """Number of tokens of the piece."""
         return len(self.ids) - self._begin
 
     @property
     def versions(self) -> list[VersionSpan]:
-        """Which versions made the tokens so far."""
+        """The version spans of all tokens so far."""
         return join_spans(self._spans_before, self._spans)
 
     @property
     def ending(self) -> FinishReason | None:
-        """How the whole answer ended; None while it has to go on, as after an aborted piece."""
+        """Why the whole answer ended; None if it must continue, as after an aborted piece."""
         params = self.request.sampling_params
         if self.piece_ending in ("stop", "length"):
             return self.piece_ending
         if len(self.ids) >= params.max_new_tokens:
             return "length"
         if self.ids and not params.ignore_eos and self.ids[-1] in params.stop_token_ids:
-            # Its service died between this token and saying that it was the last one.
+            # The service failed after this token, before it reported the end.
             return "stop"
         return None
 
     def next_request(self) -> GenerateRequest:
-        """What to ask of the next service, under a rid of its own: the last may still hold its."""
+        """Begin a piece; returns the request for it.
+
+        Each piece has its own rid, because the previous service may still have the previous one.
+        """
         assert not self._n_asked or self.ending is None
         self._spans_before, self._spans = self.versions, []
         self._begin, self.piece_ending = len(self.ids), None
@@ -75,8 +79,11 @@ class GenerationBuilder:
         spans: Sequence[VersionSpan],
         cached_tokens: int,
     ) -> None:
-        """Append tokens to the piece. `spans` are those of the whole piece, counted from its begin:
-        a service may correct at last what it said of earlier tokens."""
+        """Append tokens to the piece.
+
+        `spans` cover the whole piece, with positions from its first token, because a service may
+        correct the versions of earlier tokens. `cached_tokens`: prompt tokens found in the cache.
+        """
         self.ids += ids
         self.logprobs += logprobs
         self._spans = list(spans)
@@ -84,7 +91,10 @@ class GenerationBuilder:
             self.cached_tokens = cached_tokens
 
     def generation(self, service: str, latency_s: float) -> Generation:
-        """The answer, once it or its piece has ended; an aborted piece makes it an aborted one."""
+        """The result, after the answer or its last piece has ended.
+
+        An aborted last piece makes it an aborted generation. `service`: its URL.
+        """
         reason = self.ending or self.piece_ending
         assert reason is not None
         return Generation(

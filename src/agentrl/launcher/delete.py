@@ -1,7 +1,7 @@
-"""`agentrl delete`: removes the files that a run wrote in its folder, its database and its logs.
+"""`agentrl delete`: removes a run's files from its folder, its database and its logs.
 
-The user is asked twice. Other files in the folder stay, links are not followed, and a live run is
-refused.
+The user is asked twice. Other files in the folder are kept, links are not followed, and a live run
+is refused.
 """
 
 import asyncio
@@ -30,8 +30,11 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class _Doomed:
-    """What is to be deleted. `url`: of the MongoDB that has the run's database, if one was found
-    there, and the bytes that it takes."""
+    """What is to be deleted.
+
+    `url`: the MongoDB that has the run's database; None if none was found. `stored_bytes`: size of
+    that database.
+    """
 
     run: str
     folder: Path
@@ -46,7 +49,7 @@ class _Doomed:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each thing and its size."""
+        """One line for each item, with its size."""
         found = [f"{part}  {shown_bytes(disk_bytes(part))}" for part in self.parts]
         if self.url is not None:
             size = shown_bytes(self.stored_bytes)
@@ -58,8 +61,10 @@ class _Doomed:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`agentrl delete RUN [--yes]`; returns the exit status. Raises for a run that is live, or
-    that is not there."""
+    """Run `agentrl delete RUN [--yes]`; returns the exit status, 1 if the user declines.
+
+    Raises `ConfigError` if the run is live or does not exist.
+    """
     given = delete_parser().parse(argv)
     arguments = given.own
     config = config_of({**given.values, "run_name": arguments.run})
@@ -91,8 +96,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _url_of(folder: Path, given: str | None) -> str | None:
-    """The MongoDB to look in: that of the flag, of the run's launch, or `DB_URL`; none for a run
-    whose folder holds its database."""
+    """The URL of the run's MongoDB: of the flag, else of the run's launch, else `DB_URL`.
+
+    A run whose folder holds its database has only that of the flag, or None. Raises `ConfigError`
+    if the launch had a secret URL, which is not stored.
+    """
     if given is not None or (folder / "mongo").exists():
         return given
     try:
@@ -138,7 +146,7 @@ def _refuse_live(doomed: _Doomed) -> None:
 
 
 def _confirmed(run: str) -> bool:
-    """Asked twice; the end of the input is a no."""
+    """Ask the user twice. The end of the input counts as a no."""
     try:
         if input("Delete all of that for good? [y/N] ").strip().lower() not in ("y", "yes"):
             return False
@@ -149,10 +157,10 @@ def _confirmed(run: str) -> bool:
 
 
 async def _delete(doomed: _Doomed) -> list[str]:
-    """Delete it; returns lines on what was left, because it is not the run's."""
+    """Delete the run. Returns a line for each thing that was kept, because it is not the run's."""
     lock = RunLock(doomed.folder) if doomed.folder.is_dir() else None
     if lock is not None:
-        lock.acquire(patience_s=0.0)  # nobody begins it meanwhile
+        lock.acquire(patience_s=0.0)  # the run cannot be launched meanwhile
     try:
         left = await _drop(doomed)
         for part in [*parts_of(doomed.folder), *doomed.logs]:
@@ -190,7 +198,7 @@ async def _drop(doomed: _Doomed) -> list[str]:
 
 
 def _remove(path: Path) -> None:
-    """A file, a link or a folder. Links are removed, not what they lead to."""
+    """Remove a file, link or folder. The target of a link is kept. Raises `ConfigError`."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

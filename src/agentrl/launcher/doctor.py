@@ -1,7 +1,7 @@
 """`agentrl doctor`: checks this machine, a model, and the services that a run needs.
 
-Each check prints one sentence. Services that are not given are not checked. A failed check says
-what to do.
+Each check prints one sentence; that of a failed check says what to do. Services that are not given
+are not checked.
 """
 
 import asyncio
@@ -34,25 +34,25 @@ PATIENCE_S = 10.0
 
 
 class NotInOrder(Exception):
-    """A check failed. The message says what and what to do."""
+    """A check failed. The message says what is wrong and what to do."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A thing to look at: `look` returns what it found, or raises `NotInOrder`."""
+    """A named check. `look` returns what it found, or raises `NotInOrder`."""
 
     name: str
     look: Callable[[], Awaitable[str]]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run all checks; exit status 1 if one fails."""
+    """Run `agentrl doctor [flags]`; returns the exit status, 1 if a check fails."""
     given = doctor_parser().parse(argv)
     return asyncio.run(examine(checks_for(given.own.model, config_of(given.values)), Console()))
 
 
 async def examine(checks: Sequence[Check], console: Console) -> int:
-    """Make the checks, one line each; returns the exit status."""
+    """Run the checks and print one line each; returns the exit status."""
     failed = 0
     for check in checks:
         try:
@@ -69,7 +69,7 @@ async def examine(checks: Sequence[Check], console: Console) -> int:
 
 
 def checks_for(model: str | None, config: Config) -> list[Check]:
-    """What is asked for, machine first."""
+    """The checks of this machine, then those of the given model and services."""
     checks = [
         Check("python", _python),
         Check("packages", _packages),

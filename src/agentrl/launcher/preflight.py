@@ -1,7 +1,7 @@
-"""Checks of a run before anything is started or written.
+"""Checks the model, task files, tools and output folder of a run before anything is started.
 
-Each check raises `ConfigError` with a sentence for the user, or `TaskFileError` with one sentence
-for each mistake in a task file.
+A check raises `ConfigError` with one sentence, or `TaskFileError` with one sentence for each
+mistake in a task file.
 """
 
 import errno
@@ -51,12 +51,15 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _MONGOD_BYTES = 150 << 20  # oplog and journal of an embedded mongod, and the run's own documents
 _KEPT_WEIGHTS = 3
 _PROBE_BYTES = 1 << 20
-_SHOWN_TASKS = 5  # as many as a `TaskKind` remembers
-_FIRST_CHECK_S = 3.0  # of each task file, before anything is started
+_SHOWN_TASKS = 5  # number of places that a `TaskKind` keeps
+_FIRST_CHECK_S = 3.0  # time for each task file before anything is started
 
 
 def check_model(name: str | None, given_with: str = "MODEL or --model_name_or_path") -> Path:
-    """The model's folder, if it holds weights, a configuration, a tokenizer and a chat template."""
+    """Return the model folder `name`. `given_with`: the flags that name it, for the message.
+
+    Raises `ConfigError` if it has no config.json, weights, tokenizer or chat template.
+    """
     if not name:
         raise ConfigError(
             "no model to train: set MODEL or --model_name_or_path to a Hugging Face model folder"
@@ -78,7 +81,10 @@ def check_model(name: str | None, given_with: str = "MODEL or --model_name_or_pa
 
 
 def check_lengths(config: Config, model: Path) -> list[str]:
-    """The model is long enough for what the flags ask for. Returns what is hardly meant."""
+    """Check the flags' token limits against the model's context. Returns warnings.
+
+    Raises `ConfigError` if `--max_prompt_tokens` leaves no room for an answer.
+    """
     doubt = check_model_context(config.sampling, model)
     return [doubt] if doubt else []
 
@@ -96,15 +102,15 @@ def _has_chat_template(folder: Path) -> bool:
 
 
 def check_tools(config: Config) -> None:
-    """The flags name tool servers as they can be; whether these answer: `probes.py`."""
+    """Raise `ConfigError` for invalid tool flags. `probes.py` checks that the servers answer."""
     read_servers(config.agent)
 
 
 def check_task_file(file: str, config: Config) -> TaskFile:
-    """A task file which the agents, scorers and agent config of the flags can work on, as a whole.
+    """Read a whole task file, and check it against the agents, scorers and agent config in use.
 
-    Raises `TaskFileError` with all that is wrong in it, `AgentModelsError`, or `ConfigError` for
-    flags that it needs.
+    Raises `TaskFileError` with all mistakes of the file, `AgentModelsError` for a bad agent config,
+    and `ConfigError` for bad flags.
     """
     models = _load_names(config)
     names = known_scorers(), KNOWN_SCHEMAS, known_agents()
@@ -114,15 +120,18 @@ def check_task_file(file: str, config: Config) -> TaskFile:
 
 
 class TaskFileCheck:
-    """`check_task_file`, a piece at a time, for a file of any size. What it finds is kept in the
-    run's folder, and a run that goes on reads the file no more."""
+    """An incremental `check_task_file`, for files of any size.
+
+    A complete check is stored in the run's folder, so that a resumed run does not read the file
+    again. `found`: the result so far.
+    """
 
     def __init__(self, file: str, config: Config) -> None:
-        """Raises `AgentModelsError`, or `ConfigError` for flags that it needs."""
+        """Raises `AgentModelsError` for a bad agent config, and `ConfigError` for bad flags."""
         self._config = config
         self._models = _load_names(config)
         names = known_scorers(), KNOWN_SCHEMAS, known_agents()
-        # Whether answers are looked at depends on the agent.
+        # The default agent is part of the identifier: it decides whether answers are checked.
         by = checked_by(*names, [config.agent.agent_name])
         self._by, self._folder = by, config.output / TASKS
         self._check: TaskCheck | None = None
@@ -132,13 +141,13 @@ class TaskFileCheck:
         self.found = known or TaskFile(Path(file))
 
     def advance(self, seconds: float) -> None:
-        """Read on for so long. Raises `TaskFileError` with what is wrong so far."""
+        """Read on for about `seconds`. Raises `TaskFileError` with the mistakes so far."""
         if self._check is not None and not self._check.complete:
             self._check.advance(seconds)
             self._see(self._check.found)
 
     async def go_on(self) -> None:
-        """Read the file to its end, beside others. Raises `TaskFileError`."""
+        """Read the file to its end, concurrently with other coroutines. Raises `TaskFileError`."""
         if self._check is not None:
             self._see(await go_on(self._check))
 
@@ -151,10 +160,10 @@ class TaskFileCheck:
 
 
 def check_tasks(config: Config) -> list[TaskFileCheck]:
-    """Both task files can be read, and their rows are tasks, as far as they are read by now.
+    """Begin to check the training and evaluation task files, for a few seconds each.
 
-    A large file is read to its end while the run begins: `TaskFileCheck.go_on`. Raises
-    `TaskFileError` with the mistakes of both.
+    The rest of a large file is checked while the run begins (`TaskFileCheck.go_on`). Raises
+    `TaskFileError` with the mistakes of both files, `AgentModelsError` and `ConfigError`.
     """
     if not config.data.train_file and config.sampling.enable_sampling:
         raise ConfigError(
@@ -176,7 +185,7 @@ def check_tasks(config: Config) -> list[TaskFileCheck]:
 
 
 def _load_names(config: Config) -> AgentModels:
-    """Load what task lines may name."""
+    """Load the user's scorers, agents, loss and agent config, which tasks and flags may name."""
     load_scorers(config)
     load_agents(config)
     find_estimator(config.reward.estimator)
@@ -186,13 +195,13 @@ def _load_names(config: Config) -> AgentModels:
 
 
 def _refuse_mistakes(found: TaskFile, config: Config, models: AgentModels) -> None:
-    """Raises `TaskFileError` for the mistakes of a file, those of its scoring among them."""
+    """Raise `TaskFileError` if the file has mistakes, or tasks that cannot be scored."""
     mistakes = [*found.mistakes, *_scoring_mistakes(found, config, models)]
     replace(found, mistakes=mistakes).without_mistakes()
 
 
 def _answers_fit(config: Config) -> TaskLook:
-    """Says what is wrong with a task whose right answer its scorer cannot use."""
+    """Return a check that says why a task's scorer cannot use its `answer`."""
 
     def look(task: TaskLine) -> str | None:
         if task.answer is None or not _by_scorers(task, config):
@@ -203,7 +212,7 @@ def _answers_fit(config: Config) -> TaskLook:
 
 
 def _scoring_mistakes(found: TaskFile, config: Config, models: AgentModels) -> Iterator[str]:
-    """Why tasks of a file could never be scored."""
+    """Yield a sentence for each reason why tasks of the file cannot be scored."""
     by_scorer = [kind for kind in found.kinds if _by_scorers(kind.first, config)]
     used = {scorer: parse_scorer(scorer) for scorer in {kind.first.scorer for kind in by_scorer}}
     needing = {s for s, names in used.items() if any(find_scorer(n).needs_answer for n in names)}
@@ -229,7 +238,7 @@ def _scoring_mistakes(found: TaskFile, config: Config, models: AgentModels) -> I
 
 
 def agent_config_of(config: Config) -> str:
-    """The run's file of auxiliary models as a sentence names it, or where one would come from."""
+    """Name the agent config for an error message, or say how to give one."""
     given = config.agent.agent_config_path
     if given is not None:
         return f"--agent_config_path {given}"
@@ -237,7 +246,7 @@ def agent_config_of(config: Config) -> str:
 
 
 def scorers_in_use(kinds: Iterable[TaskKind], config: Config) -> dict[str, TaskLine]:
-    """The scorers that tasks of these kinds need, each with a task that does."""
+    """The scorers that tasks of these kinds use, each with one task that uses it."""
     first: dict[str, TaskLine] = {}
     for kind in kinds:
         for name in parse_scorer(kind.first.scorer) if _by_scorers(kind.first, config) else ():
@@ -246,7 +255,7 @@ def scorers_in_use(kinds: Iterable[TaskKind], config: Config) -> dict[str, TaskL
 
 
 def _by_scorers(task: TaskLine, config: Config) -> bool:
-    """Whether the agent of a task leaves scoring to scorers."""
+    """Whether a task is scored by scorers and not by its agent."""
     return not may_score_itself(find_agent(agent_of(task, config)))
 
 
@@ -256,16 +265,19 @@ def agent_of(task: TaskLine, config: Config) -> str:
 
 
 def bytes_needed(model: Path, checkpoints: int | None) -> int:
-    """A low estimate of what a run writes: published weights, and checkpoints of weights and two
-    moments in float32."""
+    """Lower bound of the bytes that a run writes: database, published weights and checkpoints.
+
+    A checkpoint has the weights and two optimizer moments. `checkpoints`: how many are kept; None
+    counts three.
+    """
     weights = sum(f.stat().st_size for pattern in _WEIGHT_PATTERNS for f in model.glob(pattern))
     return _MONGOD_BYTES + weights * (_KEPT_WEIGHTS + 3 * (checkpoints or 3))
 
 
 def check_output(folder: Path, needed: int) -> None:
-    """The folder can be made and written, and its disk has `needed` bytes free.
+    """Check that `folder` can be made and written, with `needed` bytes free on its disk.
 
-    Leaves nothing behind: what it makes to find out, it takes away again.
+    Files made for the check are removed. Raises `ConfigError`.
     """
     existing = folder
     while not existing.exists():
@@ -273,7 +285,7 @@ def check_output(folder: Path, needed: int) -> None:
     made: Path | None = None
     try:
         if existing != folder:
-            # A folder with another name, so that a failed check does not leave the run's own.
+            # Another name, so that a failed check never leaves the run's folder behind.
             made = Path(tempfile.mkdtemp(prefix=".agentrl-", dir=existing))
         with tempfile.NamedTemporaryFile(dir=made or folder) as probe:
             probe.write(os.urandom(_PROBE_BYTES))

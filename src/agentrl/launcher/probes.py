@@ -1,7 +1,7 @@
-"""Checks tools, auxiliary models and the reward service before anything is launched.
+"""Checks tools, auxiliary models and the reward service before a launch.
 
-Each check makes one small request and reads the answer with the code that the samplers use.
-Services that the launch starts itself do not exist yet, and are not checked.
+Each check sends a small request and reads the answer with the samplers' code. Services that the
+launch starts itself are not checked.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ from agentrl.rollout.tools.toolbox import open_tools
 Say = Callable[[str], None]
 Ask = Callable[[LLMClient], Awaitable[object]]
 
-PATIENCE_S = 10.0  # for tool servers that listen: one may be on its way up
-_SILENT_S = 2.0  # a wait that is longer is told
+PATIENCE_S = 10.0  # wait for tool servers, which may still be starting
+_SILENT_S = 2.0  # a longer wait is reported
 _HIDDEN = logging.getLogger("agentrl.rollout")
-_HIDDEN.addHandler(logging.NullHandler())  # what it would warn of is raised here
+_HIDDEN.addHandler(logging.NullHandler())  # failures are raised or reported here instead
 
 
 def try_services(config: Config, kinds: Sequence[TaskKind], say: Say) -> None:
-    """Try what the run of `config` needs on tasks of these kinds and is given from elsewhere.
+    """Send a request to each external service that tasks of these kinds need.
 
-    `say`: told what is waited for, and of models that fail while others of their list do not.
-    Raises `ConfigError`, or `ToolServerUnreachable`.
+    `say`: called with a sentence for a long wait, and for a model that fails while another one of
+    its list works. Raises `ConfigError` or `ToolServerUnreachable`.
     """
     asyncio.run(_try_all(config, kinds, say))
 
@@ -69,7 +69,7 @@ async def _try_tools(config: Config, say: Say) -> None:
     agent = config.agent
     patience_s = min(PATIENCE_S, config.sampling.startup_timeout)
     if any(spec.transport is ToolTransport.STDIO for spec in read_servers(agent)):
-        patience_s = config.sampling.startup_timeout  # it may have to be installed first
+        patience_s = config.sampling.startup_timeout  # the server may be installed first
     waits = f"the tools of --mcp_manager_url {agent.mcp_manager_url} (up to {patience_s:g} s)"
     async with _told(waits, say), open_tools(agent, patience_s, None) as box:
         if not box.catalogue.tools:
@@ -82,11 +82,14 @@ async def _try_tools(config: Config, say: Say) -> None:
 async def _try_models(
     key: str, models: Sequence[AgentModel], file: str | None, ask: Ask, say: Say
 ) -> None:
-    """Each model of a list by itself: others would hide one that fails."""
+    """Ask each model of a list separately, so that no model hides the failure of another.
+
+    Raises `ConfigError` if all fail.
+    """
     failures = []
     async with _told(f"the models of `{key}` in {file}", say):
         for model in models:
-            # One more try than none: a model may be asked its first question for minutes.
+            # At most one retry: each attempt may take minutes.
             once = model.model_copy(update={"retries": min(model.retries, 1)})
             alone = LLMClient([once], f"the model of `{key}`")
             async with alone:
@@ -128,7 +131,7 @@ async def _rank(models: LLMClient) -> None:
 
 
 def _answered(line: TaskLine, name: str, answer: str) -> tuple[Task, Record, Messages]:
-    """A task, and a rollout of it that said this answer at once; neither is stored."""
+    """Make a task and a rollout of it whose only message is `answer`. Neither is stored."""
     (task,) = make_tasks([line], Split.TRAIN, 0, 1, [0])
     record = Record(
         id=name, task=task.id, task_id=line.id, rollout=0, attempt=0, split=Split.TRAIN, epoch=0,
@@ -141,7 +144,7 @@ def _answered(line: TaskLine, name: str, answer: str) -> tuple[Task, Record, Mes
 
 @asynccontextmanager
 async def _told(what: str, say: Say) -> AsyncIterator[None]:
-    """Say what is waited for, once that takes long."""
+    """Report the wait for `what` if the block takes longer than `_SILENT_S` seconds."""
     telling = asyncio.get_running_loop().call_later(_SILENT_S, say, f"waiting for {what}")
     try:
         yield

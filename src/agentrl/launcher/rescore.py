@@ -1,10 +1,10 @@
-"""`agentrl rescore`: new scores for the stored trajectories of a run.
+"""`agentrl rescore`: scores the stored trajectories of a run again.
 
     agentrl rescore RUN --scorer ruler
     agentrl rescore RUN --scorer "0.7*math + 0.3*f1" --where '{"split": "eval"}'
 
-Scores, advantages and rows that were not trained yet are made again, by the flags of the run's
-launch and those given here. The old scores stay in each Record's `score_history`.
+Scores, advantages and untrained rows are computed again, with the flags of the run's launch and
+those given here. Each Record keeps its old scores in `score_history`.
 """
 
 import asyncio
@@ -32,12 +32,14 @@ from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.scorer_registry import find_scorer, load_scorers, missing_for
 
 _SHOWN_FAILURES = 10
-_LEASE_S = 60.0  # no lease is taken: groups that are completed belong to nobody
+_LEASE_S = 60.0  # unused: completed groups are changed without a lease
 
 
 def main(argv: Sequence[str]) -> int:
-    """`agentrl rescore RUN --scorer NAME [--where JSON] [flags]`; returns the exit status, 1 if a
-    group could not be scored. Raises for bad input, before anything is written."""
+    """Run `agentrl rescore RUN --scorer NAME [--where JSON] [flags]`; returns the exit status.
+
+    It is 1 if a group could not be scored. Raises for bad input before anything is written.
+    """
     given = rescore_parser().parse(argv)
     arguments = given.own
     config = _config_of(arguments.run, given)
@@ -49,7 +51,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _config_of(run: str, given: Given) -> Config:
-    """The flags of the run's launch, of the environment, and those given here."""
+    """Merge the flags of the run's launch, files, environment and command line, which wins.
+
+    Raises `ConfigError`.
+    """
     environment = read_deployment(os.environ).layers
     layers = [
         *layers_given(given.values, given.files, environment),
@@ -63,7 +68,7 @@ def _config_of(run: str, given: Given) -> Config:
 
 
 def read_where(text: str) -> dict[str, Any]:
-    """The filter that `--where` gives, in MongoDB's extended JSON. Raises `ConfigError`."""
+    """Parse the filter of `--where`, which is MongoDB's extended JSON. Raises `ConfigError`."""
     try:
         where = json_util.loads(text)
     except (ValueError, TypeError) as error:
@@ -74,7 +79,7 @@ def read_where(text: str) -> dict[str, Any]:
 
 
 def check_scorer(scorer: str, config: Config) -> None:
-    """The scorer exists and has what it asks. Raises `ConfigError`."""
+    """Raise `ConfigError` if a scorer is unknown, or if the agent config lacks what it needs."""
     load_scorers(config)
     agents = load_agent_models(config.agent.agent_config_path)
     try:
@@ -103,7 +108,7 @@ async def _rescore(config: Config, scorer: str, where: dict[str, Any]) -> Rescor
 
 
 def print_report(console: Console, report: RescoringReport, run: str) -> None:
-    """What was done, and what was left as it was."""
+    """Print how many groups, records and rows changed, and which did not."""
     rows = report.rows
     lines = [
         f"run {run}: {report.groups} groups with {report.records} records are scored again, "

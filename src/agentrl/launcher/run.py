@@ -1,4 +1,4 @@
-"""`agentrl launch`: checks the user's flags as a whole, then starts the run."""
+"""`agentrl launch`: checks flags, files and services, then starts the run."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ from agentrl.training.run.entry import data_of, read_mark, refuse_other_data
 
 
 def main(argv: Sequence[str]) -> int:
-    """`agentrl launch PRESET RUN [flags]`; returns the exit status. Raises for bad input."""
+    """Run `agentrl launch PRESET RUN [flags]`; returns the exit status. Raises for bad input."""
     if {"-h", "--help"} & {*argv}:
         return launch_help.main(argv)
     if not argv or argv[0] not in PRESETS:
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
 def _add_samplers(
     preset: Preset, run: str, user_flags: Sequence[str], deployment: Deployment, command: str
 ) -> int:
-    """Samplers for a run that lives elsewhere, with the flags that its database has."""
+    """Start samplers for a run on other machines, with the flags from its database."""
     flags = sampler_flags(run, user_flags, deployment, command)
     stack = plan_samplers(flags, asyncio.run(join(flags, command)), deployment, usable_cores())
     _try_services(stack, _check(stack))
@@ -103,9 +103,9 @@ def _add_samplers(
 
 
 def _refuse_other_data(stack: Stack) -> None:
-    """Raises `ConfigError` if the run's folder says that it began with other data.
+    """Raise `ConfigError` if the run's folder says that it began with other data.
 
-    Its database says so too, but this is before it is started, and when the run is finished.
+    The database has the same information, but it is not started yet, and never for a finished run.
     """
     mark = read_mark(stack.config.output)
     if mark is not None:
@@ -114,10 +114,10 @@ def _refuse_other_data(stack: Stack) -> None:
 
 
 def _check(stack: Stack) -> list[TaskFileCheck]:
-    """Everything that can be wrong on this machine before a start; says what is hardly meant.
+    """Check model, tools, task files and folders of this machine, and print warnings.
 
-    Returns the checks of task files, where there is a trainer: of a large file it goes on while the
-    run begins. Raises `ConfigError` or `TaskFileError`.
+    Returns the checks of task files if a trainer is started; that of a large file continues while
+    the run begins. Raises `ConfigError`, `AgentModelsError` or `TaskFileError`.
     """
     config = stack.config
     check_tracker(config.run.report_to)
@@ -137,7 +137,7 @@ def _check(stack: Stack) -> list[TaskFileCheck]:
 
 
 def _shown_secrets(stack: Stack) -> list[str]:
-    """What of the command line other users should not have read."""
+    """A warning for each secret on the command line, which other users can read."""
     return [
         f"--{name} holds a secret, and every user of this machine can read a command line: give it "
         f"as {VARIABLES[name]} instead"
@@ -149,11 +149,11 @@ def _shown_secrets(stack: Stack) -> list[str]:
 
 
 def _try_services(stack: Stack, checks: Sequence[TaskFileCheck]) -> None:
-    """What samplers need from elsewhere answers. Raises `ConfigError` if it does not."""
+    """Check that external services answer. Raises `ConfigError` or `ToolServerUnreachable`."""
     agent = stack.config.agent
     check_services(stack.config, _tell)
     if stack.samplers and (agent.mcp_manager_url or agent.agent_config_path):
-        # Imported here: the MCP SDK takes a while, and most first runs have nothing to try.
+        # Imported here: the MCP SDK loads slowly, and most first runs have no such services.
         from agentrl.launcher.probes import try_services
 
         kinds = [kind for check in checks for kind in check.found.kinds]
@@ -165,7 +165,7 @@ def _tell(told: str) -> None:
 
 
 def _is_finished(stack: Stack) -> bool:
-    """Whether the run has all the steps that are asked for."""
+    """Whether the run has taken all its `--max_steps`."""
     if not stack.trainers or stack.config.checkpoint.resume_from_checkpoint == "false":
         return False
     steps = steps_finished(stack.config.output)

@@ -1,6 +1,6 @@
-"""`agentrl runs`: the runs of this folder, and those of a MongoDB, one line each.
+"""`agentrl runs`: lists the runs of a folder and of a MongoDB, one line each.
 
-It reads the files of the runs' folders and starts no database.
+It reads files of the runs' folders and starts no database.
 """
 
 import asyncio
@@ -31,7 +31,10 @@ _AGES = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def main(argv: Sequence[str]) -> int:
-    """`agentrl runs [flags]`; returns the exit status. Raises for a MongoDB that is not there."""
+    """Run `agentrl runs [flags]`; returns the exit status.
+
+    Raises `ConfigError` if the folder does not exist, and `DatabaseUnreachable`.
+    """
     given = runs_parser().parse(argv)
     arguments = given.own
     root = Path(arguments.output_root)
@@ -79,9 +82,9 @@ async def _row_of(stored: StoredRun, url: str) -> RunRow:
 
 
 def merge_rows(on_disk: Sequence[RunRow], stored: Sequence[RunRow]) -> list[RunRow]:
-    """One row for a run that has its folder here and its database there.
+    """Merge the row of a run's folder with that of its database.
 
-    A folder with a database of its own is another run of the same name.
+    A folder with an embedded database is another run, even if the names are equal.
     """
     left = {row.name: row for row in stored}
     merged = []
@@ -107,7 +110,10 @@ def merge_rows(on_disk: Sequence[RunRow], stored: Sequence[RunRow]) -> list[RunR
 
 
 def print_runs(console: Console, rows: Sequence[RunRow], now: float, root: str) -> None:
-    """The table, newest first; what there is to say of a run stands below its place."""
+    """Print the rows as a table in the given order, then the notes on runs.
+
+    `now`: seconds since 1970.
+    """
     if not rows:
         console.print(f"no run in {root}")
         return
@@ -136,7 +142,7 @@ def print_runs(console: Console, rows: Sequence[RunRow], now: float, root: str) 
 
 
 def age(seconds: float) -> str:
-    """How long ago, for people."""
+    """Format an age for display, such as `3 h`."""
     for unit, name in _AGES:
         if seconds >= unit:
             return f"{seconds / unit:.0f} {name}"

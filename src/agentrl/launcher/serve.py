@@ -1,6 +1,6 @@
-"""`agentrl serve`: an inference service, registered with a run while it lives.
+"""`agentrl serve`: an inference service, registered with a run while it serves.
 
-The engine is the local one or SGLang, started as a child. Both have the same API.
+The engine is the local one, or SGLang as a child process. Both have the same API.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ from agentrl.launcher import subreaper
 from agentrl.tracebacks import log_to_stderr
 
 HEARTBEAT_S = 5.0
-SGLANG_GRACE_S = 20.0  # SGLang looks for a SIGTERM every 5 s and takes a moment to end
+SGLANG_GRACE_S = 20.0  # SGLang checks for a SIGTERM every 5 s and then takes a moment to end
 
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve a model folder until SIGTERM."""
+    """Serve a model folder until SIGTERM; returns the exit status. Raises `ConfigError`."""
     arguments = serve_parser().parse(argv).own
     model_folder(str(arguments.model), "--model")
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
                 serve_sglang(config, reaped, lambda url: _announced(arguments, run, url))
         except SGLangError as error:
             log.error("%s", error)
-            return 1  # not 2, which says that to start it again would not help
+            return 1  # status 2 would mean that a restart does not help
     else:
         serve(engine_config(arguments), lambda url: _announced(arguments, run, url))
     return 0
@@ -59,14 +59,17 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class AnnouncedTo:
-    """The run that a service is announced to."""
+    """The run that a service registers with."""
 
     db_url: str
     run: str
 
 
 def announced_to(arguments: Namespace, environment: Mapping[str, str]) -> AnnouncedTo | None:
-    """The run that flags and environment name. The flag's URL is enough, `DB_URL` needs a name."""
+    """The run to register with, by flags and environment; None if there is none.
+
+    `--db_connection_string` suffices alone. `DB_URL` counts only with `--run_name`.
+    """
     given, run = arguments.db_connection_string, arguments.run_name
     if given is not None:
         return AnnouncedTo(given, run or "run")
@@ -75,7 +78,7 @@ def announced_to(arguments: Namespace, environment: Mapping[str, str]) -> Announ
 
 
 def engine_config(arguments: Namespace) -> EngineConfig:
-    """The local engine that the flags ask for. Raises ConfigError for flags of SGLang."""
+    """The config of the local engine. Raises `ConfigError` for flags that only SGLang has."""
     for flag, default in _SGLANG_ONLY.items():
         if getattr(arguments, flag) != default:
             raise ConfigError(f"--{flag}: only --engine sglang has it")
@@ -98,7 +101,7 @@ def _key(arguments: Namespace) -> str | None:
 
 
 def sglang_config(arguments: Namespace) -> SGLangConfig:
-    """The SGLang server that the flags ask for. Raises ConfigError."""
+    """The config of the SGLang server. Raises `ConfigError`."""
     for flag in SGLANG_FLAGS:
         FLAGS[flag].check(getattr(arguments, flag))
     command = arguments.sglang_command or os.environ.get("SGLANG_COMMAND") or SGLANG_COMMAND
@@ -137,7 +140,7 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
 async def _announced(
     arguments: Namespace, run: AnnouncedTo | None, url: str
 ) -> AsyncIterator[None]:
-    """Tell the run's database, if one is given, of the service at `url` as long as it serves."""
+    """Register the service at `url` with the run, if any, for the time of the block."""
     url = arguments.public_url or url
     log.info("serving %s at %s", arguments.model, url)
     if run is None:
@@ -163,7 +166,7 @@ async def _announced(
 
 
 async def _beat(database: RunDatabase, url: str) -> None:
-    """Say that the service lives for as long as it does: an outage of the database is sat out."""
+    """Send heartbeats until cancelled. An outage of the database does not end them."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         try:

@@ -20,14 +20,14 @@ from agentrl.launcher.database import place_config, run_database
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import list_records, print_list
 
-_SHOWN_FAILURES = 100  # tasks, and of each kind of what is in quarantine
+_SHOWN_FAILURES = 100  # largest number of tasks, and of items of each kind in quarantine
 _ROLE_STYLES = {"system": "dim", "user": "cyan"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """`agentrl show RUN [RECORD | --list | --failed]`; returns the exit status.
+    """Run `agentrl show RUN [RECORD | --list | --failed]`; returns the exit status.
 
-    Raises for a name that is not there.
+    Raises `ConfigError` if the run or the record does not exist.
     """
     given = show_parser().parse(argv)
     arguments = given.own
@@ -76,7 +76,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def find_record(database: RunDatabase, record_id: str | None, split: Split) -> Record:
-    """The Record of that id, else the split's newest with a score. Raises `ConfigError`."""
+    """The Record with the given id; for None the split's newest one with a score.
+
+    Raises `ConfigError` if there is none.
+    """
     if record_id is not None:
         document = await database.records.find_one({"_id": record_id})
         if document is None:
@@ -97,7 +100,7 @@ async def read_turns(database: RunDatabase, record: Record) -> list[DispatchedSa
 
 
 async def right_answer(database: RunDatabase, record: Record) -> str | None:
-    """What the Record's task says that the answer is, if it does."""
+    """The right answer of the Record's task; None if the task has none."""
     task = await database.tasks.find_one({"_id": record.task}, {"answer": 1})
     return None if task is None else task["answer"]
 
@@ -108,7 +111,7 @@ def print_record(
     turns: Sequence[DispatchedSamplingTask],
     answer: str | None = None,
 ) -> None:
-    """Head, conversation and score. `answer`: the right one, where the task has one."""
+    """Print a Record: facts, conversation and score. `answer`: the task's right answer."""
     versions = record.versions
     facts = [
         f"task {record.task_id}, rollout {record.rollout} of its group, {record.split} epoch"
@@ -127,7 +130,7 @@ def print_record(
     for turn in turns:
         for message in turn.messages:
             if message.get("role") == "tool":
-                continue  # shown with the call that it answers
+                continue  # shown with its call
             role = str(message.get("role"))
             console.print(Rule(role, align="left", style="dim"))
             console.print(Text(str(message.get("content") or ""), _ROLE_STYLES.get(role, "")))
@@ -163,10 +166,10 @@ def print_record(
 
 
 def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
-    """A line for each call and what came back; one of the agent's own code is marked."""
+    """Print one line for each call and its result. Calls by the agent's code are marked."""
     for call in calls:
         if not call.name:
-            continue  # it could not be read: what was wrong is said of the turn
+            continue  # it could not be parsed; the turn has the error
         arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
         style = "red" if call.is_error else "green"
         console.print(
@@ -183,9 +186,9 @@ def _counted(n_failed: int) -> str:
 
 
 def print_failed_tasks(console: Console, tasks: Sequence[FailedTask], n_failed: int) -> None:
-    """Two lines for each task: how many of its rollouts failed, and why the last one did.
+    """Print two lines for each task: how many of its rollouts failed, and the last error.
 
-    `n_failed`: how many tasks there are, of which these are the last.
+    `n_failed`: number of all tasks with failures, of which `tasks` are the last ones.
     """
     if not tasks:
         console.print("no rollout and no group of this run failed")
@@ -201,7 +204,7 @@ def print_failed_tasks(console: Console, tasks: Sequence[FailedTask], n_failed: 
         head = f"task {task.task_id}, {task.split} epoch {task.epoch}: "
         head += ", ".join(filter(None, failed))
         head += f"; last record {task.record}" if task.record else ""
-        # Not cut: the place in a file stands at the end.
+        # Not cut, because an error ends with its place in a file.
         console.print(Text(head), soft_wrap=True)
         console.print(Text(f"    {task.error}", "red"), soft_wrap=True)
 
@@ -209,9 +212,9 @@ def print_failed_tasks(console: Console, tasks: Sequence[FailedTask], n_failed: 
 def print_quarantined(
     console: Console, run: str, items: Sequence[QuarantinedItem], in_quarantine: int
 ) -> None:
-    """Two lines for each of what is in quarantine, and how it is released.
+    """Print two lines for each item in quarantine, and the command that releases them.
 
-    `in_quarantine`: how many there are, of which these are some.
+    `in_quarantine`: number of all items in quarantine, of which `items` are some.
     """
     if in_quarantine > len(items):
         console.print(f"{len(items)} of {in_quarantine} in quarantine:")

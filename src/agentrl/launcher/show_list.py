@@ -17,8 +17,8 @@ from agentrl.databases.policies import load_lineage
 from agentrl.launcher.record_filter import Filter, names_field, with_versions
 from agentrl.launcher.runs import age
 
-_WIDE = 92  # from here on there is room for the task, which the id names too
-# What is first. Among equal scores the worst is the longest, and the best the shortest.
+_WIDE = 92  # width from which the task is shown, which the id names too
+# Sort orders. Among equal scores, the longest is the worst and the shortest the best.
 ORDERS: dict[str, list[tuple[str, int]]] = {
     "newest": [("started_at", -1)],
     "worst": [("score", 1), ("tokens.generated", -1)],
@@ -29,16 +29,16 @@ ORDERS: dict[str, list[tuple[str, int]]] = {
 async def list_records(
     database: RunDatabase, order: str, conditions: Filter, split: Split, count: int
 ) -> list[Record]:
-    """The first `count` Records that the conditions hold for, in this order.
+    """The first `count` Records that match the conditions, in this order (a key of `ORDERS`).
 
-    Of `split`, unless a condition is on the split; by score, only those that have one. Raises
-    `ConfigError` for a filter that MongoDB refuses.
+    `split` is ignored if a condition is on the split. An order by score has only Records with a
+    score. Raises `ConfigError` for a filter that MongoDB refuses.
     """
     filters: list[dict[str, Any]] = [with_versions(conditions, await _steps(database))]
     if not names_field(conditions, "split"):
         filters.append({"split": split})
     if order != "newest":
-        # A scored Record has ended: it is in the index that has the order.
+        # A scored Record has a `finished_at`, the condition of the index that has the order.
         filters.append({"score": {"$gte": -math.inf}, "finished_at": {"$gt": BEFORE_ALL}})
     cursor = database.records.find({"$and": filters}).sort(ORDERS[order]).limit(count)
     try:
@@ -53,7 +53,7 @@ async def _steps(database: RunDatabase) -> dict[int, int]:
 
 
 def print_list(console: Console, records: Sequence[Record], run: str) -> None:
-    """A line for each Record: its id is what `agentrl show RUN ID` takes."""
+    """Print one line for each Record, with the id for `agentrl show RUN ID`."""
     if not records:
         console.print(f"run {run} has no such record")
         return

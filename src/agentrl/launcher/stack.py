@@ -1,7 +1,7 @@
 """Which processes a run needs on this machine, and the command line of each.
 
-All processes get the same run flags. The URLs of services that are started here are added. What may
-hold a password goes by environment and not by command line, which every user of a machine reads.
+All processes get the same run flags, and the URLs of services that are started here. Secrets are
+passed by environment, because every user of a machine can read a command line.
 """
 
 import math
@@ -33,34 +33,34 @@ from agentrl.launcher.sampler_processes import sampler_part
 from agentrl.rollout.agents import NEED_TOOLS
 from agentrl.rollout.scheduling.process_share import ProcessShare
 
-_CORES_BESIDE_A_GPU = 2  # of a trainer process or a service: its own loop, and what it reads
-_END_S = 15.0  # that a trainer has after --drain_seconds, to give back rows and run
-_SGLANG_GRACE_S = 40.0  # more than `agentrl serve` itself waits for SGLang to end
+_CORES_BESIDE_A_GPU = 2  # cores for each trainer process or service that uses a GPU
+_END_S = 15.0  # time after --drain_seconds in which a trainer releases its rows and the run
+_SGLANG_GRACE_S = 40.0  # longer than `agentrl serve` waits for SGLang to end
 
 
 @dataclass(frozen=True)
 class Stack:
-    """What is to be started on this machine, decided from values alone."""
+    """The parts of a run to start on this machine."""
 
     config: Config
-    flags: tuple[str, ...]  # the run's, for every part
-    origins: Mapping[str, str]  # where each of them comes from
-    mongod: bool
-    tools: bool  # the demo's tool server
+    flags: tuple[str, ...]  # the run's flags, for every part
+    origins: Mapping[str, str]  # where each flag comes from, by name
+    mongod: bool  # whether a MongoDB is started
+    tools: bool  # whether the demo's tool server is started
     services: int
     samplers: int
-    trainers: int  # trainer processes on all machines together; 0: none here
-    gpus: int
+    trainers: int  # trainer processes of all machines; 0: none here
+    gpus: int  # number of GPUs to use here
     deployment: Deployment
 
     @property
     def is_first_machine(self) -> bool:
-        """Whether this machine reports on the run and starts what there is one of."""
+        """Whether this machine starts the parts that exist once, and reports on the run."""
         return self.deployment.machine_rank == 0
 
     @property
     def line(self) -> str:
-        """One line that says what runs where."""
+        """A summary of the parts on one line."""
         count = {True: "started here", False: "given"}
         parts = [
             f"MongoDB {count[self.mongod]}",
@@ -87,10 +87,10 @@ def plan_stack(
     command: str = "agentrl launch",
     cores: int = 1,
 ) -> Stack:
-    """What the variables, files of flags and flags ask for. `command`: what the user calls.
-    `gpus`, `cores`: of this machine.
+    """Plan the parts of a launch on this machine, by flags, files of flags and variables.
 
-    Raises `ConfigError`.
+    `gpus`, `cores`: of this machine. `command`: the user's command, for messages. Raises
+    `ConfigError`.
     """
     given = run_parser(command).parse(user_flags)
     own = layers_given(given.values, given.files, deployment.layers)
@@ -139,7 +139,10 @@ def plan_stack(
 def _refuse_processes_that_do_not_fit(
     parallel: ParallelConfig, deployment: Deployment, trainers: int, gpus: int
 ) -> None:
-    """Raises `ConfigError` for what the trainer would find out on its own, later."""
+    """Raise `ConfigError` if the processes do not fit the GPUs or the parallel degrees.
+
+    The trainer checks this too, but only after it is started.
+    """
     here = trainers // deployment.num_machines
     if gpus and here > gpus:
         raise ConfigError(
@@ -158,9 +161,9 @@ def _refuse_processes_that_do_not_fit(
 def sampler_flags(
     run: str, user_flags: Sequence[str], deployment: Deployment, command: str = "agentrl launch"
 ) -> list[str]:
-    """What samplers that are added to a run are told: what is their own, and which run it is.
+    """The flags of samplers that join a run: the given ones and the run's name.
 
-    Raises `ConfigError` without the run's database: all else is in there.
+    All other flags come from the run's database. Raises `ConfigError` without its URL.
     """
     given = run_parser(command).parse(user_flags)
     layers = layers_given(given.values, given.files, deployment.layers)
@@ -174,9 +177,9 @@ def sampler_flags(
 def plan_samplers(
     flags: Sequence[str], config: Config, deployment: Deployment, cores: int = 1
 ) -> Stack:
-    """Samplers alone, which are started with `flags` and find `config` by themselves.
+    """Plan samplers alone, started with `flags`. `config`: that of the run that they join.
 
-    Raises `ConfigError`.
+    Raises `ConfigError` if the agent needs tools and `config` does not have their address.
     """
     run, agent = config.run.run_name, config.agent
     if agent.agent_name in NEED_TOOLS and agent.mcp_manager_url is None:
@@ -199,14 +202,14 @@ def plan_samplers(
 
 
 def _samplers(config: Config, deployment: Deployment, default: int) -> int:
-    """Sampler processes to start here."""
+    """Number of sampler processes to start here."""
     if not config.sampling.enable_sampling:
         return 0
     return deployment.samplers(config.sampling.sampler_processes or default)
 
 
 def _refuse_sglang_flags(services: ServiceConfig) -> None:
-    """Raises `ConfigError` for what the local engine does not have."""
+    """Raise `ConfigError` for flags that the local engine does not have."""
     for flag in SGLANG_FLAGS:
         if getattr(services, flag) != FLAGS[flag].default:
             raise ConfigError(
@@ -217,9 +220,9 @@ def _refuse_sglang_flags(services: ServiceConfig) -> None:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where this launch puts what it starts: loopback ports that it holds.
+    """The loopback ports that this launch has reserved for its parts.
 
-    `trainer_port`: None for one that torch itself takes.
+    `trainer_port`: None if torch chooses a free port.
     """
 
     tools_port: int
@@ -228,9 +231,9 @@ class Addresses:
 
 
 def with_urls(stack: Stack, database_url: str, addresses: Addresses) -> Stack:
-    """The stack with the addresses of what is started here among its flags."""
+    """Return the stack with the URLs of database and tools that are started here as flags."""
     if stack.deployment.samplers_only:
-        return stack  # nothing is started here that has one
+        return stack  # no part that is started here has a URL
     flags = [*stack.flags, "--db_connection_string", database_url]
     if stack.tools:
         flags += ["--mcp_manager_url", tools_url(addresses.tools_port)]
@@ -238,7 +241,7 @@ def with_urls(stack: Stack, database_url: str, addresses: Addresses) -> Stack:
 
 
 def thread_environment(stack: Stack, cores: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Threads of each process that computes: as many as there are cores for, if nobody said."""
+    """OMP_NUM_THREADS of each service and trainer: its share of `cores`; {} if it is set."""
     if "OMP_NUM_THREADS" in environment:
         return {}
     here = stack.services + max(1, stack.trainers // stack.deployment.num_machines)
@@ -246,7 +249,7 @@ def thread_environment(stack: Stack, cores: int, environment: Mapping[str, str])
 
 
 def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> list[Part]:
-    """The processes of a stack whose URLs are known, in the order in which they are started."""
+    """The processes of a stack from `with_urls`, in the order in which they are started."""
     run = stack.config.run.run_name
     parts: list[Part] = []
     if stack.tools:
@@ -288,7 +291,7 @@ def tools_part(run: str, port: int) -> Part:
 
 
 def tools_url(port: int) -> str:
-    """Where the demo's tool server answers."""
+    """The URL of the demo's tool server."""
     return f"http://127.0.0.1:{port}/mcp"
 
 
@@ -302,18 +305,18 @@ def service_part(
     sglang_command: str | None,
     weight_version: int = FRESH_VERSION,
 ) -> Part:
-    """An inference service on the model of `config`, which has the database's URL.
+    """An inference service for the model of `config`, which must have the database's URL.
 
-    `number` tells several apart. It runs on `gpus` GPUs (0: the CPU), with SGLang if there is a
-    command that starts it. `weight_version`: the policy version that the model's weights are, if
-    they are one of the run's.
+    `number`: index of the service if there are several. `gpus`: number of GPUs of this machine to
+    use (0: the CPU). `sglang_command`: starts SGLang; None for the local engine. `weight_version`:
+    policy version of the model's weights.
     """
     suffix = "" if number is None else f"-{number}"
     variable = config.sampling.inference_api_key_env
     key = ["--inference_api_key_env", variable] if variable else []
     assert config.run.db_connection_string and config.model.model_name_or_path
     if sglang_command is None:
-        # A GPU's trainer computes and publishes in bfloat16 (assets/fsdp2_dst.yml).
+        # The trainer on GPUs computes and publishes in bfloat16 (assets/fsdp2_dst.yml).
         engine = ["--device", "cuda", "--dtype", "bfloat16"] if gpus else []
     else:
         engine = _sglang_flags(config.services, sglang_command, number or 0, gpus)
@@ -338,9 +341,9 @@ def service_part(
 
 
 def _sglang_flags(services: ServiceConfig, command: str, number: int, gpus: int) -> list[str]:
-    """Those of `agentrl serve` that start SGLang as service `number` of this machine."""
+    """The flags of `agentrl serve` for SGLang as service `number` of this machine."""
     if gpus:
-        # One after the other over this machine's GPUs, and round again.
+        # Services take this machine's GPUs in turn.
         command += f" --base-gpu-id {number * services.inf_tp_size % gpus}"
     flags = [
         "--engine", "sglang",
@@ -381,7 +384,7 @@ def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Pa
         environment={
             **threads,
             **secrets,
-            # torch's agent ends what still runs after 30 s, unless it is told otherwise.
+            # By default, torch's agent kills processes that still run after 30 s.
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(drain + _END_S)),
         },
         may_end=True,
@@ -390,10 +393,10 @@ def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Pa
 
 
 def trainer_log(run: str, machine_rank: int) -> Path:
-    """What the trainer of one machine prints."""
+    """The log file of one machine's trainer."""
     return LOGS / f"{run}_train_{machine_rank}.log"
 
 
 def _agentrl(*arguments: str) -> tuple[str, ...]:
-    """The `agentrl` command of this very environment, whatever PATH says."""
+    """The `agentrl` command of this Python environment, independent of PATH."""
     return (sys.executable, "-m", "agentrl.cli", *arguments)

@@ -1,7 +1,7 @@
-"""The live view of a run: one panel in a terminal, or a line from time to time elsewhere.
+"""The live view of a run: a panel in a terminal, or a line every 5 s elsewhere.
 
-The view is a function of values, cut to the available space. The newest number of each line comes
-first, so that it is never cut off.
+The panel is cut to the size of the terminal. The newest number of each line comes first, so that it
+is never cut off.
 """
 
 import time
@@ -24,15 +24,15 @@ _LINE_EVERY_S = 5.0
 _PANEL_EVERY_S = 1.0
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 16
-_LABEL = 17  # columns of a label with the space behind it
+_LABEL = 17  # columns of a label, with the space after it
 _BAR_FROM = 45  # inner width from which there is a progress bar
-_BESIDE = 54  # inner width from which numbers stand in two columns
-_VALUE = 13  # columns of the first column's values where it is narrowest
-_NOTICES, _NOTICE_LINES = 3, 2  # the last ones, and lines of each
+_BESIDE = 54  # inner width from which there are two columns
+_VALUE = 13  # smallest width of the values of the first column
+_NOTICES, _NOTICE_LINES = 3, 2  # number of shown notices, and lines of each
 
 
 def duration(seconds: float | None) -> str:
-    """`1:02:03` or `2:03`."""
+    """Format seconds as `1:02:03` or `2:03`; None as `-`."""
     if seconds is None:
         return "-"
     minutes, rest = divmod(max(0, round(seconds)), 60)
@@ -41,7 +41,7 @@ def duration(seconds: float | None) -> str:
 
 
 def sparkline(values: tuple[float, ...], width: int = _SPARK_WIDTH) -> str:
-    """Values between 0 and 1 as a line of blocks, averaged to at most `width` of them."""
+    """Draw values between 0 and 1 as at most `width` blocks, each the mean of its values."""
     if not values or width < 1:
         return ""
     count = min(width, len(values))
@@ -56,7 +56,10 @@ def _number(value: float | None, form: str) -> str:
 
 
 def plain_line(snapshot: Snapshot, seconds: float, samplers: int) -> str:
-    """The snapshot on one line, for logs: always the same names in the same order."""
+    """Format a snapshot as one line for logs, always with the same names in the same order.
+
+    `seconds`: since the launch. `samplers`: number of living processes of this machine.
+    """
     s = snapshot
     held_out = f"{s.held_out[-1].success:.3f}@{s.held_out[-1].step}" if s.held_out else "-"
     evaluating = "-"
@@ -86,7 +89,10 @@ Cell = tuple[str, str | Text]  # a name and its value
 
 @dataclass(frozen=True)
 class RunPanel:
-    """A snapshot as a panel, for any width and height. `samplers`: alive and expected here."""
+    """A snapshot as a panel for any width and height.
+
+    `seconds`: since the launch. `samplers`: living and expected processes of this machine.
+    """
 
     title: str
     snapshot: Snapshot
@@ -96,9 +102,9 @@ class RunPanel:
     logs: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = max(1, options.max_width - 4)  # within the frame
+        width = max(1, options.max_width - 4)  # inside the frame
         notes = list(self._notes(console, width))
-        room = console.size.height - 4 - len(notes)  # beside frame, head and the cursor's line
+        room = console.size.height - 4 - len(notes)  # without frame, head and the cursor's line
         rows = self._rows(console, width)
         while len(rows) > 1 and sum(len(lines) for _, lines in rows) > room:
             rows.remove(max(rows, key=lambda row: row[0]))
@@ -126,7 +132,7 @@ class RunPanel:
         return head
 
     def _rows(self, console: Console, width: int) -> list[tuple[int, list[Text]]]:
-        """The lines in their order, each with a rank: the highest is left out first."""
+        """The rows in order, each with a rank. The highest rank is left out first."""
         s = self.snapshot
         success = Text.assemble((_number(s.success, ".3f"), "bold green"), " ")
         sparks = min(_SPARK_WIDTH, _left(width) - _LABEL - len(success) - 1)
@@ -181,8 +187,7 @@ class RunPanel:
         return shown
 
     def _notes(self, console: Console, width: int) -> Iterator[Text]:
-        """What is waited for, why nothing comes, what fails, and the last notices, each cut to two
-        lines."""
+        """Outages, why there is no step, failures and the last notices, each cut to two lines."""
         s = self.snapshot
         told = [Text(sentence, "red") for sentence in s.waiting_for]
         told += [
@@ -200,12 +205,12 @@ class RunPanel:
 
 
 def _left(width: int) -> int:
-    """Columns of the left of two columns."""
+    """Width of the left one of two columns."""
     return max(_LABEL + _VALUE, width // 2)
 
 
 def _lines(cells: Sequence[Cell], width: int) -> list[Text]:
-    """One cell in a line, or two of them where they have room beside each other."""
+    """Put two cells on one line if the width suffices, else each on its own line."""
     if len(cells) == 2 and width >= _BESIDE:
         left = _left(width)
         return [_cell(*cells[0], left) + _cell(*cells[1], width - left)]
@@ -219,7 +224,7 @@ def _cell(name: str, value: str | Text, width: int) -> Text:
 
 
 class LiveView:
-    """Shows snapshots as they come. A context manager, because it holds the terminal's cursor."""
+    """Shows a run's snapshots and notices. A context manager, which restores the terminal."""
 
     def __init__(self, title: str, console: Console | None = None, logs: str = "") -> None:
         self._title = title
@@ -247,7 +252,7 @@ class LiveView:
             self._painter = None
 
     def notice(self, text: str) -> None:
-        """Something happened that a person should know."""
+        """Show a sentence for the user."""
         self._notices.append(text)
         if self._painter is None:
             self._print(text)
@@ -255,14 +260,17 @@ class LiveView:
             self._shown_at = -_PANEL_EVERY_S  # at once
 
     def come_back(self) -> None:
-        """The launcher was stopped (Ctrl-Z) and goes on: the terminal was others' meanwhile."""
+        """Repaint after Ctrl-Z and `fg`, because other programs have used the terminal."""
         if self._painter is not None:
             self._painter.forget()
 
     def show(
         self, snapshot: Snapshot, seconds: float, samplers: tuple[int, int], *, now: bool = False
     ) -> None:
-        """The latest snapshot, unless one was shown a moment ago; `seconds` since the launch."""
+        """Show a snapshot: at most one panel a second, or one line in 5 s, unless `now`.
+
+        `seconds`: since the launch. `samplers`: living and expected processes of this machine.
+        """
         every = _LINE_EVERY_S if self._painter is None else _PANEL_EVERY_S
         resized = self._painter is not None and self._painter.resized
         if time.monotonic() - self._shown_at < every and not (now or resized):

@@ -1,10 +1,9 @@
-"""What a checkpoint is: a folder, the step that it holds, and whose run it belongs to.
+"""The folder of a checkpoint, its state file, and the lineage of a run's checkpoints.
 
-A checkpoint is the folder `checkpoint-STEP` of a run's output. It holds the learner's state and
-each process's random state as torch's distributed checkpoint (DCP), and `trainer_state.json` with
-the position in the data ledger. A folder with its final name is always whole: it is written under
-another name, synced to disk and renamed last. Not in here: writing and reading what is in it
-(`save`).
+A checkpoint is the folder `checkpoint-STEP` of a run's output. It has the learner's state and the
+random state of each process as torch's distributed checkpoint (DCP), and `trainer_state.json` with
+the position in the data ledger. A folder with its final name is always complete: it is written
+under another name, synced to disk and renamed last. `save` writes and reads the DCP files.
 """
 
 import json
@@ -24,7 +23,7 @@ from agentrl.redaction import without_passwords
 
 STATE_FILE = "trainer_state.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
-_PARTIAL, _REMOVED = ".partial", ".removed"  # what follows the name of a folder that is not whole
+_PARTIAL, _REMOVED = ".partial", ".removed"  # suffixes of incomplete folders
 
 
 class CheckpointError(RuntimeError):
@@ -33,18 +32,18 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainerState:
-    """The position of a run. Its rows are those that the ledger says were trained up to `step`."""
+    """The position of a run. The ledger has the rows that were trained up to `step`."""
 
     step: int  # optimizer steps done
     version: int  # policy version that these weights were or will be published as
     run_name: str
-    config: Mapping[str, Any]  # the flags, by group, for people to read
-    fence: int  # number of the trainer that saved it
-    processes: int  # that saved it, each with its random state
+    config: Mapping[str, Any]  # `recorded_config`; a resume compares the fixed flags
+    fence: int  # fencing number of the trainer that saved it
+    processes: int  # number of processes that saved it
 
 
 def recorded_config(config: Config) -> dict[str, dict[str, Any]]:
-    """The flags by group, without secrets: what checkpoints and trackers keep of them."""
+    """The flags by group and name, without secrets, for checkpoints and trackers."""
     return {
         group: {
             name: None if FLAGS[name].info.secret else _shown(value)
@@ -64,15 +63,15 @@ def checkpoint_path(output: Path, step: int) -> Path:
 
 
 def partial_path(output: Path, state: TrainerState) -> Path:
-    """Where the checkpoint of `state` is written until it is whole.
+    """The folder where the checkpoint of `state` is written until it is complete.
 
-    Each trainer has its own: one that was replaced and wakes writes to no folder of its successor.
+    The name has the fencing number, so a replaced trainer never writes to its successor's folder.
     """
     return output / f"{checkpoint_path(output, state.step).name}.{state.fence}{_PARTIAL}"
 
 
 def list_checkpoints(output: Path) -> list[Path]:
-    """The run's checkpoints, oldest first. Incomplete folders are none."""
+    """The run's complete checkpoints, ordered by step."""
     found = []
     for folder in output.glob("checkpoint-*"):
         match = _NAME.fullmatch(folder.name)
@@ -82,8 +81,8 @@ def list_checkpoints(output: Path) -> list[Path]:
 
 
 def read_state(checkpoint: Path) -> TrainerState:
-    """What `trainer_state.json` says. Raises `CheckpointError` if the folder is no checkpoint."""
-    if (checkpoint / "config.json").is_file():  # also of transformers.Trainer, with the same name
+    """Read `trainer_state.json`. Raises `CheckpointError` if the folder is no checkpoint."""
+    if (checkpoint / "config.json").is_file():  # such as a checkpoint of transformers.Trainer
         raise CheckpointError(
             f"{checkpoint} is no checkpoint of a run but a model folder: it can be given as it is "
             "with --model_name_or_path (MODEL)"
@@ -105,9 +104,10 @@ def begin_checkpoint(output: Path, state: TrainerState) -> Path:
 
 
 def finish_checkpoint(output: Path, state: TrainerState, save_total_limit: int | None) -> None:
-    """Give the folder, whose files are whole and synced, its final name. For rank 0.
+    """Write the state file and rename the folder to its final name. For rank 0.
 
-    Then the oldest checkpoints beyond `save_total_limit` are removed.
+    The other files must be complete and synced. Then the oldest checkpoints beyond
+    `save_total_limit` are removed; None keeps all.
     """
     partial, final = partial_path(output, state), checkpoint_path(output, state.step)
     with (partial / STATE_FILE).open("w", encoding="utf-8") as file:
@@ -115,7 +115,7 @@ def finish_checkpoint(output: Path, state: TrainerState, save_total_limit: int |
         file.flush()
         os.fsync(file.fileno())
     _sync_entries(partial)
-    if final.exists():  # of a trainer that was replaced and still saved
+    if final.exists():  # saved by a replaced trainer
         _supersede(final)
     os.rename(partial, final)
     _sync_entries(output)
@@ -131,15 +131,15 @@ def clear_unfinished(output: Path) -> None:
 
 
 def lineage_checkpoints(output: Path, starts: Sequence[TrainerStart]) -> list[Path]:
-    """The checkpoints that the run, with trainers that began at `starts`, may go on from."""
+    """The checkpoints that the run may resume from, by step. `starts`: where trainers began."""
     return [folder for folder in list_checkpoints(output) if _in_lineage(folder, starts)]
 
 
 def supersede_others(output: Path, step: int, starts: Sequence[TrainerStart]) -> None:
-    """Rename checkpoints that are no part of a run that goes on from `step`. For rank 0.
+    """Rename checkpoints that are not part of a run that resumes from `step`. For rank 0.
 
-    They are those of later steps, whose rows are trained anew, and those that a trainer which had
-    been replaced still saved. For people's eyes: `lineage_checkpoints` leaves both out by itself.
+    These are checkpoints of later steps, whose rows are trained again, and of replaced trainers.
+    The new name only informs people: `lineage_checkpoints` does not need it.
     """
     for folder in list_checkpoints(output):
         if read_state(folder).step > step or not _in_lineage(folder, starts):
@@ -159,14 +159,14 @@ def _supersede(checkpoint: Path) -> None:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Without its final name first, so that a crash leaves no half-deleted checkpoint."""
+    """Rename a checkpoint, then delete it, so that a crash leaves no incomplete checkpoint."""
     removed = checkpoint.with_name(f"{checkpoint.name}{_REMOVED}")
     os.rename(checkpoint, removed)
     shutil.rmtree(removed)
 
 
 def _sync_entries(folder: Path) -> None:
-    """The names in `folder` to the disk."""
+    """Sync the directory entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,11 +1,10 @@
-"""What is in a checkpoint, between memory and disk: saved in the background, loaded by any ranks.
+"""Saves checkpoints in the background, and loads them on any number of processes.
 
-Saving stops training only to copy the state into host memory. From there a thread of each process
-writes it with torch's distributed checkpoint (DCP), on a process group of its own, while training
-goes on. Where to, is what rank 0 says; it looks at every file before the checkpoint gets its name.
-Only one save runs at a time; its copy stays in host memory for the next one to reuse.
-Loading re-shards: neither the number of processes nor the parallel degrees need be those that
-saved. Not in here: names, atomicity and whose run a checkpoint is (`checkpoint`).
+Training pauses only while the state is copied into host memory. A thread of each process then
+writes it with torch's distributed checkpoint (DCP), over a separate process group. Rank 0 chooses
+the folder, and checks all files before the checkpoint gets its name. One save runs at a time, and
+the next one reuses its host memory. Loading re-shards: the number of processes and the parallel
+degrees may differ from those of the save. `layout` has names, atomicity and lineage.
 """
 
 import logging
@@ -43,20 +42,21 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointSaver:
-    """Saves checkpoints in the background. Every process makes one and makes the same calls."""
+    """Saves checkpoints in the background. All processes make one and make the same calls."""
 
     def __init__(
         self, output: Path, save_total_limit: int | None, hold: Callable[[], None]
     ) -> None:
-        """`output`: the run's folder, on a disk that all processes see. Collective.
+        """Collective. `output`: the run's folder, on a disk that all processes see.
 
-        `hold`: asked on rank 0, in the saver's thread, before a checkpoint is written and before it
-        gets its name; raises if another trainer has taken the run.
+        `save_total_limit`: how many checkpoints are kept; None for all. `hold`: called on rank 0 in
+        the saver's thread, before a checkpoint is written and again before it gets its name; raises
+        if another trainer has taken the run.
         """
         self._output = output
         self._limit = save_total_limit
         self._hold = hold
-        self._agreement = Agreement()  # of its own, because it is used from another thread
+        self._agreement = Agreement()  # a separate one, because another thread uses it
         on_gpu = torch.cuda.is_available()
         self._stager = DefaultStager(
             StagingOptions(
@@ -67,12 +67,12 @@ class CheckpointSaver:
             )
         )
         self._running: Future[None] | None = None
-        self.seconds: float | None = None  # that the last save took, from copy to name
+        self.seconds: float | None = None  # duration of the last save, from copy to rename
 
     def save(self, learner: Stateful, state: TrainerState) -> None:
-        """Begin to save; when this returns, `learner` may change. Collective.
+        """Begin to save `learner`, which may change after the return. Collective.
 
-        Waits for the save before this one and raises its error, see `wait`.
+        Waits for the previous save and raises its error, as `wait` does.
         """
         self.wait()
         began = time.monotonic()
@@ -80,7 +80,7 @@ class CheckpointSaver:
         staged = self._stager.stage(content)
         assert not isinstance(staged, Future), "it was staged at once"
         self._running = Future()
-        # a daemon: a write that hangs does not keep a process alive that failed otherwise
+        # A daemon, so that a hanging write does not keep a failed process alive.
         threading.Thread(
             target=self._settle,
             args=(self._running, staged, state, began),
@@ -90,22 +90,22 @@ class CheckpointSaver:
 
     @property
     def failed(self) -> bool:
-        """Whether the last save has ended with an error, which `wait` raises."""
+        """Whether the last save has failed. `wait` raises its error."""
         running = self._running
         return running is not None and running.done() and running.exception() is not None
 
     def wait(self) -> None:
-        """Wait for the save that runs to be on disk, on all processes.
+        """Wait until the running save is on disk, on all processes.
 
-        Raises on rank 0 `CheckpointError` if a disk refuses, or what `hold` raised, and on the
-        others `FailedElsewhere`.
+        If it failed, rank 0 raises `CheckpointError` or the error of `hold`, and the other ranks
+        raise `FailedElsewhere`.
         """
         if self._running is not None:
             running, self._running = self._running, None
             running.result()
 
     def close(self) -> None:
-        """Wait for the save that runs, whatever comes of it, and give the memory back."""
+        """Wait for the running save without raising its error, and free the host memory."""
         if self._running is not None:
             self._running.exception()
         self._stager.close()
@@ -116,7 +116,7 @@ class CheckpointSaver:
         try:
             self._write(staged, state)
             self.seconds = time.monotonic() - began
-        except BaseException as error:  # handed to the waiter, whatever it is
+        except BaseException as error:  # raised by `wait`
             future.set_exception(error)
         else:
             future.set_result(None)
@@ -126,12 +126,12 @@ class CheckpointSaver:
         folder = self._agreement.from_main(lambda: self._begin(final, state))
         try:
             save(dict(staged), checkpoint_id=folder, process_group=self._agreement.group)
-        except CheckpointException as error:  # on all processes, wherever it failed
+        except CheckpointException as error:  # raised on all processes
             raise known_to_all(_refused(final, failure_reason(error))) from error
         self._agreement.from_main(lambda: self._finish(folder, final, state))
 
     def _begin(self, final: Path, state: TrainerState) -> Path:
-        """The folder for all processes to write to. For rank 0, as `_finish` is."""
+        """Make the folder that all processes write to. For rank 0."""
         self._hold()
         with _in_a_sentence(final):
             return begin_checkpoint(self._output, state)
@@ -146,9 +146,10 @@ class CheckpointSaver:
 
 
 def load_checkpoint(checkpoint: Path, learner: Stateful) -> TrainerState:
-    """Load a checkpoint into `learner`; any number of processes may have saved it. Collective.
+    """Load a checkpoint into `learner`, saved by any number of processes. Collective.
 
-    Random states are restored if the number of processes is the same. Raises `CheckpointError`.
+    Random states are restored only if the number of processes is the same. Raises
+    `CheckpointError`; if DCP fails, ranks other than 0 raise `FailedElsewhere`.
     """
     state = read_state(checkpoint)
     random = _own_random_state() if state.processes == dist.get_world_size() else {}
@@ -167,9 +168,9 @@ def load_checkpoint(checkpoint: Path, learner: Stateful) -> TrainerState:
 
 
 def check_files(folder: Path) -> None:
-    """That all files of DCP in `folder` are there, can be opened and are as long as its index says.
+    """Check that all DCP files in `folder` can be opened and have the lengths of its index.
 
-    What is in them is not read, so that it takes no time. Raises `OSError`.
+    Their content is not read, to save time. Raises `OSError`.
     """
     try:
         stored = FileSystemReader(folder).read_metadata().storage_data
@@ -189,7 +190,7 @@ def check_files(folder: Path) -> None:
 
 
 def failure_reason(error: BaseException) -> str:
-    """What DCP failed at, on the first process that failed; its own message is pages long."""
+    """The error of the first process that failed, in place of DCP's long message."""
     if not isinstance(error, CheckpointException):
         return str(error)
     rank, (first, _) = min(error.failures.items())
@@ -197,7 +198,7 @@ def failure_reason(error: BaseException) -> str:
 
 
 def _own_random_state() -> dict[str, Any]:
-    """This process's random state, under its own key."""
+    """This process's random state, under a key with its rank."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -213,7 +214,7 @@ def _restore_random_state(content: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _in_a_sentence(final: Path) -> Iterator[None]:
-    """A block that writes to the disk. An `OSError` in it becomes a `CheckpointError`."""
+    """Raise an `OSError` of the block as `CheckpointError`."""
     try:
         yield
     except OSError as error:

@@ -46,27 +46,30 @@ from agentrl.training.run.startup import checkpoint_to_resume
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_WAIT_S = 1.0  # between two looks, which see a stop too
-_FIRST_CHECK_S = 1.0  # of a task file, before the run is taken
-_BY = checked_by()  # of rows only: names are the samplers' side's
+_LONGEST_WAIT_S = 1.0  # longest time between two checks, also of `stop`
+_FIRST_CHECK_S = 1.0  # time for a task file before the run is taken
+_BY = checked_by()  # a check of rows only; the trainer does not know scorers and agents
 
 
 @dataclass(frozen=True)
 class HeldRun:
     """The state of the run when rank 0 has taken it, the same on all processes."""
 
-    fence: int  # this trainer's number
+    fence: int  # fencing number of this trainer
     total_steps: int  # number of steps of the run
     checkpoint: Path | None  # the checkpoint to resume from
 
 
 class RunCoordinator:
-    """Rank 0's side of a run in the database and at the services."""
+    """Rank 0's operations on the run's database and inference services."""
 
     def __init__(
         self, database: RunDatabase, config: Config, output: Path, trainer: str, rows_per_step: int
     ) -> None:
-        """Opens the task files. Raises `ConfigError` or `TaskFileError`."""
+        """Open the task files. Raises `ConfigError` or `TaskFileError`.
+
+        `output`: the run's folder. `trainer`: id of this trainer. `rows_per_step`: over all ranks.
+        """
         self._database = database
         self._config = config
         self._check: TaskCheck | None = None
@@ -123,7 +126,7 @@ class RunCoordinator:
 
     @property
     def ledger(self) -> RowLedger:
-        """The rows, as the holder of the run changes them."""
+        """The ledger of rows. Requires `acquire`."""
         assert self._ledger is not None, "the run was not acquired"
         return self._ledger
 
@@ -133,10 +136,10 @@ class RunCoordinator:
         return self._starts
 
     async def acquire(self) -> HeldRun:
-        """Take the run.
+        """Take the run's lease and choose the checkpoint to resume from.
 
-        Raises `TrainerAlive` if another trainer has it, `ConfigError` if there is no checkpoint as
-        asked for.
+        Raises `TrainerAlive` if another trainer has the run, and `CheckpointError` or `ConfigError`
+        if the checkpoint of `--resume_from_checkpoint` cannot be used.
         """
         run = await retry_through_outages(
             lambda: self._lease.acquire(self._rows_per_step), "the run's lease"
@@ -157,12 +160,15 @@ class RunCoordinator:
 
     @property
     def begins_data(self) -> bool:
-        """Whether this start is the first with its tasks, model and world."""
+        """Whether this start begins with new data or again from the start weights.
+
+        Requires `enter`.
+        """
         assert self._entry is not None, "the run was not entered"
         return self._entry.begins
 
     async def enter(self) -> None:
-        """See whether folder and database are of one run, and go on with the same as before.
+        """Check that folder and database are of one run with this data, and store the start.
 
         Raises `ConfigError`.
         """
@@ -175,11 +181,11 @@ class RunCoordinator:
         self._entry = entry
 
     async def hold(self) -> None:
-        """Raises `TrainerReplaced` if another trainer has taken the run."""
+        """Extend the lease. Raises `TrainerReplaced` if another trainer has taken the run."""
         await retry_through_outages(self._lease.heartbeat, "the run's lease")
 
     async def start(self, step: int) -> int:
-        """Put the ledger at `step` and begin feeding; returns the version to publish first."""
+        """Reset the ledger to `step` and begin feeding. Returns the version to publish first."""
         return await retry_through_outages(lambda: self._start(step), "the start of the run")
 
     async def _start(self, step: int) -> int:
@@ -192,7 +198,7 @@ class RunCoordinator:
         return await next_version(self._database, SILENT_S)
 
     async def _start_feeding(self, step: int) -> None:
-        """Feed what the run learns from now; what belongs to other data is left out from here."""
+        """Begin to feed tasks of the present data. Tasks and rows of earlier data are left out."""
         assert self._entry is not None, "the run was not entered"
         if self._entry.begins:
             epoch = await self._feeder.next_epoch() if self._known_data else 0
@@ -207,7 +213,7 @@ class RunCoordinator:
         await self._feeder.start(number, first_epoch, self._known_data[-1].seed)
 
     def run_beside(self, background: BackgroundLoop) -> None:
-        """Keep the lease alive and late services current, while training goes on."""
+        """Keep the lease, update late services and check a large task file in the background."""
         background.watch(self._keep_lease())
         if self._check is not None:
             background.watch(self._check_on(self._check))
@@ -220,7 +226,7 @@ class RunCoordinator:
         )
 
     def source(self, stop: threading.Event) -> LedgerSource:
-        """Where the rows of steps come from."""
+        """The source of the rows of steps. `stop`: ends its waits."""
         return LedgerSource(
             self._database,
             self.ledger,
@@ -232,7 +238,7 @@ class RunCoordinator:
         )
 
     async def quarantine(self, step: int, faults: Mapping[str, str]) -> None:
-        """Take rows out that were leased for `step` and cannot be trained; `faults`: why, by id."""
+        """Quarantine rows leased for `step` that cannot be trained. `faults`: reason by row id."""
         await retry_through_outages(
             lambda: self.ledger.quarantine(step, faults), f"the quarantine of rows of step {step}"
         )
@@ -240,7 +246,7 @@ class RunCoordinator:
             logger.error("row %s is quarantined: %s", row, error)
 
     async def commit(self, step: int, ids: Sequence[str]) -> None:
-        """The step trained these rows. Raises `TrainerReplaced` if they are no longer ours."""
+        """Mark rows as trained by `step`. Raises `TrainerReplaced` if another trainer has some."""
         await self.hold()
         committed = await retry_through_outages(
             lambda: self.ledger.commit(step, ids), f"the commit of step {step}"
@@ -252,25 +258,25 @@ class RunCoordinator:
             )
 
     async def counts(self, step: int) -> RowCounts:
-        """How many rows wait, and how many were evicted, after `step` was committed."""
+        """The numbers of ready and evicted rows after `step` was committed."""
         return await retry_through_outages(lambda: self.ledger.counts(step), "the count of rows")
 
     async def outages(self) -> list[Outage]:
-        """What samplers wait for now."""
+        """The present outages, which samplers wait for."""
         return await retry_through_outages(lambda: current(self._database), "the outages")
 
     async def release_gpus(self) -> int:
-        """Have the services give their GPU memory back until `publish`; returns how many have."""
+        """Release the GPU memory of the services until `publish`. Returns how many released it."""
         async with self._publisher.quiet():
             return await self._sharing.release()
 
     async def publish(self, publication: Publication, evaluate: bool) -> float:
-        """Bring services to it, then begin an evaluation of it if asked for.
+        """Update the services to `publication`; `evaluate`: then begin its evaluation.
 
-        Returns for how many seconds the services generated nothing.
+        Returns the longest pause of a service in seconds.
         """
         what = f"the publication of version {publication.weights.version}"
-        # Also what a trainer released that crashed, perhaps with another --inf_share_gpus.
+        # Also services that a crashed trainer released, perhaps with another --inf_share_gpus.
         await retry_through_outages(self._sharing.resume, what)
         stall_seconds = await retry_through_outages(
             lambda: self._publisher.publish(publication), what
@@ -280,10 +286,10 @@ class RunCoordinator:
         return stall_seconds
 
     async def await_evaluation(self, step: int, stop: threading.Event) -> None:
-        """Wait until the evaluation of `step` is done, if there is one, or `stop` is set.
+        """Wait until the evaluation of `step`, if there is one, is done or `stop` is set.
 
-        One of the start weights that is in vain is not waited for either: the run's first rows are
-        then refused for the same reason (`LedgerSource.lease`).
+        The wait for the evaluation of step 0 also ends if the run is hopeless. The first
+        `LedgerSource.lease` then raises the reason.
         """
         if not self._held_out:
             return
@@ -299,7 +305,7 @@ class RunCoordinator:
         logger.info("evaluation of step %d took %.1f s", step, time.monotonic() - began)
 
     async def evaluate(self, step: int, stop: threading.Event) -> None:
-        """Evaluate the weights that the services hold, as those of `step`, and wait for the end."""
+        """Evaluate the services' present weights as those of `step`, and wait for the end."""
         if self._held_out:
             await retry_through_outages(
                 lambda: self._feeder.add_evaluation(step), f"the evaluation of step {step}"
@@ -307,7 +313,7 @@ class RunCoordinator:
             await self.await_evaluation(step, stop)
 
     async def report(self, step: int, version: int, status: str) -> None:
-        """Say how far the run is; `status` as in `databases.runs`."""
+        """Store the run's progress. `status`: one of `databases.runs`."""
         await retry_through_outages(
             lambda: self._lease.progress(
                 step=step, max_steps=self._total_steps, version=version, status=status
@@ -320,11 +326,11 @@ class RunCoordinator:
         await retry_through_outages(lambda: self._lease.give_up(failure), "the end of the run")
 
     async def give_back_rows(self) -> None:
-        """Return the rows that were leased ahead and are not trained."""
+        """Release the rows that were leased ahead and not trained."""
         await retry_through_outages(self.ledger.release, "the return of rows")
 
     async def close_publisher(self) -> None:
-        """Wait until the last publication is on disk too."""
+        """Wait until the last publication is on disk, and close the publisher."""
         await self._publisher.close()
 
     async def release(self) -> None:
@@ -332,7 +338,7 @@ class RunCoordinator:
         await self._lease.release()
 
     async def _count_steps(self) -> int:
-        """How many steps the run takes: `--max_steps`, or what all rows give at the most."""
+        """The number of steps: `--max_steps`, or the most that all rows suffice for."""
         if self._config.optimizer.max_steps >= 0:
             return self._config.optimizer.max_steps
         rows = self._n_train * self._epochs * self._config.sampling.num_generations
@@ -341,19 +347,19 @@ class RunCoordinator:
         return -(-rows * self._config.optimizer.max_trained_count // self._rows_per_step)
 
     async def _keep_lease(self) -> None:
-        """Extend the lease every third of it, until another trainer has it.
+        """Extend the lease after each third of its length. Raises `TrainerReplaced`.
 
-        While the database is away nobody can take the run; whoever was cut off from it finds out
-        here or at its next commit, for which it needs the database too.
+        During an outage of the database no trainer can take the run. A trainer that was cut off
+        from the database finds out here, or at its next commit, if it was replaced.
         """
         while True:
             await asyncio.sleep(self._config.sampling.lease_seconds / 3)
             await self.hold()
 
     def _begin_check(self, file: Path, folder: Path) -> TaskCheck | None:
-        """The check of a task file that is not done yet: a small file's is, at once.
+        """Begin the check of a task file; None if it is complete, like that of a small file.
 
-        Raises `TaskFileError` with what is wrong so far.
+        Raises `TaskFileError` with the mistakes so far.
         """
         if known_check(file, folder) is not None:
             return None

@@ -1,12 +1,11 @@
-"""Whose run a start is: are its folder and its database of one run, and is anything other than it
-was when the run began?
+"""Checks at the start of a run that folder and database are of one run, and its data is unchanged.
 
-    enter     what is found, or one sentence that refuses it; nothing is written
-    settle    what the start is goes into folder and database, for those who come after
+    enter     compares flags, folder and database; raises `ConfigError`, or returns a `RunEntry`
+    settle    stores the entry in database and folder, for later starts
 
-The launcher does both before it starts anything, the trainer as soon as it holds the run. What a
-run is made of (`DataSet`) is told by content, so that a file may move. Not in here: which
-checkpoint is gone on from (`startup`), and what the trainer does with other data (`coordinator`).
+The launcher calls both before it starts the parts, and the trainer after it has taken the run. Data
+(`DataSet`) is compared by content, so files may move. `startup` chooses the checkpoint to resume
+from; `coordinator` switches to new data.
 """
 
 import json
@@ -29,7 +28,7 @@ from agentrl.training.checkpoint.layout import list_checkpoints
 from agentrl.whole_file import write_whole
 
 _FILE = "run.json"
-TASKS = "tasks"  # the folder with what is known of task files, see `databases/task_file`
+TASKS = "tasks"  # folder of the digests, checks and indexes of task files, `databases/task_file`
 _WORLD = [flag.name for flag in FLAGS.values() if (flag.group, flag.belongs) == ("agent", "data")]
 _TOOLS = {"demo": "the demo's tools", "given": "tools given with MCP_URL or --mcp_manager_url"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -37,8 +36,11 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A start of a run that may go ahead. `begins`: with data that the run did not have before, or
-    anew. `changes`: flags that are others than at the last start, for people."""
+    """An accepted start of a run.
+
+    `begins`: whether it is the first with this data, or begins again from the start weights.
+    `changes`: the flags that differ from the last start, for display.
+    """
 
     identity: str
     data: DataSet
@@ -49,7 +51,7 @@ class RunEntry:
 
 @dataclass(frozen=True)
 class Mark:
-    """What a run's folder says of the run: see `Run.identity`."""
+    """The content of `run.json` in the run's folder; `Run` has the same fields."""
 
     identity: str
     data: DataSet
@@ -58,9 +60,9 @@ class Mark:
 async def enter(
     database: RunDatabase, config: Config, *, demo_tools: bool | None = None
 ) -> RunEntry:
-    """What this start is to the run of its name. Raises `ConfigError`.
+    """Compare this start with the run of its name. Raises `ConfigError`.
 
-    `demo_tools`: whether the demo's tool server is started for it; None if that is not known here.
+    `demo_tools`: whether the demo's tool server is started for it; None if unknown.
     """
     run, mark = await load_run(database), read_mark(config.output)
     worked = await _has_work(database)
@@ -82,7 +84,7 @@ async def enter(
 
 
 async def settle(database: RunDatabase, config: Config, entry: RunEntry) -> None:
-    """Keep what `enter` found, in the database and in the run's folder. Again changes nothing."""
+    """Store the result of `enter` in the database and in the run's folder. Idempotent."""
     await describe(database, entry.identity, entry.flags, read_digests(config))
     config.output.mkdir(parents=True, exist_ok=True)
     mark = {"identity": entry.identity, "data": entry.data.model_dump()}
@@ -91,12 +93,15 @@ async def settle(database: RunDatabase, config: Config, entry: RunEntry) -> None
 
 
 def read_mark(output: Path) -> Mark | None:
-    """What the run's folder says, if it is a run's. Raises `ConfigError`."""
+    """Read `run.json` of the run's folder; None if there is none. Raises `ConfigError`."""
     return read_run_json(output / _FILE, Mark)
 
 
 def data_of(config: Config, before: DataSet | None, *, demo_tools: bool | None) -> DataSet:
-    """What the run learns from by its flags; what they do not say is as `before`."""
+    """The `DataSet` of the flags. Files and model that are missing are those of `before`.
+
+    `demo_tools` as in `enter`.
+    """
     train = config.data.train_file if config.sampling.enable_sampling else None
     held_out, model = config.data.eval_file, config.model.model_name_or_path
     now = DataSet(
@@ -122,7 +127,7 @@ def data_of(config: Config, before: DataSet | None, *, demo_tools: bool | None) 
 
 
 def refuse_other_data(config: Config, before: DataSet, now: DataSet) -> None:
-    """Raises `ConfigError` if the run began with other data, unless `--change_data` takes it."""
+    """Raise `ConfigError` if the run began with other data, unless `--change_data` is given."""
     found = list(_differences(before, now))
     if found and not config.run.change_data:
         name = config.run.run_name
@@ -133,7 +138,7 @@ def refuse_other_data(config: Config, before: DataSet, now: DataSet) -> None:
 
 
 def _differences(before: DataSet | None, now: DataSet) -> Iterator[str]:
-    """What is other, each as words of a sentence. What one of them does not know is not."""
+    """Yield each difference as a part of a sentence. Unknown values are not compared."""
     if before is None:
         return
     for kind, flag in (("train", "train_file"), ("eval", "eval_file"), ("model", "model")):
@@ -154,18 +159,18 @@ def _differences(before: DataSet | None, now: DataSet) -> Iterator[str]:
 
 
 def _tools(config: Config, before: DataSet | None, demo_tools: bool | None) -> str:
-    """Where tools are from, as far as it is known here."""
+    """The origin of the tools (`DataSet.tools`), as far as this process knows it."""
     url = config.agent.mcp_manager_url
     if url is None:
         return "demo" if demo_tools else before.tools if before else "none"
-    started_here = urlsplit(url).hostname in _LOOPBACK  # by a launch, which knew what it is
+    started_here = urlsplit(url).hostname in _LOOPBACK  # perhaps the demo's server
     if demo_tools is None and started_here and before is not None and before.tools == "demo":
         return "demo"
     return "given"
 
 
 def _begins_anew(config: Config) -> bool:
-    """Whether the run begins again from its start weights, with samples of its own."""
+    """Whether the run begins again from its start weights, with new samples."""
     return config.sampling.enable_sampling and _wanted(config) == "false"
 
 
@@ -175,7 +180,7 @@ def _wanted(config: Config) -> str | None:
 
 
 async def _has_work(database: RunDatabase) -> bool:
-    """Whether the database holds anything that was sampled or is to be trained."""
+    """Whether the database has Records or rows."""
     for documents in (database.records, database.rows):
         if await documents.find_one({}, {"_id": 1}) is not None:
             return True
@@ -183,15 +188,17 @@ async def _has_work(database: RunDatabase) -> bool:
 
 
 def _identity(config: Config, run: Run | None, mark: Mark | None, *, worked: bool) -> str:
-    """The run's. Raises `ConfigError` if folder and database are not of one run.
+    """The run's identity, a new one for a new run.
 
-    Rows that the database holds are trained by whoever asks for just that (`--enable_sampling
-    false`), and what a checkpoint that is named by its path belongs to, `startup` looks at.
+    Raises `ConfigError` if folder and database are of different runs, or if one of them is missing
+    and the flags do not allow it. `--enable_sampling false` does, as does a
+    `--resume_from_checkpoint` of false or of a path, whose run `startup` checks. `worked`: whether
+    the database has Records or rows.
     """
     name, output = config.run.run_name, config.output
     stored = run.identity if run else None
     if stored is None and mark is None and run is not None and run.starts:
-        return uuid4().hex  # a run of an older version, which knew no identity
+        return uuid4().hex  # a run of an older version, which stored no identity
     if mark is not None and mark.identity == stored:
         return mark.identity
     told = _wanted(config) not in (None, "true") or not config.sampling.enable_sampling

@@ -1,6 +1,6 @@
 """Checks of folder, checkpoint and launch before a run begins, without the database.
 
-Each refuses with one sentence what would fail later.
+A failed check raises an error of one sentence.
 """
 
 import tempfile
@@ -45,7 +45,7 @@ def check_input(
     check_tracker(config.run.report_to)
     tokenizer = load_tokenizer(config.model.model_name_or_path)
     check_writable(config.output)
-    checkpoint_to_resume(config, [])  # refused here, if it cannot be, and chosen later
+    checkpoint_to_resume(config, [])  # only checked; the coordinator chooses it
     if config.compute.compile:
         check_compiler(accelerator.device)
     sizes = ParallelSizes.of(config.parallel, accelerator.num_processes)
@@ -55,9 +55,9 @@ def check_input(
 
 
 def checkpoint_to_resume(config: Config, starts: Sequence[TrainerStart]) -> Path | None:
-    """The checkpoint that `--resume_from_checkpoint` means, where trainers began at `starts`.
+    """The checkpoint of `--resume_from_checkpoint`; None to begin from the start weights.
 
-    Raises `ConfigError`.
+    `starts`: where the run's earlier trainers began. Raises `CheckpointError` or `ConfigError`.
     """
     checkpoint = _chosen_checkpoint(config, starts)
     if checkpoint is None:
@@ -97,7 +97,7 @@ def _chosen_checkpoint(config: Config, starts: Sequence[TrainerStart]) -> Path |
 
 
 def check_writable(output: Path) -> None:
-    """Raises `ConfigError` if the run's folder cannot be written."""
+    """Raise `ConfigError` if the run's folder cannot be made or written."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=output):
@@ -107,9 +107,9 @@ def check_writable(output: Path) -> None:
 
 
 def check_shared(output: Path, agreement: Agreement) -> None:
-    """Raises `ConfigError` on a process that sees another folder than rank 0. Collective.
+    """Raise `ConfigError` if processes do not share the run's folder. Collective.
 
-    A checkpoint has a file of each process, which rank 0 must see.
+    Each process writes a file of a checkpoint, which rank 0 must see.
     """
 
     def mark() -> Path:
@@ -132,10 +132,10 @@ def check_shared(output: Path, agreement: Agreement) -> None:
 
 
 def check_same_flags(config: Config, precision: str, agreement: Agreement) -> None:
-    """Raises `ConfigError` on a process whose flags are not those of rank 0. Collective.
+    """Raise `ConfigError` if a process has other flags than rank 0. Collective.
 
-    Processes that take other steps, or save at others, would wait for each other for good. What
-    says where something is may differ from machine to machine. `precision`: of Accelerate's config.
+    Processes with different steps or saves would deadlock. The flags of `_PLACES` may differ.
+    `precision`: `mixed_precision` of Accelerate's config.
     """
     groups = asdict(config).values()
     flags = {name: value for group in groups for name, value in group.items()}
@@ -155,14 +155,14 @@ def check_same_flags(config: Config, precision: str, agreement: Agreement) -> No
 
 
 def learner_config(config: Config, accelerator: Accelerator) -> LearnerConfig:
-    """What the learner reads; Accelerate's config may ask for bfloat16 in place of `--bf16`."""
+    """The learner's config. `mixed_precision: bf16` of Accelerate's config counts as `--bf16`."""
     learner = config.learner
     bf16 = learner.compute.bf16 or accelerator.mixed_precision == "bf16"
     return replace(learner, compute=replace(learner.compute, bf16=bf16))
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """Accelerate, for launch, environment and trackers. Raises `ConfigError` for float16."""
+    """Make the `Accelerator`, used for processes and trackers. Raises `ConfigError` for float16."""
     tracker = config.run.report_to
     accelerator = Accelerator(
         cpu=config.parallel.use_cpu or not torch.cuda.is_available(),

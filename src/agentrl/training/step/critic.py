@@ -1,11 +1,11 @@
-"""The critic of PPO: from a step's rows to advantages, and then to a critic that knows better.
+"""The critic of PPO: estimates the advantages of a step, and is trained on its returns.
 
-    estimate      values of all trained tokens -> GAE along each row -> normalized advantages,
-                  returns
-    add_gradient  of the value loss, before any weights of the step are changed
-    learn         some updates of the critic towards the returns
+    estimate      values of all trained tokens -> GAE along each row -> returns, normalized
+                  advantages
+    add_gradient  gradient of the value loss, before any weights of the step are changed
+    learn         `--critic_updates` updates towards the returns
 
-Not in here: the model (`value_head`), the formulas (`gae`, `critic_loss`), the policy's own step.
+`value_head` has the model, and `gae` and `critic_loss` have the formulas.
 """
 
 import logging
@@ -41,7 +41,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CriticEstimates:
-    """The critic's estimates for a step before its update: [N] float32 for each micro-batch."""
+    """The critic's estimates for a step before its update.
+
+    `values`, `returns` and `advantages` have one [N] float32 tensor for each micro-batch.
+    """
 
     values: Sequence[Tensor]
     returns: Sequence[Tensor]
@@ -53,7 +56,7 @@ class CriticEstimates:
 
 @dataclass(frozen=True)
 class CriticGradient:
-    """The gradient of an update that is still to be made: the parameters hold it, clipped."""
+    """The gradient of the next update. The parameters' `grad` have it, clipped."""
 
     loss: Tensor  # this rank's part of the value loss, [] float64
     norm: float  # before clipping
@@ -70,7 +73,7 @@ class Critic:
         optimizer: OptimizerConfig,
         total_steps: int,
     ) -> None:
-        """`model`: an `empty_value_model`, prepared by `prepare_model` and filled.
+        """`model`: an `empty_value_model`, prepared by `prepare_model`, with loaded weights.
 
         `optimizer`: the policy's settings, which the critic shares except for the learning rate.
         """
@@ -89,9 +92,9 @@ class Critic:
 
     @torch.no_grad()
     def estimate(self, schedule: Schedule, outcomes: Sequence[float]) -> CriticEstimates:
-        """Compute values, advantages and returns of the step. Collective.
+        """Compute values, returns and advantages of the step. Collective.
 
-        `outcomes`: the reward of each of this rank's rows.
+        `outcomes`: the rewards of this rank's rows.
         """
         self.model.eval()
         by_batch: list[Tensor] = []
@@ -132,7 +135,7 @@ class Critic:
     def add_gradient(self, schedule: Schedule, estimates: CriticEstimates) -> CriticGradient:
         """Compute the gradient of the value loss towards the returns of `estimates`. Collective.
 
-        Raises `NonFiniteGradient`; the caller forgets what the passes have added then.
+        Raises `NonFiniteGradient`; the caller then calls `forget_passes`.
         """
         self.model.train()
         loss = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
@@ -160,8 +163,8 @@ class Critic:
     ) -> CriticStatistics:
         """Update the critic towards the returns of `estimates`, `critic_updates` times. Collective.
 
-        `gradient`: the first update's, as `add_gradient` has just left it. The policy is updated
-        by now, so a later update whose gradient is not finite ends the updates, not the step.
+        `gradient`: that of the first update, from `add_gradient`. The policy is already updated,
+        so a later gradient that is not finite ends the updates and not the step.
         """
         self._update()
         for done in range(1, self._config.critic_updates):
