@@ -6,7 +6,8 @@ from importlib import import_module
 
 import pytest
 
-from agentrl.cli import _USER_ERRORS, VERBS, main
+from agentrl.cli import VERBS, main
+from agentrl.user_errors import USER_ERRORS
 
 
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,7 +26,7 @@ def test_every_verb_has_a_help_of_its_own(verb: str) -> None:
 
 
 def test_every_error_for_users_exists() -> None:
-    for module, name in _USER_ERRORS:
+    for module, name in USER_ERRORS:
         assert issubclass(getattr(import_module(module), name), Exception)
 
 

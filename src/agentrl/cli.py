@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from agentrl import __version__
+from agentrl.user_errors import is_user_error
 
 USAGE = """\
 agentrl trains language models that act through tools, by reinforcement
@@ -113,28 +114,6 @@ VERBS = {
     ),
 }
 
-# Errors that the user can act on: only their message is printed. All others are bugs and keep their
-# traceback.
-_USER_ERRORS = (
-    ("agentrl.access", "KeyNeeded"),
-    ("agentrl.configs", "ConfigError"),
-    ("agentrl.databases.mongod", "MongodError"),
-    ("agentrl.databases.runs", "RunHopeless"),
-    ("agentrl.databases.runs", "TrainerAlive"),
-    ("agentrl.databases.task_file", "TaskFileError"),
-    ("agentrl.inference.engines", "UnknownEngine"),
-    ("agentrl.failures", "InfrastructureFailure"),
-    ("agentrl.rollout.llm.models", "AgentModelsError"),
-    ("agentrl.training.checkpoint.layout", "CheckpointError"),
-)
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    """The error types of `_USER_ERRORS` whose modules are loaded."""
-    return tuple(
-        getattr(sys.modules[module], name) for module, name in _USER_ERRORS if module in sys.modules
-    )
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status. Bad input prints one sentence and returns 2."""
@@ -157,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return VERBS[name].load()(arguments[1:])
     except Exception as error:
-        if not isinstance(error, _user_errors()):
+        if not is_user_error(error):
             raise
         print(f"agentrl {name}: {error}", file=sys.stderr)
         return 2

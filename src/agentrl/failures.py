@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import ClassVar
 
+from agentrl.foreign_text import text_of
+
 Probe = Callable[[], Awaitable[object]]
 """Checks whether a dependency answers again. Raises any exception while it does not."""
 
@@ -42,5 +44,6 @@ class InfrastructureFailure(Exception):
 
     def __init__(self, message: str, *, dependency: str, probe: Probe | None = None) -> None:
         super().__init__(message)
-        self.dependency = dependency
+        # A user's own may give anything: it is a key, and is stored.
+        self.dependency = dependency if isinstance(dependency, str) else text_of(dependency)
         self.probe = probe

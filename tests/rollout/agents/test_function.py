@@ -110,6 +110,47 @@ async def test_a_call_that_cannot_be_read_is_answered_and_marks_the_turn(stage: 
     assert (record.n_tool_calls, record.n_tool_errors) == (2, 1)
 
 
+async def test_messages_that_the_agent_edits_in_place_are_other_messages(stage: Stage) -> None:
+    async def editor(task: Any, llm: Any, tools: Any) -> str:
+        notes = {"role": "system", "content": "Notes: one."}
+        messages = [notes, *llm.task_messages()]
+        reply = await llm.chat(messages)
+        notes["content"] = "Notes: two."
+        reply.message["content"] = "Hidden."
+        return (await llm.chat([*messages, reply.message, user("And?")])).content
+
+    register_agent("editor", editor)
+    stage.lines = ["Hmm.", "<answer>42</answer>"]
+    record = await stage.attempt("editor")
+    first, second = await stage.turns(record)
+    assert (first.segment, second.segment) == (0, 1)
+    assert first.messages[0]["content"] == "Notes: one."
+    prompts = [stage.renderer.codec.decode(prompt) for prompt in stage.service.prompts]
+    assert "Notes: two." in prompts[1] and "Hidden." in prompts[1]
+
+
+async def test_an_agent_has_a_task_of_its_own(stage: Stage) -> None:
+    async def cheat(task: Any, llm: Any, tools: Any) -> str:
+        await llm.chat(llm.task_messages())
+        task.answer = "43"
+        return "<answer>43</answer>"
+
+    register_agent("cheat", cheat)
+    stage.lines = ["Hmm."]
+    assert (await stage.attempt("cheat")).score == 0.0
+
+
+async def test_a_limit_that_is_reached_in_a_task_group_ends_the_record(stage: Stage) -> None:
+    async def grouped(task: Any, llm: Any, tools: Any) -> str:
+        while True:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(llm.chat(llm.task_messages()))
+
+    register_agent("grouped", grouped)
+    stage.lines, stage.flags = ["Hmm."] * 3, ("--max_turns", "2")
+    assert (await stage.attempt("grouped")).stop_reason == "max_turns"
+
+
 async def test_other_messages_begin_a_segment_that_keeps_what_the_model_wrote(
     stage: Stage,
 ) -> None:

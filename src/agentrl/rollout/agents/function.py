@@ -21,6 +21,7 @@ from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.llm import ChatModel
 from agentrl.rollout.agents.tool_sampler import ToolSampler
 from agentrl.rollout.agents.tools import AgentTools
+from agentrl.rollout.contained import sole_cause
 
 AgentFunction = Callable[[Task, ChatModel, AgentTools], Awaitable[str | None]]
 
@@ -46,9 +47,17 @@ class FunctionSampler(ToolSampler):
         """
         llm = ChatModel(self)
         try:
-            answer = await type(self).function(self.claim.task, llm, AgentTools(self, llm))
+            # A copy: other rollouts have the same Task, and scorers read its answer.
+            task = self.claim.task.model_copy(deep=True)
+            answer = await type(self).function(task, llm, AgentTools(self, llm))
         except LimitReached as limit:
             self.record.stop_reason = limit.stop_reason
+            return self.record
+        except ExceptionGroup as group:
+            reached = sole_cause(group, LimitReached)
+            if reached is None:
+                raise
+            self.record.stop_reason = reached.stop_reason
             return self.record
         finally:
             await llm.finish()

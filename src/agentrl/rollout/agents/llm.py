@@ -11,6 +11,7 @@ a turn of the record and is trained.
 
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from agentrl.databases.documents import Rewrite, StopReason, ToolCall
@@ -118,6 +119,7 @@ class ChatModel:
         `TemplateRefusal` if the chat template rejects the messages.
         """
         schemas, sampler = tuple(tools), self._sampler
+        messages = deepcopy(messages)  # the agent may change its own
         sampler.note_tools(schemas)
         thread = self._find_thread(messages, schemas)
         if thread is None:
@@ -147,7 +149,9 @@ class ChatModel:
         turn = OpenTurn(generated, prompt.added, fault, rewrite)
         message: Message = {"role": "assistant", "content": generated.text}
         ids = [*prompt.ids, *answer.output_ids]
-        self._threads.append(_Thread(prompt.conversation, schemas, [*messages, message], ids, turn))
+        self._threads.append(
+            _Thread(prompt.conversation, schemas, [*messages, {**message}], ids, turn)
+        )
         self._ids_of[generated.text] = answer.output_ids
         self._open.append(turn)
         self.last = turn

@@ -33,7 +33,6 @@ from agentrl.rollout.agents.tool_sampler import MadeCall, ToolSampler
 from agentrl.rollout.agents.turn_status import format_error
 from agentrl.rollout.chat import Entry, Message
 from agentrl.rollout.tool_calls import Call, ParsedCall
-from agentrl.rollout.tools.calls import TaskTakesServerDown
 
 
 class MCPSampler(ToolSampler):
@@ -89,8 +88,7 @@ class MCPSampler(ToolSampler):
         began = time.monotonic()
         try:
             made = await asyncio.gather(*map(self.make_call, calls))
-        except (asyncio.CancelledError, InfrastructureFailure, TaskTakesServerDown):
-            # Keep the turn and its calls.
+        except (asyncio.CancelledError, InfrastructureFailure):  # keep the turn and its calls
             await self._write(turn, _unanswered(calls), self._fault(calls))
             raise
         self.record.n_tool_calls += len(made)

@@ -22,28 +22,35 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from agentrl.user_errors import is_user_error
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-END_S = 8.0  # that a process has when its work is done, to close its connections and tools
-_SHOWN = 5  # of what did not stop
+# The time for a process to close its connections and tools when its work is done. A tool server may
+# take ten seconds of it, and the launcher waits for longer.
+END_S = 12.0
+_TELL_S = 1.0  # to say what did not stop
+_SHOWN = 5  # of it
 _OURS = Path(__file__).parents[2]  # agentrl
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 def run_to_its_end(main: Coroutine[Any, Any, T]) -> T:
     """What `main` returns. A task that it did not make itself, as `asyncio.gather` makes them in an
-    agent, may call sys.exit: that is the error of whoever awaits it."""
+    agent, may call sys.exit or raise KeyboardInterrupt: that is the error of whoever awaits it."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         loop = runner.get_loop()
         task = loop.create_task(main, name="sampler")
         while True:
             try:
                 return loop.run_until_complete(task)
-            except SystemExit as left:
+            except (SystemExit, KeyboardInterrupt) as left:
                 if task.done():
                     raise
-                log.error("a task of an agent or a scorer called sys.exit", exc_info=left)
+                log.error(
+                    "a task of an agent or a scorer raised %s", type(left).__name__, exc_info=left
+                )
 
 
 class ProcessEnd:
@@ -75,6 +82,16 @@ class ProcessEnd:
         waiting.start()
 
     def _end(self, seconds: float) -> None:
+        status = 0 if self.failure is None else 2 if is_user_error(self.failure) else 1
+        # The main thread may hold the lock of the log for ever.
+        telling = threading.Thread(target=self._tell, args=[seconds], daemon=True)
+        try:
+            telling.start()
+            telling.join(_TELL_S)
+        finally:
+            os._exit(status)
+
+    def _tell(self, seconds: float) -> None:
         went_on = [*_threads(), *_tasks(self._loop)]
         went_on.sort(key=lambda told: "site-packages" in told)  # libraries after users' files
         more = f", and {len(went_on) - _SHOWN} more" if len(went_on) > _SHOWN else ""
@@ -85,7 +102,6 @@ class ProcessEnd:
         )  # fmt: skip
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0 if self.failure is None else 1)
 
 
 def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:

@@ -37,12 +37,7 @@ from agentrl.rollout.tools.catalogue import Offer
 from agentrl.rollout.tools.connection import ConnectFailed
 from agentrl.rollout.tools.results import json_text
 from agentrl.rollout.tools.server_list import ServerSpec
-from agentrl.rollout.tools.transports import (
-    NOT_CONNECTED,
-    NOT_SERVING,
-    SOCKET_LIMITS,
-    refusal,
-)
+from agentrl.rollout.tools.transports import NOT_SERVING, SOCKET_LIMITS, refusal
 
 _RETRY_PAUSE_S = 0.25
 _LISTING_TIMEOUT_S = 10.0
@@ -63,11 +58,6 @@ class AggregatedServer:
     def label(self) -> str:
         """The server's name in messages."""
         return f"{self.name} behind {self._aggregator.label}"
-
-    @property
-    def goes_away_with(self) -> str:
-        """The server, for people, that goes away when this one does."""
-        return self._aggregator.label
 
     async def call(self, call: ToolRequest) -> CallToolResult:
         """Call a tool. Raises `CallFailed` or `ToolServerUnreachable`."""
@@ -133,20 +123,18 @@ class Aggregator:
             try:
                 await self.check()
             except ConnectFailed:
-                raise self._unreachable(text, text, cut_off=True) from None
+                raise self._unreachable(text, text) from None
             raise CallFailed(text) from None
         except httpx2.RequestError as error:
             reason = str(error) or type(error).__name__
             text = f"The tool server cannot be reached: {reason}"
-            cut_off = not isinstance(error, NOT_CONNECTED)
-            raise self._unreachable(reason, text, cut_off=cut_off) from None
+            raise self._unreachable(reason, text) from None
         try:
             body = orjson.loads(response.content)
         except orjson.JSONDecodeError:
             if response.status_code in NOT_SERVING:
                 reason = f"HTTP {response.status_code}"
-                text = f"The tool {call.tool} failed: {reason}"
-                raise self._unreachable(reason, text, cut_off=True) from None
+                raise self._unreachable(reason, f"The tool {call.tool} failed: {reason}") from None
             if response.is_error:
                 raise CallFailed(
                     f"The tool {call.tool} failed: HTTP {response.status_code}"
@@ -160,13 +148,12 @@ class Aggregator:
         """Check that the aggregator answers. Raises `ConnectFailed`."""
         await self._names()
 
-    def _unreachable(self, why: str, text: str, *, cut_off: bool) -> ToolServerUnreachable:
+    def _unreachable(self, why: str, text: str) -> ToolServerUnreachable:
         return ToolServerUnreachable(
             f"the tool server {self.label} is out of reach: {why}",
             self.label,
             text=text,
             probe=self.check,
-            cut_off=cut_off,
         )
 
     async def _reach(self) -> tuple[AggregatedServer, ...]:

@@ -3,7 +3,6 @@
 CallFailed               the call's own failure: a text for the model
 ToolSessionFailed        the server refuses a record its session: that attempt fails
 ToolServerUnreachable    nobody's: the server is out of reach, or died under the call
-TaskTakesServerDown      the task's, whose calls it dies under: that attempt fails
 """
 
 import json
@@ -24,27 +23,16 @@ class ToolServerUnreachable(InfrastructureFailure):
     """A tool server does not answer, or refuses us. The message is one sentence for the user.
 
     `label`: the server's name in messages. `text`: the text for the model
-    (`--on_tool_outage text`). `cut_off`: the server may have had the call, and gone away under it.
+    (`--on_tool_outage text`).
     """
 
     need = Need.TOOLS
 
     def __init__(
-        self,
-        message: str,
-        label: str,
-        *,
-        text: str | None = None,
-        probe: Probe | None = None,
-        cut_off: bool = False,
+        self, message: str, label: str, *, text: str | None = None, probe: Probe | None = None
     ) -> None:
         super().__init__(message, dependency=f"the tool server {label}", probe=probe)
         self.text = text or message
-        self.cut_off = cut_off
-
-
-class TaskTakesServerDown(RuntimeError):
-    """A server went away under this task's calls again and again, and serves others between."""
 
 
 class ToolSessionFailed(RuntimeError):

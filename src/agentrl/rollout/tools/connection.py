@@ -13,7 +13,7 @@ from mcp import Client, MCPError
 from mcp_types import CONNECTION_CLOSED
 
 from agentrl.rollout.tools.transports import Wires, refusal
-from agentrl.rollout.tools.wire_faults import NOT_REACHED, REFUSED, SESSION_GONE, WIRE_FAULT
+from agentrl.rollout.tools.wire_faults import REFUSED, SESSION_GONE, WIRE_FAULT
 
 log = logging.getLogger(__name__)
 
@@ -132,9 +132,4 @@ def connection_is_lost(error: Exception) -> bool:
 
 def server_is_out_of_reach(error: Exception) -> bool:
     """Whether the server was not reached, or refused the request."""
-    return isinstance(error, MCPError) and error.code in (WIRE_FAULT, NOT_REACHED, REFUSED)
-
-
-def never_had_it(error: Exception) -> bool:
-    """Whether the server cannot have seen the request."""
-    return isinstance(error, MCPError) and error.code in (NOT_REACHED, REFUSED)
+    return isinstance(error, MCPError) and error.code in (WIRE_FAULT, REFUSED)

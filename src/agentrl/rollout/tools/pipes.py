@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
-from mcp.client.stdio import get_default_environment
+from mcp.client.stdio import _close_subprocess_transport, get_default_environment
 from mcp.os.posix.utilities import terminate_posix_process_tree
 from mcp.shared.jsonrpc_dispatcher import cancelled_request_id_from_params
 from mcp.shared.message import SessionMessage
@@ -160,7 +160,7 @@ class _Pipes:
 
 
 async def _end(process: Process) -> None:
-    """Close a process's input, then ask it and all that it started to end, then make them."""
+    """Close a process's input. If it does not end then, end it and all that it has started."""
     assert process.stdin is not None and process.stdout is not None
     with suppress(*_BROKEN):
         await process.stdin.aclose()
@@ -169,6 +169,7 @@ async def _end(process: Process) -> None:
         if not await _has_ended(process):
             log.warning("the process %d of a tool server cannot be ended", process.pid)
     await process.stdout.aclose()
+    _close_subprocess_transport(process)  # what it has started may hold its output open
 
 
 async def _has_ended(process: Process) -> bool:

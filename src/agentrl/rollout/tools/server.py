@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 0.25
 _HANDSHAKE_TIMEOUT_S = 10.0
+_MOST_PAGES = 1000  # of a server's list of tools
 
 
 class MCPServer:
@@ -50,11 +51,6 @@ class MCPServer:
     def label(self) -> str:
         """The server's name in messages."""
         return self.spec.label
-
-    @property
-    def goes_away_with(self) -> str:
-        """The server, for people, that goes away when this one does: itself."""
-        return self.label
 
     @property
     def creates_sessions(self) -> bool:
@@ -148,13 +144,15 @@ class MCPServer:
 
 
 async def _list_tools(client: Client) -> list[Tool]:
-    """All tools, page by page."""
-    page = await client.list_tools()
-    tools = list(page.tools)
-    while page.next_cursor:
-        page = await client.list_tools(cursor=page.next_cursor)
+    """All tools, page by page. Raises `ConnectFailed` if there is no last page."""
+    tools: list[Tool] = []
+    cursor = None
+    for _ in range(_MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
         tools += page.tools
-    return tools
+        if not (cursor := page.next_cursor):
+            return tools
+    raise ConnectFailed(f"its list of tools has more than {_MOST_PAGES} pages", refused=True)
 
 
 def _offer(server: str, tool: Tool) -> Offer:

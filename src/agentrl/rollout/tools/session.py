@@ -34,7 +34,6 @@ from agentrl.rollout.tools.connection import (
     ConnectFailed,
     Connection,
     connection_is_lost,
-    never_had_it,
     server_is_out_of_reach,
     session_is_gone,
     shake_hands,
@@ -233,7 +232,7 @@ class Session:
             return CallFailed(text)
         if self._ownership is not None and await self._can_be_reached():
             return CallFailed(text)
-        return self._unreachable(text, text, cut_off=not never_had_it(error))
+        return self._unreachable(text, text)
 
     async def _shows_life(self) -> bool:
         """Whether the server answers another request in this session."""
@@ -249,12 +248,10 @@ class Session:
             return True
         return False
 
-    def _unreachable(
-        self, why: str, text: str | None = None, *, cut_off: bool = False
-    ) -> ToolServerUnreachable:
+    def _unreachable(self, why: str, text: str | None = None) -> ToolServerUnreachable:
         label = self._spec.label
         message = f"the tool server {label} is out of reach: {why}"
-        return ToolServerUnreachable(message, label, text=text, probe=self.check, cut_off=cut_off)
+        return ToolServerUnreachable(message, label, text=text, probe=self.check)
 
     def _explain(self, tool: str, error: Exception) -> str:
         """The text on a failed call, for the model."""

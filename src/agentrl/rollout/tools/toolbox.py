@@ -1,9 +1,8 @@
 """All tools of a process, and the tools as one record uses them.
 
 A failed call becomes an error text for the model. Exceptions are raised only if a record's own
-session is refused, a server is unreachable, or a task takes a server down (`blame.py`). With
-`--on_tool_outage text`, the model also gets a text for an unreachable server during a call, and no
-task is to blame.
+session is refused, or a server is unreachable. With `--on_tool_outage text`, the model also gets a
+text for an unreachable server during a call.
 """
 
 import asyncio
@@ -14,15 +13,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from mcp_types import CallToolResult
-
 from agentrl.configs import AgentConfig, comma_separated
 from agentrl.databases.documents import ResultFile, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.failures import InfrastructureFailure
 from agentrl.limited_httpx import tls_context
 from agentrl.rollout.tools.aggregator import AggregatedServer, Aggregator
-from agentrl.rollout.tools.blame import Guard
 from agentrl.rollout.tools.calls import (
     CREATE_KWARGS_KEY,
     RECORD_ID_KEY,
@@ -77,8 +73,6 @@ class ToolBox:
     ) -> None:
         offered = {offer.server for offer in tools.tools.values()}
         self.servers = {server.name: server for server in servers if server.name in offered}
-        guards = {place: Guard(place) for place in {s.goes_away_with for s in servers}}
-        self.guards = {server.name: guards[server.goes_away_with] for server in servers}
         self.catalogue = tools
         self.schemas = tools.schemas
         self.max_result_chars = max_result_chars
@@ -116,10 +110,7 @@ class ToolSession:
         self._n_kept = 0
 
     async def __aenter__(self) -> Self:
-        """Open the record's own sessions. Raises `ToolSessionFailed`, `ToolServerUnreachable` or
-        `TaskTakesServerDown`."""
-        for name in self._box.servers:
-            self._box.guards[name].refuse(self._task.id)
+        """Open the record's own sessions. Raises `ToolSessionFailed` or `ToolServerUnreachable`."""
         given, unknown = create_kwargs(self._task.fields, self._box.catalogue)
         self._box.warn_of(unknown, "there is no such tool or server")
         meta = {TASK_ID_KEY: self._task.task_id, RECORD_ID_KEY: self._record_id}
@@ -145,16 +136,12 @@ class ToolSession:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            for name in self._box.servers:
-                self._box.guards[name].ended_well(self._task.id)
         await self._stack.aclose()
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """Call a tool. Failures of the tool are error texts, not exceptions.
 
-        Raises `ToolServerUnreachable` for an outage, unless the model gets a text for it, and
-        `TaskTakesServerDown`.
+        Raises `ToolServerUnreachable` for an outage, unless the model gets a text for it.
         """
         began = time.monotonic()
         reading = await self._read(name, arguments)
@@ -188,7 +175,7 @@ class ToolSession:
             return Reading(f"The arguments of {name} cannot be sent: {reason}.", is_error=True)
         call = ToolRequest(offer.tool, arguments, self._meta[offer.server])
         try:
-            return read_result(await self._call(offer.server, call))
+            return read_result(await self._callees[offer.server].call(call))
         except CallFailed as failure:
             return Reading(utf8_text(str(failure)), is_error=True)
         except ToolServerUnreachable as outage:
@@ -197,12 +184,6 @@ class ToolSession:
             self._on_outage(outage)
             await asyncio.sleep(0)  # `on_outage` may have cancelled the agent
             raise
-
-    async def _call(self, server: str, call: ToolRequest) -> CallToolResult:
-        callee = self._callees[server]
-        if self._box.tell_model:
-            return await callee.call(call)
-        return await self._box.guards[server].call(self._task.id, callee, call)
 
 
 @asynccontextmanager

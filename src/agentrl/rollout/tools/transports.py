@@ -20,15 +20,8 @@ from agentrl.limited_httpx import (
 )
 from agentrl.rollout.tools.pipes import process_pipes
 from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
-from agentrl.rollout.tools.wire_faults import (
-    NOT_REACHED,
-    OVERSIZE,
-    REFUSED,
-    SESSION_GONE,
-    WIRE_FAULT,
-)
+from agentrl.rollout.tools.wire_faults import OVERSIZE, REFUSED, SESSION_GONE, WIRE_FAULT
 
-NOT_CONNECTED = (httpx2.ConnectError, httpx2.ConnectTimeout)
 NOT_SERVING = frozenset({502, 503, 504})  # a proxy's answers while its server is away
 
 # No limit: a call holds its connection while the tool works, and samplers limit their concurrency.
@@ -146,8 +139,7 @@ class _FaultIsolation(httpx2.AsyncBaseTransport):
         except AnswerTooLarge:
             return _json_rpc_error(request, OVERSIZE, f"it gave {TOO_LARGE}")
         except httpx2.RequestError as error:
-            code = NOT_REACHED if isinstance(error, NOT_CONNECTED) else WIRE_FAULT
-            return _json_rpc_error(request, code, str(error) or type(error).__name__)
+            return _json_rpc_error(request, WIRE_FAULT, str(error) or type(error).__name__)
 
 
 async def _forgot_session(response: httpx2.Response) -> bool:
