@@ -176,7 +176,7 @@ else:
 def add_field(copy: Copy) -> str:
     copy.insert(
         0,
-        "    n_continuations: int = 0  # places where a turn was followed by more\n",
+        "    n_continuations: int = 0  # prompts that follow a generated turn\n",
         "    n_lines: int = 0\n",
     )
     copy.insert(

@@ -172,14 +172,13 @@ class RowMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.replaced)
     @rule(number=st.integers(0, 9), count=st.integers(1, ROWS), leases=st.booleans())
     def wake(self, number: int, count: int, leases: bool) -> None:
-        """A replaced trainer goes on where it was. Of what it leases now it commits nothing: it
-        makes sure of the run between the two. But it may have been stopped after that."""
-        trainer = self.replaced[number % len(self.replaced)]
+        """A replaced trainer goes on where it was. Between a lease and the commit it makes sure of
+        the run: after a lease it ends there. But it may have been stopped after that."""
+        trainer = self.replaced.pop(number % len(self.replaced))
         if leases:
             self.do(trainer.ledger.lease(trainer.step + 1, count, LINEAGE, ANY_AGE))
         else:
             assert self.do(trainer.commit()) == 0
-            self.replaced.remove(trainer)
 
     async def _stored(self) -> dict[str, DBRecordData]:
         return {row["_id"]: DBRecordData.from_mongo(row) async for row in self.database.rows.find()}
