@@ -25,14 +25,12 @@ async def contained(work: Awaitable[T], who: str) -> T:
         raise
     except SystemExit as left:
         raise RuntimeError(f"{who} called sys.exit({shown(left.code)})") from left
-    except (KeyboardInterrupt, GeneratorExit) as left:  # signals come another way
-        raise RuntimeError(f"{who} raised {type(left).__name__}") from left
     except asyncio.CancelledError as left:
         stopping = asyncio.current_task()
         if stopping is not None and stopping.cancelling():
             raise
         raise was_cancelled(who) from left
-    except BaseException as left:  # a library's own, as a panic of Rust
+    except BaseException as left:  # signals come another way; libraries have their own
         raise RuntimeError(f"{who} raised {error_line(left)}") from left
 
 
