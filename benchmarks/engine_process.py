@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,25 @@ def random_model(folder: Path, **sizes: Any) -> Qwen3ForCausalLM:
     return model
 
 
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A running engine."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def engine_process(config: EngineConfig) -> Iterator[str]:
-    """The engine, until the block ends; yields its URL."""
+def engine_process(config: EngineConfig) -> Iterator[EngineProcess]:
+    """The engine, until the block ends."""
     spawn = multiprocessing.get_context("spawn")
     receive, send = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_serve, args=(config, send))
     process.start()
     send.close()
     try:
-        yield receive.recv()
+        assert process.pid is not None
+        yield EngineProcess(receive.recv(), process.pid)
     finally:
         process.terminate()
         process.join()

@@ -1,138 +1,97 @@
-"""Tokens per second of the local engine against left-padded `generate`, on the same load.
+"""Tokens per second of the local engine and of its peers on the same CPU, model and prompts.
 
-A random Qwen3 of half a million parameters, prompts of 40 to 150 tokens, 64 requests at once, one
-torch thread for each side. The engine answers over HTTP with logprobs, its client in a process of
-its own; `generate` takes batches of 64 in this process and returns tokens only. Two loads: "ragged"
-asks for 10 to 40 tokens (a batch of `generate` goes on until its longest row has ended, and only
-the tokens asked for count), "even" asks for 25 tokens of every row, where `generate` wastes none.
-Prompts are random and new in each round, so the engine's prefix cache is of no help.
+The demo's model, random prompts of 100 to 300 tokens, 32 new tokens each whatever they are, sampled
+at temperature 1, with logprobs. At 1, 16, 64 and 128 at once (`engine_peers.py`):
+
+    engine               over HTTP with streamed answers, its client in this process
+    generate             left-padded batches of transformers' `generate`, in this process
+    continuous_batching  transformers' `generate_batch`, in this process
+    sglang               as the engine, if `SGLANG_COMMAND` starts it (see tests/run_sglang.sh)
 
     python benchmarks/engine_rate.py [--quick] [--save]
 
-Rounds of both sides are interleaved; the last line is a JSON object with the medians.
+Every side has one torch thread. All new tokens are asked for of all rows, so that `generate` wastes
+none on rows that have ended. Prompts are new in each round, so that no prefix is cached. Rounds are
+interleaved; the last line is a JSON object with medians: tokens per second, CPU seconds of all
+processes of a side (with the client) per 1,000 tokens, and `engine_over_best`, the engine's rate
+over that of the fastest peer.
 """
 
-import asyncio
 import random
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
 import torch
-from engine_process import engine_process, random_model
+from engine_peers import Side, all_sides
 from report import finish, parse_flags
-from transformers import PreTrainedModel
 
-from agentrl.inference.client import SGLangClient
-from agentrl.inference.engine import EngineConfig
-from agentrl.inference.protocol import GenerateRequest, SamplingParams
-
-CONCURRENCY = 64
-VOCAB = 500
-
-Load = list[tuple[list[int], int]]
+MODEL = Path(__file__).parents[1] / "assets" / "demo" / "model"
+VOCAB = 400
+SHORTEST, LONGEST, NEW_TOKENS = 100, 300, 32
+REQUESTS = {1: 8, 16: 32, 64: 64, 128: 128}  # of a round, by the number at once
 
 
-def make_load(name: str, requests: int, seed: int) -> Load:
-    """Prompts of 40 to 150 random ids, and the number of tokens to generate for each."""
+def make_prompts(requests: int, seed: int) -> list[list[int]]:
+    """Random ids, of random lengths."""
     rng = random.Random(seed)
     return [
-        (
-            [rng.randrange(2, VOCAB) for _ in range(rng.randint(40, 150))],
-            rng.randint(10, 40) if name == "ragged" else 25,
-        )
+        [rng.randrange(3, VOCAB) for _ in range(rng.randint(SHORTEST, LONGEST))]
         for _ in range(requests)
     ]
 
 
-async def engine_rate(url: str, load: Load) -> float:
-    """Tokens per second with CONCURRENCY requests in flight until the load is done."""
-    queue = iter(enumerate(load))
-    tokens = 0
-
-    async def worker(client: SGLangClient) -> None:
-        nonlocal tokens
-        for index, (ids, length) in queue:
-            params = SamplingParams(max_new_tokens=length, ignore_eos=True)
-            answer = await client.generate(GenerateRequest(f"r{index}", tuple(ids), params))
-            assert len(answer.output_ids) == length
-            tokens += length
-
-    async with SGLangClient(url) as client:
-        began = time.perf_counter()
-        await asyncio.gather(*(worker(client) for _ in range(CONCURRENCY)))
-        return tokens / (time.perf_counter() - began)
+def measure(side: Side, prompts: list[list[int]], at_once: int) -> tuple[float, float]:
+    """Tokens per second, and CPU seconds per 1,000 tokens."""
+    cpu, began = side.cpu_s(), time.perf_counter()
+    outputs = side.generate(prompts, NEW_TOKENS, at_once)
+    wall_s, cpu_s = time.perf_counter() - began, side.cpu_s() - cpu
+    assert len(outputs) == len(prompts)
+    assert all(len(ids) == len(logprobs) == NEW_TOKENS for ids, logprobs in outputs)
+    tokens = NEW_TOKENS * len(prompts)
+    return tokens / wall_s, 1000 * cpu_s / tokens
 
 
-def generate_rate(model: PreTrainedModel, load: Load) -> float:
-    """Tokens per second of left-padded batches of CONCURRENCY, in the load's order."""
-    began = time.perf_counter()
-    for start in range(0, len(load), CONCURRENCY):
-        batch = load[start : start + CONCURRENCY]
-        longest = max(len(ids) for ids, _ in batch)
-        padded = torch.zeros(len(batch), longest, dtype=torch.long)
-        mask = torch.zeros_like(padded)
-        for row, (ids, _) in enumerate(batch):
-            padded[row, longest - len(ids) :] = torch.tensor(ids)
-            mask[row, longest - len(ids) :] = 1
-        with torch.inference_mode():
-            model.generate(
-                input_ids=padded,
-                attention_mask=mask,
-                do_sample=True,
-                top_k=0,
-                max_new_tokens=max(length for _, length in batch),
-            )
-    return sum(length for _, length in load) / (time.perf_counter() - began)
-
-
-def measure(
-    model: PreTrainedModel, url: str, rounds: int, requests: int
-) -> dict[str, dict[str, object]]:
-    for rate in (lambda x: asyncio.run(engine_rate(url, x)), lambda x: generate_rate(model, x)):
-        rate(make_load("ragged", CONCURRENCY, seed=0))
-    results: dict[str, dict[str, object]] = {}
-    for name in ("ragged", "even"):
-        engine, plain = [], []
-        for round_ in range(rounds):
-            load = make_load(name, requests, seed=1 + round_)
-            engine.append(asyncio.run(engine_rate(url, load)))
-            plain.append(generate_rate(model, load))
-            print(f"{name} {round_}: engine {engine[-1]:.0f}, generate {plain[-1]:.0f} tokens/s")
-        results[name] = {
-            "engine_tokens_per_s": round(statistics.median(engine)),
-            "generate_tokens_per_s": round(statistics.median(plain)),
-            "ratio": round(statistics.median(e / p for e, p in zip(engine, plain, strict=True)), 2),
-            "ratios": [round(e / p, 2) for e, p in zip(engine, plain, strict=True)],
-        }
-    return results
+def compare(sides: dict[str, Side], at_once: int, rounds: int) -> dict[str, object]:
+    """Medians of interleaved rounds, after one that warms up."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    costs: dict[str, list[float]] = {name: [] for name in sides}
+    for round_ in range(rounds + 1):
+        prompts = make_prompts(REQUESTS[at_once] if round_ else at_once, seed=round_)
+        for name, side in sides.items():
+            rate, cost = measure(side, prompts, at_once)
+            if round_:
+                rates[name].append(rate)
+                costs[name].append(cost)
+    rate_of = {name: statistics.median(values) for name, values in rates.items()}
+    best = max((name for name in sides if name != "engine"), key=rate_of.__getitem__)
+    over = [ours / peer for ours, peer in zip(rates["engine"], rates[best], strict=True)]
+    result = {
+        "tokens_per_s": {name: round(rate) for name, rate in rate_of.items()},
+        "cpu_s_per_1000_tokens": {
+            name: round(statistics.median(values), 3) for name, values in costs.items()
+        },
+        "best_peer": best,
+        "engine_over_best": round(statistics.median(over), 2),
+        "engine_over_best_of_rounds": [round(value, 2) for value in over],
+    }
+    print(f"{at_once} at once: {result}", flush=True)
+    return result
 
 
 def main() -> None:
-    args = parse_flags(__doc__)
-    rounds, requests = (3, 192) if args.quick else (7, 512)
+    args = parse_flags(__doc__ or "")
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = random_model(
-            folder,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            vocab_size=VOCAB,
-        )
-        with engine_process(EngineConfig(folder, num_threads=1)) as url:
-            loads = measure(model.eval(), url, rounds, requests)
+    rounds = 1 if args.quick else 3
+    with all_sides(MODEL, LONGEST + NEW_TOKENS, max(REQUESTS)) as sides:
+        results = {at_once: compare(sides, at_once, rounds) for at_once in REQUESTS}
     result = {
-        "ratio": loads["ragged"]["ratio"],
-        "loads": loads,
-        "concurrency": CONCURRENCY,
+        **{f"engine_over_best_{n}": results[n]["engine_over_best"] for n in REQUESTS},
+        "at_once": results,
+        "requests_per_round": REQUESTS,
         "rounds": rounds,
-        "requests_per_round": requests,
+        "prompt_tokens": [SHORTEST, LONGEST],
+        "new_tokens": NEW_TOKENS,
     }
     finish("engine_rate", result, ("torch", "transformers"), save=args.save)
 

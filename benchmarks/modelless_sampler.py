@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from agentrl.configs import RewardConfig
 from agentrl.databases.arrays import pack_floats, pack_ints
+from agentrl.databases.batches import Pace
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
@@ -55,8 +56,10 @@ async def fresh_run(url: str, groups: int) -> AsyncIterator[RunDatabase]:
         await database.close()
 
 
-def task_ledger(database: RunDatabase, lease_seconds: float = LEASE_S) -> TaskLedger:
-    return TaskLedger(database, OWNER, lease_seconds, max_failures=3)
+def task_ledger(
+    database: RunDatabase, lease_seconds: float = LEASE_S, pace: Pace | None = None
+) -> TaskLedger:
+    return TaskLedger(database, OWNER, lease_seconds, max_failures=3, pace=pace)
 
 
 def make_turn(record: str, turn: int) -> DispatchedSamplingTask:
@@ -87,8 +90,8 @@ class ModellessSampler:
     workers: int
 
     def __post_init__(self) -> None:
-        self.tasks = task_ledger(self.database)
         self.records = RecordLedger(self.database, LEASE_S)
+        self.tasks = task_ledger(self.database, pace=self.records.pace)
         self.finaliser = Finaliser(
             self.tasks,
             Finalisations(self.database, OWNER, LEASE_S, max_failures=3),

@@ -141,8 +141,8 @@ def main() -> None:
         )
         tensors = trained_weights(model)
         config = EngineConfig(folder, num_threads=1, max_running_requests=IN_FLIGHT)
-        with engine_process(config) as url:
-            updates = asyncio.run(measure(url, folder, tensors, rounds))
+        with engine_process(config) as engine:
+            updates = asyncio.run(measure(engine.url, folder, tensors, rounds))
     result = {
         "updates": updates,
         "megabytes": round(sum(t.nbytes for t in tensors.values()) / 1e6),

@@ -8,6 +8,9 @@ cores=$(env -u OMP_NUM_THREADS nproc)
 workers=$((cores < 4 ? cores + 1 : 4))
 # One thread a process: tests start several, and thread pools on few cores only get in their way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# Compiled modules are kept, also where the environment says otherwise: each worker would rewrite the
+# tests' assertions anew, and each process compile AgentRL.
+unset PYTHONDONTWRITEBYTECODE
 # A file's tests stay together, because they share servers. Files are begun in the order of
 # tests/conftest.py, the longest first, and not by how many tests they hold.
 exec python -m pytest --quiet --numprocesses="$workers" \

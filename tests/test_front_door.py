@@ -49,6 +49,15 @@ def test_a_name_of_a_scorer_needs_no_torch() -> None:
     assert in_a_fresh_process(program) == "False\n"
 
 
+def test_a_launch_looks_agents_up_without_the_libraries_that_run_them() -> None:
+    program = (
+        "import sys, agentrl.launcher.run\nfrom agentrl.rollout.agents import find_agent\n"
+        "find_agent('mcp')\n"
+        "print([name for name in ('torch', 'transformers', 'mcp') if name in sys.modules])"
+    )
+    assert in_a_fresh_process(program) == "[]\n"
+
+
 def test_a_name_that_is_not_there_is_an_error_as_of_any_module() -> None:
     with pytest.raises(AttributeError, match="module 'agentrl' has no attribute 'Scores'"):
         agentrl.Scores  # noqa: B018

@@ -333,7 +333,10 @@ def test_the_table_has_all_kinds_of_changes() -> None:
     assert list(TABLE) == list(CHANGES)
 
 
-_SLOW = {"a stored field"}  # runs a sampler on a mongod
+# Each runs a program of seconds on the copy, the stored field a sampler on a mongod.
+_SLOW = {
+    "a stored field", "a per-token column", "a loss", "a flag", "a parser of tool calls",
+}  # fmt: skip
 
 
 @pytest.mark.timeout(320)  # a stored field is shown by a run

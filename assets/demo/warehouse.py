@@ -1,11 +1,13 @@
 """The demo's world: a warehouse that is drawn anew for every task, and the questions about it.
 
-A warehouse follows from a world seed and a task id alone, so the tool server can rebuild it for
-any call while the model, which sees only the question, cannot know or memorise it. Nothing in
-here talks MCP (`tool_server.py`) or writes files (`make_tasks.py`).
+A warehouse follows from a world seed and a task id alone, so the tools can rebuild it for any call
+while the model, which sees only the question, cannot know or memorise it. Nothing in here talks MCP
+(`warehouse_tools.py`) or writes files (`make_tasks.py`).
 """
 
+import random
 from dataclasses import dataclass
+from math import log
 from random import Random
 from string import ascii_uppercase
 from typing import Literal, get_args
@@ -14,6 +16,7 @@ Kind = Literal["find", "sum", "diff"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 BINS_PER_WAREHOUSE = 12
+SECONDS_SIGMA = 1.2  # of the logarithm of the seconds of a slow call
 BINS = tuple(letter + digit for letter in ascii_uppercase for digit in "0123456789")
 # fmt: off
 ITEMS = (
@@ -86,3 +89,8 @@ def draw_question(seed: int, task_id: str) -> Question:
         subjects=(first, second),
         answer=warehouse.stock_of[first] - warehouse.stock_of[second],
     )
+
+
+def draw_seconds(median: float) -> float:
+    """How long a slow tool's call takes: log-normal, one call in ten takes 4.7 times the median."""
+    return random.lognormvariate(log(median), SECONDS_SIGMA)

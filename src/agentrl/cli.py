@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from agentrl import __version__
+from agentrl.importing import importing
 from agentrl.user_errors import is_user_error
 
 USAGE = """\
@@ -37,9 +38,9 @@ class Verb:
 
     def load(self) -> Callable[[Sequence[str]], int]:
         """Import what the verb needs."""
-        function: Callable[[Sequence[str]], int] = getattr(
-            import_module(self.module), self.function
-        )
+        with importing():
+            module = import_module(self.module)
+        function: Callable[[Sequence[str]], int] = getattr(module, self.function)
         return function
 
     def print_help(self, argv: Sequence[str]) -> bool:

@@ -31,7 +31,7 @@ class AnswerTooLarge(httpx2.ReadError):
 async def limit_answer(response: httpx2.Response) -> None:
     """Make reading the answer raise `AnswerTooLarge` after `MAX_ANSWER_BYTES` bytes.
 
-    A response hook for a client whose requests have the headers `UNPACKED`. Raises
+    For requests with the headers `UNPACKED`, as a client's response hook or in a transport. Raises
     `AnswerTooLarge` for an answer that is compressed nevertheless.
     """
     if response.headers.get("content-encoding", "identity").lower() != "identity":
@@ -40,22 +40,6 @@ async def limit_answer(response: httpx2.Response) -> None:
     if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Limited(response.stream)
-
-
-class LimitedTransport(httpx2.AsyncBaseTransport):
-    """A transport with the limit, for answers that a client reads before it calls its hooks."""
-
-    def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
-        self._transport = transport
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        request.headers.update(UNPACKED)
-        response = await self._transport.handle_async_request(request)
-        await limit_answer(response)
-        return response
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
 
 
 class _Limited(httpx2.AsyncByteStream):

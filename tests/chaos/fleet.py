@@ -65,6 +65,7 @@ class Fleet:
         self.lease_s = lease_s
         self.members: dict[str, HostProcess] = {}
         self._network = network
+        self._environment = {key: os.environ.get(key) for key in _KEYS}
         os.environ.update(dict.fromkeys(_KEYS, secrets.token_hex(16)))
         task_file = folder / "train.jsonl"
         write_tasks(DEMO / "train.jsonl", task_file)
@@ -222,6 +223,11 @@ class Fleet:
         """End everything, the database last."""
         for member in reversed(self.members.values()):
             member.end()
+        for key, before in self._environment.items():
+            if before is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = before
 
     def log(self, name: str) -> Path:
         """What a member printed."""

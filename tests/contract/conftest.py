@@ -2,7 +2,8 @@
 
 Without more ado the tests run against the local engine. With `SGLANG_COMMAND` set, as
 tests/run_sglang.sh does, they run against the server that it starts. Both are started the way a
-user starts them: by `agentrl serve`. What any engine must do is in
+user starts them, by `agentrl serve`; the local engine's is forked from a process that has the
+libraries, which saves it seconds. What any engine must do is in
 tests/inference/conformance.py and weight_conformance.py.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from forked import Forked, preload_training
 from ports import free_port
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -34,6 +36,7 @@ ENGINE = "sglang" if "SGLANG_COMMAND" in os.environ else "local"
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 START_TIMEOUT_S = 300.0
 CAPACITY = 16
+preload_training()
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Folders:
 class Service:
     """`agentrl serve` and where it answers."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     url: str
     log: Path
 
@@ -86,21 +89,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 def start_service(
     engine_name: str, folders: Folders, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Service]]:
-    """Starts services; all of them end with the session."""
+    """Starts services with the flags; all of them end with the session. `with_own_command`: the
+    process has the command line that a user's would have."""
     started: list[Service] = []
 
-    def start(*flags: str) -> Service:
+    def start(*flags: str, with_own_command: bool = False) -> Service:
         port = free_port()
         log = tmp_path_factory.mktemp("service") / "log"
         command = [
-            sys.executable, "-m", "agentrl.cli", "serve", "--engine", engine_name,
+            "-m", "agentrl.cli", "serve", "--engine", engine_name,
             "--model", str(folders.first), "--port", str(port), "--dtype", "float32",
             "--max_running_requests", str(CAPACITY), *flags,
         ]  # fmt: skip
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
+        process: subprocess.Popen[bytes] | Forked
+        if engine_name == "local" and not with_own_command:
+            process = Forked(command, log=log)
+        else:
+            with log.open("wb") as output:
+                process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=output)
         service = Service(process, f"http://127.0.0.1:{port}", log)
         started.append(service)
         _wait_until_ready(service)

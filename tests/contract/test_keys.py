@@ -40,7 +40,7 @@ def command_lines(process: int) -> str:
 def closed(start_service: Callable):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SERVICE_KEY", KEY)
-        return start_service("--inference_api_key_env", "SERVICE_KEY")
+        return start_service("--inference_api_key_env", "SERVICE_KEY", with_own_command=True)
 
 
 async def test_without_the_key_nothing_is_answered_and_nothing_is_changed(closed) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import psutil
 from conformance import start
+from still_running import still_running
 
 from agentrl.databases.services import live_services
 from agentrl.inference.engines import engine_at
@@ -31,4 +32,4 @@ async def test_a_service_is_announced_while_it_serves_and_ends_in_order(
     assert made.finish_reason == "abort" and made.output_ids
     assert {span.version for span in made.versions} == {7}
     assert await live_services(database, 60) == []
-    assert not [child for child in family if child.is_running()]
+    assert still_running(family) == []

@@ -13,17 +13,16 @@ from agentrl.databases.mongod import EmbeddedMongod
 def run_machine(
     machine: Callable[[asyncio.Runner, RunDatabase], RuleBasedStateMachine],
     mongod: EmbeddedMongod,
-    examples: int,
     steps: int,
 ) -> None:
-    """Run so many examples of so many steps, on a database that is dropped afterwards."""
+    """Run examples of so many steps, on a database that is dropped afterwards."""
     with asyncio.Runner() as run:
         database = run.run(connect(mongod.url, "machine"))
         try:
             run_state_machine_as_test(
                 lambda: machine(run, database),
                 settings=settings(
-                    max_examples=examples,
+                    max_examples=settings.default.max_examples * 2 // 5,
                     stateful_step_count=steps,
                     deadline=None,
                     suppress_health_check=[HealthCheck.too_slow],

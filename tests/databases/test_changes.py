@@ -13,7 +13,13 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import PyMongoError
 
 from agentrl.databases import changes as changes_module
-from agentrl.databases.changes import LONGEST_PAUSE_S, Changes, inserted, updated
+from agentrl.databases.changes import (
+    LONGEST_PAUSE_S,
+    LONGEST_UNSEEN_S,
+    Changes,
+    inserted,
+    updated,
+)
 from agentrl.databases.connection import (
     DatabaseUnreachable,
     RunDatabase,
@@ -78,6 +84,16 @@ async def test_a_change_between_look_and_wait_ends_the_wait(database: RunDatabas
                 await changes.wait(LONG)
 
 
+async def test_a_change_after_a_long_quiet_ends_the_wait_soon(database: RunDatabase) -> None:
+    async with Changes(database, inserted(database.rows)) as changes:
+        wait = asyncio.create_task(changes.wait(LONG))
+        await asyncio.sleep(1)  # the stream is asked less often by now
+        assert not wait.done()
+        await database.rows.insert_one({"_id": 0})
+        async with asyncio.timeout(LONG / 10):
+            await wait
+
+
 async def test_only_the_changes_of_interest_end_a_wait(database: RunDatabase) -> None:
     await database.tasks.insert_one({"_id": "task", "status": "running", "slots": []})
     completed = updated(database.tasks, "status", "completed")
@@ -88,10 +104,7 @@ async def test_only_the_changes_of_interest_end_a_wait(database: RunDatabase) ->
             {"_id": "task"}, {"$set": {"slots": [{"status": "leased"}]}}
         )
         await database.tasks.update_one({"_id": "task"}, {"$set": {"status": "finalising"}})
-        # An interested stream that was opened later sees a marker: so the first has seen the rest.
-        async with Changes(database, inserted(database.runs)) as others:
-            await database.runs.insert_one({"_id": "marker"})
-            await others.wait(LONG)
+        await asyncio.sleep(2 * LONGEST_UNSEEN_S)  # the stream has seen them
         assert not wait.done()
         await database.tasks.update_one({"_id": "task"}, [{"$set": {"status": "completed"}}])
         async with asyncio.timeout(LONG / 2):
@@ -128,7 +141,8 @@ async def test_that_there_are_no_change_streams_is_said_once_however_many_wait(
         Changes(database, inserted(database.rows)),
         Changes(database, inserted(database.tasks)),
     ):
-        [said] = [record.getMessage() for record in caplog.records]
+        logged = [record for record in caplog.records if record.name == changes_module.__name__]
+    [said] = [record.getMessage() for record in logged]
     assert said == (
         "no change stream: MongoDB is a single server, no replica set, so changes are polled "
         "every 0.05 to 1 s, with the same results"

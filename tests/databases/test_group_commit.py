@@ -1,12 +1,13 @@
 """Group commit: what goes out together, and to whom each error goes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo import AsyncMongoClient, InsertOne, UpdateOne
+from pymongo import AsyncMongoClient, InsertOne, UpdateMany
 from pymongo.errors import InvalidDocument, WriteError
 from pymongo.monitoring import (
     CommandFailedEvent,
@@ -15,6 +16,7 @@ from pymongo.monitoring import (
     CommandSucceededEvent,
 )
 
+from agentrl.databases.batches import MOMENT_S, Pace
 from agentrl.databases.connection import Documents, RunDatabase, connect
 from agentrl.databases.group_commit import GroupCommit, NotSent
 from agentrl.databases.mongod import EmbeddedMongod
@@ -82,6 +84,32 @@ async def test_a_write_goes_out_at_once_and_those_that_come_meanwhile_together(
     assert await stored(collection) == list(range(21))
 
 
+async def test_with_many_records_in_progress_a_write_waits_a_moment_for_others(
+    collection: Documents, commands: Commands
+) -> None:
+    pace = Pace(lambda: 1000)
+    commit, other = GroupCommit(collection, pace), GroupCommit(collection, pace)
+    began = time.monotonic()
+
+    async def write(number: int) -> None:
+        await asyncio.sleep(number * MOMENT_S / 20)
+        await (commit if number % 2 else other).write(insert(number))
+
+    await asyncio.gather(*map(write, range(10)))
+    assert commands.inserts == [5, 5]  # one of each, at the same moment
+    assert time.monotonic() - began >= MOMENT_S
+    assert await stored(collection) == list(range(10))
+
+
+async def test_with_one_record_in_progress_a_write_waits_for_nobody(
+    collection: Documents, commands: Commands
+) -> None:
+    commit = GroupCommit(collection, Pace(lambda: 1))
+    first = await begin(commit, commands)
+    await asyncio.gather(first, commit.write(insert(1)))
+    assert commands.inserts == [1, 1]
+
+
 async def test_a_write_is_durable_when_it_returns(collection: Documents) -> None:
     commit = GroupCommit(collection)
     for number in range(3):
@@ -126,11 +154,11 @@ async def test_updates_tell_whether_all_of_their_group_found_their_documents(
 ) -> None:
     commit = GroupCommit(collection)
     await commit.write([*insert(1), *insert(2)])
-    here = UpdateOne({"_id": 1}, {"$set": {"seen": True}})
-    nowhere = UpdateOne({"_id": 9}, {"$set": {"seen": True}})
+    here = UpdateMany({"_id": 1}, {"$set": {"seen": True}})
+    nowhere = UpdateMany({"_id": 9}, {"$set": {"seen": True}})
     assert await commit.write([here])
     assert await asyncio.gather(commit.write([here]), commit.write([nowhere])) == [False, False]
-    assert await commit.write([UpdateOne({"_id": 3}, {"$set": {"n": 3}}, upsert=True)])
+    assert await commit.write([UpdateMany({"_id": 3}, {"$set": {"n": 3}}, upsert=True)])
 
 
 async def test_a_caller_that_is_cancelled_in_time_withdraws_its_writes(

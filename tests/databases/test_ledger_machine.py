@@ -651,9 +651,10 @@ class LedgerMachine(RuleBasedStateMachine):
             self.finalise(Choice(0), None)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.timeout(600)  # of a failure, the smallest example is looked for
 def test_the_ledger_is_as_its_model_says_whatever_happens_in_whatever_order(
     mongod: EmbeddedMongod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.databases.scorings.pause_after", lambda scorings: PAUSE_S)
-    run_machine(LedgerMachine, mongod, examples=20, steps=50)
+    run_machine(LedgerMachine, mongod, steps=50)

@@ -57,6 +57,7 @@ async def test_a_claim_reads_none_of_the_groups_that_are_held_back(
     assert await open_groups(database, Split.TRAIN) == 3
 
 
+@pytest.mark.slow
 async def test_groups_of_more_kinds_than_one_query_names_are_all_claimed(
     database: RunDatabase,
 ) -> None:

@@ -212,8 +212,9 @@ class RowMachine(RuleBasedStateMachine):
         assert all(len(set(steps)) == self.max_trained_count for steps in self.trained.values())
 
 
+@pytest.mark.hypothesis
 @pytest.mark.timeout(600)  # of a failure, the smallest example is looked for
 def test_rows_are_trained_as_often_as_asked_along_the_lineage_whatever_happens(
     mongod: EmbeddedMongod,
 ) -> None:
-    run_machine(RowMachine, mongod, examples=25, steps=30)
+    run_machine(RowMachine, mongod, steps=30)

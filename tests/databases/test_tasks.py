@@ -167,6 +167,61 @@ async def test_of_two_that_end_the_last_slots_at_once_one_finalises(database: Ru
     assert Counter(task is not None for task in finished) == {True: 1, False: 7}
 
 
+async def test_slots_that_end_at_the_same_time_are_told_apart(database: RunDatabase) -> None:
+    await fill(database, rollouts=3)
+    one = ledger(database, "a")
+    claims = [await claim(one) for _ in range(9)]
+    lost = claims[3]  # the first of the second group
+    await one.release(lost)
+    results = await asyncio.gather(
+        *(one.complete(claim, float(number)) for number, claim in enumerate(claims[:6])),
+        *(one.fail(claim, "broken", retry=False) for claim in claims[6:]),
+        return_exceptions=True,
+    )
+    assert [number for number, result in enumerate(results) if isinstance(result, Task)] == [0, 6]
+    assert [number for number, result in enumerate(results) if result is not None] == [0, 3, 6]
+    assert isinstance(results[3], LeaseLost)
+    statuses = [
+        [slot.status for slot in (await stored(database, claim.task.id)).slots]
+        for claim in claims[::3]
+    ]
+    assert statuses == [
+        3 * [SlotStatus.COMPLETED],
+        [SlotStatus.PENDING, SlotStatus.COMPLETED, SlotStatus.COMPLETED],
+        3 * [SlotStatus.FAILED],
+    ]
+    scores = [slot.score for slot in (await stored(database, claims[0].task.id)).slots]
+    assert scores == [0.0, 1.0, 2.0]
+
+
+async def test_an_end_that_cannot_be_stored_refuses_no_other_group(database: RunDatabase) -> None:
+    await fill(database, rollouts=2)
+    one = ledger(database, "a")
+    claims = [await claim(one) for _ in range(4)]
+    scores: list[float] = [1.0, 2.0, 2**70, 4.0]  # no BSON integer
+    results = await asyncio.gather(
+        *(one.complete(claim, score) for claim, score in zip(claims, scores, strict=True)),
+        return_exceptions=True,
+    )
+    assert [isinstance(result, OverflowError) for result in results] == [False, False, True, True]
+    assert isinstance(results[0], Task)
+    assert await one.complete(claims[3], 4.0) is None
+
+
+async def test_more_slots_of_a_group_change_at_once_than_an_update_takes(
+    database: RunDatabase,
+) -> None:
+    await fill(database, rollouts=1001)
+    dead, alive = ledger(database, "dead", lease_seconds=0.0), ledger(database, "alive")
+    assert len(await dead.claim(Split.TRAIN, count=1001)) == 1001
+    await asyncio.sleep(0.01)
+    assert sum([(await alive.reap()).returned for _ in range(3)]) == 1001
+    claims = await alive.claim(Split.TRAIN, count=1001)
+    assert len(claims) == 1001
+    finished = await asyncio.gather(*(alive.complete(claim, 1.0) for claim in claims))
+    assert sum(task is not None for task in finished) == 1
+
+
 async def test_a_failed_attempt_is_tried_again_and_then_given_up(database: RunDatabase) -> None:
     await fill(database, rollouts=1)
     one = ledger(database, "a")

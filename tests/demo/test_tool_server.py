@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from mcp import Client
-from tool_server import TASK_ID_KEY
+from warehouse_tools import TASK_ID_KEY
 
 
 async def call(client: Client, task_id: str, name: str, **arguments: object) -> str:

@@ -167,6 +167,7 @@ def test_a_new_password_ends_the_old_one_and_a_removed_user_is_gone(member: Memb
     assert isinstance(why_refused(new), OperationFailure)
 
 
+@pytest.mark.slow
 async def test_the_password_of_a_run_is_changed_while_it_goes_on(member: Member) -> None:
     """As the guide says: a further user, processes begun anew one by one, the old user removed."""
     name = "rotated"

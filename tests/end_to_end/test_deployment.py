@@ -15,6 +15,7 @@ import psutil
 import pytest
 from ports import free_port
 from pymongo import MongoClient
+from still_running import still_running
 
 from agentrl.databases.mongod import EmbeddedMongod
 
@@ -41,7 +42,7 @@ def process(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]
 def descendants(child: subprocess.Popen[str]) -> list[str]:
     """The command lines of all that a launch started."""
     family = psutil.Process(child.pid).children(recursive=True)
-    return [" ".join(member.cmdline()) for member in family if member.is_running()]
+    return [" ".join(member.cmdline()) for member in still_running(family)]
 
 
 def test_with_all_urls_given_trainer_and_samplers_are_all_that_runs(

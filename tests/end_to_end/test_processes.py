@@ -84,12 +84,15 @@ class FrontDoor:
 
     def trainers(self, launched: "subprocess.Popen[str]") -> list[psutil.Process]:
         """The trainer's processes, in the order of their ranks."""
-        processes = {
-            int(process.environ()["RANK"]): process
+        found = [
+            process
             for process in psutil.Process(launched.pid).children(recursive=True)
-            if "agentrl.training.trainer" in process.cmdline() and "RANK" in process.environ()
-        }
-        return [process for _, process in sorted(processes.items())]
+            if "agentrl.training.trainer" in process.cmdline()
+        ]
+        ranks = {int(p.environ()["RANK"]): p for p in found if "RANK" in p.environ()}
+        if not ranks:  # a single one runs in the process that is its launcher
+            return [p for p in found if "agentrl.launcher.accelerate" in p.cmdline()[:4]]
+        return [process for _, process in sorted(ranks.items())]
 
     def log(self) -> str:
         return (ROOT / "logs" / "as" / f"{self.name}_train_0.log").read_text()

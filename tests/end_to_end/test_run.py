@@ -44,7 +44,6 @@ class FinishedRun:
     first_status: int
     first_message: str
     refusal: "subprocess.CompletedProcess[str]"
-    other_data: "subprocess.CompletedProcess[str]"
     second: "subprocess.CompletedProcess[str]"
     database: Documents
 
@@ -114,25 +113,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
         sampler.kill()
         refusal = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60)
         wait_for(lambda: steps_done(output) >= KILLED_AT, first, f"step {KILLED_AT}")
-        (trainer,) = processes_of(name, "agentrl.training.trainer")
+        (trainer,) = processes_of(name, "agentrl.launcher.accelerate")
         trainer.kill()
         message, _ = first.communicate(timeout=60)
     finally:
         if first.poll() is None:
             first.terminate()
             first.wait(60)
-    other_data = subprocess.run(
-        [*command, "--train_file", str(held_out)], cwd=ROOT, text=True, capture_output=True,
-        timeout=60, env={**os.environ, "MCP_URL": "http://127.0.0.1:9/mcp"},
-    )  # fmt: skip
     second = subprocess.run(
         [*command, "--learning_rate", "4e-4"], cwd=ROOT, text=True, capture_output=True, timeout=300
     )
     mongod = EmbeddedMongod(output / "mongo", folder / "mongod.log")
     with mongod, MongoClient[dict[str, Any]](mongod.url) as client:
-        yield FinishedRun(
-            name, output, first.returncode, message, refusal, other_data, second, client[name]
-        )
+        yield FinishedRun(name, output, first.returncode, message, refusal, second, client[name])
     for log in (ROOT / "logs" / "as").glob(f"{name}_*"):
         log.unlink()
 
@@ -141,9 +134,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedRun]:
 def test_a_launch_on_other_data_is_refused_and_other_flags_are_taken_and_said(
     run: FinishedRun,
 ) -> None:
-    assert run.other_data.returncode == 2
+    held_out = run.output.parent / "heldout.jsonl"
+    other_data = subprocess.run(
+        [*launch_command(run.name, run.output, held_out), "--train_file", str(held_out)], cwd=ROOT,
+        text=True, capture_output=True, timeout=60,
+        env={**os.environ, "MCP_URL": "http://127.0.0.1:9/mcp"},
+    )  # fmt: skip
+    assert other_data.returncode == 2
     for said in ("--train_file was ", "the demo's tools and has tools given", "--change_data"):
-        assert said in run.other_data.stderr
+        assert said in other_data.stderr
     resumed = int(run.first_message.split("resumes from checkpoint-")[1].split()[0].strip(".;"))
     assert f"--learning_rate 5e-4 → 4e-4 (since step {resumed})" in run.second.stdout
     rates = {line["step"]: line["learning_rate"] for line in run.metrics()}
@@ -276,6 +275,7 @@ def test_the_finished_run_is_said_to_be_finished(run: FinishedRun) -> None:
     assert "is finished" in again.stdout and "eval_example.sh" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_signal_stops_a_launch_in_order_with_a_checkpoint_and_without_tracebacks(
     tmp_path: Path,
 ) -> None:

@@ -199,6 +199,7 @@ class GenerationConformance:
         async with asyncio.timeout(20):
             await until_idle(engine)
 
+    @pytest.mark.slow
     async def test_an_answer_that_goes_on_may_take_longer_than_the_time_out(self, engine) -> None:
         whole = await engine.generate(ask(PROMPT, 900))
         made = await engine.generate(ask(PROMPT, 900), timeout_s=max(0.2, whole.latency_s / 3))

@@ -48,7 +48,7 @@ class CountingEngine(Engine):
 
     async def extend(self, building: GenerationBuilder, *, timeout_s: float = 600.0) -> None:
         asked = building.next_request()
-        first, count = asked.input_ids[-1] + 1, asked.sampling_params.max_new_tokens
+        first, count = int(asked.input_ids[-1]) + 1, asked.sampling_params.max_new_tokens
         span = VersionSpan(self.held.get(self.url, 0), 0, count)
         building.add(range(first, first + count), [-1.0] * count, [span], cached_tokens=0)
         building.piece_ending = "length"

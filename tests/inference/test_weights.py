@@ -25,7 +25,8 @@ from agentrl.inference.weights.ways import make_updater
 
 PROMPT = tuple(range(60, 90))
 CPU = torch.device("cpu")
-WAYS = ["disk", "distributed", "tensor"]
+# tests/contract has every way in the fast suite.
+WAYS = ["tensor", *(pytest.param(way, marks=pytest.mark.slow) for way in ("disk", "distributed"))]
 
 
 def weights(folder: Path, version: int) -> PublishedWeights:

@@ -8,7 +8,15 @@ from agentrl.configs import ConfigError, parse_config
 from agentrl.configs.parsing import given_values
 from agentrl.configs.run_flags import joined_config, stored_flags
 from agentrl.launcher.deployment import count_gpus, describe_variables, read_deployment
-from agentrl.launcher.presets import DEMO, GRPO, PRESETS, ROWS_PER_STEP, Preset, preset_flags
+from agentrl.launcher.presets import (
+    DEMO,
+    DEMO_TOOLS,
+    GRPO,
+    PRESETS,
+    ROWS_PER_STEP,
+    Preset,
+    preset_flags,
+)
 from agentrl.launcher.processes import Kind, Part
 from agentrl.launcher.stack import (
     Addresses,
@@ -21,7 +29,7 @@ from agentrl.launcher.stack import (
     with_urls,
 )
 
-ADDRESSES = Addresses(tools_port=7001, service_ports=(7002, 7003), trainer_port=7004)
+ADDRESSES = Addresses(service_ports=(7002, 7003), trainer_port=7004)
 ELSEWHERE = {
     "DB_URL": "mongodb://db:27017",
     "MCP_URL": "http://tools/mcp",
@@ -34,7 +42,7 @@ def stack_of(environment: dict[str, str], *flags: str, gpus: int = 0) -> Stack:
 
 
 def parts_of(stack: Stack) -> dict[str, Part]:
-    stack = with_urls(stack, "mongodb://127.0.0.1:7000", ADDRESSES)
+    stack = with_urls(stack, "mongodb://127.0.0.1:7000")
     return {part.name: part for part in plan_parts(stack, ADDRESSES, {})}
 
 
@@ -76,10 +84,10 @@ def test_without_variables_everything_is_started_here() -> None:
     stack = stack_of({})
     assert (stack.mongod, stack.tools, stack.services) == (True, True, 1)
     parts = parts_of(stack)
-    assert list(parts) == ["tools", "service", "trainer", "sampler-0"]
+    assert list(parts) == ["service", "trainer", "sampler-0"]
     for name in ("trainer", "sampler-0"):
         assert parts[name].environment["DB_URL"] == "mongodb://127.0.0.1:7000"
-        assert parts[name].environment["MCP_URL"] == "http://127.0.0.1:7001/mcp"
+        assert parts[name].environment["MCP_URL"] == DEMO_TOOLS
     assert parts["service"].environment["DB_URL"] == "mongodb://127.0.0.1:7000"
     assert flag(parts["service"], "--port") == "7002"
     assert flag(parts["trainer"], "--config_file").endswith("assets/fsdp2_cpu.yml")
@@ -156,7 +164,7 @@ def test_samplers_only_starts_samplers_which_need_no_more_than_the_run_s_databas
     tools = ["--mcp_manager_url", ELSEWHERE["MCP_URL"], "--max_turns", "7"]
     stack = samplers_of({"DB_URL": ELSEWHERE["DB_URL"], "NUM_SAMPLERS": "2"}, tools)
     assert stack.config.sampling.max_turns == 7
-    parts = plan_parts(with_urls(stack, ELSEWHERE["DB_URL"], ADDRESSES), ADDRESSES, {})
+    parts = plan_parts(with_urls(stack, ELSEWHERE["DB_URL"]), ADDRESSES, {})
     assert [part.kind for part in parts] == [Kind.SAMPLER, Kind.SAMPLER]
     for part in parts:
         assert part.command[-2:] == ("--run_name", "demo")

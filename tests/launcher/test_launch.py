@@ -55,7 +55,7 @@ def test_a_trainer_that_fails_ends_the_launch_with_its_reason_and_the_way_on(
     tmp_path: Path,
 ) -> None:
     with launched(tmp_path, "--resume_from_checkpoint", "no-such-checkpoint") as process:
-        family = family_of(process, 9)  # mongod, and four subreapers with their parts
+        family = family_of(process, 7)  # mongod, and three subreapers with their parts
         output, _ = process.communicate(timeout=90)
     assert process.returncode == 1, output
     assert "trainer ended with status" in output
@@ -68,7 +68,7 @@ def test_a_trainer_that_fails_ends_the_launch_with_its_reason_and_the_way_on(
 
 def test_slurms_warning_stops_a_launch_in_order_and_leaves_nothing(tmp_path: Path) -> None:
     with launched(tmp_path) as process:
-        family = family_of(process, 9)
+        family = family_of(process, 7)
         process.send_signal(signal.SIGUSR1)
         process.send_signal(signal.SIGTERM)  # as Slurm sends it too, when the time is over
         output, _ = process.communicate(timeout=60)
@@ -85,7 +85,7 @@ def test_slurms_warning_stops_a_launch_in_order_and_leaves_nothing(tmp_path: Pat
 
 def test_a_launch_killed_with_sigkill_leaves_nothing(tmp_path: Path) -> None:
     with launched(tmp_path) as process:
-        family = family_of(process, 9)
+        family = family_of(process, 7)
         process.kill()
         process.wait()
         deadline = time.monotonic() + 45

@@ -38,7 +38,7 @@ def shown(panel: RunPanel, width: int, height: int) -> list[str]:
 
 
 def panel_of(snapshot: Snapshot, notices: tuple[str, ...] = ()) -> RunPanel:
-    logs = "logs/as/demo_*.log (tools, serve, train_0, sample-0, mongo)"
+    logs = "logs/as/demo_*.log (serve, train_0, sample-0, mongo)"
     return RunPanel("demo · GRPO", snapshot, 65, (1, 2), notices, logs)
 
 

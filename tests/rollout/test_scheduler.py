@@ -275,7 +275,7 @@ async def test_a_sampler_does_less_at_once_while_requests_queue_at_a_service(
     database: RunDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.rollout.scheduling.scheduler.LOADS_S", 0.02)
-    waiting = 30
+    waiting = 0
 
     async def loads(_: web.Request) -> web.Response:
         rank = {
@@ -303,8 +303,14 @@ async def test_a_sampler_does_less_at_once_while_requests_queue_at_a_service(
         async with scheduler(database, agent(script, pause_s=0.05), flags) as sampler:
             running = asyncio.create_task(sampler.run())
 
+            async def many() -> bool:
+                return max(in_progress, default=0) >= 12
+
+            await until(many)
+            waiting = 30  # not before: the limit may fall faster than a busy machine claims
+
             async def fewer() -> bool:
-                return max(in_progress, default=0) >= 12 and in_progress[-1] <= 4
+                return in_progress[-1] <= 4
 
             await until(fewer)
             waiting = 0

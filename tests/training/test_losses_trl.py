@@ -11,7 +11,6 @@ import pytest
 import torch
 from loss_inputs import random_inputs
 from torch import Tensor
-from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
 from agentrl.configs import LossConfig
 from agentrl.training.losses import BatchTotals, LossInputs
@@ -28,11 +27,15 @@ def padded(values: Tensor) -> Tensor:
 
 def trl_loss(
     given: LossInputs,
-    trainer_class: type[GRPOTrainer] | type[RLOOTrainer] = GRPOTrainer,
+    trainer: str = "GRPOTrainer",
     **arguments: object,
 ) -> Tensor:
     """TRL 1.16's loss of these rows, differentiable by `given.logprobs`."""
-    args = GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **arguments)  # type: ignore[arg-type]
+    import trl  # takes seconds, which every worker would spend to collect this module
+
+    args = trl.GRPOConfig(
+        output_dir="unused", use_cpu=True, bf16=False, report_to="none", **arguments
+    )  # type: ignore[arg-type]
     logprobs = padded(given.logprobs)
     mask = padded(given.mask.float())
     accelerator = SimpleNamespace(
@@ -40,7 +43,7 @@ def trl_loss(
         reduce=lambda x, reduction: x, gather_for_metrics=lambda x: x,
     )  # fmt: skip
     entropies = None if given.entropy is None else padded(given.entropy)
-    trainer = SimpleNamespace(
+    held = SimpleNamespace(
         args=args, model=SimpleNamespace(training=True), accelerator=accelerator,
         _get_per_token_logps_and_entropies=lambda *a, **k: (logprobs, entropies, None),
         aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None,
@@ -67,7 +70,7 @@ def trl_loss(
         "old_logps": logprobs.detach().sum(dim=1),  # RLOO's: on policy
         "num_items_in_batch": mask.sum(),
     }
-    loss = trainer_class._compute_loss(trainer, trainer.model, inputs)
+    loss = getattr(trl, trainer)._compute_loss(held, held.model, inputs)
     assert isinstance(loss, Tensor)
     return loss
 
@@ -129,5 +132,5 @@ def test_on_policy_the_gradient_of_rloo_is_trls() -> None:
     totals = BatchTotals(tokens=sum(LENGTHS), sequences=len(LENGTHS))
     loss, _ = Objective(LossConfig(loss_calculator="RLOO")).share(given, totals)
     (gradient,) = torch.autograd.grad(loss, given.logprobs)
-    (expected,) = torch.autograd.grad(trl_loss(given, RLOOTrainer), given.logprobs)
+    (expected,) = torch.autograd.grad(trl_loss(given, "RLOOTrainer"), given.logprobs)
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)

@@ -33,12 +33,9 @@ def rank(launched: subprocess.Popen[bytes], number: int) -> psutil.Process:
     raise AssertionError(f"there is no process {number}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "busy",
-    [
-        pytest.param(True, marks=pytest.mark.slow, id="in a step"),
-        pytest.param(False, id="waiting for rows"),
-    ],
+    "busy", [pytest.param(True, id="in a step"), pytest.param(False, id="waiting for rows")]
 )
 def test_the_others_say_that_a_process_was_killed(busy: bool, run: Run, tmp_path: Path) -> None:
     run.add(linear_rows(480 if busy else 4))

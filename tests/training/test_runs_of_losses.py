@@ -47,13 +47,19 @@ def trained(run: Run, *flags: str) -> list[dict[str, Any]]:
     return lines
 
 
-@pytest.mark.parametrize("loss", ["GSPO", "KL-Cov"])
+@pytest.mark.parametrize("loss", ["GSPO", pytest.param("KL-Cov", marks=pytest.mark.slow)])
 def test_a_loss_of_sequences_or_of_the_batch_trains_in_micro_batches(run: Run, loss: str) -> None:
     lines = trained(run, "--loss_calculator", loss, "--micro_batch_tokens", "40")
     assert all(line["grad_norm"] > 0 and line["n_micro_batches"] > 1 for line in lines)
 
 
-@pytest.mark.parametrize("lora", [(), ("--lora_rank", "4")], ids=["model", "adapter"])
+@pytest.mark.parametrize(
+    "lora",
+    [
+        pytest.param((), id="model"),
+        pytest.param(("--lora_rank", "4"), id="adapter", marks=pytest.mark.slow),
+    ],
+)
 def test_the_reference_is_the_start_also_after_a_resume(run: Run, lora: tuple[str, ...]) -> None:
     lines = trained(run, "--beta", "0.1", *lora)
     divergences = [line["reference_kl"] for line in lines]

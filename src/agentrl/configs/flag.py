@@ -3,11 +3,14 @@
 `combinations` has the rules that involve several flags.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Literal
+
+_OBJECT = re.compile(r"(?:.*\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
 class ConfigError(ValueError):
@@ -89,6 +92,11 @@ def comma_separated(value: str | None) -> list[str]:
 def is_function(value: str) -> bool:
     """Whether a flag's value names a function in a file."""
     return ".py:" in value
+
+
+def is_object(value: str) -> bool:
+    """Whether a flag's value names an object in a file or in an installed module."""
+    return _OBJECT.fullmatch(value) is not None
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentrl.configs.config import Config
 from agentrl.configs.digests import tokenizer_digest
-from agentrl.configs.flag import ConfigError, FlagClass, is_function
+from agentrl.configs.flag import ConfigError, FlagClass, is_function, is_object
 from agentrl.configs.flags import FLAGS, flags_named
 from agentrl.configs.parsing import config_of
 from agentrl.file_digest import file_digest
@@ -59,13 +59,18 @@ def _stored(name: str, value: Any) -> Any:
         return str(Path(value).absolute())
     if FLAGS[name].info.function and is_function(value):
         return str(Path(value).absolute())
-    if name == "mcp_manager_url" and "://" not in value:
+    if name == "mcp_manager_url" and _is_path(value):
         return str(Path(value).absolute())
     if FLAGS[name].info.kind == "JSON":
         return _in_one_spelling(value)
     if name in _URLS and _MAY_HOLD_SECRETS.search(value):
         return None
     return value
+
+
+def _is_path(tools: str) -> bool:
+    """Whether the tools are of a file: not of URLs, and not of an installed module."""
+    return "://" not in tools and (is_function(tools) or not is_object(tools))
 
 
 def _in_one_spelling(text: str) -> str:

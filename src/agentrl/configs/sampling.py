@@ -249,7 +249,8 @@ class AgentConfig:
     mcp_manager_url: str | None = flag(
         None,
         "tool servers: URLs of MCP servers, separated by commas, each optionally with a name as in "
-        "NAME=URL; a URL that ends in /mcpapi is an aggregator; or a config file with `mcpServers`",
+        "NAME=URL; a URL that ends in /mcpapi is an aggregator; a config file with `mcpServers`; "
+        "or an MCP server object, as FILE.py:NAME or MODULE:NAME",
         unset="no tools",
         kind="LIST",
         belongs=FlagClass.OWN,

@@ -28,7 +28,7 @@ def load_user_function(value: str, flag: str) -> Callable[..., Any]:
 
 
 def load_user_module(path: str, flag: str) -> ModuleType:
-    """Run the file, once in each process.
+    """Run the file, once in each process. It can import other files of its folder.
 
     `flag`: the flag that has the path, for messages. Raises `ConfigError` if the file does not
     exist or raises.
@@ -41,10 +41,12 @@ def load_user_module(path: str, flag: str) -> ModuleType:
     if spec is None or spec.loader is None or not file.is_file():
         raise ConfigError(f"--{flag} {path}: there is no such Python file")
     module = module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # last: none of its files takes the place of a module
     sys.modules[name] = module  # before it runs: dataclasses in it look themselves up there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(
             f"--{flag} {path} cannot be used: {error_line(error)}{_line(error, file)}"
@@ -53,7 +55,7 @@ def load_user_module(path: str, flag: str) -> ModuleType:
     return module
 
 
-def _line(error: Exception, file: Path) -> str:
+def _line(error: BaseException, file: Path) -> str:
     """The line of the user's file that raised, in brackets; empty if unknown."""
     if isinstance(error, SyntaxError):
         return ""  # its message has the line already

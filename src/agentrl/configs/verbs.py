@@ -378,6 +378,10 @@ def serve_parser() -> Parser:
         "--db_connection_string)",
     )
     flag(
+        "--startup_timeout", metavar="X", type=float, default=300.0,
+        help="time limit of the wait for the run's MongoDB, in seconds (default: 300)",
+    )  # fmt: skip
+    flag(
         "--public_url", metavar="URL", type=_service_url,
         help="URL under which other machines reach the service (default: host and port)",
     )  # fmt: skip

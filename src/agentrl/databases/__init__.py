@@ -5,13 +5,14 @@ What is stored
     token_tree.py, growing_tree.py, arrays.py   tokens of a Record
     task_file/, scorer_notation.py   what users write in task files
 The ledgers
-    tasks.py, expressions.py   of sampling: who works on which rollout
+    tasks.py, slot_ends.py, expressions.py   of sampling: who works on which rollout
     task_choice.py, free_groups.py   which groups a claim may take
     held_leases.py, reaping.py, owners.py   leases: held, taken away, and by whom
     scorings.py   of trajectories that have no score yet
     due.py   a look for what was put off, or left by dead samplers
     retries.py   how often what failed is tried again, and how soon
-    records.py, group_commit.py, storable.py   what samplers write of their work
+    records.py, storable.py   what samplers write of their work
+    group_commit.py, batches.py   many writes in one command
     finalisations.py, rescoring.py   the end of a group, and scores given anew
     quarantine.py   what waits for a person, and its release
     row_ledger.py   of training: which rows a step trains

@@ -4,7 +4,7 @@
         while not await enough():
             await changes.wait(timeout_s=5.0)
 
-If the server has change streams (a replica set), a wait ends when a change arrives. Otherwise, and
+If the server has change streams (a replica set), a wait ends soon after a change. Otherwise, and
 while a stream is broken, it ends after a pause that grows with each wait. Correctness does not
 depend on it: a wait may end without a change, and always ends after its timeout. A wait does not
 say what changed; the caller reads that itself.
@@ -19,6 +19,7 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
+from pymongo.asynchronous.change_stream import AsyncDatabaseChangeStream
 from pymongo.errors import OperationFailure, PyMongoError
 
 from agentrl.databases.connection import Documents, RunDatabase, is_outage
@@ -29,6 +30,7 @@ Interest = Mapping[str, Any]  # a filter of change events
 
 FIRST_PAUSE_S = 0.05  # the first pause between polls, and the least time between two looks
 LONGEST_PAUSE_S = 1.0
+LONGEST_UNSEEN_S = 0.25  # until a stream's event is seen
 _PAUSE_GROWTH = 1.5
 _NOT_A_REPLICA_SET = 40573  # MongoDB's error code
 _REOPEN_S = 0.5  # between two tries to open a broken stream
@@ -136,7 +138,7 @@ class Changes:
         """Keep a stream open as long as the server supports it."""
         while True:
             try:
-                stream = await self._database.watch(self._pipeline)
+                stream = await self._database.watch(self._pipeline, max_await_time_ms=1)
             except PyMongoError as error:
                 if is_outage(error):
                     logger.debug("no change stream for now: %s", error)
@@ -154,11 +156,25 @@ class Changes:
                     self._changed.set()
                 self._settled.set()
                 try:
-                    async for _ in stream:
-                        self._changed.set()
+                    await self._follow(stream)
                 except PyMongoError as error:
                     logger.debug("a change stream broke and is opened again: %s", error)
                 finally:
                     self._streaming = False
                     self._changed.set()  # end the current wait: the next one is a pause
             await asyncio.sleep(_REOPEN_S)
+
+    async def _follow(self, stream: AsyncDatabaseChangeStream[dict[str, Any]]) -> None:
+        """Ask the stream for events until it ends: soon after one, and less often without any.
+
+        A request that waits in the server is woken by every write to it, of any process. So each
+        one returns at once, and the pause is here.
+        """
+        pause = FIRST_PAUSE_S
+        while stream.alive:
+            if await stream.try_next() is None:
+                await asyncio.sleep(pause)
+                pause = min(pause * _PAUSE_GROWTH, LONGEST_UNSEEN_S)
+            else:
+                self._changed.set()
+                pause = FIRST_PAUSE_S

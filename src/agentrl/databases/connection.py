@@ -21,6 +21,7 @@ from pymongo.errors import (
     ConfigurationError,
     ConnectionFailure,
     CursorNotFound,
+    NotPrimaryError,
     OperationFailure,
     PyMongoError,
     ServerSelectionTimeoutError,
@@ -340,8 +341,15 @@ async def connect(
         with wait_told(shown, timeout_s):
             await client.admin.command("ping")
             # Any member answers `ping`. Creating indexes waits for a primary.
-            for collection, indexes in ({} if only_look else _INDEXES).items():
-                await database.database[collection].create_indexes(indexes)
+            while True:
+                try:
+                    for collection, indexes in ({} if only_look else _INDEXES).items():
+                        await database.database[collection].create_indexes(indexes)
+                    break
+                except NotPrimaryError:  # it starts, and is still being elected
+                    if time.monotonic() - began > timeout_s:
+                        raise
+                    await asyncio.sleep(_FIRST_PAUSE_S)
     except ServerSelectionTimeoutError:
         await client.close()
         raise DatabaseUnreachable(

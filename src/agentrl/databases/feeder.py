@@ -149,7 +149,7 @@ class TaskFeeder:
             limit=self._low_water,
             hint="state",
         )
-        while unclaimed < self._low_water and not self._all_added():
+        while unclaimed < self._low_water and not self.all_added:
             unclaimed += await self._add_block()
 
     async def _add_block(self) -> int:
@@ -190,7 +190,7 @@ class TaskFeeder:
 
     async def exhausted(self) -> bool:
         """Whether all epochs are sampled and finalised, so that no further rows can come."""
-        if not self._all_added():
+        if not self.all_added:
             return False
         return await self._open_task({"split": Split.TRAIN}) is None
 
@@ -223,7 +223,9 @@ class TaskFeeder:
             {"status": {"$in": OPEN_TASKS}, **selection}, {"_id": 1}, hint="state"
         )
 
-    def _all_added(self) -> bool:
+    @property
+    def all_added(self) -> bool:
+        """Whether the tasks of all epochs are in the ledger."""
         if self._epochs is None:
             return False
         return self._next_epoch >= self._first_epoch + self._epochs

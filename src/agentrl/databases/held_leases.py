@@ -29,6 +29,10 @@ class HeldLeases:
         self._news = asyncio.Event()
         self._closed = False
 
+    def count(self) -> int:
+        """The number of Records in progress."""
+        return len(self._until)
+
     def begin(self, records: Collection[str], asked: float) -> None:
         """The slots of these Records were claimed."""
         self._until.update(dict.fromkeys(records, asked + self._lease_seconds))

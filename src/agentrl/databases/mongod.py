@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from agentrl.held_port import HeldPort
 REPLICA_SET = "rs0"
 ALREADY_INITIALIZED = 23  # error code: the replica set is configured already
 LOCKED = 100  # mongod's exit status when another mongod holds the folder
+_LOOK_S = 0.02
 OPLOG_MB = 64  # serves change streams; nothing depends on its length
 
 # By default mongod keeps three journal files of 100 MB, two of them preallocated. Small files
@@ -79,6 +81,7 @@ class EmbeddedMongod:
         self.port = 0
         self._held: HeldPort | None = None  # from the first start to `stop`
         self._process: subprocess.Popen[bytes] | None = None
+        self._command: list[str] = []  # of the last start
 
     @property
     def url(self) -> str:
@@ -91,11 +94,17 @@ class EmbeddedMongod:
         return self._process.pid if self._process else None
 
     def start(self, timeout_s: float = 60.0) -> str:
-        """Start it, make it a replica set and wait until it accepts writes; returns its URL.
+        """Start it and wait until it accepts writes; returns its URL.
 
         After a crash it is started again on the same port. Raises `MongodError`, also after
         `timeout_s` seconds.
         """
+        url = self.begin()
+        self.await_ready(timeout_s)
+        return url
+
+    def begin(self) -> str:
+        """Start it, and return its URL at once: `await_ready` follows. Raises `MongodError`."""
         if self._process is not None:
             self._process.wait()
         binary = find_mongod()
@@ -104,31 +113,37 @@ class EmbeddedMongod:
         if self._held is None:
             self._held = self._hold_port()
         self.port = self._held.number
-        command = [
+        self._command = [
             str(binary), "--dbpath", str(self.data_dir), "--port", str(self.port),
             "--bind_ip", "127.0.0.1", "--replSet", REPLICA_SET,
             "--wiredTigerCacheSizeGB", str(self.cache_gb), "--nounixsocket",
             "--wiredTigerEngineConfigString", _ENGINE, "--oplogSize", str(OPLOG_MB),
             "--setParameter", "diagnosticDataCollectionEnabled=false",
         ]  # fmt: skip
+        self._spawn()
+        return self.url
+
+    def await_ready(self, timeout_s: float = 60.0) -> None:
+        """Make it a replica set and wait until it accepts writes.
+
+        Raises `MongodError`, also after `timeout_s` seconds; it is stopped then.
+        """
         deadline = time.monotonic() + timeout_s
-        self._spawn(command)
         try:
             while not self._await_primary(deadline):
                 # The mongod of a run that was just killed is still flushing.
                 time.sleep(0.5)
-                self._spawn(command)
+                self._spawn()
         except BaseException:
             self.stop()
             raise
         (self.data_dir / "port").write_text(json.dumps(self.port))
-        return self.url
 
-    def _spawn(self, command: list[str]) -> None:
+    def _spawn(self) -> None:
         bound = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*bound, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                [*bound, *self._command], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
 
@@ -176,7 +191,7 @@ class EmbeddedMongod:
         host = f"127.0.0.1:{self.port}"
         config: dict[str, Any] = {"_id": REPLICA_SET, "members": [{"_id": 0, "host": host}]}
         with MongoClient[dict[str, object]](
-            host, directConnection=True, serverSelectionTimeoutMS=500
+            host, directConnection=True, serverSelectionTimeoutMS=500, connect=False
         ) as client:
             while True:
                 assert self._process is not None
@@ -194,13 +209,18 @@ class EmbeddedMongod:
                     )
                 if time.monotonic() > deadline:
                     raise MongodError(f"mongod did not become ready: see {self.log_file}")
-                try:
-                    if client.admin.command("hello").get("isWritablePrimary"):
-                        return True
-                    self._configure(client, config)
-                except PyMongoError:
-                    pass  # not listening yet, or an election: retried until the deadline
-                time.sleep(0.05)
+                if self._listens():  # else the client would look again after half a second only
+                    try:
+                        if client.admin.command("hello").get("isWritablePrimary"):
+                            return True
+                        self._configure(client, config)
+                    except PyMongoError:
+                        pass  # an election, say: retried until the deadline
+                time.sleep(_LOOK_S)
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     @staticmethod
     def _configure(client: MongoClient[dict[str, object]], config: dict[str, Any]) -> None:

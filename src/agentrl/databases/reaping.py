@@ -27,7 +27,12 @@ from agentrl.databases.expressions import (
     literal,
     slots_where,
 )
-from agentrl.databases.transitions import change_records, group_settled, slots_changed
+from agentrl.databases.transitions import (
+    SLOTS_AT_ONCE,
+    change_records,
+    group_settled,
+    slots_changed,
+)
 
 FREE_LOSSES = 3
 _WITHOUT_RECORD = frozenset({SlotStatus.PENDING, SlotStatus.FAILED})  # the lease's Record is lost
@@ -63,7 +68,8 @@ async def reap_expired(database: RunDatabase, max_failures: int) -> Reaped:
         ]
     )
     async for task in overdue:
-        slots = [Slot.model_validate(slot) for slot in task["slots"]]
+        # The others are ended by the next call.
+        slots = [Slot.model_validate(slot) for slot in task["slots"][:SLOTS_AT_ONCE]]
         found = database.records.find(
             {"_id": {"$in": [slot.record for slot in slots]}}, {"status": 1, "score": 1, "error": 1}
         )

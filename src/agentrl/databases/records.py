@@ -6,7 +6,8 @@
 
 A turn is durable before its Record is finished, and a Record before its slot is terminal. All
 writes go through group commit (`group_commit.py`), so a record costs the database less if a process
-works on many. Slots and leases are in `tasks.py`.
+works on many: a write then waits a moment for others (`batches.py`). Slots and leases are in
+`tasks.py`.
 """
 
 import asyncio
@@ -15,8 +16,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pymongo import InsertOne, UpdateOne
+from pymongo import InsertOne, UpdateMany
 
+from agentrl.databases.batches import Pace
 from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import (
     DBRecordData,
@@ -58,6 +60,8 @@ _BEFORE_END = {
     RecordStatus.SCORED: [RecordStatus.SAMPLED],
     RecordStatus.QUARANTINED: [RecordStatus.SAMPLED],
 }
+# In one reply. It is decoded in one step of the event loop: 10 ms for turns of 30 kB.
+_TURNS_AT_ONCE = 32
 _SETTLED = (RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.QUARANTINED)
 
 
@@ -79,15 +83,17 @@ class RecordLedger:
     """The trajectories of one sampler process.
 
     `leases`: the Records that this process may write; claims and heartbeats update it. Methods that
-    need a lease raise `LeaseLost` and write nothing if the lease is gone.
+    need a lease raise `LeaseLost` and write nothing if the lease is gone. `pace`: of its writes.
     """
 
     def __init__(self, database: RunDatabase, lease_seconds: float) -> None:
         self.leases = HeldLeases(lease_seconds)
         self._database = database
-        self._records = GroupCommit(database.records)
-        self._turns = GroupCommit(database.turns)
-        self._tool_results = GroupCommit(database.tool_results)
+        self.pace = Pace(self.leases.count)
+        self._records = GroupCommit(database.records, self.pace)
+        self._turns = GroupCommit(database.turns, self.pace)
+        self._tool_results = GroupCommit(database.tool_results, self.pace)
+        # Not at its moments: the rows of a group are written one step after the other.
         self._rows = GroupCommit(database.rows)
         self._parts = GroupCommit(database.parts)
 
@@ -162,8 +168,10 @@ class RecordLedger:
         """The turns of Records, in order, by Record id."""
 
         async def read() -> dict[str, list[DispatchedSamplingTask]]:
-            cursor = self._database.turns.find({"record_id": {"$in": list(records)}}).sort(
-                [("record_id", 1), ("turn", 1)]
+            cursor = self._database.turns.find(
+                {"record_id": {"$in": list(records)}},
+                sort=[("record_id", 1), ("turn", 1)],
+                batch_size=_TURNS_AT_ONCE,
             )
             # In a thread: validating hundreds of turns would delay heartbeats.
             return await asyncio.to_thread(_turns_by_record, records, await cursor.to_list())
@@ -181,7 +189,7 @@ class RecordLedger:
         """Store the scores that scorers of the whole group added; the Records stay scored."""
         await self._records.write(
             [
-                UpdateOne(
+                UpdateMany(
                     {"_id": record.id, "status": RecordStatus.SCORED},
                     {
                         "$set": await made_storable(

@@ -125,11 +125,9 @@ class RowLedger:
         held = await self._rows.count_documents(self._held(step), hint="held")
         young = lineage.young_versions(step - 1, max_staleness)
         trainable: dict[str, Any] = {
-            "status": RowStatus.READY,
+            **self._ready(),
             "policy_versions": {"$not": {"$elemMatch": {"$nin": young}}},
         }
-        if self._first_group:
-            trainable["group_order"] = {"$gte": self._first_group}
         if not waive_interval:
             trainable["not_before"] = {"$lte": step}
         if held < count:
@@ -183,6 +181,10 @@ class RowLedger:
             {"_id": {"$in": list(ids)}, "trained": by_this_step}, hint="_id_"
         )
 
+    async def ready(self, limit: int) -> int:
+        """The number of ready rows of this data set, at most `limit`."""
+        return await self._rows.count_documents(self._ready(), limit=limit, hint="lease")
+
     async def counts(self, step: int) -> RowCounts:
         """Numbers of rows after `step` was committed.
 
@@ -196,9 +198,7 @@ class RowLedger:
                 {**evicted, "step": span}, hint="held"
             )
             self._evicted_up_to = step
-        ready = await self._rows.count_documents(
-            {"status": RowStatus.READY}, limit=COUNTED, hint="lease"
-        )
+        ready = await self.ready(COUNTED)
         ahead = await self._rows.count_documents(
             {**evicted, "step": {"$gt": self._evicted_up_to}}, hint="held"
         )
@@ -266,6 +266,10 @@ class RowLedger:
         return await change_rows(
             self._rows, held, RowStatus.READY, _UNHELD, expected=[RowStatus.LEASED], index="held"
         )
+
+    def _ready(self) -> dict[str, Any]:
+        of_this_data = {"group_order": {"$gte": self._first_group}} if self._first_group else {}
+        return {"status": RowStatus.READY, **of_this_data}
 
     def _held(self, step: int | dict[str, int]) -> dict[str, Any]:
         return {

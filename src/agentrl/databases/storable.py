@@ -6,7 +6,7 @@ that can still be refused, such as a line of a task file.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from numbers import Integral, Real
 from typing import Any
@@ -25,6 +25,9 @@ _KEPT_BYTES = 1000  # the least that is kept of a cut text
 _NOTE_BYTES = 100  # reserved for the note after a cut text
 _QUICK_BYTES = 2**18  # `storable` takes about a millisecond for this size
 _PLAIN = (type(None), bool, float, bytes, datetime)
+# Nearly all values are exactly of these types, which is cheaper to see than `isinstance`.
+_EXACTLY_PLAIN = frozenset(_PLAIN)
+_OF_ONE_SIZE = frozenset({type(None), bool, int, float, datetime})
 
 
 async def made_storable(
@@ -73,15 +76,20 @@ def weight(value: object) -> int:
     The time does not grow with the length of texts: in a text that is not ASCII, each character
     counts as 4 bytes.
     """
+    if type(value) in _OF_ONE_SIZE:
+        return _ELEMENT_BYTES
     if isinstance(value, str):
         return _ELEMENT_BYTES + _most_bytes(value)
     if isinstance(value, bytes):
         return _ELEMENT_BYTES + len(value)
-    if isinstance(value, Mapping):
-        return _ELEMENT_BYTES + sum(len(text_of(key)) + weight(each) for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return _ELEMENT_BYTES + sum(6 + weight(each) for each in value)
-    return _ELEMENT_BYTES
+    most = _ELEMENT_BYTES
+    if isinstance(value, dict | Mapping):
+        for key, each in value.items():
+            most += len(key if type(key) is str else text_of(key)) + weight(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            most += 6 + weight(each)
+    return most
 
 
 def fault(value: object, where: str) -> str | None:
@@ -107,21 +115,31 @@ def fault(value: object, where: str) -> str | None:
 
 
 def _clean(value: object, depth: int) -> object:
+    if type(value) in _EXACTLY_PLAIN:
+        return value
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, dict | list):
+        return _cleaned(value, depth)
+    if type(value) is int and value in _INT64:
         return value
     if isinstance(value, Integral):  # includes numpy's
         return int(value) if int(value) in _INT64 else _digits(int(value))
     if isinstance(value, Real):
         return float(value)
     if isinstance(value, Mapping | list | tuple | set | frozenset):
-        if depth >= DEEPEST:
-            return "[left out: nested too deeply to be stored]"
-        if isinstance(value, Mapping):
-            return {_key(key): _clean(each, depth + 1) for key, each in value.items()}
-        return [_clean(each, depth + 1) for each in value]
+        return _cleaned(value, depth)
     return _text(text_of(value))
+
+
+def _cleaned(value: Mapping[Any, Any] | Collection[Any], depth: int) -> object:
+    if depth >= DEEPEST:
+        return "[left out: nested too deeply to be stored]"
+    if isinstance(value, dict | Mapping):
+        return {_key(key): _clean(each, depth + 1) for key, each in value.items()}
+    return [_clean(each, depth + 1) for each in value]
 
 
 def _text(text: str) -> str:
@@ -135,6 +153,8 @@ def _text(text: str) -> str:
 
 
 def _key(key: object) -> str:
+    if type(key) is str and key.isascii() and "\0" not in key:
+        return key
     return _text(text_of(key)).replace("\0", "\ufffd")
 
 

@@ -13,8 +13,8 @@ clocks of samplers do not matter.
 Every method retries through an outage of the database, and may be repeated when its answer was
 lost. Slots that the lost call had leased are then worked on by nobody, and their leases expire.
 
-Not in here: which states may follow which (`transitions.py`), and the documents of the work itself
-(`records.py`).
+Not in here: which states may follow which (`transitions.py`), how the ends of slots are sent
+(`slot_ends.py`), and the documents of the work itself (`records.py`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,10 +23,10 @@ from typing import Any
 
 from pymongo import ReturnDocument, UpdateOne
 
+from agentrl.databases.batches import Pace
 from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import (
     GroupOutcome,
-    Slot,
     SlotStatus,
     Split,
     Task,
@@ -47,11 +47,10 @@ from agentrl.databases.expressions import (
 )
 from agentrl.databases.free_groups import Query, free_groups, kinds_without
 from agentrl.databases.reaping import Reaped, close_lost_records, reap_expired
+from agentrl.databases.slot_ends import SlotEnd, SlotEnds
 from agentrl.databases.task_choice import NO_TASKS, TaskChoice
 from agentrl.databases.transitions import (
-    TERMINAL_SLOTS,
     TransitionRefused,
-    group_settled,
     slots_changed,
     task_status,
 )
@@ -102,16 +101,25 @@ def task_of(record: str) -> str:
 
 
 class TaskLedger:
-    """Transitions of Tasks and slots by one sampler (`owner`)."""
+    """Transitions of Tasks and slots by one sampler (`owner`).
+
+    `pace`: when to send the ends of slots; None: at once.
+    """
 
     def __init__(
-        self, database: RunDatabase, owner: str, lease_seconds: float, max_failures: int
+        self,
+        database: RunDatabase,
+        owner: str,
+        lease_seconds: float,
+        max_failures: int,
+        pace: Pace | None = None,
     ) -> None:
         self.owner = owner
         self.lease_ms = int(lease_seconds * 1000)
         self._database = database
         self._tasks = database.tasks
         self._max_failures = max_failures
+        self._ends = SlotEnds(database.tasks, owner, self._finalisation(), pace)
 
     async def add(self, tasks: Sequence[Task]) -> int:
         """Store new Tasks; existing ones stay as they are. Returns how many are new."""
@@ -247,37 +255,19 @@ class TaskLedger:
         If this ended the group's last slot, the same update leases the group's finalisation to us,
         and the Task is returned. Raises `LeaseLost`.
         """
-        ours = {
-            "rollout": claim.rollout,
-            "attempt": claim.attempt,
-            "scorings": claim.scorings,
-            "owner": self.owner,
-            "status": SlotStatus.LEASED,
-        }
-        left = slots_changed(
-            {"$eq": ["$$slot.rollout", claim.rollout]},
+        end = SlotEnd(
+            claim.task.id,
+            claim.rollout,
+            claim.attempt,
+            claim.scorings,
+            claim.record_id,
             status,
-            {"owner": None, "lease_expires": None, **fields},
+            fields,
         )
-
-        async def leave() -> dict[str, Any] | None:
-            return await self._tasks.find_one_and_update(
-                {"_id": claim.task.id, "slots": {"$elemMatch": ours}},
-                [{"$set": {"slots": left}}, *group_settled(self._finalisation())],
-                return_document=ReturnDocument.AFTER,
-            )
-
-        what = f"the end of {claim.record_id}"
-        document = await retry_through_outages(leave, what)
-        if document is None:
-            document = await retry_through_outages(lambda: self._left_already(claim, status), what)
-        task = Task.from_mongo(document)
-        ends_group = (
-            task.status == TaskStatus.FINALISING
-            and task.finalisation is not None
-            and task.finalisation.owner == self.owner
-        )
-        return task if ends_group else None
+        try:
+            return await self._ends.end(end)
+        except TransitionRefused as refused:
+            raise LeaseLost(str(refused)) from refused
 
     async def reap(self) -> Reaped:
         """End expired leases, see `reaping.py`."""
@@ -355,25 +345,6 @@ class TaskLedger:
             ),
             "a claim",
         )
-
-    async def _left_already(self, claim: Claim, status: SlotStatus) -> dict[str, Any]:
-        """The Task, if this attempt has already ended its slot and the answer was lost.
-
-        Raises `LeaseLost` otherwise, also for an attempt that handed its slot back: it cannot be
-        distinguished from one that lost the slot.
-        """
-        document = await self._tasks.find_one({"_id": claim.task.id})
-        assert document is not None, f"{claim.task.id} is gone, and the pipeline deletes nothing"
-        slot = next(Slot(**slot) for slot in document["slots"] if slot["rollout"] == claim.rollout)
-        if status in TERMINAL_SLOTS and (slot.status, slot.record) == (status, claim.record_id):
-            return document
-        found = slot.status if slot.owner is None else f"{slot.status} by {slot.owner}"
-        refused = TransitionRefused(
-            f"slot {claim.rollout} of {claim.task.id}, attempt {slot.attempt}",
-            found,
-            f"{status} by attempt {claim.attempt} of {self.owner}",
-        )
-        raise LeaseLost(str(refused)) from refused
 
     async def _finalised(
         self, task: Task, scores: Mapping[str, float | None], outcome: GroupOutcome | None

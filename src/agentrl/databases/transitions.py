@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from pymongo import UpdateOne
+from pymongo import UpdateMany
 from pymongo.asynchronous.collection import AsyncCollection
 
 from agentrl.databases.documents import RecordStatus, RowStatus, SlotStatus, TaskStatus
@@ -120,6 +120,10 @@ def states_before(
     return [state for state in allowed if state in expected]
 
 
+# Of one group in one update, which has a stage for each; mongod takes 1,000 stages.
+SLOTS_AT_ONCE = 400
+
+
 def slots_changed(
     which: Expression, to: SlotStatus, fields: Mapping[str, Expression]
 ) -> Expression:
@@ -166,13 +170,13 @@ def record_change(
     fields: Mapping[str, Any],
     *,
     expected: Collection[RecordStatus] | None = None,
-) -> UpdateOne:
+) -> UpdateMany:
     """The change of one Record, for a bulk write. `fields` are values, not expressions.
 
     It matches no document if the table refuses the change. `expected`: only from these states.
     """
     sources = states_before(RECORD_TRANSITIONS, to, expected)
-    return UpdateOne(
+    return UpdateMany(
         {"_id": record_id, "status": {"$in": sources}}, {"$set": {**fields, "status": to}}
     )
 

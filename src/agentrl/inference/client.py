@@ -151,7 +151,8 @@ class SGLangClient(Engine):
                 "sampling_params": params,
                 "return_logprob": True,
                 "stream": True,
-            }
+            },
+            option=orjson.OPT_SERIALIZE_NUMPY,
         )
         reader = ChunkReader(building, self.url, longest)
         largest = _CHUNK_BYTES + _TOKEN_BYTES * longest

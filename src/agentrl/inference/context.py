@@ -36,14 +36,13 @@ def fit_request(request: GenerateRequest, limits: ModelLimits) -> GenerateReques
     Raises RequestRejected for an empty prompt and for a token id outside the vocabulary, which
     crashes SGLang, and PromptTooLong for a prompt that leaves no room for an answer.
     """
-    if not request.input_ids:
+    if not len(request.input_ids):
         raise RequestRejected(f"request {request.rid}: the prompt is empty")
-    if min(request.input_ids) < 0 or (
-        limits.vocab_size is not None and max(request.input_ids) >= limits.vocab_size
-    ):
+    least, largest = int(request.input_ids.min()), int(request.input_ids.max())
+    if least < 0 or (limits.vocab_size is not None and largest >= limits.vocab_size):
         raise RequestRejected(
-            f"request {request.rid}: prompt ids run from {min(request.input_ids)} to"
-            f" {max(request.input_ids)} but the model's vocabulary is {limits.vocab_size} ids"
+            f"request {request.rid}: prompt ids run from {least} to"
+            f" {largest} but the model's vocabulary is {limits.vocab_size} ids"
             " from 0: was it tokenised with another model's tokenizer?"
         )
     if limits.context_length is None:

@@ -8,6 +8,8 @@ penalties treat earlier pieces as prompt. No I/O.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from agentrl.inference.protocol import FinishReason, GenerateRequest, Generation
 from agentrl.policy_version import VersionSpan, join_spans
 
@@ -68,7 +70,7 @@ class GenerationBuilder:
         params = self.request.sampling_params
         return GenerateRequest(
             rid=f"{self.request.rid}.{self._n_asked}",
-            input_ids=self.request.input_ids + tuple(self.ids),
+            input_ids=np.append(self.request.input_ids, np.array(self.ids, dtype=np.int32)),
             sampling_params=replace(params, max_new_tokens=params.max_new_tokens - len(self.ids)),
         )
 

@@ -63,7 +63,7 @@ class Deployment:
     )
     mcp_url: str | None = _variable(
         None,
-        "URL of an MCP server (default: the demo's is started here, with its model)",
+        "URL of an MCP server (default: the demo's tools are in its samplers)",
         "mcp_manager_url",
     )
     mcp_auth_token: str | None = _variable(

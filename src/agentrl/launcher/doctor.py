@@ -5,6 +5,7 @@ are not checked.
 """
 
 import asyncio
+import os
 import platform
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from agentrl.configs import AgentConfig, Config, ConfigError
 from agentrl.configs.parsing import config_of
+from agentrl.configs.secret_variables import flags_in_environment
 from agentrl.configs.verbs import doctor_parser
 from agentrl.databases.connection import DatabaseUnreachable, connect
 from agentrl.databases.mongod import MongodError, find_mongod
@@ -48,7 +50,11 @@ class Check:
 def main(argv: Sequence[str]) -> int:
     """Run `agentrl doctor [flags]`; returns the exit status, 1 if a check fails."""
     given = doctor_parser().parse(argv)
-    return asyncio.run(examine(checks_for(given.own.model, config_of(given.values)), Console()))
+    # The token as a run would send it. The other variables name services, which are not checked
+    # unasked.
+    token = flags_in_environment(os.environ).get("mcp_auth_token")
+    config = config_of({"mcp_auth_token": token, **given.values})
+    return asyncio.run(examine(checks_for(given.own.model, config), Console()))
 
 
 async def examine(checks: Sequence[Check], console: Console) -> int:

@@ -47,12 +47,13 @@ from agentrl.launcher.preflight import (
     check_output,
     check_task_file,
 )
+from agentrl.launcher.presets import DEMO_TOOLS
 from agentrl.launcher.processes import Change, Supervisor, last_lines
 from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, read_launch, refuse_withheld
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.service_checks import check_services
-from agentrl.launcher.stack import service_part, tools_part, tools_url
+from agentrl.launcher.stack import service_part
 from agentrl.rollout.scheduling.worker import sample
 from agentrl.training.checkpoint.layout import CheckpointError, list_checkpoints, read_state
 from agentrl.training.model.export import export_checkpoint
@@ -175,7 +176,7 @@ class Evaluation:
     model: Path  # the checkpoint as a model folder
     tasks: Sequence[TaskLine]
     task_file: HeldOutFile
-    demo_tools: bool  # start the demo's tool server, unless tools are given
+    demo_tools: bool  # use the demo's tools, unless tools are given
     console: Console
 
     async def run(self, lock: RunLock) -> EvaluationReport | None:
@@ -232,7 +233,7 @@ class Evaluation:
     def _start_parts(
         self, supervisor: Supervisor, ports: ExitStack, url: str, version: int
     ) -> Config:
-        """Start tools and services as far as none are given; returns the config with all URLs.
+        """Start services unless some are given; returns the config with tools and all URLs.
 
         `ports`: holds theirs.
         """
@@ -244,9 +245,7 @@ class Evaluation:
         ]  # fmt: skip
         config = parse_config(flags)
         if self.demo_tools and config.agent.mcp_manager_url is None:
-            port = ports.enter_context(HeldPort()).number
-            supervisor.start(tools_part(config.run.run_name, port))
-            config = parse_config([*flags, "--mcp_manager_url", tools_url(port)])
+            config = parse_config([*flags, "--mcp_manager_url", DEMO_TOOLS])
         if not config.inference_urls:
             services = deployment.services
             threads = str(max(1, usable_cores() // (services + 1)))

@@ -92,6 +92,7 @@ class Launch:
         self._preset = preset
         self._record = record
         self._console = console or Console()
+        self._parts: Sequence[Part] = ()
         self._supervisor = Supervisor(inherited=lock.fileno() if lock else None)
         self._began = time.monotonic()
         self._stop = StopRequest()
@@ -102,7 +103,6 @@ class Launch:
         self._given_up: int | None = None  # the trainer that had given the run up before
         self._ports = ExitStack()  # held as long as anything is started on them
         self._addresses = Addresses(
-            tools_port=self._hold_port(),
             service_ports=tuple(self._hold_port() for _ in range(stack.services)),
             trainer_port=stack.deployment.meeting_port,
         )
@@ -171,9 +171,16 @@ class Launch:
             mongod = mongod_of(config)
             # In this thread, which lives as long as the launcher: mongod ends with its parent
             # thread.
-            url = mongod.start()
+            url = mongod.begin()
             self._mongod = mongod
         assert url is not None
+        located = with_urls(self._stack, url)
+        threads = thread_environment(located, usable_cores(), os.environ)
+        self._parts = plan_parts(located, self._addresses, threads)
+        # They load for seconds, and need the database last.
+        self._start_parts(Kind.SERVICE)
+        if self._mongod is not None:
+            self._mongod.await_ready()
         database = await self._connect(url)
         if self._stack.mongod:
             await runs.reopen(database)
@@ -186,8 +193,13 @@ class Launch:
         before = await load_run(database)
         if before is not None and before.status == HOPELESS:
             self._given_up = before.fence
-        self._stack = with_urls(self._stack, url, self._addresses)
+        self._stack = located  # only now: the run is entered with what the user gave
         return database
+
+    def _start_parts(self, *kinds: Kind) -> None:
+        for part in self._parts:
+            if part.kind in kinds:
+                self._supervisor.start(part)
 
     async def _connect(self, url: str) -> RunDatabase:
         """The run's database. Raises `_Stopped` if a signal comes before it answers."""
@@ -217,13 +229,10 @@ class Launch:
         print_lines(self._console, [f"{change} (since step {step})" for change in entry.changes])
 
     async def _train(self, database: RunDatabase) -> Outcome:
-        """Start the parts and wait for the end of the run."""
+        """Start trainer and samplers, and wait for the end of the run."""
         title = f"{self._stack.config.run.run_name} · {self._preset.title}"
-        threads = thread_environment(self._stack, usable_cores(), os.environ)
-        parts = plan_parts(self._stack, self._addresses, threads)
-        for part in parts:
-            self._supervisor.start(part)
-        with LiveView(title, self._console, self._logs(parts)) as view:
+        self._start_parts(Kind.TRAINER, Kind.SAMPLER)
+        with LiveView(title, self._console, self._logs(self._parts)) as view:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGCONT, view.come_back)
             progress = ProgressReader(database, self._stack.config.output)

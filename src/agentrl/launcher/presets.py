@@ -15,6 +15,7 @@ from agentrl.launcher.deployment import Deployment
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEMO = REPOSITORY / "assets" / "demo"
+DEMO_TOOLS = f"{DEMO / 'warehouse_tools.py'}:server"  # in every sampler
 ROWS_PER_STEP = 128
 DEMO_ORIGIN = "demo"
 

@@ -37,7 +37,6 @@ class Kind(IntEnum):
     SAMPLER = 0
     TRAINER = 1
     SERVICE = 2
-    TOOLS = 3
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,6 @@ class Supervisor:
         """End everything, in the order of `Kind`."""
         await asyncio.gather(self.stop(Kind.SAMPLER), self.stop(Kind.TRAINER))
         await self.stop(Kind.SERVICE)
-        await self.stop(Kind.TOOLS)
 
     def kill_all(self) -> None:
         """End everything now, without a chance to finish anything."""

@@ -111,9 +111,9 @@ def _is_alive(pid: str) -> bool:
 class LaunchRecord:
     """How a run was launched.
 
-    `seconds`: wall time of all its launches so far. `demo_tools`: the demo's tool server is the
-    run's, and is started where the run is evaluated, too. `origins`: where each flag came from.
-    `withheld`: flags that hold a secret, which is kept nowhere, as they may be shown.
+    `seconds`: wall time of all its launches so far. `demo_tools`: the run uses the demo's tools,
+    also where it is evaluated. `origins`: where each flag came from. `withheld`: flags that hold a
+    secret, which is kept nowhere, as they may be shown.
     `held_out`: success of the first and the last evaluation. `status`, `ended`: of the last launch,
     its exit status and why it was not 0; None while it lives, and for ever if it was killed.
     """

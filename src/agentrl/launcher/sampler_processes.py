@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.configs.parsing import given_values, handed_on
+from agentrl.importing import importing
 from agentrl.launcher.deployment import default_sampler_processes, usable_cores
 from agentrl.launcher.processes import RESTARTS, USER_ERROR, Change, Kind, Part, Supervisor
 from agentrl.rollout.scheduling.process_share import ProcessShare
@@ -47,7 +48,8 @@ def sampler_part(
 def main(argv: Sequence[str]) -> int:
     """Sample for a run until it is finished. A signal stops it in order, the same again at once."""
     # Here: a launch, which starts its samplers by `sampler_part`, need not load what they do.
-    from agentrl.rollout.scheduling import worker
+    with importing():
+        from agentrl.rollout.scheduling import worker
 
     share = ProcessShare.read(os.environ)
     if share is not None:

@@ -146,7 +146,7 @@ async def _announced(
     if run is None:
         yield
         return
-    database = await connect(run.db_url, run.run)
+    database = await connect(run.db_url, run.run, arguments.startup_timeout)
     await services.register(
         database,
         url,

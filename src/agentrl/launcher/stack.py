@@ -26,7 +26,7 @@ from agentrl.configs.secret_variables import VARIABLES
 from agentrl.configs.verbs import SGLANG_FLAGS
 from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import Deployment, default_sampler_processes
-from agentrl.launcher.presets import DEMO, REPOSITORY, Preset, is_demo, launch_layers
+from agentrl.launcher.presets import DEMO_TOOLS, REPOSITORY, Preset, is_demo, launch_layers
 from agentrl.launcher.processes import RESTARTS, Kind, Part
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.sampler_processes import sampler_part
@@ -46,7 +46,7 @@ class Stack:
     flags: tuple[str, ...]  # the run's flags, for every part
     origins: Mapping[str, str]  # where each flag comes from, by name
     mongod: bool  # whether a MongoDB is started
-    tools: bool  # whether the demo's tool server is started
+    tools: bool  # whether samplers use the demo's tools, as none are given
     services: int
     samplers: int
     trainers: int  # trainer processes of all machines; 0: none here
@@ -74,7 +74,7 @@ class Stack:
     @property
     def _tools(self) -> str:
         if self.tools:
-            return "tools of the demo started here"
+            return "tools of the demo in the samplers"
         return "tools given" if self.config.agent.mcp_manager_url else "no tools"
 
 
@@ -225,18 +225,17 @@ class Addresses:
     `trainer_port`: None if torch chooses a free port.
     """
 
-    tools_port: int
     service_ports: tuple[int, ...]
     trainer_port: int | None
 
 
-def with_urls(stack: Stack, database_url: str, addresses: Addresses) -> Stack:
-    """Return the stack with the URLs of database and tools that are started here as flags."""
+def with_urls(stack: Stack, database_url: str) -> Stack:
+    """Return the stack with the database's URL and the demo's tools, if it has them, as flags."""
     if stack.deployment.samplers_only:
         return stack  # no part that is started here has a URL
     flags = [*stack.flags, "--db_connection_string", database_url]
     if stack.tools:
-        flags += ["--mcp_manager_url", tools_url(addresses.tools_port)]
+        flags += ["--mcp_manager_url", DEMO_TOOLS]
     return replace(stack, flags=tuple(flags), config=parse_config(flags))
 
 
@@ -252,8 +251,6 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
     """The processes of a stack from `with_urls`, in the order in which they are started."""
     run = stack.config.run.run_name
     parts: list[Part] = []
-    if stack.tools:
-        parts.append(tools_part(run, addresses.tools_port))
     for number, port in enumerate(addresses.service_ports[: stack.services]):
         service = service_part(
             stack.config,
@@ -276,23 +273,6 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
             )
         )
     return parts
-
-
-def tools_part(run: str, port: int) -> Part:
-    """The demo's tool server."""
-    script = DEMO / "tool_server.py"
-    return Part(
-        name="tools",
-        kind=Kind.TOOLS,
-        command=(sys.executable, str(script), "--port", str(port)),
-        log=LOGS / f"{run}_tools.log",
-        restarts=RESTARTS,
-    )
-
-
-def tools_url(port: int) -> str:
-    """The URL of the demo's tool server."""
-    return f"http://127.0.0.1:{port}/mcp"
 
 
 def service_part(
@@ -328,6 +308,7 @@ def service_part(
             "--model", config.model.model_name_or_path,
             "--port", str(port),
             "--run_name", config.run.run_name,
+            "--startup_timeout", str(config.sampling.startup_timeout),
             "--weight_version", str(weight_version),
             "--max_running_requests", str(config.sampling.max_concurrent_samples_per_process),
             *key,

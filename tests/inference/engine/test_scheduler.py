@@ -125,6 +125,14 @@ def test_a_long_prompt_prefills_in_chunks_while_others_decode(folders) -> None:
     assert max(error(folders.first, request) for request in (short, long)) < 1e-4
 
 
+def test_a_long_prompt_prefills_in_chunks_alone(folders) -> None:
+    bench = Bench(folders.first, prefill=8)
+    long = bench.submit(list(range(60)), tokens=3)
+    bench.finish()
+    assert len(long.output_ids) == 3
+    assert error(folders.first, long) < 1e-4
+
+
 def test_nothing_follows_the_token_that_ends_a_turn(folders) -> None:
     ends = frozenset(range(0, 256, 5))
     bench = Bench(folders.first)

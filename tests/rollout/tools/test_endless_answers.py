@@ -154,7 +154,7 @@ def endless_process(folder: Path, **settings: str) -> tuple[Path, Path]:
     return config_file(folder, {"endless": entry}), journal
 
 
-@pytest.mark.parametrize("session", ["shared", "record"])
+@pytest.mark.parametrize("session", ["shared", pytest.param("record", marks=pytest.mark.slow)])
 async def test_a_process_s_line_is_read_up_to_a_size_and_asked_for_once(
     tmp_path: Path, session: str
 ) -> None:

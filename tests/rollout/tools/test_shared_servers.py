@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from aiohttp import web
 from tool_session import a_task, session_with, tools_of
 
 from agentrl.rollout.tools import session as session_module
@@ -194,3 +195,60 @@ async def test_a_call_out_of_time_is_the_tools_fault_unless_the_server_is_silent
             await session.call("echo", {"text": "a"})
         os.kill(own_server.pid, signal.SIGCONT)
         assert (await session.call("echo", {"text": "a"})).text == "a"
+
+
+@pytest.mark.parametrize(("names_the_call", "calls"), [(True, 1), (False, 2)])
+async def test_a_call_is_sent_again_only_where_the_session_is_gone_and_not_the_call_refused(
+    names_the_call: bool, calls: int
+) -> None:
+    """HTTP 400 with the word "session" is both: of a tool, and of servers that forgot theirs."""
+    sessions: list[str] = []
+    called: list[str] = []
+
+    def answer(message: Any) -> Any:
+        match message["method"]:
+            case "initialize":
+                sessions.append(f"session-{len(sessions)}")
+                capabilities = {"capabilities": {"tools": {}}}
+                info = {"serverInfo": {"name": "shop", "version": "1"}}
+                return {"protocolVersion": "2025-06-18", **capabilities, **info}
+            case "tools/list":
+                return {"tools": [{"name": "buy", "inputSchema": {"type": "object"}}]}
+            case "tools/call":
+                called.append(sessions[-1])
+                return {"content": [{"type": "text", "text": "bought"}]}
+            case _:
+                return None
+
+    async def mcp(request: web.Request) -> web.Response:
+        message = await request.json()
+        if "id" not in message:
+            return web.Response(status=202)
+        if message["method"] == "server/discover":
+            error = {"code": -32601, "message": "unknown"}
+            return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        result = answer(message)
+        if message["method"] == "tools/call" and len(called) == 1:
+            error = {"code": -32000, "message": "Bad Request: no valid session"}
+            request_id = message["id"] if names_the_call else None
+            told = {"jsonrpc": "2.0", "id": request_id, "error": error}
+            return web.json_response(told, status=400)
+        return web.json_response(
+            {"jsonrpc": "2.0", "id": message["id"], "result": result},
+            headers={"mcp-session-id": sessions[-1]},
+        )
+
+    app = web.Application()
+    app.add_routes([web.post("/mcp", mcp)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        async with session_with(f"http://127.0.0.1:{port}/mcp") as tools:
+            bought = await tools.call("buy", {})
+        assert len(called) == calls
+        assert bought.is_error == names_the_call
+    finally:
+        await runner.cleanup()

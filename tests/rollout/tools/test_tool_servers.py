@@ -53,6 +53,18 @@ def test_a_list_of_urls_is_several_servers() -> None:
     assert alone.name == "warehouse"
 
 
+def test_an_object_of_a_file_or_a_module_is_a_server() -> None:
+    for given, name in (("a/b.py:server", "b"), ("pkg.tools:server", "tools")):
+        [spec] = specs(given, mcp_sessions=2)
+        assert (spec.name, spec.transport, spec.python, spec.sessions) == (
+            name, ToolTransport.PYTHON, given, 2,
+        )  # fmt: skip
+        assert spec.label == f"{name} (`{given}`)"
+    assert specs("a/b.py:server", mcp_server_name="warehouse")[0].name == "warehouse"
+    # A token in the environment may be there for other runs.
+    assert specs("a/b.py:server", mcp_auth_token="t")[0].headers == {}
+
+
 def test_a_file_is_read_as_other_clients_write_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,8 +101,9 @@ def test_the_form_of_an_editor_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("servers", "flags", "message"),
     [
-        ({"a": {"args": ["x"]}}, {}, "server a: must have either `command` or `url`"),
-        ({"a": {"command": "x", "url": "http://a"}}, {}, "either `command` or `url`"),
+        ({"a": {"args": ["x"]}}, {}, "server a: must have one of `command`, `url` and"),
+        ({"a": {"command": "x", "url": "http://a"}}, {}, "one of `command`, `url` and `python`"),
+        ({"a": {"python": "tools.py"}}, {}, "python tools.py: write FILE.py:NAME or MODULE:NAME"),
         ({"a": {"command": "x", "type": "http"}}, {}, "type http does not go with"),
         ({"a": {"url": "http://a", "type": "pigeon"}}, {}, "type pigeon: not known; known: http"),
         ({"a": {"command": "x", "args": "-y"}}, {}, "server a: args: Input should be a valid list"),

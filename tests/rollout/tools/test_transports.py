@@ -65,6 +65,7 @@ async def test_a_process_that_all_share_and_that_dies_or_hangs_is_an_outage(
         assert int((await tools.call("pid", {})).text) != pid
 
 
+@pytest.mark.slow
 async def test_a_record_that_kills_the_process_of_its_own_reads_of_it(tmp_path: Path) -> None:
     file = config_file(tmp_path, {"counting": counting_process(session="record")})
     async with session_with(file) as tools:

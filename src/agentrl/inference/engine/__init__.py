@@ -11,6 +11,7 @@ It is for machines without a GPU or SGLang, such as laptops and CI. Its modules:
     request         one live request: its tokens, its versions, its end
     slots           allocation of the cache's rows; prefix matching; pure
     model_runner    the model, one forward per step
+    decoder         the forward of Llama-shaped models in few operators
     kv_cache        keys and values of all rows, and attention over them
     sampling        sampling parameters; logits to tokens and logprobs
     text            tokenizer: text in, text out, stop strings
@@ -18,6 +19,7 @@ It is for machines without a GPU or SGLang, such as laptops and CI. Its modules:
     weight_session  tensors from the trainer's memory: process groups, shared memory
 """
 
+from agentrl.importing import importing
 from agentrl.inference.engine.config import KEY_OF_SERVICES, Announcement, EngineConfig
 
 __all__ = ["KEY_OF_SERVICES", "Announcement", "EngineConfig", "serve"]
@@ -26,6 +28,7 @@ __all__ = ["KEY_OF_SERVICES", "Announcement", "EngineConfig", "serve"]
 def serve(config: EngineConfig, announcement: Announcement | None = None) -> None:
     """Serve a model until SIGTERM; see `server.serve`."""
     # Imported here, because it loads torch and transformers, which starting SGLang does not need.
-    from agentrl.inference.engine import server
+    with importing():
+        from agentrl.inference.engine import server
 
     server.serve(config, announcement)

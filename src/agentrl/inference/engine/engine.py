@@ -101,9 +101,12 @@ class LocalEngine:
         self.scheduler.submit(request)
         self._wake.set()
         try:
-            while request.finish is None:
+            ended = False
+            while not ended:
                 await changed.wait()
                 changed.clear()
+                # Read before the yield: the request may end while its progress is sent.
+                ended = request.finish is not None
                 yield request
         finally:
             if request.finish is None:

@@ -182,7 +182,7 @@ def _inputs(body: dict[str, object], text: Text) -> tuple[list[list[int]], bool]
     many = isinstance(sent_ids[0], list)
     batch: list[list[int]] = sent_ids if many else [sent_ids]
     for ids in batch:
-        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
             raise BodyError("input_ids must be a list of ids, or a list of such lists")
     return batch, many
 

@@ -66,7 +66,6 @@ class KVCache(Cache):
             config.num_hidden_layers, 2, num_slots, heads, row_length, size,
             device=device, dtype=dtype,
         )  # fmt: skip
-        self._layers = [(layer[0], layer[1]) for layer in self._store]
         self._range = torch.arange(row_length, device=device)
         self.layout: StepLayout | None = None
 
@@ -87,11 +86,15 @@ class KVCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write the step's keys and values [1, K, N, D]; return the layer's whole cache."""
         assert self.layout is not None
-        keys, values = self._layers[layer_idx]
-        place = (self.layout.rows_N, slice(None), self.layout.positions_N)
-        keys[place] = key_states[0].transpose(0, 1)
-        values[place] = value_states[0].transpose(0, 1)
-        return keys, values
+        both = torch.cat((key_states[0], value_states[0]))
+        return self.write(both.transpose(0, 1), layer_idx, self.layout)
+
+    def write(self, kv: Tensor, layer: int, layout: StepLayout) -> tuple[Tensor, Tensor]:
+        """Write a step's keys and values [N, 2K, D]; return the layer's whole cache."""
+        both = self._store[layer]
+        kv_N2KD = kv.view(kv.shape[0], 2, -1, kv.shape[2])
+        both[:, layout.rows_N, :, layout.positions_N] = kv_N2KD
+        return both[0], both[1]
 
     def lay_out(
         self, decode_positions: Sequence[int], segments: Sequence[PrefillChunk]
@@ -120,14 +123,13 @@ class KVCache(Cache):
             ),
         )
 
-    def swap_rows(self, pairs: Sequence[tuple[int, int]], length: int) -> None:
-        """Exchange the first `length` positions of each pair of rows; all rows distinct."""
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange the first `length` positions of two rows."""
         # Slices are several times faster than one gather and scatter with index tensors.
         used = self._store[:, :, :, :, :length]
-        for a, b in pairs:
-            kept = used[:, :, a].clone()
-            used[:, :, a] = used[:, :, b]
-            used[:, :, b] = kept
+        kept = used[:, :, a].clone()
+        used[:, :, a] = used[:, :, b]
+        used[:, :, b] = kept
 
     def copy_prefix(self, source: int, to: int, length: int) -> None:
         """Copy the first `length` positions of one row to another."""
@@ -143,18 +145,25 @@ def attend(
     *,
     scaling: float,
     step: StepLayout,
-    sliding_window: int | None = None,
-    **_: object,
+    **_: object,  # a window that is longer than any row
 ) -> tuple[Tensor, None]:
-    """Attention of a step: `query` [1, H, N, D]; `key`, `value` are a layer's cache, all rows.
+    """`attend_step` as transformers calls it: `query` [1, H, N, D]; returns [1, N, H, D]."""
+    query_NHD = query[0].transpose(0, 1)
+    attended = attend_step(query_NHD, key, value, step, scaling)
+    return attended.view(1, *query_NHD.shape), None
+
+
+def attend_step(
+    query_NHD: Tensor, key: Tensor, value: Tensor, step: StepLayout, scaling: float
+) -> Tensor:
+    """Attention of a step; `key`, `value` are a layer's cache, all rows. Returns [N, H * D].
 
     Query heads that share a key-value head are folded into the query length (decoding) or
-    broadcast over it (prefilling): no key is repeated. Returns [1, N, H, D].
+    broadcast over it (prefilling): no key is repeated.
     """
-    assert sliding_window is None, "refused when the model is loaded"
     kv, size = key.shape[1], key.shape[3]
-    group = query.shape[1] // kv
-    query_NKGD = query[0].transpose(0, 1).reshape(-1, kv, group, size)
+    group = query_NHD.shape[1] // kv
+    query_NKGD = query_NHD.view(-1, kv, group, size)
     decoding, in_use = step.mask_B11L.shape[0], step.mask_B11L.shape[3]
     outputs = []
     if decoding:
@@ -165,7 +174,7 @@ def attend(
             attn_mask=step.mask_B11L,
             scale=scaling,
         )
-        outputs.append(out_BKGD.reshape(decoding, -1, size))
+        outputs.append(out_BKGD.reshape(decoding, -1))
     begin = decoding
     for segment, mask in zip(step.segments, step.segment_masks, strict=True):
         tokens = segment.end - segment.start
@@ -179,10 +188,9 @@ def attend(
             is_causal=mask is None,
             scale=scaling,
         )
-        outputs.append(out_KGTD.permute(2, 0, 1, 3).reshape(tokens, -1, size))
+        outputs.append(out_KGTD.permute(2, 0, 1, 3).reshape(tokens, -1))
         begin += tokens
-    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return joined[None], None
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def kv_heads(config: PreTrainedConfig) -> tuple[int, int]:

@@ -5,13 +5,16 @@ The scheduler selects the requests and uses the logits.
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from agentrl.inference.engine.config import EngineConfig
+from agentrl.inference.engine.decoder import Decoder
 from agentrl.inference.engine.kv_cache import ATTENTION, KVCache, PrefillChunk, kv_heads
+from agentrl.sliding_window import sliding_window
 
 # Slots for each request that can run. Idle slots keep the prefixes of conversations during tool
 # calls.
@@ -21,8 +24,9 @@ _SLOTS_PER_RUNNING = 2
 class ModelRunner:
     """A causal language model on one device, with a cache for running and finished requests.
 
-    Raises ValueError if the model has other than full attention, if the context is longer than the
-    model's, or if the memory does not suffice for one request.
+    Raises ValueError if the model has other than full attention, or positions that change within
+    the context, if the context is longer than the model's, or if the memory does not suffice for
+    one request.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -49,6 +53,7 @@ class ModelRunner:
                 f"context length {self.context_length} is more than the {longest} positions of"
                 f" {config.model_path}"
             )
+        self._refuse_rows_that_differ(text_config, config.model_path)
         token_bytes = self._bytes_per_token(text_config)
         tokens = config.max_total_tokens or _memory_bytes(device) // 4 // token_bytes
         self.num_slots = min(
@@ -62,6 +67,7 @@ class ModelRunner:
         self.cache = KVCache(
             text_config, self.num_slots, self.context_length, device, self.model.dtype
         )
+        self._decoder = self._make_decoder()
         self.end_ids = _end_ids(self.model)
 
     @property
@@ -76,6 +82,7 @@ class ModelRunner:
 
     def release_memory(self) -> None:
         """Release the device's memory: weights move to the host, keys and values are dropped."""
+        self._decoder = None  # it holds weights, too
         _move(self.model, torch.device("cpu"))
         self.cache.release()
         if self.device.type == "cuda":
@@ -85,6 +92,7 @@ class ModelRunner:
         """Move the weights back and allocate the cache again."""
         self.cache.resume()
         _move(self.model, self.device)
+        self._decoder = self._make_decoder()
 
     @torch.inference_mode()
     def step(
@@ -107,17 +115,44 @@ class ModelRunner:
             if want:
                 wanted.append(len(ids) - 1)
         layout = self.cache.lay_out(decode_positions, segments)
+        ids_N = torch.tensor(ids, device=self.device)
+        wanted_W = torch.tensor(wanted, device=self.device, dtype=torch.long)
+        if self._decoder is not None:
+            return self._decoder(ids_N, layout, wanted_W)
         self.cache.layout = layout
         output = self.model(
-            input_ids=torch.tensor(ids, device=self.device)[None],
+            input_ids=ids_N[None],
             position_ids=layout.positions_N[None],
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=torch.tensor(wanted, device=self.device),
+            logits_to_keep=wanted_W,
             step=layout,
         )
         logits: Tensor = output.logits[0]
         return logits
+
+    def _refuse_rows_that_differ(self, config: PreTrainedConfig, path: Path) -> None:
+        """Raise `ValueError` if what a sequence gives depends on its length, or on those beside
+        it: a step has all sequences in one line."""
+        window = sliding_window(config)
+        if window is not None and window < self.context_length:
+            raise ValueError(
+                f"{path}: its layers see {window} tokens, and the local engine serves models with"
+                f" full attention only: lower the context length of {self.context_length} to that,"
+                " or use SGLang"
+            )
+        rope = getattr(config, "rope_parameters", None) or {}
+        short = rope.get("original_max_position_embeddings") or self.context_length
+        if rope.get("rope_type") == "longrope" and short < self.context_length:
+            raise ValueError(
+                f"{path}: its positions (longrope) differ beyond {short} tokens, which the local"
+                f" engine does not follow: lower the context length of {self.context_length} to"
+                " that, or use SGLang"
+            )
+
+    def _make_decoder(self) -> Decoder | None:
+        """The model's forward in few operators; None if there is only transformers' own."""
+        return Decoder(self.model, self.cache) if Decoder.fits(self.model) else None
 
     def _bytes_per_token(self, config: PreTrainedConfig) -> int:
         heads, size = kv_heads(config)

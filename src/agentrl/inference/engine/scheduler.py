@@ -275,10 +275,13 @@ class Scheduler:
         """Move the decoding requests to the first rows, and sort them by row."""
         slots = [request.slot for request in self._decoding if request.slot is not None]
         swaps = self._slots.compact(slots)
-        if swaps:
-            longest = max(request.total for request in self._decoding)
-            self._runner.cache.swap_rows(swaps, max(longest, self._slots.extent))
         self._decoding.sort(key=_row)
+        # After a weight update `filled` leaves out what a prefilling request has computed.
+        computed = {_row(request): request.computed for request in self._prefilling}
+        for front, back in swaps:
+            moved = self._decoding[front].total
+            length = max(moved, self._slots.filled(back), computed.get(back, 0))
+            self._runner.cache.swap_rows(front, back, length)
 
     def _give_back_slot(self, request: LiveRequest) -> None:
         if request.slot is None:

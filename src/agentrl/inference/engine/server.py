@@ -161,8 +161,8 @@ class _Server:
                     if not response.prepared:
                         await response.prepare(request)
                     event = generate_answer(live, prompt, engine.text, engine.scheduler.version)
-                    await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
-            await response.write(b"data: [DONE]\n\n")
+                    end = b"" if live.finish is None else b"data: [DONE]\n\n"
+                    await response.write(b"data: " + orjson.dumps(event) + b"\n\n" + end)
         return response
 
     async def _pause(self, request: web.Request) -> web.Response:

@@ -21,8 +21,6 @@ class CacheSlot:
 
     index: int
     row: int
-    held: bool = False
-    last_used: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,8 @@ class SlotTable:
     def __init__(self, num_slots: int, row_length: int) -> None:
         self.slots = [CacheSlot(index, index) for index in range(num_slots)]
         self._by_row = list(self.slots)
-        self._idle = num_slots
+        self._held = np.zeros(num_slots, dtype=np.bool_)
+        self._last_used = np.zeros(num_slots, dtype=np.int64)
         self._clock = 0
         # The tokens of each slot. The first `_ready` have keys and values that others may copy;
         # `_coming` is the number after the next step.
@@ -55,17 +54,17 @@ class SlotTable:
     @property
     def idle(self) -> int:
         """Number of slots that no request holds."""
-        return self._idle
+        return len(self.slots) - int(self._held.sum())
 
     @property
     def cached_tokens(self) -> int:
         """Number of tokens in all slots that requests may reuse."""
         return int(self._ready.sum())
 
-    @property
-    def extent(self) -> int:
-        """Largest number of positions of a slot that are reusable now or after the next step."""
-        return int(max(self._ready.max(), self._coming.max()))
+    def filled(self, row: int) -> int:
+        """Number of positions of a row that are reusable now or after the next step."""
+        index = self._by_row[row].index
+        return int(max(self._ready[index], self._coming[index]))
 
     def place(self, tokens: Sequence[int]) -> Placement | None:
         """Allocate a slot for a request with `tokens`, reusing the longest cached prefix.
@@ -81,13 +80,14 @@ class SlotTable:
         if int(np.minimum(common, self._coming).max()) >= cached + WORTH_WAITING:
             return None
         source = self.slots[best]
-        if cached and not source.held and cached >= self._ready[best] - 1:
+        if cached and not self._held[best] and cached >= self._ready[best] - 1:
             # The request continues all tokens of the slot, except perhaps the last: no copy needed.
             slot, copy_from = source, None
         else:
             slot = self._reclaim()
             copy_from = source if cached and slot is not source else None
-        self._hold(slot)
+        assert not self._held[slot.index]
+        self._held[slot.index] = True
         # From this step on, positions after the prefix are overwritten.
         self._ready[slot.index] = cached
         self._coming[slot.index] = len(ids)
@@ -101,11 +101,10 @@ class SlotTable:
 
     def release(self, slot: CacheSlot, tokens: Sequence[int]) -> None:
         """Return the slot. It keeps the keys and values of `tokens` for reuse."""
-        assert slot.held
-        slot.held = False
-        self._idle += 1
+        assert self._held[slot.index]
+        self._held[slot.index] = False
         self._clock += 1
-        slot.last_used = self._clock
+        self._last_used[slot.index] = self._clock
         self._tokens[slot.index, : len(tokens)] = tokens
         self._ready[slot.index] = len(tokens)
         self._coming[slot.index] = 0
@@ -142,12 +141,6 @@ class SlotTable:
 
     def _reclaim(self) -> CacheSlot:
         """The idle slot to overwrite: an empty one, else the least recently used."""
-        return min(
-            (slot for slot in self.slots if not slot.held),
-            key=lambda slot: (self._ready[slot.index] > 0, slot.last_used, slot.row),
-        )
-
-    def _hold(self, slot: CacheSlot) -> None:
-        assert not slot.held
-        slot.held = True
-        self._idle -= 1
+        rank = np.where(self._ready > 0, self._last_used, 0)
+        rank[self._held] = self._clock + 1
+        return self.slots[int(rank.argmin())]

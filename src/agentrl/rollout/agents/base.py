@@ -25,6 +25,7 @@ from agentrl.databases.documents import (
     ToolCall,
     TurnStatus,
 )
+from agentrl.databases.growing_tree import Ids
 from agentrl.databases.records import RecordLedger, turn_id
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
@@ -253,7 +254,7 @@ class AsyncSampler(ABC):
         return self.add_turn(*await self.ask(self.context.ids, left))
 
     async def ask(
-        self, prompt_ids: Sequence[int], left: int, max_new_tokens: int | None = None
+        self, prompt_ids: Ids, left: int, max_new_tokens: int | None = None
     ) -> tuple[Generation, StopReason | None]:
         """Generate from a prompt. The record does not change, so calls may run concurrently.
 
@@ -272,7 +273,7 @@ class AsyncSampler(ABC):
             max_new_tokens=limit.max_new_tokens,
             stop_token_ids=self.resources.renderer.stop_token_ids,
         )
-        request = GenerateRequest(f"{self.record.id}-{self._n_asked}", tuple(prompt_ids), params)
+        request = GenerateRequest(f"{self.record.id}-{self._n_asked}", prompt_ids, params)
         self._n_asked += 1
         pool = self.resources.pool
         try:
@@ -310,7 +311,7 @@ class AsyncSampler(ABC):
 
     def add_answer(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Ids,
         generation: Generation,
         stop_reason: StopReason | None,
         next_prompt: NextPrompt | None,

@@ -4,24 +4,28 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agentrl.databases.documents import Record, ToolCall
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
+from agentrl.importing import importing
 from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
 from agentrl.rollout.agents.repetition import call_key
 from agentrl.rollout.llm.client import LLMClient
 from agentrl.rollout.llm.models import load_agent_models
 from agentrl.rollout.tool_calls import Call, MalformedCall
 from agentrl.rollout.tools.browse import BrowseAgent
-from agentrl.rollout.tools.toolbox import ToolBox, ToolSession, open_tools
+
+if TYPE_CHECKING:
+    from agentrl.rollout.tools.toolbox import ToolBox, ToolSession
 
 
 @dataclass(frozen=True)
 class MCPResources(SamplerResources):
     """Resources of samplers with tools."""
 
-    tools: ToolBox
+    tools: "ToolBox"
     browse: BrowseAgent
 
 
@@ -54,6 +58,10 @@ class ToolSampler(AsyncSampler):
         Raises `ConfigError` or `AgentModelsError` for an unusable flag or file, and
         `ToolServerUnreachable` if an MCP server does not answer within `--startup_timeout`.
         """
+        # Imported here: the MCP SDK takes a second to load, and a launch only looks agents up.
+        with importing():
+            from agentrl.rollout.tools.toolbox import open_tools
+
         agent, patience_s = shared.config.agent, shared.config.sampling.startup_timeout
         agents = load_agent_models(agent.agent_config_path)
         async with (

@@ -288,7 +288,7 @@ class _Talk:
 
     def _compare_content(self, said: TurnReading, added: list[Message]) -> None:
         """Check that the turn's content and the added messages are in the prompt once."""
-        prompt = self._renderer.codec.decode(self.context.ids)
+        prompt = self._renderer.codec.decode(self.context.ids.tolist())
         for text in [said.content] if said.content else _texts_of_calls(said):
             if (n := prompt.count(_mark_of(text))) != 1:
                 self._blame(f"what a turn says, {text!r}, stands in the next prompt {n} times")
@@ -307,7 +307,7 @@ class _Talk:
         Either all tokens are equal, or the text and the `n_added` last tokens are: the model may
         split its own text into other tokens.
         """
-        ids, whole = self.context.ids, conversation.whole_ids()
+        ids, whole = self.context.ids.tolist(), conversation.whole_ids()
         decode = self._renderer.codec.decode
         return ids == whole or (
             decode(ids) == decode(whole)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import orjson
 from jinja2 import TemplateError
 
+from agentrl.importing import importing
 from agentrl.rollout.chat.capabilities import (
     TemplateCapabilities,
     TemplateRefusal,
@@ -102,7 +103,8 @@ class ChatRenderer:
         Raises ValueError with the folder and what it lacks.
         """
         # Imported here because it loads torch, which `agentrl show` and a launch do not need.
-        from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+        with importing():
+            from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder))

@@ -106,10 +106,9 @@ class TokenContext:
         self._pending: PromptChange | None = None  # the change that `_delta` belongs to
 
     @property
-    def ids(self) -> list[int]:
+    def ids(self) -> NDArray[np.int32]:
         """The current segment's tokens: the prompt of the next turn."""
-        ids: list[int] = self._tokens.ids(-1).tolist()
-        return ids
+        return self._tokens.ids(-1)
 
     @property
     def prompt_len(self) -> int:
@@ -227,7 +226,7 @@ class TokenContext:
 
     def go_on(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Ids,
         *,
         n_separator: int = 0,
         restyled: bool = False,
@@ -243,7 +242,7 @@ class TokenContext:
         if not self.segments or not self.segments[-1].turn_ends or self._delta is not None:
             return self.begin_segment(prompt_ids, drift, n_rewritten)
         held = self.prompt_len
-        if list(prompt_ids[:held]) != self.ids:
+        if not np.array_equal(prompt_ids[:held], self.ids):
             return self.begin_segment(prompt_ids, drift, n_rewritten)
         if len(prompt_ids) == held:
             return None

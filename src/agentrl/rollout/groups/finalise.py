@@ -85,10 +85,12 @@ class Finaliser:
     async def finalise(self, task: Task) -> int | None:
         """Write the group's rows and settle its Records.
 
-        Returns the number of rows; None if the finalisation was put off or the group quarantined.
-        An evaluation has no rows, and its Records stay scored. Raises `LeaseLost`,
-        `DatabaseUnreachable`, and `ConfigError` for an unusable flag.
+        Returns the number of rows; None if the finalisation was put off or the group quarantined,
+        or if this process is at it. An evaluation has no rows, and its Records stay scored. Raises
+        `LeaseLost`, `DatabaseUnreachable`, and `ConfigError` for an unusable flag.
         """
+        if task.id in self._in_progress:
+            return None  # two ends of slots may both be told that they were the group's last
         self._in_progress.add(task.id)
         try:
             return await self._settle(task)

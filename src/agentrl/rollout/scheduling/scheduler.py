@@ -63,11 +63,15 @@ class SamplingScheduler:
 
     def __post_init__(self) -> None:
         sampling = self.config.sampling
+        self._records = self.agents.shared.records
         self._ledger = TaskLedger(
-            self.database, self.owner, sampling.lease_seconds, sampling.max_failures
+            self.database,
+            self.owner,
+            sampling.lease_seconds,
+            sampling.max_failures,
+            self._records.pace,
         )
         self._scorings = ScoringLedger(self.database, self._ledger, sampling.max_scoring_failures)
-        self._records = self.agents.shared.records
         self._pool = self.agents.shared.pool
         self._breakers = Breakers(self.agents.with_the_tools_of, self._freed)
         self._finaliser = Finaliser(

@@ -26,6 +26,10 @@ from agentrl.tracebacks import log_to_stderr
 
 log = logging.getLogger(__name__)
 
+# New objects before Python looks for garbage among them, and looks before it looks among older
+# ones. With its own 700 it mostly finds turns in progress, which takes 5 % of a sampler's CPU.
+_GC_THRESHOLD = (10_000, 20, 20)
+
 
 def main(argv: Sequence[str], share: ProcessShare | None = None) -> int:
     """Sample for a run until it is finished or a signal stops it. Returns the exit code."""
@@ -78,6 +82,7 @@ async def sample(
             # the event loop for 0.1 s and more.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(*_GC_THRESHOLD)
             scheduler = SamplingScheduler(database, config, agents, process_name(), evaluation)
             loop, asked = asyncio.get_running_loop(), StopRequest()
 

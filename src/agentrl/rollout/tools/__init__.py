@@ -1,7 +1,10 @@
 """The tools of an agent: MCP servers and aggregators, as each record uses them.
 
     server_list.py  which servers there are, read and checked without the SDK
-    transports.py   the wires to a server: HTTP, SSE, stdio
+    transports.py   the wires to a server: HTTP, SSE, stdio, or none
+    sockets.py      aiohttp's connections below the SDK's HTTP
+    stateless.py    calls to servers without sessions, past the SDK's streams
+    in_process.py   a server that is an object, in a thread
     connection.py   one connection over them
     session.py      a session that outlives its connection: shared, or a record's own
     server.py       one MCP server and its sessions

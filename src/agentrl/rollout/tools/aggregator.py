@@ -37,7 +37,8 @@ from agentrl.rollout.tools.catalogue import Offer
 from agentrl.rollout.tools.connection import ConnectFailed
 from agentrl.rollout.tools.results import json_text
 from agentrl.rollout.tools.server_list import ServerSpec
-from agentrl.rollout.tools.transports import NOT_SERVING, SOCKET_LIMITS, refusal
+from agentrl.rollout.tools.sockets import KEEPALIVE_S
+from agentrl.rollout.tools.transports import NOT_SERVING, refusal
 
 _RETRY_PAUSE_S = 0.25
 _LISTING_TIMEOUT_S = 10.0
@@ -78,7 +79,9 @@ class Aggregator:
             headers={**spec.headers, **UNPACKED},
             event_hooks={"response": [limit_answer]},
             timeout=httpx2.Timeout(spec.timeout_s, pool=None),
-            limits=SOCKET_LIMITS,
+            limits=httpx2.Limits(
+                max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S
+            ),
             verify=tls_context(),
         )
 

@@ -9,14 +9,22 @@ from typing import Any, Self
 
 import anyio
 import httpx2
-from mcp import Client, MCPError
+from mcp import MCPError
 from mcp_types import CONNECTION_CLOSED
 
-from agentrl.rollout.tools.transports import Wires, refusal
+from agentrl.rollout.tools.transports import ToolClient, Wires, refusal
 from agentrl.rollout.tools.wire_faults import REFUSED, SESSION_GONE, WIRE_FAULT
 
 log = logging.getLogger(__name__)
 
+# What the SDK says of a connection that broke off, and of an answer's stream that did.
+_LOST = frozenset(
+    {
+        "Connection closed",
+        "SSE stream ended without a response",
+        "SSE stream ended and reconnection attempts were exhausted",
+    }
+)
 _GOODBYE_S = 10.0  # longer than the 4 s after which the SDK kills a process
 
 
@@ -46,7 +54,7 @@ class Connection:
 
     def __init__(self, wires: Wires, timeout_s: float, with_session: bool) -> None:
         self._ending = asyncio.Event()
-        self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[ToolClient] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(wires, timeout_s, with_session), name="mcp")
 
     @classmethod
@@ -74,8 +82,8 @@ class Connection:
         raise ConnectFailed.of(error or RuntimeError("closed at once")) from None
 
     @property
-    def client(self) -> Client:
-        """The SDK's client; tasks may use it concurrently."""
+    def client(self) -> ToolClient:
+        """The client; tasks may use it concurrently."""
         return self._ready.result()
 
     @property
@@ -99,12 +107,8 @@ class Connection:
             log.warning("an MCP connection ended with an error: %r", error)
 
     async def _hold(self, wires: Wires, timeout_s: float, with_session: bool) -> None:
-        client = Client(
-            wires.open(self._ending.set),
-            read_timeout_seconds=timeout_s,
-            mode="legacy" if with_session else "auto",
-        )
-        async with client:
+        lost = self._ending.set
+        async with wires.client(lost, timeout_s, with_session=with_session) as client:
             self._ready.set_result(client)
             await self._ending.wait()
 
@@ -124,9 +128,7 @@ def connection_is_lost(error: Exception) -> bool:
     """Whether the connection broke during the call; the server may have executed it."""
     # The message is compared too, because servers use the same code for other errors.
     return (
-        isinstance(error, MCPError)
-        and error.code == CONNECTION_CLOSED
-        and error.message == "Connection closed"
+        isinstance(error, MCPError) and error.code == CONNECTION_CLOSED and error.message in _LOST
     ) or isinstance(error, anyio.ClosedResourceError | anyio.BrokenResourceError)
 
 

@@ -8,15 +8,14 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
-from mcp import Client
 from mcp_types import CallToolResult, Tool
 
 from agentrl.rollout.tools.calls import ToolRequest, ToolServerUnreachable
 from agentrl.rollout.tools.catalogue import CLOSE_TOOL, CREATE_TOOL, Offer
 from agentrl.rollout.tools.connection import ConnectFailed
-from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
+from agentrl.rollout.tools.server_list import ServerSpec
 from agentrl.rollout.tools.session import SDK_FAILURES, Ownership, Session
-from agentrl.rollout.tools.transports import Wires
+from agentrl.rollout.tools.transports import ToolClient, Wires
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +34,8 @@ class MCPServer:
         self.spec = spec
         self.offers: tuple[Offer, ...] = ()
         self._startup_timeout_s = startup_timeout_s
-        # A process may first install itself. A listening server answers at once.
-        slow = spec.transport is ToolTransport.STDIO
-        self._handshake_s = min(startup_timeout_s, float("inf") if slow else _HANDSHAKE_TIMEOUT_S)
+        limit_s = float("inf") if spec.started_here else _HANDSHAKE_TIMEOUT_S  # it listens already
+        self._handshake_s = min(startup_timeout_s, limit_s)
         self._wires = Wires(spec, self._handshake_s)
         self._stack = AsyncExitStack()
         self._shared: list[Session] = []
@@ -113,8 +111,8 @@ class MCPServer:
             except SDK_FAILURES as error:
                 failed = ConnectFailed.of(error)
             waited = time.monotonic() - began
-            process = self.spec.transport is ToolTransport.STDIO  # retrying would fail again
-            if process or failed.refused or waited > self._startup_timeout_s:
+            # Retrying to start one would fail again.
+            if self.spec.started_here or failed.refused or waited > self._startup_timeout_s:
                 raise ToolServerUnreachable(
                     f"the tool server {self.spec.label} could not be used, tried for "
                     f"{waited:.1f} s: {failed}",
@@ -143,7 +141,7 @@ class MCPServer:
         self._shared += more
 
 
-async def _list_tools(client: Client) -> list[Tool]:
+async def _list_tools(client: ToolClient) -> list[Tool]:
     """All tools, page by page. Raises `ConnectFailed` if there is no last page."""
     tools: list[Tool] = []
     cursor = None

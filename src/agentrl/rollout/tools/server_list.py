@@ -3,6 +3,7 @@
     http://host/mcp                    one MCP server
     search=http://a/mcp,http://b/sse   several, with names or without
     http://host/mcpapi                 the servers behind an aggregator
+    tools.py:server                    a server that is an object in a Python file, or in a module
     tools.json                         a file in the `mcpServers` form of other MCP clients
 
 Nothing is connected to here.
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from agentrl.configs import AgentConfig, ConfigError
+from agentrl.configs.flag import is_object
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class ToolTransport(StrEnum):
     HTTP = "http"  # MCP over streamable HTTP
     SSE = "sse"  # MCP over HTTP with server-sent events, from before 2025
     STDIO = "stdio"  # MCP over the standard input and output of a process
+    PYTHON = "python"  # an object of Python's MCP SDK, in a thread of the sampler
     AGGREGATOR = "mcpapi"  # several servers behind one HTTP API
 
 
@@ -54,7 +57,7 @@ class ServerSpec:
 
     `timeout_s`: of one call. `sessions`: number of shared connections. `per_record`: each record
     has its own session instead. `url`, `headers`: for HTTP. `command`, `args`, `env`, `cwd`: for
-    stdio.
+    stdio. `python`: for an object, as `file.py:name` or `module:name`.
     """
 
     name: str
@@ -68,12 +71,18 @@ class ServerSpec:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
+    python: str = ""
+
+    @property
+    def started_here(self) -> bool:
+        """Whether this process starts the server, which may first install or load something."""
+        return self.transport in (ToolTransport.STDIO, ToolTransport.PYTHON)
 
     @property
     def label(self) -> str:
         """The server's name and address in messages, without passwords and keys."""
-        if self.transport is ToolTransport.STDIO:
-            return f"{self.name} (`{self.command}`)"
+        if self.started_here:
+            return f"{self.name} (`{self.command or self.python}`)"
         parts = urlsplit(self.url)
         place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         return place if self.name == _name_of(self.url) else f"{self.name} at {place}"
@@ -89,6 +98,7 @@ class _Entry(BaseModel):
     args: list[str] = []
     env: dict[str, str] = {}
     cwd: str | None = None
+    python: str | None = None
     url: str | None = Field(None, validation_alias=AliasChoices("url", "serverUrl", "httpUrl"))
     headers: dict[str, str] = {}
     disabled: bool = False
@@ -102,7 +112,12 @@ def read_servers(agent: AgentConfig) -> tuple[ServerSpec, ...]:
     given = (agent.mcp_manager_url or "").strip()
     if not given:
         return ()
-    specs = _of_urls(given, agent) if _URLS.match(given) else _of_file(Path(given), agent)
+    if _URLS.match(given):
+        specs = _of_urls(given, agent)
+    elif is_object(given):
+        specs = [_of_object(given, agent)]
+    else:
+        specs = _of_file(Path(given), agent)
     names = [spec.name for spec in specs]
     refuse_twins(names)
     wanted = wanted_servers(agent)
@@ -115,7 +130,7 @@ def read_servers(agent: AgentConfig) -> tuple[ServerSpec, ...]:
 def wanted_servers(agent: AgentConfig) -> frozenset[str] | None:
     """The servers that `--mcp_server_name` selects; None for all.
 
-    For a single MCP server by URL, the flag sets its name instead.
+    For a single MCP server by URL, and for an object, the flag sets its name instead.
     """
     names = {name.strip() for name in (agent.mcp_server_name or "all").split(",")}
     return None if names == {"all"} else frozenset(names)
@@ -160,6 +175,24 @@ def _of_urls(given: str, agent: AgentConfig) -> list[ServerSpec]:
     return specs
 
 
+def _of_object(given: str, agent: AgentConfig) -> ServerSpec:
+    if agent.mcp_auth_token:  # as MCP_AUTH_TOKEN it may be there for other runs
+        log.info("--mcp_auth_token goes to servers given by URL, and %s is none", given)
+    return ServerSpec(
+        agent.mcp_server_name or _name_of_object(given),
+        ToolTransport.PYTHON,
+        timeout_s=agent.tool_timeout,
+        sessions=agent.mcp_sessions,
+        python=given,
+    )
+
+
+def _name_of_object(python: str) -> str:
+    """The last part of its module's name."""
+    module = python.rpartition(":")[0]
+    return Path(module).stem if module.endswith(".py") else module.rpartition(".")[2]
+
+
 def _transport_of(url: str) -> ToolTransport:
     """The transport of a URL, by the last part of its path."""
     last = urlsplit(url).path.rstrip("/").rpartition("/")[2]
@@ -180,6 +213,10 @@ def _of_file(path: Path, agent: AgentConfig) -> list[ServerSpec]:
             f"{_FLAG} {path}: neither a http:// URL nor a file that can be read ({error.strerror})"
         ) from None
     except ValueError as error:
+        if path.suffix == ".py":
+            raise ConfigError(
+                f"{_FLAG} {path}: name the server object in it, as {path}:server"
+            ) from None
         raise ConfigError(f"{_FLAG} {path}: not JSON: {error}") from None
     servers = None
     if isinstance(content, dict):
@@ -205,17 +242,22 @@ def _of_entry(name: str, entry: object, path: Path, agent: AgentConfig) -> Serve
         raise ConfigError(f"{where}: {key}: {fault['msg']}") from None
     if given.disabled:
         return None
-    if (given.command is None) == (given.url is None):
-        raise ConfigError(f"{where}: must have either `command` or `url`")
+    if [given.command, given.url, given.python].count(None) != 2:
+        raise ConfigError(f"{where}: must have one of `command`, `url` and `python`")
+    if given.python is not None and not is_object(given.python):
+        raise ConfigError(f"{where}: python {given.python}: write FILE.py:NAME or MODULE:NAME")
     if given.model_extra:
         log.warning("%s: %s mean nothing here", where, ", ".join(sorted(given.model_extra)))
     if given.type is not None and given.type not in _TYPES:
         raise ConfigError(f"{where}: type {given.type}: not known; known: {', '.join(_TYPES)}")
     if given.type is not None:
         transport = _TYPES[given.type]
+    elif given.url:
+        transport = _transport_of(given.url)
     else:
-        transport = _transport_of(given.url) if given.url else ToolTransport.STDIO
-    if (transport is ToolTransport.STDIO) != (given.command is not None):
+        transport = ToolTransport.PYTHON if given.python else ToolTransport.STDIO
+    goes_with = {ToolTransport.STDIO: given.command, ToolTransport.PYTHON: given.python}
+    if goes_with.get(transport, given.url) is None:
         raise ConfigError(f"{where}: type {given.type} does not go with what else is there")
     if transport is ToolTransport.AGGREGATOR and given.session == "record":
         raise ConfigError(f"{where}: an aggregator has no sessions, so none for each record")
@@ -231,6 +273,7 @@ def _of_entry(name: str, entry: object, path: Path, agent: AgentConfig) -> Serve
         args=tuple(given.args),
         env=given.env,
         cwd=given.cwd,
+        python=given.python or "",
     )
 
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self, cast
 
 import anyio
-from mcp import Client, MCPError
+from mcp import MCPError
 from mcp_types import REQUEST_TIMEOUT, CallToolResult, RequestParamsMeta
 from pydantic import ValidationError
 
@@ -40,7 +40,7 @@ from agentrl.rollout.tools.connection import (
 )
 from agentrl.rollout.tools.results import read_result
 from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
-from agentrl.rollout.tools.transports import Wires
+from agentrl.rollout.tools.transports import ToolClient, Wires
 
 log = logging.getLogger(__name__)
 
@@ -117,8 +117,8 @@ class Session:
             await connection.close()
 
     @property
-    def client(self) -> Client:
-        """The SDK's client of the current connection."""
+    def client(self) -> ToolClient:
+        """The client of the current connection."""
         assert self._connection is not None, "the session is not entered"
         return self._connection.client
 
@@ -243,8 +243,11 @@ class Session:
         return False
 
     async def _can_be_reached(self) -> bool:
+        # A process is started for it, which takes as long as it takes.
+        starts = self._spec.transport is ToolTransport.STDIO
+        limit_s = self._handshake_s if starts else min(self._handshake_s, _SIGN_OF_LIFE_S)
         with contextlib.suppress(ConnectFailed):
-            await shake_hands(self._wires, min(self._handshake_s, _SIGN_OF_LIFE_S))
+            await shake_hands(self._wires, limit_s)
             return True
         return False
 

@@ -1,51 +1,103 @@
 """The transports to one server: HTTP requests, a stream of events, or the pipes of a process.
 
-The SDK implements the protocol over them (`connection.py`).
+The SDK implements the protocol over them (`connection.py`), and `stateless.py` the calls to servers
+without sessions. A server that is an object of this process needs none (`in_process.py`).
 """
 
+import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol
 
 import httpx2
+from mcp import Client
+from mcp.client.caching import CacheMode
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CallToolResult, ListToolsResult, RequestParamsMeta
 
 from agentrl.limited_httpx import (
     MAX_ANSWER_BYTES,
     TOO_LARGE,
+    UNPACKED,
     AnswerTooLarge,
-    LimitedTransport,
     tls_context,
 )
+from agentrl.rollout.tools.in_process import ServerThread, ThreadClient, load_server
 from agentrl.rollout.tools.pipes import process_pipes
 from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
+from agentrl.rollout.tools.sockets import Sockets
+from agentrl.rollout.tools.stateless import StatelessDispatcher
 from agentrl.rollout.tools.wire_faults import OVERSIZE, REFUSED, SESSION_GONE, WIRE_FAULT
 
 NOT_SERVING = frozenset({502, 503, 504})  # a proxy's answers while its server is away
 
-# No limit: a call holds its connection while the tool works, and samplers limit their concurrency.
-# Idle connections expire before uvicorn closes them after 5 s.
-SOCKET_LIMITS = httpx2.Limits(
-    max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0
-)
-
 Streams = tuple[Any, Any]  # the SDK's read and write streams
 
 
-class Wires:
-    """Opens streams to one server. HTTP connections share a pool of sockets.
+class ToolClient(Protocol):
+    """What is used of the SDK's client."""
 
-    `connect_timeout_s`: of connecting. The caller limits the time of answers.
+    async def call_tool(
+        self,
+        name: str,
+        arguments: dict[str, Any] | None,
+        read_timeout_seconds: float | None,
+        *,
+        meta: RequestParamsMeta | None,
+    ) -> CallToolResult:
+        """Call a tool."""
+
+    async def list_tools(
+        self, *, cursor: str | None = None, cache_mode: CacheMode = "use"
+    ) -> ListToolsResult:
+        """One page of the tools."""
+
+
+class Wires:
+    """Connects to one server. HTTP connections share a pool of sockets.
+
+    `connect_timeout_s`: of connecting. The caller limits the time of answers. Raises `ConfigError`
+    if the server is an object that cannot be loaded.
     """
 
     def __init__(self, spec: ServerSpec, connect_timeout_s: float) -> None:
         self._spec = spec
-        self._timeout = httpx2.Timeout(None, connect=connect_timeout_s)
-        self._sockets: LimitedTransport | None = None
+        self._headers = httpx2.Headers(dict(spec.headers))
+        self._headers.update(UNPACKED)
+        in_process = spec.transport is ToolTransport.PYTHON
+        self._thread = ServerThread(load_server(spec.python), spec.name) if in_process else None
+        self._connect_timeout_s = connect_timeout_s
+        self._sockets: Sockets | None = None
+
+    def client(
+        self, on_lost: Callable[[], None], timeout_s: float, *, with_session: bool
+    ) -> AbstractAsyncContextManager[ToolClient]:
+        """A client of one connection. `timeout_s`: the default of requests."""
+        mode = "legacy" if with_session else "auto"
+        if self._thread is not None:
+            return ThreadClient(self._thread, on_lost, timeout_s, mode)
+        opening = self._open(on_lost)
+        client = Client(opening, read_timeout_seconds=timeout_s, mode=mode)
+        if self._spec.transport is ToolTransport.HTTP:
+
+            async def connect(stack: AsyncExitStack, *_: object) -> StatelessDispatcher:
+                streams = await stack.enter_async_context(opening)
+                transport = _FaultIsolation(self._shared_sockets())
+                return StatelessDispatcher(streams, transport, self._spec.url, self._headers)
+
+            client._connect = connect  # the SDK has no public place for a dispatcher
+        return client
+
+    async def close(self) -> None:
+        """Close the shared sockets, or end the thread."""
+        if self._sockets is not None:
+            await self._sockets.aclose()
+        if self._thread is not None:
+            self._thread.close()
 
     @asynccontextmanager
-    async def open(self, on_lost: Callable[[], None]) -> AsyncIterator[Streams]:
+    async def _open(self, on_lost: Callable[[], None]) -> AsyncIterator[Streams]:
         """The streams of one connection. `on_lost` is called when they are found to be broken."""
         spec = self._spec
         if spec.transport is ToolTransport.STDIO:
@@ -67,20 +119,12 @@ class Wires:
             ) as streams:
                 yield streams
 
-    async def close(self) -> None:
-        """Close the shared sockets."""
-        if self._sockets is not None:
-            await self._sockets.aclose()
-
     def _client(self, transport: httpx2.AsyncBaseTransport) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(
-            headers=dict(self._spec.headers), timeout=self._timeout, transport=transport
-        )
+        return httpx2.AsyncClient(headers=self._headers, timeout=None, transport=transport)
 
-    def _shared_sockets(self) -> LimitedTransport:
+    def _shared_sockets(self) -> Sockets:
         if self._sockets is None:
-            sockets = httpx2.AsyncHTTPTransport(verify=tls_context(), limits=SOCKET_LIMITS)
-            self._sockets = LimitedTransport(sockets)
+            self._sockets = Sockets(tls_context(), self._connect_timeout_s)
         return self._sockets
 
 
@@ -145,11 +189,18 @@ class _FaultIsolation(httpx2.AsyncBaseTransport):
 async def _forgot_session(response: httpx2.Response) -> bool:
     """Whether the server does not know the request's session.
 
-    The protocol's status is 404. Servers based on the TypeScript SDK's examples answer 400.
+    The protocol's status is 404. Servers based on the TypeScript SDK's examples answer 400, and
+    name no request: one that is named may have run.
     """
-    if response.status_code == 400:
-        return b"session" in (await response.aread()).lower()
-    return response.status_code == 404
+    if response.status_code != 400:
+        return response.status_code == 404
+    body = await response.aread()
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    names_request = isinstance(answer, dict) and answer.get("id") is not None
+    return not names_request and b"session" in body.lower()
 
 
 def refusal(status: int) -> str:

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from agentrl.sliding_window import sliding_window
 from agentrl.training.attention.prefix_keys import TreeContext
 from agentrl.training.attention.tree import tree_attention
 
@@ -93,28 +94,16 @@ def has_tree_attention(model: PreTrainedModel) -> bool:
 def why_no_trees(model: PreTrainedModel) -> str | None:
     """Why `model` does not support tree attention; None if it does."""
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = _window(config, kinds)
-    kinds -= {"sliding_attention"}
-    if kinds - {"full_attention"}:
-        return f"it has layers of {', '.join(sorted(kinds - {'full_attention'}))}"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if others := sorted(kinds - {"full_attention", "sliding_attention"}):
+        return f"it has layers of {', '.join(others)}"
     if not model._supports_attention_backend or not model._can_set_attn_implementation():
         return "its attention is not exchangeable (AttentionInterface)"
-    longest = getattr(config, "max_position_embeddings", None)
+    window, longest = sliding_window(config), getattr(config, "max_position_embeddings", None)
     if window is not None and (longest is None or window < longest):
         return f"its layers see {window} tokens at most"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return "it caps its attention scores"
     if any(name.rsplit(".", 1)[-1] == "sinks" for name, _ in model.named_parameters()):
         return "its attention has sinks"
-    if getattr(config, "attention_dropout", 0.0):
-        return "it was trained with attention dropout, which its configuration asks for"
     return None
-
-
-def _window(config: PreTrainedConfig, kinds: set[str]) -> int | None:
-    """The sliding window in tokens; None if no layer has one."""
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "layer_types", None) is not None:
-        return window if "sliding_attention" in kinds else None
-    return window if getattr(config, "use_sliding_window", True) else None

@@ -111,14 +111,32 @@ class LedgerSource:
         group_done = updated(tasks, "status", *ENDED_TASKS)  # perhaps the last one
         async with Changes(self._database, new_row, ready_again, group_done) as changes:
             while not self._stop.is_set():
-                before = len(headers)
                 headers, complete = await self._look(step)
                 if complete:
                     return headers
                 if (reason := await self._watch.look()) is not None:
                     raise RunHopeless(reason)
-                await changes.wait(_LONGEST_WAIT_S, found=len(headers) > before)
+                await self._await_rows(changes, self._rows_per_step - len(headers))
         return []
+
+    async def _await_rows(self, changes: Changes, missing: int) -> None:
+        """Wait until so many more rows are ready; at most `_LONGEST_WAIT_S`.
+
+        Rows come one group after the other. A look at them is ten commands, a count is one. When no
+        task will follow, the wait is for any change: the step may stay smaller.
+        """
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        before = ready = 0
+        while (left_s := deadline - time.monotonic()) > 0 and not self._stop.is_set():
+            await changes.wait(left_s, found=ready > before)
+            if self._feeder.all_added:
+                return
+            before = ready
+            ready = await retry_through_outages(
+                lambda: self._ledger.ready(missing), "the count of rows"
+            )
+            if ready >= missing:
+                return
 
     async def quarantine(self, step: int, faults: Mapping[str, str]) -> None:
         """Quarantine rows of the step and log the reasons."""

@@ -12,16 +12,17 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
-from peft import LoraConfig as PeftConfig
-from peft import inject_adapter_in_model
-from peft.tuners.lora import Linear
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.configs import ConfigError, LoraConfig, comma_separated
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear
 
 _ADAPTER = "default"  # PEFT's name of the one that there is
 _A, _B, _BASE = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight", ".base_layer."
@@ -34,6 +35,11 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: tor
     Call it before sharding. A is drawn from torch's generator and B is 0, so that the model's
     output does not change. Raises `ConfigError` if `--lora_target_modules` names no linear layer.
     """
+    # Imported here: PEFT takes 0.4 s to load, and most runs have no adapter.
+    from peft import LoraConfig as PeftConfig
+    from peft import inject_adapter_in_model
+    from peft.tuners.lora import Linear
+
     named = comma_separated(config.lora_target_modules)
     targets = ALL_LINEAR if named == [ALL_LINEAR] else named
     known = _known(model)
@@ -61,13 +67,12 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: tor
 
 def has_adapter(model: nn.Module) -> bool:
     """Whether the model has an adapter."""
-    return any(isinstance(module, Linear) for module in model.modules())
+    return bool(_adapted_layers(model))
 
 
 def adapter_scaling(model: nn.Module) -> float:
     """alpha / rank of the model's adapter; 0 if it has none."""
-    layers = (module for module in model.modules() if isinstance(module, Linear))
-    return next((float(layer.scaling[_ADAPTER]) for layer in layers), 0.0)
+    return next((float(layer.scaling[_ADAPTER]) for layer in _adapted_layers(model)), 0.0)
 
 
 @contextmanager
@@ -76,7 +81,7 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
 
     For forward passes without gradient.
     """
-    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    layers = _adapted_layers(model)
     # PEFT's own switch also changes requires_grad, which FSDP reads at the first forward pass only.
     for layer in layers:
         layer._disable_adapters = True
@@ -122,6 +127,8 @@ def save_adapter(
 
     `base`: the folder of the adapted model.
     """
+    from peft import LoraConfig as PeftConfig
+
     layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in weights})
     PeftConfig(
         r=config.lora_rank,
@@ -136,6 +143,11 @@ def save_adapter(
         for name, tensor in weights.items()
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _adapted_layers(model: nn.Module) -> "list[Linear]":
+    """PEFT's layers in the model, which no other layers resemble in having a `lora_A`."""
+    return [cast("Linear", module) for module in model.modules() if hasattr(module, "lora_A")]
 
 
 def _known(model: PreTrainedModel) -> str:

@@ -5,13 +5,18 @@
 `loading` and `value_loading` load the weights.
 """
 
+import logging
+
 from transformers import PreTrainedModel
 
 from agentrl.configs import ComputeConfig
 from agentrl.training.attention import use_tree_attention
 from agentrl.training.model.logprobs import attach_logprobs
+from agentrl.training.model.noise import remove_noise
 from agentrl.training.model.value_head import attach_values, has_value_head
 from agentrl.training.parallel import Mesh, parallelise
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_model(
@@ -19,10 +24,12 @@ def prepare_model(
 ) -> None:
     """Parallelise `model` in place, and attach `token_logprobs` and, with a head, `state_values`.
 
-    `trees`: use tree attention if the model supports it. Raises `ConfigError` if the model cannot
-    be divided by the mesh or changes the logits after its head, and `RuntimeError` if a parameter
-    is not sharded as expected.
+    The model and its configuration lose their dropout. `trees`: use tree attention if the model
+    supports it. Raises `ConfigError` if the model cannot be divided by the mesh or changes the
+    logits after its head, and `RuntimeError` if a parameter is not sharded as expected.
     """
+    if noise := remove_noise(model):
+        logger.info("%s is trained with no %s", type(model).__name__, ", ".join(noise))
     if trees:
         use_tree_attention(model)
     line = parallelise(model, mesh, compute)

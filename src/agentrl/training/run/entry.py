@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.digests import model_digest
+from agentrl.configs.flag import is_object
 from agentrl.configs.flags import FLAGS
 from agentrl.configs.run_flags import Flags, changed_flags, read_digests, stored_flags
 from agentrl.configs.run_json import read_run_json
@@ -62,7 +63,7 @@ async def enter(
 ) -> RunEntry:
     """Compare this start with the run of its name. Raises `ConfigError`.
 
-    `demo_tools`: whether the demo's tool server is started for it; None if unknown.
+    `demo_tools`: whether it uses the demo's tools; None if unknown.
     """
     run, mark = await load_run(database), read_mark(config.output)
     worked = await _has_work(database)
@@ -163,8 +164,9 @@ def _tools(config: Config, before: DataSet | None, demo_tools: bool | None) -> s
     url = config.agent.mcp_manager_url
     if url is None:
         return "demo" if demo_tools else before.tools if before else "none"
-    started_here = urlsplit(url).hostname in _LOOPBACK  # perhaps the demo's server
-    if demo_tools is None and started_here and before is not None and before.tools == "demo":
+    # Perhaps the demo's: an object, or the server that a launch of an earlier version started.
+    here = is_object(url) or urlsplit(url).hostname in _LOOPBACK
+    if demo_tools is None and here and before is not None and before.tools == "demo":
         return "demo"
     return "given"
 
