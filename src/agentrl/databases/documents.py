@@ -389,7 +389,6 @@ class DBRecordData(Document):
     fence: int | None = None  # fencing number of the trainer that leases it, or evicted it
     step: int | None = None  # the step for which it is leased, or at which it was evicted
     error: str | None = None  # of a quarantined row
-    created_at: datetime | None = None
 
     @property
     def n_tokens(self) -> int:

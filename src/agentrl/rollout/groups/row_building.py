@@ -7,7 +7,6 @@ replay adds further columns, such as advantages.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -68,7 +67,6 @@ def build_row(
         # Siblings begin with the same prompt. Not the first node, which may contain more.
         prompt_len=ordered[0].prompt_len,
         prefix_hash=hashlib.blake2b(ordered[0].prompt_delta_ids, digest_size=16).hexdigest(),
-        created_at=datetime.now(UTC),
     )
 
 
