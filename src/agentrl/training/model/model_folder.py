@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from agentrl.configs import TREE_ATTENTION, ConfigError, ModelConfig, model_folder
+from agentrl.configs import TREE_ATTENTION, ConfigError, ModelConfig, trainable_folder
 from agentrl.training.model.lora import (
     adapter_of,
     adapter_scaling,
@@ -35,10 +35,10 @@ class ModelFolderError(RuntimeError):
 
 
 def check_model_folder(path: str | None, flag: str = FLAG) -> Path:
-    """Return the path of a model folder. Raises `ConfigError` if it is none."""
+    """Return the path of a model folder. Raises `ConfigError` if it is none to train."""
     if path is None:
         raise ConfigError(f"{flag} is needed: the folder of the model")
-    return model_folder(path, flag)
+    return trainable_folder(path, flag)
 
 
 def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
