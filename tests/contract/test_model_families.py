@@ -1,7 +1,7 @@
 """Mixtures of experts and multimodal models: all that is published arrives, by every way.
 
-The names differ between a model in memory, its folder and SGLang. What the trainer sends is compared
-with the folder in tests/training/test_weight_names.py; here the folder is sent.
+The names differ between a model in memory, its folder and SGLang. What the trainer sends is
+compared with the folder in tests/training/test_weight_names.py; here the folder is sent.
 """
 
 from collections.abc import Callable, Sequence
