@@ -34,7 +34,7 @@ class WeightNames:
         """
         self._model = model
         self._weights = dict.fromkeys(weights, True)
-        table = get_model_conversion_mapping(model)
+        table = _table(model)
         self._renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
         self._converters = [entry for entry in table if isinstance(entry, WeightConverter)]
         places = {name: self.place(name)[0] for name in sorted(stored, key=dot_natural_key)}
@@ -67,3 +67,16 @@ class WeightNames:
         # transformers' loader leaves what it used there; a model that is made empty has nothing.
         setattr(self._model, "_weight_conversions", self._used)  # noqa: B010
         return revert_weight_conversion(self._model, dict(weights))  # type: ignore[no-any-return]
+
+
+def _table(model: PreTrainedModel) -> list[WeightTransform]:
+    """transformers' conversions of a model, which may be sharded."""
+    made = type(model)
+    # FSDP gives a sharded model a class of its own, which transformers has no conversions for.
+    model.__class__ = next(
+        kind for kind in made.__mro__ if not kind.__module__.startswith("torch.")
+    )
+    try:
+        return get_model_conversion_mapping(model)
+    finally:
+        model.__class__ = made

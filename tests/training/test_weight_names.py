@@ -40,9 +40,14 @@ def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def model_config(folder: Path) -> ModelConfig:
+    # The one that all of them have.
+    return ModelConfig(model_name_or_path=str(folder), attention_implementation="eager")
+
+
 def loaded(folder: Path) -> PreTrainedModel:
     """The model as the trainer loads it."""
-    config = ModelConfig(model_name_or_path=str(folder))
+    config = model_config(folder)
     model = empty_model(config)
     mesh = make_mesh(Accelerator(cpu=True))
     prepare_model(model, mesh, ComputeConfig(), trees=False)
@@ -70,9 +75,11 @@ def trained(family: str, folder: Path) -> dict[str, Tensor]:
 
 
 def test_services_are_sent_what_the_folder_holds_of_the_trained_model(
-    family: str, folder: Path, tmp_path: Path
+    family: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sent = dict(published(folder, tmp_path).weights.tensors)
+    with caplog.at_level("INFO", logger="agentrl"):
+        sent = dict(published(folder, tmp_path).weights.tensors)
+    assert "loaded by one process" not in caplog.text
     check_same(sent, trained(family, folder))
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "saved")
     assert sent.keys() == load_file(tmp_path / "saved" / "model.safetensors").keys()
@@ -96,7 +103,7 @@ def test_a_published_folder_is_the_start_folder_again_with_all_that_lies_beside_
 def test_an_exported_checkpoint_is_the_start_folder_again(
     family: str, folder: Path, tmp_path: Path
 ) -> None:
-    config = ModelConfig(model_name_or_path=str(folder), attention_implementation="sdpa")
+    config = model_config(folder)
     learner = Learner(
         empty_model(config),
         make_mesh(Accelerator(cpu=True)),
