@@ -42,12 +42,11 @@ GRPO = Preset(
     demo_flags=("--adam_epsilon", "1e-5"),
 )
 
-# Zheng et al. 2025 (arXiv 2512.01374): the weight between trainer and sampler is truncated at 5.
 MINIRL = Preset(
     name="minirl",
     title="MINIRL",
-    flags=("--loss_calculator", "MINIRL", "--importance_weight_cap_ratio", "5"),
-    demo_flags=("--adam_epsilon", "1e-4"),  # its gradients are sums over tokens
+    flags=("--loss_calculator", "MINIRL"),
+    demo_flags=("--adam_epsilon", "2e-6"),  # its gradients are divided by --max_new_tokens
 )
 
 PRESETS = {preset.name: preset for preset in (GRPO, MINIRL)}
