@@ -100,11 +100,14 @@ class _Chunks(torch.autograd.Function):
         for part in _parts(len(targets), options.chunk_size):
             with torch.enable_grad():
                 states = hidden[part].detach().requires_grad_()
-                outputs = _chunk(head, weights, states, targets[part], temperatures[part], options)
-            grads = [grad_logprobs[part], grad_entropies[part]]
-            differentiable = 2 if options.entropy_gradient else 1
+                logprobs, entropies = _chunk(
+                    head, weights, states, targets[part], temperatures[part], options
+                )
+            outputs, grads = [logprobs], [grad_logprobs[part]]
+            if entropies is not None and options.entropy_gradient:
+                outputs, grads = [logprobs, entropies], [*grads, grad_entropies[part]]
             by_hidden[part], *by_weights = torch.autograd.grad(
-                outputs[:differentiable], [states, *leaves.values()], grads[:differentiable]
+                outputs, [states, *leaves.values()], grads
             )
             for name, grad in zip(leaves, by_weights, strict=True):
                 sums[name] = sums[name].add_(grad) if name in sums else grad.float()

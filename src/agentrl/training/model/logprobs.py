@@ -1,12 +1,13 @@
 """Logprobs and entropy of given tokens without materialising all `[tokens, vocabulary]` logits.
 
-The head runs over trained positions only, in chunks. The backward pass recomputes the logits of a
-chunk, so that at most one chunk of logits exists at a time.
+The head runs over trained positions only, in chunks (`head`). The backward pass recomputes the
+logits of a chunk, so that at most one chunk of logits exists at a time.
 """
 
 import types
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,10 @@ def attach_logprobs(
                 f"{type(model).__name__} changes the logits after its head ({name} in its "
                 "config.json), which the trainer does not; train another model"
             )
-    methods = {_LOGPROBS: partial(_logprobs, line, fp32_head), _PREFIX: partial(_prefix, line)}
+    methods: dict[str, Callable[..., Any]] = {
+        _LOGPROBS: partial(_logprobs, line, fp32_head),
+        _PREFIX: partial(_prefix, line),
+    }
     for name, function in methods.items():
         setattr(model, name, types.MethodType(function, model))
         if isinstance(model, FSDPModule):
