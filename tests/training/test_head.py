@@ -29,7 +29,7 @@ def gradients(
     """Logprobs, and the gradients of their mean (or the entropies') by weights and states."""
     head = nn.Linear(WIDTH, VOCABULARY, bias=False)
     head.weight = nn.Parameter(WEIGHT.to(dtype))
-    states = STATES.to(dtype).requires_grad_()
+    states = STATES.clone().to(dtype).requires_grad_()
     logprobs, entropy = head_logprobs(head, states, TARGETS, torch.ones(TOKENS), options)
     chosen = entropy if of_entropy else logprobs
     assert chosen is not None

@@ -74,7 +74,7 @@ class _Chunks(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         weights = _computing(dict(head.named_parameters()), options)
-        logprobs, entropies = hidden.new_empty(2, len(targets), dtype=torch.float32).unbind()
+        logprobs, entropies = torch.empty_like(temperatures), torch.empty_like(temperatures)
         for part in _parts(len(targets), options.chunk_size):
             logprobs[part], entropy = _chunk(
                 head, weights, hidden[part], targets[part], temperatures[part], options
