@@ -116,8 +116,24 @@ def test_a_flag_without_effect_is_refused_by_name(flags: list[str], message: str
         ["--loss_calculator", "CrossEntropy", "--strict_in_bound", "false"],
         ["--loss_calculator", "GRPO", "--sapo_temperature_pos", "1"],
         ["--loss_calculator", "my.py:loss", "--sapo_temperature_pos", "2"],
+        [
+            "--loss_calculater",
+            "MINIRL",
+            "--token_level_loss",
+            "false",
+            "--strict_in_bound",
+            "true",
+            "--skip_length_normalization",
+            "true",
+        ],
     ],
-    ids=["a bound of what is left out", "switched off", "its default", "a loss of the user's"],
+    ids=[
+        "a bound of what is left out",
+        "switched off",
+        "its default",
+        "a loss of the user's",
+        "the flags of AgentRL's own script",
+    ],
 )
 def test_a_flag_that_changes_nothing_or_may_be_used_is_taken(flags: list[str]) -> None:
     parse_config(flags)
