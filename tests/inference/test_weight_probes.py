@@ -11,7 +11,7 @@ from counting_engine import CountingEngine
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agentrl.inference.protocol import FRESH_VERSION
+from agentrl.inference.protocol import FRESH_VERSION, RequestRejected
 from agentrl.inference.weights.buckets import in_buckets
 from agentrl.inference.weights.disk import DiskUpdater
 from agentrl.inference.weights.probes import CheckedUpdater, layer, plan_rounds
@@ -41,11 +41,14 @@ class FusingEngine(CountingEngine):
         super().__init__(f"counting+http://{unknown}")
         self.unknown = unknown
         self.tensors: dict[str, Tensor] = {}
+        self.refused: Path | None = None
         self.loads: list[tuple[int, set[str]]] = []
 
     async def update_weights_from_disk(
         self, path: str | Path, version: int, *, flush_cache: bool = True, timeout_s: float = 600.0
     ) -> None:
+        if path == self.refused:
+            raise RequestRejected(f"{path}: no such folder")
         given = load_file(Path(path) / "model.safetensors")
         self.loads.append((version, set(given)))
         self.take({name: t for name, t in given.items() if not re.search(self.unknown, name)})
@@ -116,6 +119,17 @@ async def test_what_an_earlier_check_left_is_no_reason_to_refuse_a_service(
     engine.take({name: -tensor - 1 for name, tensor in weights.tensors.items()})
     (outcome,) = await update_services(CheckedUpdater(DiskUpdater()), [engine], weights)
     assert outcome.ok
+
+
+async def test_a_service_that_fails_after_it_was_probed_has_mixed_weights(
+    weights: PublishedWeights,
+) -> None:
+    engine = FusingEngine()
+    engine.take(weights.tensors)
+    gone = PublishedWeights(7, weights.folder / "gone", weights.tensors)
+    engine.refused = gone.folder
+    (outcome,) = await update_services(CheckedUpdater(DiskUpdater()), [engine], gone)
+    assert outcome.mixed and "no such folder" in (outcome.error or "")
 
 
 def test_each_kind_is_probed_once_and_no_layer_twice_in_a_round() -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from agentrl.inference.engine_protocol import Engine, WeightWay
-from agentrl.inference.protocol import FRESH_VERSION, RequestRejected
+from agentrl.inference.protocol import FRESH_VERSION, InferenceError, RequestRejected
 from agentrl.inference.weights.buckets import module_of
 from agentrl.inference.weights.updates import PublishedWeights, UpdateFailed, WeightUpdater
 
@@ -40,12 +40,21 @@ class CheckedUpdater:
 
     async def load(self, engine: Engine, weights: PublishedWeights, *, flush_cache: bool) -> None:
         """See `WeightUpdater`."""
-        if engine.url not in self._checked:
+        if engine.url in self._checked:
+            await self._updater.load(engine, weights, flush_cache=flush_cache)
+            return
+        try:
             skipped = await skipped_tensors(self._updater, engine, weights)
-            if skipped:
-                self.skipped[engine.url] = skipped
-                raise UpdateFailed(f"{engine.url} leaves out {', '.join(skipped)}", mixed=True)
-        await self._updater.load(engine, weights, flush_cache=flush_cache)
+            if not skipped:
+                await self._updater.load(engine, weights, flush_cache=flush_cache)
+        except InferenceError as error:
+            # SGLang also refuses when the weights are in and only its cache is not flushed.
+            if isinstance(error, RequestRejected) and await _has(engine, weights):
+                raise
+            raise UpdateFailed(str(error), mixed=True) from error
+        if skipped:
+            self.skipped[engine.url] = skipped
+            raise UpdateFailed(f"{engine.url} leaves out {', '.join(skipped)}", mixed=True)
         self._checked.add(engine.url)
 
     async def close(self) -> None:
@@ -111,6 +120,10 @@ def layer(name: str) -> int | None:
     """The number of the layer that a tensor belongs to; None if it belongs to none."""
     match = _NUMBER.search(name)
     return int(match[1]) if match else None
+
+
+async def _has(engine: Engine, weights: PublishedWeights) -> bool:
+    return await engine.weight_version() == weights.version
 
 
 def _unchanged(
