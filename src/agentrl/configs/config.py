@@ -150,6 +150,7 @@ class Config:
             optimizer=self.optimizer,
             critic=self.critic,
             model=self.model,
+            longest_row=self.sampling.max_tokens,
         )
 
 

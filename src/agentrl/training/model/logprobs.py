@@ -9,19 +9,17 @@ from functools import partial
 from typing import Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agentrl.configs import ConfigError
 from agentrl.training.attention import SharedLine, SharedPrefix, TreeContext
 from agentrl.training.data.batch import MicroBatch, SharedPrefixBatch
+from agentrl.training.model.head import base_model, own_logits
 from agentrl.training.model.softmax import picked_logprobs
 
-# Settings of transformers models that change the logits after the head.
-_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _LOGPROBS, _PREFIX = "token_logprobs", "compute_prefix"
 
 
@@ -43,15 +41,8 @@ def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> N
 
     FSDP gathers parameters only around registered methods of its root; otherwise base model and
     head would see shards. `line`: this process's part of lines under context parallelism, else
-    None. Raises `ConfigError` if the model changes the logits after its head.
+    None.
     """
-    config = model.config.get_text_config()
-    for name in _AFTER_HEAD:
-        if getattr(config, name, None) not in (None, 1.0):
-            raise ConfigError(
-                f"{type(model).__name__} changes the logits after its head ({name} in its "
-                "config.json), which the trainer does not; train another model"
-            )
     for name, function in ((_LOGPROBS, _logprobs), (_PREFIX, _prefix)):
         setattr(model, name, types.MethodType(partial(function, line), model))
         if isinstance(model, FSDPModule):
@@ -103,15 +94,13 @@ def _logprobs(
     prefix: SharedPrefix | None,
 ) -> tuple[Tensor, Tensor | None]:
     hidden, mine = predicting_states(model, line, batch, prefix)
-    head = model.get_output_embeddings()
-    assert isinstance(head, nn.Module)
     targets, temperatures = batch.targets, batch.temperatures
     if line is None or mine is None:
         return _in_chunks(
-            head, hidden, targets, temperatures, chunk_size, with_entropy, entropy_gradient
+            model, hidden, targets, temperatures, chunk_size, with_entropy, entropy_gradient
         )
     logprobs, entropy = _in_chunks(
-        head, hidden, targets[mine], temperatures[mine], chunk_size, with_entropy, entropy_gradient
+        model, hidden, targets[mine], temperatures[mine], chunk_size, with_entropy, entropy_gradient
     )
     count = len(targets)
     return (
@@ -167,10 +156,9 @@ def _hidden(
 
     Under context parallelism only this process's tokens are included.
     """
-    if batch.tree is None:  # padded lines are causal and need no mask
-        output = model.base_model(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
-        )
+    if batch.tree is None:
+        # Padded lines are causal and need no mask, and have the model's own positions.
+        output = base_model(model)(input_ids=batch.input_ids, use_cache=False)
         return cast(Tensor, output.last_hidden_state).flatten(0, 1)
     hidden = _tree_hidden(model, line, batch, TreeContext(batch.tree, prefix)).flatten(0, 1)
     return hidden if prefix is None else prefix.before_hidden(hidden)
@@ -191,19 +179,18 @@ def _tree_hidden(
     if line is not None:
         input_ids, position_ids = line.take(input_ids), line.take(position_ids)
         shared = {"line": line}
-    output = model.base_model(
+    output = base_model(model)(
         input_ids=input_ids, position_ids=position_ids, use_cache=False, tree=tree, **shared
     )
     if len(tree.layers) != model.config.get_text_config().num_hidden_layers:
         raise ValueError(
-            f"{type(model).__name__} did not pass the tree on to the attention of every layer: "
-            "train this model with --attention_implementation sdpa"
+            f"{type(model).__name__} did not pass the tree on to the attention of every layer"
         )
     return cast(Tensor, output.last_hidden_state)
 
 
 def _in_chunks(
-    head: nn.Module,
+    model: PreTrainedModel,
     hidden_MH: Tensor,
     targets: Tensor,
     temperatures: Tensor,
@@ -213,12 +200,12 @@ def _in_chunks(
 ) -> tuple[Tensor, Tensor | None]:
     if len(targets) <= chunk_size:
         # Recomputing a single chunk would save no memory.
-        return _chunk(head, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
+        return _chunk(model, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
     logprobs, entropies = [], []
     for start in range(0, len(targets), chunk_size):
         part = slice(start, start + chunk_size)
         logprob, entropy = checkpoint(
-            _chunk, head, hidden_MH[part], targets[part], temperatures[part], with_entropy,
+            _chunk, model, hidden_MH[part], targets[part], temperatures[part], with_entropy,
             entropy_gradient, use_reentrant=False, preserve_rng_state=False,
         )  # fmt: skip
         logprobs.append(logprob)
@@ -227,16 +214,17 @@ def _in_chunks(
 
 
 def _chunk(
-    head: nn.Module,
+    model: PreTrainedModel,
     hidden_NH: Tensor,
     targets: Tensor,
     temperatures: Tensor,
     with_entropy: bool,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    weight = getattr(model.get_output_embeddings(), "weight", None)
     # Under tensor parallelism the head gives a slice of the vocabulary (`parallel.tensor`).
-    vocabulary = head.weight.device_mesh.get_group() if isinstance(head.weight, DTensor) else None
+    vocabulary = weight.device_mesh.get_group() if isinstance(weight, DTensor) else None
     return picked_logprobs(
-        head(hidden_NH), targets, temperatures,
+        own_logits(model, hidden_NH), targets, temperatures,
         entropy=with_entropy, entropy_gradient=entropy_gradient, vocabulary=vocabulary,
     )  # fmt: skip

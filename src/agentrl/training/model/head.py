@@ -1,0 +1,66 @@
+"""The logits of given hidden states, as the model itself computes them.
+
+A model may scale its hidden states before the output head, or scale, cap and transform the logits
+after it. Each architecture does so in its own forward method. That method therefore runs here too,
+with a base model that answers with the given hidden states.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+class _HiddenStates(tuple[Tensor]):
+    """The output of a base model that has nothing but its last hidden states."""
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def own_logits(model: PreTrainedModel, hidden_NH: Tensor) -> Tensor:
+    """The logits [N, V] of the base model's last hidden states. Call it in a forward method only.
+
+    Under tensor parallelism these are this process's slice of the vocabulary.
+    """
+    ids = hidden_NH.new_zeros((1, len(hidden_NH)), dtype=int)  # type: ignore[call-overload]
+    with _answering(model, hidden_NH[None]):
+        # Not called as a module: the hooks of the root have run around the caller.
+        logits = model.forward(input_ids=ids, use_cache=False).logits
+    return cast(Tensor, logits)[0]
+
+
+def base_model(model: PreTrainedModel) -> nn.Module:
+    """The module from tokens to hidden states."""
+    base: nn.Module = model.base_model
+    # transformers gives the model itself if its base model has another name than its family's.
+    return model.get_decoder() if base is model else base
+
+
+@contextmanager
+def _answering(model: PreTrainedModel, hidden: Tensor) -> Iterator[None]:
+    """Let the base model and its decoder answer with `hidden` [1, N, H] in the block."""
+
+    def forward(*args: Any, **kwargs: Any) -> _HiddenStates:
+        return _HiddenStates((hidden,))
+
+    # Some models call the decoder of their base model.
+    bases = list(dict.fromkeys((base_model(model), model.get_decoder())))
+    before = [vars(base).get("forward") for base in bases]
+    for base in bases:
+        vars(base)["forward"] = forward
+    try:
+        yield
+    finally:
+        for base, own in zip(bases, before, strict=True):
+            if own is None:
+                del vars(base)["forward"]
+            else:
+                vars(base)["forward"] = own
