@@ -458,8 +458,8 @@ class LearnerConfig:
     """The groups of flags that a `Learner` reads; `Config.learner` makes it for a run.
 
     Without `model.model_name_or_path` the learner uses the weights of the model that it is given.
-    `compute.micro_batch_tokens` must be set. `longest_row`: tokens of the longest row that may come,
-    None for those of a micro-batch.
+    `compute.micro_batch_tokens` must be set. `longest_row`: tokens of the longest row that may
+    come, None for those of a micro-batch.
     """
 
     compute: ComputeConfig

@@ -40,8 +40,10 @@ def own_logits(model: PreTrainedModel, hidden_NH: Tensor) -> Tensor:
 def base_model(model: PreTrainedModel) -> nn.Module:
     """The module from tokens to hidden states."""
     base: nn.Module = model.base_model
+    if base is not model:
+        return base
     # transformers gives the model itself if its base model has another name than its family's.
-    return model.get_decoder() if base is model else base
+    return next((part for part in model.children() if isinstance(part, PreTrainedModel)), base)
 
 
 @contextmanager

@@ -183,9 +183,7 @@ def _tree_hidden(
         input_ids=input_ids, position_ids=position_ids, use_cache=False, tree=tree, **shared
     )
     if len(tree.layers) != model.config.get_text_config().num_hidden_layers:
-        raise ValueError(
-            f"{type(model).__name__} did not pass the tree on to the attention of every layer"
-        )
+        raise ValueError("the model did not pass the tree on to the attention of every layer")
     return cast(Tensor, output.last_hidden_state)
 
 

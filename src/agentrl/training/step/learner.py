@@ -205,10 +205,11 @@ def _probe(model: PreTrainedModel, mesh: Mesh, config: LearnerConfig, flag: str)
     """
     longest = config.longest_row or config.compute.token_budget
     verdict = probe(model, mesh, config.compute, longest, trees=config.model.attends_over_trees)
+    kind = type(model).__name__.removeprefix("FSDP")
     if verdict.difference is None:
-        raise ConfigError(f"{flag}: {type(model).__name__} cannot be trained: {verdict.sentence}")
+        raise ConfigError(f"{flag}: {kind} cannot be trained: {verdict.sentence}")
     level = logging.WARNING if verdict.failed else logging.INFO
-    logger.log(level, "%s is %s", type(model).__name__, verdict.sentence)
+    logger.log(level, "%s is %s", kind, verdict.sentence)
 
 
 def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> None:

@@ -1,8 +1,8 @@
 """A probe of a model at the start: does training compute the model's own logprobs and gradients?
 
-The reference is the model's own forward, one sequence at a time, with its eager attention, on random
-tokens. The passes of training are compared with it, in values and in gradients, in one form of the
-micro-batches after the other, until one agrees:
+The reference is the model's own forward, one sequence at a time, with its eager attention, on
+random tokens. The passes of training are compared with it, in values and in gradients, in one form
+of the micro-batches after the other, until one agrees:
 
     tree             siblings that share a prefix, as one tree and with the prefix in its own pass
     padded           all sequences padded, with each attention that the model supports
@@ -11,7 +11,6 @@ micro-batches after the other, until one agrees:
 A model that agrees in none is refused. So no list of architectures is needed.
 """
 
-import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -290,7 +289,8 @@ class _Probe:
         if any(starts):
             counted = torch.arange(len(ids) - 1, device=ids.device)
             positions["position_ids"] = torch.stack([counted + start for start in starts])
-        logits = self._model(input_ids=lines[:, :-1], use_cache=False, **positions).logits
+        output = self._model(input_ids=lines[:, :-1], use_cache=False, **positions)
+        logits: Tensor = output.logits
         targets = lines[:, 1:]
         if self._mesh.sizes.tp == 1:
             return logits.float().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
@@ -325,8 +325,8 @@ def _reasons() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, RuntimeError) and process_lost(error):
             raise
-        lines = str(error).strip().splitlines()
-        raise Unfit(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__) from error
+        first_line = str(error).strip().partition("\n")[0]
+        raise Unfit(f"{type(error).__name__}: {first_line}") from error
 
 
 def _rows(vocabulary: int) -> list[TrainingSequence]:
