@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +100,6 @@ def make_row(
             },
         ),
         prefix_hash="prefix",
-        created_at=datetime.now(UTC),
     )
 
 
