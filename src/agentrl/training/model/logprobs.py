@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from agentrl.training.attention import SharedLine, SharedPrefix, TreeContext
 from agentrl.training.data.batch import MicroBatch, SharedPrefixBatch
-from agentrl.training.model.head import base_model, own_logits
+from agentrl.training.model.own_logits import base_model, own_logits
 from agentrl.training.model.softmax import picked_logprobs
 
 _LOGPROBS, _PREFIX = "token_logprobs", "compute_prefix"

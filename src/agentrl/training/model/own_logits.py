@@ -53,8 +53,8 @@ def _answering(model: PreTrainedModel, hidden: Tensor) -> Iterator[None]:
     def forward(*args: Any, **kwargs: Any) -> _HiddenStates:
         return _HiddenStates((hidden,))
 
-    # Some models call the decoder of their base model.
-    bases = list(dict.fromkeys((base_model(model), model.get_decoder())))
+    # Some models call the decoder of their base model. Of others the model itself is the decoder.
+    bases = [part for part in {base_model(model), model.get_decoder()} if part is not model]
     before = [vars(base).get("forward") for base in bases]
     for base in bases:
         vars(base)["forward"] = forward
