@@ -47,15 +47,15 @@ class ModelConfig:
     )
     attention_implementation: str = flag(
         TREE_ATTENTION,
-        "attention of the trainer's model: tree computes tokens that sequences share once and "
-        "falls back to sdpa for models that it does not support; any other name is an attention "
-        "of transformers, over padded sequences",
+        "attention of the trainer's model: tree computes tokens that sequences share once, and "
+        "falls back to sdpa or eager over padded sequences if a probe of the model finds it wrong; "
+        "any other name is an attention of transformers, refused if the probe finds it wrong",
         kind="NAME",
     )
 
     @property
     def attends_over_trees(self) -> bool:
-        """Whether tree attention is wanted; a model that does not support it gets sdpa."""
+        """Whether tree attention is wanted, with a fallback for models that do not support it."""
         return self.attention_implementation == TREE_ATTENTION
 
 
