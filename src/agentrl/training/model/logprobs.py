@@ -1,24 +1,23 @@
 """Logprobs and entropy of given tokens without materialising all `[tokens, vocabulary]` logits.
 
-The head runs over trained positions only, in chunks. The backward pass recomputes the logits of a
-chunk, so that at most one chunk of logits exists at a time.
+The head runs over trained positions only, in chunks (`head`). The backward pass recomputes the
+logits of a chunk, so that at most one chunk of logits exists at a time.
 """
 
 import types
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentrl.training.attention import SharedLine, SharedPrefix, TreeContext
 from agentrl.training.data.batch import MicroBatch, SharedPrefixBatch
-from agentrl.training.model.own_logits import base_model, own_logits
-from agentrl.training.model.softmax import picked_logprobs
+from agentrl.training.model.head import HeadOptions, head_logprobs
+from agentrl.training.model.own_logits import OwnHead, base_model
 
 _LOGPROBS, _PREFIX = "token_logprobs", "compute_prefix"
 
@@ -36,15 +35,21 @@ class _WithLogprobs(Protocol):
     def compute_prefix(self, batch: SharedPrefixBatch, prefix: SharedPrefix) -> Tensor: ...
 
 
-def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> None:
+def attach_logprobs(
+    model: PreTrainedModel, line: SharedLine | None = None, *, fp32_head: bool = False
+) -> None:
     """Make `token_logprobs` and `compute_prefix` forward methods of `model`, after `fully_shard`.
 
     FSDP gathers parameters only around registered methods of its root; otherwise base model and
     head would see shards. `line`: this process's part of lines under context parallelism, else
-    None.
+    None. `fp32_head`: see `head`.
     """
-    for name, function in ((_LOGPROBS, _logprobs), (_PREFIX, _prefix)):
-        setattr(model, name, types.MethodType(partial(function, line), model))
+    methods: dict[str, Callable[..., Any]] = {
+        _LOGPROBS: partial(_logprobs, OwnHead(model), line, fp32_head),
+        _PREFIX: partial(_prefix, line),
+    }
+    for name, function in methods.items():
+        setattr(model, name, types.MethodType(function, model))
         if isinstance(model, FSDPModule):
             register_fsdp_forward_method(model, name)
 
@@ -85,7 +90,9 @@ def _prefix(
 
 
 def _logprobs(
+    head: OwnHead,
     line: SharedLine | None,
+    fp32_head: bool,
     model: PreTrainedModel,
     batch: MicroBatch,
     chunk_size: int,
@@ -95,13 +102,10 @@ def _logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     hidden, mine = predicting_states(model, line, batch, prefix)
     targets, temperatures = batch.targets, batch.temperatures
+    options = HeadOptions(chunk_size, with_entropy, entropy_gradient, fp32_head)
     if line is None or mine is None:
-        return _in_chunks(
-            model, hidden, targets, temperatures, chunk_size, with_entropy, entropy_gradient
-        )
-    logprobs, entropy = _in_chunks(
-        model, hidden, targets[mine], temperatures[mine], chunk_size, with_entropy, entropy_gradient
-    )
+        return head_logprobs(head, hidden, targets, temperatures, options)
+    logprobs, entropy = head_logprobs(head, hidden, targets[mine], temperatures[mine], options)
     count = len(targets)
     return (
         line.collect(logprobs, mine, count),
@@ -185,44 +189,3 @@ def _tree_hidden(
     if len(tree.layers) != model.config.get_text_config().num_hidden_layers:
         raise ValueError("the model did not pass the tree on to the attention of every layer")
     return cast(Tensor, output.last_hidden_state)
-
-
-def _in_chunks(
-    model: PreTrainedModel,
-    hidden_MH: Tensor,
-    targets: Tensor,
-    temperatures: Tensor,
-    chunk_size: int,
-    with_entropy: bool,
-    entropy_gradient: bool,
-) -> tuple[Tensor, Tensor | None]:
-    if len(targets) <= chunk_size:
-        # Recomputing a single chunk would save no memory.
-        return _chunk(model, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
-    logprobs, entropies = [], []
-    for start in range(0, len(targets), chunk_size):
-        part = slice(start, start + chunk_size)
-        logprob, entropy = checkpoint(
-            _chunk, model, hidden_MH[part], targets[part], temperatures[part], with_entropy,
-            entropy_gradient, use_reentrant=False, preserve_rng_state=False,
-        )  # fmt: skip
-        logprobs.append(logprob)
-        entropies.append(entropy)
-    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
-
-
-def _chunk(
-    model: PreTrainedModel,
-    hidden_NH: Tensor,
-    targets: Tensor,
-    temperatures: Tensor,
-    with_entropy: bool,
-    entropy_gradient: bool,
-) -> tuple[Tensor, Tensor | None]:
-    weight = getattr(model.get_output_embeddings(), "weight", None)
-    # Under tensor parallelism the head gives a slice of the vocabulary (`parallel.tensor`).
-    vocabulary = weight.device_mesh.get_group() if isinstance(weight, DTensor) else None
-    return picked_logprobs(
-        own_logits(model, hidden_NH), targets, temperatures,
-        entropy=with_entropy, entropy_gradient=entropy_gradient, vocabulary=vocabulary,
-    )  # fmt: skip

@@ -7,8 +7,9 @@ with a base model that answers with the given hidden states.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -25,16 +26,33 @@ class _HiddenStates(tuple[Tensor]):
             raise AttributeError(name)
 
 
-def own_logits(model: PreTrainedModel, hidden_NH: Tensor) -> Tensor:
-    """The logits [N, V] of the base model's last hidden states. Call it in a forward method only.
+class OwnHead(nn.Module):
+    """All of a model that follows its base model: from hidden states to the model's own logits.
 
-    Under tensor parallelism these are this process's slice of the vocabulary.
+    Call it in a forward method of the model only. Its parameters are the model's.
     """
-    ids = hidden_NH.new_zeros((1, len(hidden_NH)), dtype=int)  # type: ignore[call-overload]
-    with _answering(model, hidden_NH[None]):
-        # Not called as a module: the hooks of the root have run around the caller.
-        logits = model.forward(input_ids=ids, use_cache=False).logits
-    return cast(Tensor, logits)[0]
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        base = base_model(model)
+        self._model = (model,)  # in a tuple: the model is no part of its head
+        self.parts = nn.ModuleList(part for part in model.children() if part is not base)
+
+    @property
+    def weight(self) -> Tensor | None:
+        """The weight of the output embeddings; a slice of it under tensor parallelism."""
+        (model,) = self._model
+        weight: Tensor | None = getattr(model.get_output_embeddings(), "weight", None)
+        return weight
+
+    def forward(self, hidden_NH: Tensor) -> Tensor:
+        """The logits [N, V]; under tensor parallelism a slice of the vocabulary."""
+        (model,) = self._model
+        ids = hidden_NH.new_zeros((1, len(hidden_NH)), dtype=torch.int64)
+        with _answering(model, hidden_NH[None]):
+            # Not called as a module: the hooks of the root have run around the caller.
+            logits: Tensor = model.forward(input_ids=ids, use_cache=False).logits
+        return logits[0]
 
 
 def base_model(model: PreTrainedModel) -> nn.Module:
