@@ -76,3 +76,14 @@ def test_a_model_is_probed_as_a_run_would_train_it(
     assert "trained as tree" in said("--max_tokens", "512")
     line = said("--max_tokens", "4096")
     assert line.startswith("wrong") and "depend on the rows before it, by " in line
+
+
+def test_weights_that_cannot_be_read_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, folder)
+    (folder / "model.safetensors").write_bytes(b"cut off")
+    assert main(["--model", str(folder)]) == 1
+    [line] = [line for line in capsys.readouterr().out.splitlines() if " training: " in line]
+    assert line.startswith("wrong") and "the model cannot be loaded (" in line

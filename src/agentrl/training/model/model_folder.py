@@ -66,7 +66,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             dtype=torch.float32,
             attn_implementation=first_attention(config),
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
             f"{FLAG} {config.model_name_or_path}: the model cannot be loaded ({reason})"
