@@ -32,6 +32,7 @@ WAYS: dict[str, dict[str, bool]] = {
     "both": {"gradient_checkpointing": True, "activation_offloading": True},
     "param_offload": {"param_offload": True},
     "bf16": {"bf16": True},
+    "fp32_head": {"bf16": True, "fp32_head": True},
     "bf16_all": {
         "bf16": True,
         "gradient_checkpointing": True,

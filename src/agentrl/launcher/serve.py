@@ -92,6 +92,7 @@ def engine_config(arguments: Namespace) -> EngineConfig:
         max_running_requests=arguments.max_running_requests,
         weight_version=version_to_wire(arguments.weight_version),
         seed=arguments.seed,
+        fp32_head=arguments.fp32_head,
         api_key=_key(arguments),
     )
 
@@ -132,6 +133,7 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
         ep_size=arguments.inf_ep_size,
         memory_fraction=arguments.inf_mem_ratio,
         memory_saver=arguments.memory_saver,
+        fp32_head=arguments.fp32_head,
         api_key=key,
     )
 
