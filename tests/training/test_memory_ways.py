@@ -15,6 +15,7 @@ from memory_worker import WAYS, make_learner, train
 from tiny import tiny_model
 
 from agentrl.training.model.model_folder import gather_weights
+from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import offload
 
 EXACT = ("checkpointing", "activation_offloading", "both", "param_offload")
@@ -22,7 +23,7 @@ EXACT = ("checkpointing", "activation_offloading", "both", "param_offload")
 
 def outcome(way: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     learner = make_learner(**WAYS[way])
-    return train(learner), gather_weights(learner.model, torch.float32)
+    return train(learner), gather_weights(learner.model, written_form(learner.model), torch.float32)
 
 
 @pytest.fixture(scope="module")
