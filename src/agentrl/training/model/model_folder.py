@@ -74,10 +74,13 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     return model
 
 
-def first_attention(config: ModelConfig) -> str:
-    """The attention to make a model with. `use_tree_attention` switches to tree attention later."""
+def first_attention(config: ModelConfig) -> str | None:
+    """The attention to make a model with; None: what transformers chooses for it.
+
+    `use_tree_attention` switches to tree attention later.
+    """
     attention = config.attention_implementation
-    return "sdpa" if attention == TREE_ATTENTION else attention
+    return None if attention == TREE_ATTENTION else attention
 
 
 def gather_weights(
