@@ -16,7 +16,7 @@ import pip
 import pytest
 from packaging.requirements import Requirement
 
-from agentrl.launcher.stack import REPOSITORY
+from agentrl.launcher.deployment import REPOSITORY
 
 # A package called agentrl with a command, and how pip is to build it: a wheel is a zip file.
 BACKEND = """
