@@ -130,11 +130,11 @@ def place_or_refuse(inventory: Inventory, model: ModelSizes, asked: Asked) -> Pl
     raise ConfigError(
         f"{inventory.line}, of which {USABLE:.0%} can be used: {parts} for a model of {billions} "
         f"and records of {longest_record(model, asked):,} tokens do not fit; "
-        + ("; ".join(_would_fit(inventory, model, asked)) or "nor would they on more GPUs")
+        + ("; ".join(would_fit(inventory, model, asked)) or "nor would they on more GPUs")
     )
 
 
-def _would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator[str]:
+def would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator[str]:
     """Yield what would fit instead, each with one change."""
     low, high = 0, longest_record(model, asked)
     while high - low > _SHORTEST_RECORD:
@@ -162,6 +162,8 @@ def _larger(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator[I
     gpu = replace(gpu, free=inventory.free)
     free = replace(asked, trainers=None, serving=None)
     count = len(inventory.gpus) + 1
+    if count > _OF_A_MACHINE:
+        count, machines = len(inventory.gpus), machines + 1
     while machines <= _MOST_MACHINES:
         larger = replace(inventory, gpus=(gpu,) * count, machines=machines)
         if place(larger, model, free):

@@ -57,7 +57,8 @@ class ModelRunner:
         self._refuse_rows_that_differ(text_config, config.model_path)
         token_bytes = self._bytes_per_token(text_config)
         tokens = config.max_total_tokens or (
-            _cache_bytes(at_start, _memory_bytes(device), config.memory_fraction) // token_bytes
+            cache_bytes_within(at_start, _memory_bytes(device), config.memory_fraction)
+            // token_bytes
         )
         self.num_slots = min(
             tokens // self.context_length, _SLOTS_PER_RUNNING * config.max_running_requests
@@ -175,7 +176,7 @@ def _memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cache_bytes(at_start: int, now: int, fraction: float | None) -> int:
+def cache_bytes_within(at_start: int, now: int, fraction: float | None) -> int:
     """Bytes of the KV cache, from those free before and after the weights were loaded."""
     if fraction is None:
         return now // 4
