@@ -122,12 +122,12 @@ def test_a_prompt_change_says_what_was_kept_inserted_appended_and_dropped() -> N
     generate(context, output_of(10, 99))
     extended = context.observe([7, 4, 5], n_separator=1)
     assert extended == PromptChange(
-        turn=0, kept=5, dropped=0, separator=(7,), appended=(4, 5), extends=True
+        turn=0, kept=5, dropped=0, appended=3, n_separator=1, extends=True
     )
     generate(context, output_of(11, 99))
     drifted = context.begin_segment([1, 2, 3, 8], drift="why", n_rewritten=2)
     assert drifted == PromptChange(
-        turn=1, kept=3, dropped=7, separator=(), appended=(8,), extends=False, drift="why",
+        turn=1, kept=3, dropped=7, appended=1, n_separator=0, extends=False, drift="why",
         n_rewritten=2,
     )  # fmt: skip
     assert (context.n_continuations, context.n_drifts) == (2, 1)

@@ -10,7 +10,7 @@ After each turn the template is applied to the whole conversation. With `↵` fo
 
 The delta's ids are appended to those so far. The first of them, the line end, closes the turn:
 
-    NextPrompt(ids=(198, 151644, ...), extends=True, n_separator=1)
+    NextPrompt(ids=array("i", [198, 151644, ...]), extends=True, n_separator=1)
 
 That is the first of three ways on. `form_choice.py` finds out which one it is:
 
@@ -22,6 +22,7 @@ That is the first of three ways on. `form_choice.py` finds out which one it is:
 """
 
 import logging
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -55,14 +56,14 @@ class Entry:
 class NextPrompt:
     """How a conversation continues after a turn.
 
-    ids: the ids to append if it `extends` the tokens so far, else the whole next prompt
+    ids: int32, the ids to append if it `extends` the tokens so far, else the whole next prompt
     n_separator: number of leading ids that close the generated turn (0 if it does not extend)
     restyled: the template would write the turn in other characters; the sampled ones are kept
     drift: why it does not extend; None also if the conversation was rewritten on purpose
     n_rewritten: generated turns whose sampled ids are not in the new prompt
     """
 
-    ids: tuple[int, ...]
+    ids: "array[int]"
     extends: bool
     n_separator: int = 0
     restyled: bool = False
@@ -161,7 +162,7 @@ class Conversation:
             return self._begin_segment(items(turn, chosen.message), chosen.text, chosen.drift)
         turn = replace(turn, written=chosen.written)
         self._items, self._rendered = items(turn, chosen.message), chosen.text
-        ids = tuple(self._renderer.codec.encode(chosen.delta, after=turn.stop_id, start=False))
+        ids = array("i", self._renderer.codec.encode(chosen.delta, turn.stop_id, start=False))
         return NextPrompt(
             ids,
             extends=True,

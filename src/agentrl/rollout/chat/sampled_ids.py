@@ -7,6 +7,7 @@ The tokenizer may split a turn's text into other tokens than the model generated
 located in the rendered text, and its sampled ids are inserted there.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import product
@@ -58,14 +59,14 @@ def find_turn(turn: SampledTurn, text: str, position: int) -> Place | None:
 
 def encode_keeping(
     turns: Iterable[SampledTurn], text: str, encoder: PieceEncoder
-) -> tuple[tuple[int, ...], int]:
+) -> "tuple[array[int], int]":
     """Encode a whole prompt, with the sampled ids of the turns that its text contains.
 
-    `turns`: in the order of the text. `encoder`: of the conversation. Returns the ids, and the
-    number of turns that the text does not contain as they were generated.
+    `turns`: in the order of the text. `encoder`: of the conversation. Returns the ids (int32), and
+    the number of turns that the text does not contain as they were generated.
     """
     headers = _Headers(text)
-    ids: list[int] = []
+    ids = array("i")  # a list of them would be looked through by the garbage collector
     n_lost = 0
     position, after = 0, None
     for turn in turns:
@@ -73,13 +74,13 @@ def encode_keeping(
         if place is None:
             n_lost += 1
             continue
-        ids += encoder.encode(text[position : place.start], after, start=not ids)
-        ids += place.ids
+        ids.extend(encoder.encode(text[position : place.start], after, start=not ids))
+        ids.extend(place.ids)
         position = place.end
         after = turn.stop_id if place.ids[-1] == turn.stop_id else None
-    ids += encoder.encode(text[position:], after, start=not ids)
+    ids.extend(encoder.encode(text[position:], after, start=not ids))
     encoder.end_prompt()
-    return tuple(ids), n_lost
+    return ids, n_lost
 
 
 def _find_turn(turn: SampledTurn, headers: _Headers, position: int) -> Place | None:

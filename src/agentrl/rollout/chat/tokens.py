@@ -49,10 +49,10 @@ class Segment:
 class PromptChange:
     """The change of tokens between generated turn `turn` and the next prompt.
 
-    The next prompt is the first `kept` tokens of the turn's segment, then `separator`, then
-    `appended`. The segment's other tokens, `dropped` of them, are not in it.
+    The next prompt is the first `kept` tokens of the turn's segment, then `appended` others. The
+    segment's other tokens, `dropped` of them, are not in it.
 
-    separator: ids that the chat template adds to close the turn
+    n_separator: how many of the appended ids the chat template adds to close the turn
     extends: whether the next prompt is in the same segment; `dropped` is then 0
     drift: why the chat template does not extend the sampled tokens; None if it does, or if the
         conversation was rewritten on purpose
@@ -63,8 +63,8 @@ class PromptChange:
     turn: int
     kept: int
     dropped: int
-    separator: tuple[int, ...]
-    appended: tuple[int, ...]
+    appended: int
+    n_separator: int
     extends: bool
     drift: str | None = None
     restyled: bool = False
@@ -157,8 +157,8 @@ class TokenContext:
                 turn=self.n_turns - 1,
                 kept=kept,
                 dropped=len(last) - kept,
-                separator=(),
-                appended=tuple(prompt[kept:].tolist()),
+                appended=len(prompt) - kept,
+                n_separator=0,
                 extends=False,
                 drift=drift,
                 n_rewritten=n_rewritten,
@@ -213,8 +213,8 @@ class TokenContext:
             turn=self.n_turns - 1,
             kept=self.prompt_len,
             dropped=0,
-            separator=tuple(delta[:n_separator].tolist()),
-            appended=tuple(delta[n_separator:].tolist()),
+            appended=len(delta),
+            n_separator=n_separator,
             extends=True,
             restyled=restyled,
         )

@@ -101,6 +101,8 @@ class Attempt:
             if self.started is not None:
                 await asyncio.wait({self.started})  # a Record that is being stored arrives first
             await self.records.disown(self.claim.record_id)
+        finally:
+            self._sampler = None  # it refers to this: a conversation would wait for the collector
 
     async def _settle(self) -> Task | None:
         """Returns the Task if this was its group's last slot."""

@@ -55,6 +55,10 @@ Server = MCPServer | AggregatedServer
 OnOutage = Callable[[InfrastructureFailure], None]
 
 
+def _nobody_told(failure: InfrastructureFailure) -> None:
+    """An `OnOutage`: the error is raised from the call in any case."""
+
+
 class ToolBox:
     """The tools of all servers of a run; may be empty.
 
@@ -81,7 +85,7 @@ class ToolBox:
         self._named_in_vain: set[str] = set()
 
     def session(
-        self, task: Task, record_id: str, on_outage: OnOutage = lambda failure: None
+        self, task: Task, record_id: str, on_outage: OnOutage = _nobody_told
     ) -> "ToolSession":
         """The tools for one record; an async context manager around its conversation.
 
@@ -136,7 +140,12 @@ class ToolSession:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._stack.aclose()
+        try:
+            await self._stack.aclose()
+        finally:
+            # Usually the sampler's, which has this session: the record would wait for the garbage
+            # collector.
+            self._on_outage = _nobody_told
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """Call a tool. Failures of the tool are error texts, not exceptions.
