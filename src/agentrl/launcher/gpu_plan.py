@@ -246,6 +246,6 @@ def _why_idle(plan: Placement) -> str:
     if plan.serve is None:
         return f"{plan.train.gpus} processes divide the model, and all GPUs of a machine do not"
     return (
-        f"neither the trainer's degrees nor services of {plan.serve.tp} GPUs take them, or "
+        f"neither the trainer's degrees nor services of {plan.serve.tp} GPU(s) take them, or "
         "NUM_PROCESSES, NUM_SERVICES and --gpus_for_inference leave them out"
     )
