@@ -298,3 +298,22 @@ def test_services_are_sglang_where_a_command_starts_it() -> None:
     with pytest.raises(ConfigError, match="set SGLANG_COMMAND"):
         stack_of({}, "--inf_tp_size", "2")
     stack_of(ELSEWHERE, "--inf_tp_size", "2")  # services of one's own: nothing to refuse
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_services_of_several_machines_listen_for_the_others_if_they_have_a_key(rank: str) -> None:
+    environment = {
+        "NUM_MACHINES": "2", "MACHINE_RANK": rank, "MASTER_ADDR": "first",
+        "DB_URL": "mongodb://db:27017",
+    }  # fmt: skip
+    key = ["--inference_api_key_env", "KEY"]
+    nodes = described("2x2x80")
+    stack = plan_stack(GRPO, "demo", key, read_deployment(environment), nodes)
+    service = parts_of(stack)["service"]
+    assert flag(service, "--host") == "0.0.0.0"
+    named = read_deployment({**environment, "NODE_ADDRESS": "10.0.0.7"})
+    service = parts_of(plan_stack(GRPO, "demo", key, named, nodes))["service"]
+    assert flag(service, "--public_url") == "http://10.0.0.7:7002"
+    alone = parts_of(plan_stack(GRPO, "demo", [], read_deployment(environment), nodes))
+    assert ("service" in alone) == (rank == "0")
+    assert rank == "1" or "--host" not in alone["service"].command
