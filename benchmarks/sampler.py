@@ -84,13 +84,12 @@ class Measured:
 
 
 async def prepare(
-    addresses: Addresses, run: str, groups: int, group: int
+    addresses: Addresses, run: str, rows_per_step: int
 ) -> tuple[RunDatabase, RunLease]:
-    """Make a run with a published version and groups of rollouts to sample."""
+    """Make a run with a published version, and no tasks yet."""
     database = await connect(addresses.mongod, run)
-    await add_groups(database, groups, group)
     lease = RunLease(database, "trainer", "benchmark", lease_seconds=600)
-    await lease.acquire(rows_per_step=groups * group)
+    await lease.acquire(rows_per_step)
     await policies.publish(database, 0, 0, "none")
     await services.register_urls(database, [addresses.model])
     await services.acknowledge(database, addresses.model, 0)
@@ -110,7 +109,8 @@ async def run_sampler(
     run = f"sampler-{uuid4().hex[:12]}"
     group = min(GROUP, at_once + 1)
     groups = records // group
-    database, lease = await prepare(addresses, run, groups, group)
+    database, lease = await prepare(addresses, run, groups * group)
+    await add_groups(database, groups, group)
     given = [
         "--run_name", run, "--model_name_or_path", str(model),
         "--db_connection_string", addresses.mongod, "--mcp_manager_url", addresses.tools,
@@ -136,14 +136,14 @@ async def run_sampler(
     assert len(sizes) == records, f"{len(sizes)} rows of {records} records"
     stored = await database.records.database.command("dbStats")
     measured = Measured(
-        records, at_once, await _wall_s(database), cpu, sum(sizes), int(stored["dataSize"])
+        records, at_once, await wall_s(database), cpu, sum(sizes), int(stored["dataSize"])
     )
     await database.client.drop_database(run)
     await database.close()
     return measured
 
 
-async def _wall_s(database: RunDatabase) -> float:
+async def wall_s(database: RunDatabase) -> float:
     """From the first record's start to the last group's finalisation."""
     first = await database.records.find_one(sort=[("started_at", 1)])
     last = await database.tasks.find_one(sort=[("completed_at", -1)])

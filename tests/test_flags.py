@@ -109,7 +109,7 @@ def test_a_launch_s_help_has_what_preset_demo_and_environment_set(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = " ".join(printed(capsys, "launch", "minirl", "--help").split())
-    assert "turns of a trajectory (demo: 6)" in text and "(minirl: 5)" in text
+    assert "turns of a trajectory (demo: 6)" in text and "(minirl: 128)" in text
     assert "(paper of MINIRL: 0.27)" in text
     monkeypatch.setenv("MODEL", "mine")
     monkeypatch.setenv("DB_URL", "mongodb://me:hush@db/")
@@ -262,7 +262,7 @@ def test_what_a_paper_has_is_said_as_the_trainer_takes_it(loss: str) -> None:
         assert held["normalize_advantages"].value == config.loss.normalizes_advantages
         averages = "token" if held["token_level_loss"].value else "sequence"
         summed = held["skip_length_normalization"].value
-        assert config.loss.normalisation == ("none" if summed else averages)
+        assert config.loss.normalisation == ("constant" if summed else averages)
 
 
 def _layer(flags: Sequence[str]) -> Layer:
@@ -339,7 +339,7 @@ def test_of_a_launched_run_config_has_what_it_was_launched_with(
     text = printed(capsys, "config", "demo", "--max_tokens", "300")
     assert "as it was launched with minirl" in text
     assert re.search(r"max_turns +launch: command line +3\b", text)
-    assert re.search(r"importance_weight_cap_ratio +launch: minirl +5\b", text)
+    assert re.search(r"loss_calculator +launch: minirl +MINIRL\b", text)
     assert re.search(r"max_tokens +command line +300\b", text)
     assert yaml.safe_load(printed(capsys, "config", "demo", "--yaml")) == {
         "run_name": "demo", "max_turns": 3,

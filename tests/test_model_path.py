@@ -8,7 +8,7 @@ import pytest
 
 from agentrl import cli
 from agentrl.configs import ConfigError
-from agentrl.configs.model_path import model_folder
+from agentrl.configs.model_path import model_folder, trainable_folder
 
 
 def with_files(folder: Path, *names: str) -> Path:
@@ -35,6 +35,16 @@ def test_what_is_no_model_says_what_it_is(files: Sequence[str], said: str, tmp_p
     assert said in str(refused.value)
     if "distcp" in str(files):
         assert f"`agentrl export {given} FOLDER`" in str(refused.value)
+
+
+def test_a_quantised_model_is_refused_where_it_is_to_be_trained(tmp_path: Path) -> None:
+    folder = with_files(tmp_path / "given", "config.json")
+    assert trainable_folder(str(folder), "MODEL") == folder
+    quantised = {"quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(quantised))
+    assert model_folder(str(folder), "MODEL") == folder
+    with pytest.raises(ConfigError, match=r"MODEL .*quantised \(mxfp4\).*in bfloat16"):
+        trainable_folder(str(folder), "MODEL")
 
 
 def test_a_checkpoint_of_another_trainer_is_a_model_as_it_is(tmp_path: Path) -> None:

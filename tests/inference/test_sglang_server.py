@@ -41,12 +41,15 @@ def test_the_command_line_says_what_was_asked_for_and_no_more() -> None:
     assert command[:3] == ["python3", "-m", "sglang.launch_server"]
     assert command[command.index("--model-path") + 1] == "/m"
     assert command[command.index("--weight-version") + 1] == "default"
-    for flag in ("--device", "--context-length", "--mem-fraction-static", "--enable-memory-saver"):
+    for flag in (
+        "--device", "--context-length", "--mem-fraction-static", "--enable-memory-saver",
+        "--enable-fp32-lm-head",
+    ):  # fmt: skip
         assert flag not in command
     command = sglang_command(
         SGLangConfig(
             Path("/m"), "127.0.0.1", 1, ("x",), device="cuda", context_length=9, tp_size=4,
-            ep_size=2, memory_fraction=0.6, memory_saver=True,
+            ep_size=2, memory_fraction=0.6, memory_saver=True, fp32_head=True,
         )
     )  # fmt: skip
     for flag, value in {
@@ -56,6 +59,7 @@ def test_the_command_line_says_what_was_asked_for_and_no_more() -> None:
         assert command[command.index(flag) + 1] == value
     # Released weights come back as they were, whatever becomes of the update that follows.
     assert {"--enable-memory-saver", "--enable-weights-cpu-backup"} <= set(command)
+    assert "--enable-fp32-lm-head" in command
 
 
 def test_a_server_that_listens_everywhere_is_reached_here() -> None:

@@ -295,6 +295,12 @@ def test_services_are_sglang_where_a_command_starts_it() -> None:
     assert "--memory_saver" in in_turns["service"].command
     assert flag(in_turns["sampler-0"], "--sync_sampling") == "true"
     assert flag(in_turns["trainer"], "--inf_share_gpus") == "true"
+    for engine in (environment, {}):
+        plain, in_float32 = (
+            parts_of(stack_of(engine, *flags))["service" if not engine else "service-0"].command
+            for flags in ([], ["--fp32_head", "true"])
+        )
+        assert "--fp32_head" not in plain and "--fp32_head" in in_float32
     with pytest.raises(ConfigError, match="set SGLANG_COMMAND"):
         stack_of({}, "--inf_tp_size", "2")
     stack_of(ELSEWHERE, "--inf_tp_size", "2")  # services of one's own: nothing to refuse

@@ -39,6 +39,7 @@ def inputs(
         staleness=torch.tensor(staleness or [0] * n),
         sequence_tokens=counts[sequence],
         sequence=sequence,
+        place=_places(lengths, trained),
         reference_logprobs=None
         if reference is None
         else logprobs.detach() - torch.tensor(reference).log(),
@@ -65,7 +66,13 @@ def random_inputs(lengths: Sequence[int], seed: int = 0, spread: float = 0.5) ->
         sequence=sequence,
         entropy=normal(n).abs().requires_grad_(),
         reference_logprobs=behaviour + spread * normal(n),
+        place=_places(lengths, torch.ones(n, dtype=torch.bool)),
     )
+
+
+def _places(lengths: Sequence[int], mask: Tensor) -> Tensor:
+    """The index [N] of each token among the trained ones of its row; those left out have any."""
+    return torch.cat([(row.cumsum(0) - 1).clamp(min=0) for row in mask.split(list(lengths))])
 
 
 def part(given: LossInputs, here: Tensor) -> LossInputs:

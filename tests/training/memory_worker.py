@@ -20,6 +20,7 @@ from agentrl.configs import ComputeConfig, LearnerConfig, LoraConfig, LossConfig
 from agentrl.training.data.planner import assign_rows
 from agentrl.training.model.lora import add_adapter
 from agentrl.training.model.model_folder import gather_weights
+from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.step.learner import Learner
 
@@ -32,6 +33,7 @@ WAYS: dict[str, dict[str, bool]] = {
     "both": {"gradient_checkpointing": True, "activation_offloading": True},
     "param_offload": {"param_offload": True},
     "bf16": {"bf16": True},
+    "fp32_head": {"bf16": True, "fp32_head": True},
     "bf16_all": {
         "bf16": True,
         "gradient_checkpointing": True,
@@ -80,7 +82,7 @@ def main(out: Path) -> None:
     for name, ways in WAYS.items():
         learner = make_learner(**ways)
         steps = train(learner)
-        weights = gather_weights(learner.model, torch.float32)
+        weights = gather_weights(learner.model, written_form(learner.model), torch.float32)
         total = sum(float(weight.double().square().sum()) for weight in weights.values())
         results[name] = {"steps": steps, "square_of_weights": total}
     if dist.get_rank() == 0:

@@ -27,9 +27,11 @@ from agentrl.configs import (
 )
 from agentrl.training.checkpoint.layout import TrainerState, checkpoint_path
 from agentrl.training.checkpoint.save import CheckpointSaver
-from agentrl.training.model.export import export_checkpoint, main, plan_files
+from agentrl.training.model.export import export_checkpoint, main
 from agentrl.training.model.model_folder import load_model, load_tokenizer
 from agentrl.training.model.prepare import prepare_model
+from agentrl.training.model.weight_files import plan_files
+from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import make_mesh
 from agentrl.training.run.publication import gather_publication
 from agentrl.training.step.learner import Learner
@@ -63,7 +65,7 @@ def test_an_exported_checkpoint_has_the_trained_logits(tied: bool, tmp_path: Pat
         expected = model(input_ids=IDS).logits
     save(learner, tmp_path, base)
     tokenizer = load_tokenizer(str(base))
-    gather_publication(tmp_path, 7, 1, model, tokenizer, torch.float32).write()
+    gather_publication(tmp_path, 7, 1, model, written_form(model), tokenizer, torch.float32).write()
     dist.destroy_process_group()
 
     assert main([str(tmp_path), str(tmp_path / "out")]) == 0
@@ -149,7 +151,7 @@ def test_weights_can_be_published_in_bfloat16(tmp_path: Path) -> None:
     model = tiny_model()
     prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
     publication = gather_publication(
-        tmp_path, 0, 0, model, load_tokenizer(str(base)), torch.bfloat16
+        tmp_path, 0, 0, model, written_form(model), load_tokenizer(str(base)), torch.bfloat16
     )
     assert {tensor.dtype for tensor in publication.weights.tensors.values()} == {torch.bfloat16}
     publication.write()

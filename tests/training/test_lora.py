@@ -22,6 +22,7 @@ from agentrl.training.model.export import main as export
 from agentrl.training.model.lora import adapter_off, add_adapter, has_adapter
 from agentrl.training.model.model_folder import gather_weights, load_tokenizer, save_model_folder
 from agentrl.training.model.prepare import prepare_model
+from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import make_mesh
 
 IDS = torch.arange(2, 30)[None]
@@ -76,11 +77,12 @@ def test_what_is_published_is_the_merged_model_under_its_own_names(tmp_path: Pat
     learner = make_learner(lora=True)
     train(learner)
     expected = logits(learner.model.eval())
-    weights = gather_weights(learner.model, torch.float32)
+    form = written_form(learner.model)
+    weights = gather_weights(learner.model, form, torch.float32)
     tied = {"lm_head.weight"}
     assert set(weights) == set(tiny_model().state_dict()) - tied
     tokenizer = load_tokenizer(str(base))
-    save_model_folder(learner.model, tokenizer, weights, tmp_path / "out", torch.float32)
+    save_model_folder(form, tokenizer, weights, tmp_path / "out", torch.float32)
     assert not (tmp_path / "out" / "adapter_config.json").exists()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     torch.testing.assert_close(logits(loaded), expected, atol=1e-5, rtol=1e-5)

@@ -82,16 +82,20 @@ def trl_loss(
         ({"token_level_loss": False}, {"loss_type": "grpo"}, 1.0),
         ({"token_level_loss": True}, {"loss_type": "bnpo"}, 1.0),
         ({"loss_calculator": "DAPO"}, {"loss_type": "dapo", "epsilon_high": 0.28}, 1.0),
-        # TRL divides the sum of a sequence by its longest length too
-        ({"loss_calculator": "Dr.GRPO"}, {"loss_type": "dr_grpo"}, 1.0 / LONGEST),
         (
-            {"loss_calculator": "GSPO"},
+            {"loss_calculator": "Dr.GRPO", "normalization_length": LONGEST},
+            {"loss_type": "dr_grpo"},
+            1.0,
+        ),
+        (
+            {"loss_calculator": "GSPO", "proximal_policy": "behaviour"},
             {"loss_type": "grpo", "importance_sampling_level": "sequence",
              "epsilon": 3e-4, "epsilon_high": 4e-4},
             1.0,
         ),
         (
-            {"loss_calculator": "GSPO", "epsilon": 0.2, "epsilon_higher": 0.3},
+            {"loss_calculator": "GSPO", "proximal_policy": "behaviour", "epsilon": 0.2,
+             "epsilon_higher": 0.3},
             {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_high": 0.3},
             1.0,
         ),

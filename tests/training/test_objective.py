@@ -138,7 +138,10 @@ def test_the_scope_is_the_widest_of_what_is_asked_for(
 @pytest.mark.parametrize("loss", ["GRPO", "MINIRL", "RLOO", "CISPO", "GPG", "SAPO", "KL-Cov"])
 def test_strict_in_bound_leaves_out_every_ratio_out_of_range(loss: str) -> None:
     given = inputs([1.0, 1.5, 0.5, 1.5, 0.5], [1.0, 1.0, 1.0, -1.0, -1.0])
-    flags = {"strict_in_bound": True, "epsilon": 0.2, "epsilon_higher": 0.2, "kl_cov_ratio": 0.0}
+    flags = {
+        "strict_in_bound": True, "epsilon": 0.2, "epsilon_higher": 0.2, "kl_cov_ratio": 0.0,
+        "proximal_policy": "behaviour",
+    }  # fmt: skip
     assert slopes(given, loss, **flags) == [-1.0, 0.0, 0.0, 0.0, 0.0]
     assert token_losses_of(given, loss, **flags).left_out.tolist() == [
         False,
@@ -157,7 +160,10 @@ def test_decay_shrinks_the_advantage_of_stale_tokens() -> None:
 
 def test_the_options_compose() -> None:
     given = inputs([1.15, 1.3, 0.9], [1.0, 1.0, 1.0], staleness=[1, 0, 2])
-    flags = {"importance_weight_cap_ratio": 1.1, "strict_in_bound": True, "out_of_date_decay": 0.5}
+    flags = {
+        "importance_weight_cap_ratio": 1.1, "strict_in_bound": True, "out_of_date_decay": 0.5,
+        "proximal_policy": "behaviour",
+    }  # fmt: skip
     assert slopes(given, "MINIRL", **flags) == [-0.55, 0.0, -0.225]
 
 
@@ -255,6 +261,99 @@ def test_divergence_is_taken_off_the_advantages_where_that_is_asked_for() -> Non
     assert slopes(given, **flags) == pytest.approx([-1 + 0.34657, -1 - 0.34657], abs=1e-4)
 
 
+# KL k1 of 3 tokens in rows of 2 and 1, ln(pi / reference): ln 2, 2 ln 2 and 0.
+REFERENCE, LN2 = [2.0, 4.0, 1.0], 0.693147
+
+
+def test_the_penalty_of_a_sequence_level_estimator_is_that_of_the_whole_sequence() -> None:
+    given = inputs([1.0] * 3, [1.0, 1.0, -1.0], rows=[2, 1], reference=REFERENCE)
+    flags = {"beta": 0.5, "kl_estimator": "k1", "kl_in_advantage": True}
+    # A - beta (ln 2 + 2 ln 2) for both tokens of the first row
+    whole = 1 - 0.5 * 3 * LN2
+    for loss in ("RLOO", "ReMax", "OPO", "GSPO"):
+        expected = [-whole, -whole, 1.0]
+        assert slopes(given, loss, **flags) == pytest.approx(expected, abs=1e-4)
+        assert objective(loss, **flags).scope is Scope.SEQUENCE
+    # and of the token alone where an advantage is a token's
+    own = [-(1 - 0.5 * LN2), -(1 - 0.5 * 2 * LN2), 1.0]
+    assert slopes(given, "GRPO", **flags) == pytest.approx(own, abs=1e-4)
+
+
+def test_the_penalty_of_what_follows_a_token_comes_before_the_normalization() -> None:
+    given = inputs([1.0] * 3, [1.0, 1.0, -1.0], rows=[2, 1], reference=REFERENCE)
+    flags = {"beta": 0.5, "kl_estimator": "k1", "kl_in_advantage": True}
+    # A - beta KL from the token on: 1 - 1.5 ln 2 = -0.0397, 1 - ln 2 = 0.3069 and -1; their mean
+    # is -0.2443, their deviation sqrt((0.2046^2 + 0.5511^2 + 0.7557^2) / 3) = 0.5528
+    expected = [-0.3700, -0.9970, 1.3670]
+    for loss in ("REINFORCE++", "REINFORCE++-baseline"):
+        assert slopes(given, loss, **flags) == pytest.approx(expected, abs=1e-3)
+        assert objective(loss, **flags).scope is Scope.BATCH
+        order = torch.tensor([1, 2, 0])
+        moved = slopes(part(given, order), loss, **flags)
+        assert moved == pytest.approx([expected[i] for i in order.tolist()], abs=1e-3)
+
+
+def noisy(rows: int, tokens: int, noise: float) -> LossInputs:
+    """Rows on policy whose logprobs differ between sampler and trainer by rounding only.
+
+    Every second row has a negative advantage. `noise`: the deviation of one token's difference.
+    """
+    generator = torch.Generator().manual_seed(0)
+    n = rows * tokens
+    sequence = torch.arange(rows).repeat_interleave(tokens)
+    behaviour = -torch.rand(n, generator=generator) - 0.05
+    return LossInputs(
+        logprobs=(behaviour + noise * torch.randn(n, generator=generator)).requires_grad_(),
+        behaviour_logprobs=behaviour,
+        advantages=1.0 - 2.0 * (sequence % 2),
+        mask=torch.ones(n, dtype=torch.bool),
+        staleness=torch.zeros(n, dtype=torch.int64),
+        sequence_tokens=torch.full((n,), float(tokens)),
+        sequence=sequence,
+    )
+
+
+def share_of_negative_rows(given: LossInputs, loss: str, **flags: object) -> float:
+    """The share of the rows with a negative advantage that have any gradient."""
+    share, _ = objective(loss, **flags).share(given, totals_of(given))
+    (gradients,) = torch.autograd.grad(share, given.logprobs)
+    rows = gradients.view(int(given.sequence[-1]) + 1, -1).abs().sum(dim=1) > 0
+    return rows[1::2].float().mean().item()
+
+
+@pytest.mark.parametrize("loss", ["GSPO", "GSPO-token"])
+def test_the_narrow_range_of_gspo_clips_nothing_that_only_rounding_moved(loss: str) -> None:
+    for noise in (0.005, 0.02):
+        given = noisy(256, 200, noise)
+        assert share_of_negative_rows(given, loss) == 1.0
+        # around the sampler's policy the deviation of a row's mean, noise / sqrt(200), is beyond it
+        assert share_of_negative_rows(given, loss, proximal_policy="behaviour") < 0.85
+
+
+def test_minirl_weighs_by_the_sampler_and_masks_by_the_old_policy() -> None:
+    # pi / mu; with one update a step the old policy is pi, and nothing is masked
+    given = inputs([1.5, 0.5, 9.0], [1.0, -1.0, -1.0])
+    assert slopes(given, "MINIRL") == [-1.5, 0.5, 5.0]  # the third is truncated at 5
+    around_mu = slopes(given, "MINIRL", proximal_policy="behaviour")
+    assert around_mu == [0.0, 0.0, 5.0]
+    # p = sqrt(mu pi): r = sqrt(1.5) = 1.22 and sqrt(2.25) = 1.5, of which 1.27 masks the second
+    stale = inputs([1.5, 2.25], [1.0, 1.0], staleness=[2, 2])
+    assert slopes(stale, "MINIRL", proximal_policy="loglinear") == [-1.5, 0.0]
+
+
+@pytest.mark.parametrize("loss", ["MINIRL", "Dr.GRPO", "RLOO", "ReMax", "OPO"])
+def test_a_gradient_does_not_grow_with_the_length_of_the_sequences(loss: str) -> None:
+    norms = []
+    for tokens in (10, 1000):
+        given = noisy(8, tokens, noise=0.0)
+        share, _ = objective(loss, normalization_length=tokens).share(given, totals_of(given))
+        (gradients,) = torch.autograd.grad(share, given.logprobs)
+        # of a parameter that all logprobs of a row depend on alike
+        norms.append(gradients.view(8, tokens).sum(dim=1).norm().item())
+    # 8 rows of |A| = 1, each with an eighth of the loss: sqrt(8) / 8
+    assert norms == pytest.approx([8**0.5 / 8] * 2, rel=1e-4)
+
+
 def test_the_entropy_bonus_raises_the_entropy() -> None:
     given = random_inputs([3, 2])
     assert given.entropy is not None
@@ -284,7 +383,7 @@ TOTALS = BatchTotals(tokens=6, sequences=3)
     [
         (Normalisation.TOKEN, 24 / 6),
         (Normalisation.SEQUENCE, (6 + 2 + 6) / 3),
-        (Normalisation.NONE, 24 / 3),
+        (Normalisation.CONSTANT, 24 / 4 / 3),
     ],
 )
 def test_normalisations_are_the_same_under_any_split(
@@ -292,7 +391,7 @@ def test_normalisations_are_the_same_under_any_split(
 ) -> None:
     for parts in ([6], [1, 3, 2], [2, 2, 2], [5, 1], [1] * 6):
         shares = [
-            normalise(token_losses, tokens, normalisation, TOTALS).item()
+            normalise(token_losses, tokens, normalisation, TOTALS, length=4).item()
             for token_losses, tokens in zip(
                 TERMS.split(parts), SEQUENCE_TOKENS.split(parts), strict=True
             )

@@ -19,6 +19,7 @@ from agentrl.inference.client import SGLangClient
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.model.model_folder import load_tokenizer
 from agentrl.training.model.prepare import prepare_model
+from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import make_mesh
 from agentrl.training.run.publication import Publication, Publisher, gather_publication
 
@@ -71,12 +72,12 @@ def publication(base: Path, tmp_path: Path) -> Callable[[int], Publication]:
     """Makes publications of a model that differs from what engines start with."""
     model = tiny_model()
     prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
-    tokenizer = load_tokenizer(str(base))
+    tokenizer, form = load_tokenizer(str(base)), written_form(model)
 
     def make(version: int) -> Publication:
         with torch.no_grad():
             next(model.parameters()).add_(0.01)
-        return gather_publication(tmp_path, version, version, model, tokenizer, torch.float32)
+        return gather_publication(tmp_path, version, version, model, form, tokenizer, torch.float32)
 
     return make
 
@@ -120,7 +121,9 @@ async def test_a_publication_reaches_services_ledger_and_disk(
 async def test_gathered_weights_do_not_change_with_the_model(base: Path, tmp_path: Path) -> None:
     model = tiny_model()
     prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
-    made = gather_publication(tmp_path, 0, 0, model, load_tokenizer(str(base)), torch.float32)
+    made = gather_publication(
+        tmp_path, 0, 0, model, written_form(model), load_tokenizer(str(base)), torch.float32
+    )
     before = {name: tensor.clone() for name, tensor in made.weights.tensors.items()}
     with torch.no_grad():
         for parameter in model.parameters():

@@ -22,6 +22,7 @@ from agentrl.training.checkpoint.layout import TrainerState
 from agentrl.training.checkpoint.save import CheckpointSaver
 from agentrl.training.data.planner import assign_rows
 from agentrl.training.model.model_folder import gather_weights, save_model_folder
+from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.step.learner import Learner
 
@@ -62,10 +63,11 @@ def main(out: Path) -> None:
         (out / "result.json").write_text(json.dumps([asdict(result) for result in results]))
     saver.close()
     dist.barrier()
-    weights = gather_weights(learner.model, torch.float32)
+    form = written_form(learner.model)
+    weights = gather_weights(learner.model, form, torch.float32)
     if weights:
         tokenizer = AutoTokenizer.from_pretrained(out / "base")
-        save_model_folder(learner.model, tokenizer, weights, out / "weights", torch.float32)
+        save_model_folder(form, tokenizer, weights, out / "weights", torch.float32)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -23,7 +23,7 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
 
 from agentrl.configs.config import Config, RunConfig, check_tracker
 from agentrl.configs.flag import ConfigError, comma_separated
-from agentrl.configs.model_path import model_folder
+from agentrl.configs.model_path import model_folder, trainable_folder
 from agentrl.configs.parsing import parse_config
 from agentrl.configs.sampling import (
     TOOL_CALL_PARSERS,
@@ -72,4 +72,5 @@ __all__ = [
     "comma_separated",
     "model_folder",
     "parse_config",
+    "trainable_folder",
 ]

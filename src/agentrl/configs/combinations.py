@@ -9,12 +9,14 @@ from agentrl.configs.config import Config
 from agentrl.configs.flag import ConfigError
 from agentrl.configs.losses import loss_defaults
 from agentrl.configs.training import LossConfig
+from agentrl.configs.unused_flags import check_unused
 
 Refusals = Iterator[tuple[bool, str]]  # whether the refusal applies, and its message
 
 
 def check_combinations(config: Config) -> None:
     """Raise `ConfigError` if flags contradict each other or if one of them would be ignored."""
+    check_unused(config)
     for refusals in (_of_the_loss(config.loss), _of_sampling(config), _of_devices(config)):
         for refused, reason in refusals:
             if refused:
@@ -55,17 +57,17 @@ def _of_devices(config: Config) -> Refusals:
 def _of_the_loss(config: LossConfig) -> Refusals:
     loss = config.loss_calculator
     of_loss = loss_defaults(loss)
-    decoupled = config.proximal_policy != "behaviour"
+    decoupled = config.centre != "behaviour"
     cap_on_ratio = config.importance_weight_cap_ratio is not None and config.rollout_is is None
     yield (
-        (config.beta1, config.beta2) != (None, None) and not of_loss.clips,
-        f"--beta1 and --beta2 with --loss_calculator {loss}: its clip range takes no gradient away "
-        "that could be kept; leave them out",
+        not of_loss.has_ratio and cap_on_ratio,
+        f"--importance_weight_cap_ratio with --loss_calculator {loss}: it has no ratio to cap; "
+        "give it a weight with --rollout_is",
     )
     yield (
-        not of_loss.has_ratio and (cap_on_ratio or config.dual_clip is not None),
-        f"--importance_weight_cap_ratio and --dual_clip with --loss_calculator {loss}: it has no "
-        "ratio to cap; give it a weight with --rollout_is",
+        config.rollout_is is not None and of_loss.weighs_sampler,
+        f"--rollout_is {config.rollout_is}: {loss} has the weight between trainer and sampler "
+        "already; leave it out",
     )
     yield (
         config.rollout_is is not None and not decoupled and of_loss.has_ratio,
@@ -73,22 +75,20 @@ def _of_the_loss(config: LossConfig) -> Refusals:
         "already, so give --proximal_policy recompute or loglinear too",
     )
     yield (
-        decoupled and cap_on_ratio,
-        f"--importance_weight_cap_ratio with --proximal_policy {config.proximal_policy}: there is "
-        "no weight between trainer and sampler to cap without --rollout_is",
+        decoupled and cap_on_ratio and of_loss.has_ratio and not of_loss.weighs_sampler,
+        f"--importance_weight_cap_ratio: the ratio of {loss} is to the proximal policy "
+        f"(--proximal_policy {config.centre}), so that there is no weight between trainer and "
+        "sampler to cap; give it one with --rollout_is",
     )
     yield (
-        config.kl_in_advantage and not config.beta,
-        "--kl_in_advantage: needs --beta, the coefficient of what is taken off",
+        bool(config.token_level_loss) and config.skip_length_normalization,
+        "--token_level_loss true and --skip_length_normalization true: a loss has one length "
+        "normalization; give one of the two",
     )
     yield (
-        config.kl_in_advantage and loss == "CrossEntropy",
-        "--kl_in_advantage: CrossEntropy has no advantages to take it off",
-    )
-    yield (
-        loss == "PPO" and config.normalize_advantages is not None,
-        "--normalize_advantages with --loss_calculator PPO: advantages from a critic always are "
-        "normalized; leave it out",
+        config.normalization_length is not None and config.normalisation != "constant",
+        f"--normalization_length {config.normalization_length}: the loss is divided by the "
+        "number of its tokens; give --skip_length_normalization true too",
     )
     yield (
         config.clip_cov_lb > config.clip_cov_ub,

@@ -143,10 +143,11 @@ class Config:
 
     @property
     def learner(self) -> LearnerConfig:
-        """The groups that a `Learner` reads, with `compute.micro_batch_tokens` set."""
+        """The groups that a `Learner` reads, with the numbers that follow from other groups."""
+        length = self.loss.normalization_length or self.sampling.max_new_tokens
         return LearnerConfig(
             compute=replace(self.compute, micro_batch_tokens=self.micro_batch_tokens),
-            loss=self.loss,
+            loss=replace(self.loss, normalization_length=length),
             optimizer=self.optimizer,
             critic=self.critic,
             model=self.model,

@@ -4,6 +4,7 @@ A hub name, a run's checkpoint or a PEFT adapter is recognised; the error says h
 folder of it.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -39,6 +40,27 @@ def model_folder(path: str, given_with: str) -> Path:
         f"{missing}{where}: give the folder of a Hugging Face model, the one with its config.json "
         "(`hf download NAME --local-dir FOLDER` gets one)"
     )
+
+
+def trainable_folder(path: str, given_with: str) -> Path:
+    """Return the model folder at `path`, as `model_folder` does.
+
+    Raises `ConfigError` also if its weights are quantised: a service that serves such a folder
+    cannot take the trained weights, which are not.
+    """
+    folder = model_folder(path, given_with)
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except ValueError:
+        return folder  # whoever loads it says what is wrong
+    kind = (config.get("quantization_config") or {}).get("quant_method")
+    if kind is not None:
+        raise ConfigError(
+            f"{given_with} {path}: its weights are quantised ({kind}), and a service of this "
+            "folder could not take trained weights: give a folder of the model in bfloat16 "
+            "(docs/reference/models.md tells how to make one)"
+        )
+    return folder
 
 
 def _what_else(folder: Path) -> str:

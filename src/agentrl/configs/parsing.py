@@ -103,11 +103,14 @@ def _of_the_paper(loss: str, given: Mapping[str, Value]) -> dict[str, Value]:
         "advantage": paper.advantage,
         "epsilon": paper.epsilon,
         "epsilon_higher": given.get("epsilon", paper.epsilon) if higher is None else higher,
+        "proximal_policy": paper.proximal_policy,
         "normalize_advantages": paper.normalize_advantages,
     }
+    if paper.importance_weight_cap_ratio is not None:
+        values["importance_weight_cap_ratio"] = paper.importance_weight_cap_ratio
     if "token_level_loss" not in given and not given.get("skip_length_normalization"):
         values["token_level_loss"] = paper.normalisation == "token"
-        values["skip_length_normalization"] = paper.normalisation == "none"
+        values["skip_length_normalization"] = paper.normalisation == "constant"
     return values
 
 

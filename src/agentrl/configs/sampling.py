@@ -40,7 +40,7 @@ class DataConfig:
         belongs=FlagClass.DATA,
     )
     num_train_epochs: float = flag(
-        3.0, "number of epochs over the training tasks; --max_steps takes precedence"
+        3.0, "number of epochs over the training tasks; --max_steps takes precedence", above=0
     )
     eval_steps: int | None = flag(
         None,
@@ -116,10 +116,16 @@ class SamplingConfig:
         check=check_sampling_params,
     )
     presence_penalty: float = flag(
-        0.0, "amount subtracted from the logit of each token that the turn already contains"
+        0.0,
+        "amount subtracted from the logit of each token that the turn already contains",
+        least=-2,
+        most=2,
     )
     frequency_penalty: float = flag(
-        0.0, "amount subtracted from a token's logit for each of its occurrences in the turn"
+        0.0,
+        "amount subtracted from a token's logit for each of its occurrences in the turn",
+        least=-2,
+        most=2,
     )
     resample_error_records: bool = flag(
         True, "whether a rollout whose attempt ended in an error is attempted again"
@@ -381,7 +387,7 @@ class RewardConfig:
         function=True,
         unset="that of the loss's paper",
     )
-    adv_scaling: float = flag(1.0, "factor by which every advantage is multiplied")
+    adv_scaling: float = flag(1.0, "factor by which every advantage is multiplied", above=0)
     drop_zero_advantage: bool = flag(
         True, "whether trajectories whose advantage is 0 are left out of training"
     )

@@ -5,10 +5,17 @@ import math
 import re
 from typing import Any
 
-SAMPLING_PARAMS = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty",
-)  # fmt: skip
+# The smallest and the largest value of each, as SGLang accepts them.
+SAMPLING_PARAMS = {
+    "temperature": (0.0, math.inf),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1.0, math.inf),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 2.0),
+}
+_NEVER_ZERO = ("top_p", "top_k", "repetition_penalty")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,37}")  # MongoDB: 63 bytes for a database's name
 _SERVICE_URL = re.compile(r"([a-z0-9_]+\+)?https?://")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -67,3 +74,10 @@ def check_sampling_params(text: str) -> None:
             raise ValueError(f"{name} is not a finite number")
     if params.get("temperature", 1.0) <= 0:
         raise ValueError("temperature must be above 0, because rollouts of one task must differ")
+    for name, value in params.items():
+        least, most = SAMPLING_PARAMS[name]
+        if not least <= value <= most:
+            raise ValueError(f"{name} {value:g} is not between {least:g} and {most:g}")
+    for name in _NEVER_ZERO:
+        if params.get(name) == 0:
+            raise ValueError(f"{name} must not be 0")

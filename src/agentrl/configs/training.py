@@ -95,13 +95,23 @@ class LossConfig:
         unset="as the loss's paper does",
     )
     skip_length_normalization: bool = flag(
-        False, "whether the loss is the mean over sequences of each sequence's sum over its tokens"
+        False,
+        "whether the loss is the mean over sequences of each sequence's sum over its tokens, "
+        "divided by --normalization_length",
+    )
+    normalization_length: int | None = flag(
+        None,
+        "number of tokens, the same for all sequences, by which a loss without another length "
+        "normalization divides a sequence's sum over its tokens",
+        unset="--max_new_tokens",
+        least=1,
     )
     epsilon: float | None = flag(
         None,
         "width of the clip range below 1 of the importance ratio",
         unset="that of the loss's paper, mostly 0.2",
         least=0,
+        most=1,
     )
     epsilon_higher: float | None = flag(
         None,
@@ -135,12 +145,13 @@ class LossConfig:
     importance_weight_cap_ratio: float | None = flag(
         None,
         "largest importance weight between the trainer's policy and the sampler's",
-        unset="none",
-        least=0,
+        unset="5 for MINIRL, else none",
+        above=0,
     )
-    proximal_policy: str = flag(
-        "behaviour",
+    proximal_policy: str | None = flag(
+        None,
         "policy that the clip range is centred on",
+        unset="recompute for GSPO, GSPO-token and MINIRL, else behaviour",
         choices=PROXIMAL_POLICIES,
     )
     rollout_is: str | None = flag(
@@ -172,6 +183,7 @@ class LossConfig:
         "factor by which a token's advantage is multiplied for each optimizer step of staleness",
         unset="1",
         least=0,
+        most=1,
     )
     normalize_advantages: bool | None = flag(
         None,
@@ -200,7 +212,10 @@ class LossConfig:
         1.05, "temperature of the SAPO loss for tokens without a positive advantage", least=0.001
     )
     clip_cov_ratio: float = flag(
-        2e-4, "share of the tokens to which the Clip-Cov loss gives no gradient", least=0
+        2e-4,
+        "share of the tokens to which the Clip-Cov loss gives no gradient",
+        least=0,
+        most=1,
     )
     clip_cov_lb: float = flag(
         1.0, "smallest covariance of the tokens to which the Clip-Cov loss gives no gradient"
@@ -209,7 +224,7 @@ class LossConfig:
         5.0, "largest covariance of the tokens to which the Clip-Cov loss gives no gradient"
     )
     kl_cov_ratio: float = flag(
-        2e-4, "share of the tokens to which the KL-Cov loss gives a KL penalty", least=0
+        2e-4, "share of the tokens to which the KL-Cov loss gives a KL penalty", least=0, most=1
     )
     ppo_kl_coef: float = flag(1.0, "coefficient of the KL-Cov loss's KL penalty", least=0)
     log_entropy: bool = flag(False, "whether the policy's entropy is logged")
@@ -226,10 +241,29 @@ class LossConfig:
     def normalisation(self) -> str:
         """The length normalisation, one of `NORMALISATIONS`."""
         if self.skip_length_normalization:
-            return "none"
+            return "constant"
         if self.token_level_loss is None:
             return loss_defaults(self.loss_calculator).normalisation
         return "token" if self.token_level_loss else "sequence"
+
+    @property
+    def divisor(self) -> int:
+        """`normalization_length`; `Config.learner` sets it for a run. Without it 1, the sum."""
+        return 1 if self.normalization_length is None else self.normalization_length
+
+    @property
+    def centre(self) -> str:
+        """The policy that the clip range is centred on, one of `PROXIMAL_POLICIES`."""
+        if self.proximal_policy is None:
+            return loss_defaults(self.loss_calculator).proximal_policy
+        return self.proximal_policy
+
+    @property
+    def weight_cap(self) -> float | None:
+        """The largest importance weight; None without a bound."""
+        if self.importance_weight_cap_ratio is None:
+            return loss_defaults(self.loss_calculator).importance_weight_cap_ratio
+        return self.importance_weight_cap_ratio
 
     @property
     def normalizes_advantages(self) -> bool:
@@ -278,7 +312,7 @@ class CriticConfig:
         "largest change of a value of PPO's critic in one optimizer step; the value loss is "
         "clipped beyond it",
         unset="no bound",
-        least=0,
+        above=0,
     )
 
 
@@ -287,7 +321,7 @@ class OptimizerConfig:
     """The optimizer step. Names are those of transformers.TrainingArguments."""
 
     learning_rate: float = flag(1e-6, "largest learning rate, after warm-up", least=0)
-    weight_decay: float = flag(0.0, "coefficient of AdamW's weight decay")
+    weight_decay: float = flag(0.0, "coefficient of AdamW's weight decay", least=0)
     adam_beta1: float = flag(
         0.9, "decay rate of AdamW's first moment, the mean of gradients; below 1", least=0, below=1
     )
@@ -301,7 +335,7 @@ class OptimizerConfig:
         1e-8, "number that AdamW adds to the denominator of its update", above=0
     )
     max_grad_norm: float = flag(
-        1.0, "largest gradient norm, to which gradients are clipped", least=0
+        1.0, "largest gradient norm, to which gradients are clipped (0: no clipping)", least=0
     )
     log_grad_norms: bool = flag(
         False, "whether the gradient norm of each layer is logged beside that of the whole model"
@@ -345,6 +379,11 @@ class ComputeConfig:
         False,
         "whether the model computes in bfloat16, with float32 master weights and float32 gradient "
         "reduction",
+    )
+    fp32_head: bool = flag(
+        False,
+        "whether the output head, from hidden states to logits, computes in float32 with --bf16, "
+        "in the trainer and in the inference services that a launch starts",
     )
     gradient_checkpointing: bool = flag(
         False,

@@ -375,6 +375,10 @@ def serve_parser() -> Parser:
         "SGLang the model's)",
     )  # fmt: skip
     flag(
+        "--fp32_head", action="store_true",
+        help="compute the output head in float32, as a trainer with --fp32_head does",
+    )  # fmt: skip
+    flag(
         "--context_length", metavar="N", type=int,
         help="largest number of tokens of a prompt with its output (default: the model's)",
     )  # fmt: skip

@@ -42,6 +42,7 @@ class SGLangConfig:
     launch: command that takes SGLang's arguments; it may contain some already
     memory_fraction: share of each GPU's memory for weights and cache
     memory_saver: whether the server can release that memory while unused (`inference.memory`)
+    fp32_head: whether the head computes in float32, whatever `dtype` is
     api_key: key that clients must show
 
     Raises `KeyNeeded` without a key if other machines reach `host`.
@@ -61,6 +62,7 @@ class SGLangConfig:
     ep_size: int = 1
     memory_fraction: float | None = None
     memory_saver: bool = False
+    fp32_head: bool = False
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +98,8 @@ def sglang_command(config: SGLangConfig) -> list[str]:
         command += ["--context-length", str(config.context_length)]
     if config.memory_fraction is not None:
         command += ["--mem-fraction-static", str(config.memory_fraction)]
+    if config.fp32_head:
+        command.append("--enable-fp32-lm-head")
     if config.memory_saver:
         # A copy of the weights in host memory restores them even if the next update fails.
         command += ["--enable-memory-saver", "--enable-weights-cpu-backup"]

@@ -97,6 +97,7 @@ def asked_of(
             gathers_keys=config.parallel.cp_mode == "allgather",
             entropy=config.loss.log_entropy or config.loss.entropy_coef > 0,
             bf16=bf16 or compute.bf16,
+            fp32_head=compute.fp32_head,
             activation_offloading=compute.activation_offloading,
             param_offload=compute.param_offload,
         ),

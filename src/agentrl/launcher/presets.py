@@ -20,12 +20,11 @@ DEMO_ORIGIN = "demo"
 
 @dataclass(frozen=True)
 class Preset:
-    """What one script trains with. `demo_flags`: beside the flags of every demo."""
+    """What one script trains with."""
 
     name: str
     title: str
     flags: tuple[str, ...]
-    demo_flags: tuple[str, ...]
 
     @property
     def script(self) -> str:
@@ -37,15 +36,12 @@ GRPO = Preset(
     name="grpo",
     title="GRPO",
     flags=("--loss_calculator", "GRPO"),
-    demo_flags=("--adam_epsilon", "1e-5"),
 )
 
-# Zheng et al. 2025 (arXiv 2512.01374): the weight between trainer and sampler is truncated at 5.
 MINIRL = Preset(
     name="minirl",
     title="MINIRL",
-    flags=("--loss_calculator", "MINIRL", "--importance_weight_cap_ratio", "5"),
-    demo_flags=("--adam_epsilon", "1e-4"),  # its gradients are sums over tokens
+    flags=("--loss_calculator", "MINIRL"),
 )
 
 PRESETS = {preset.name: preset for preset in (GRPO, MINIRL)}
@@ -71,6 +67,7 @@ _DEMO_FLAGS = (
     # Constant, and a large epsilon: with the usual 1e-8 Adam blows up the noise of weights that
     # get almost no gradient, and success dips.
     "--learning_rate", "5e-4",
+    "--adam_epsilon", "1e-5",
 )  # fmt: skip
 
 
@@ -102,7 +99,7 @@ def preset_layers(preset: Preset, data_ranks: int, *, demo: bool) -> list[Layer]
     """The preset's flags. A step has the same number of rows for any number of ranks."""
     flags = [*preset.flags, "--per_device_train_batch_size", str(_rows_of_each(data_ranks))]
     layer = read_flags(flags, preset.name)
-    return [read_flags([*_DEMO_FLAGS, *preset.demo_flags], DEMO_ORIGIN), layer] if demo else [layer]
+    return [read_flags(_DEMO_FLAGS, DEMO_ORIGIN), layer] if demo else [layer]
 
 
 def preset_flags(preset: Preset, data_ranks: int, *, demo: bool) -> list[str]:

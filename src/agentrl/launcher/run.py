@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from agentrl.configs import ConfigError, check_tracker
+from agentrl.configs import ConfigError, check_tracker, trainable_folder
 from agentrl.configs.flags import FLAGS, holds_secret
 from agentrl.configs.parsing import COMMAND_LINE, read_flags, recorded
 from agentrl.configs.secret_variables import VARIABLES
@@ -128,6 +128,8 @@ def _check(stack: Stack) -> list[TaskFileCheck]:
     config = stack.config
     check_tracker(config.run.report_to)
     model = check_model(config.model.model_name_or_path)
+    if stack.trainers:
+        trainable_folder(str(model), "MODEL or --model_name_or_path")
     if not stack.trainers and not stack.samplers:
         raise ConfigError("nothing to start: SAMPLERS_ONLY=1 with --enable_sampling false")
     if stack.samplers:

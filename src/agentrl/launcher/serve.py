@@ -99,6 +99,7 @@ def engine_config(arguments: Namespace) -> EngineConfig:
         weight_version=version_to_wire(arguments.weight_version),
         seed=arguments.seed,
         memory_fraction=arguments.inf_mem_ratio,
+        fp32_head=arguments.fp32_head,
         api_key=_key(arguments),
     )
 
@@ -144,6 +145,7 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
         ep_size=arguments.inf_ep_size,
         memory_fraction=arguments.inf_mem_ratio,
         memory_saver=arguments.memory_saver,
+        fp32_head=arguments.fp32_head,
         api_key=key,
     )
 

@@ -59,6 +59,7 @@ def service_part(
             "--max_running_requests", str(config.sampling.max_concurrent_samples_per_process),
             *key,
             *engine,
+            *(["--fp32_head"] if config.compute.fp32_head else []),
         ),
         log=LOGS / f"{config.run.run_name}_serve{suffix}.log",
         environment={

@@ -60,6 +60,7 @@ from agentrl.training.data.flops import FlopsModel
 from agentrl.training.data.stream import RowStream, StepRows
 from agentrl.training.model.lora import add_adapter
 from agentrl.training.model.model_folder import ModelFolderError
+from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.parallel.agreement import (
     Agreement,
@@ -176,6 +177,7 @@ class Trainer:
         self._held = self._agreement.from_main(lambda: self._take_run(database, rows_per_step))
         learner = learner_config(config, accelerator)
         self._published_dtype = torch.bfloat16 if learner.compute.bf16 else torch.float32
+        self._written_form = written_form(model)
         mesh = make_mesh(self._accelerator, config.parallel)
         if config.lora.lora_rank:
             # Frozen weights need no master weights.
@@ -370,8 +372,8 @@ class Trainer:
         """Gather the weights as the next version. Services get them in the background."""
         self._finish_publishing()
         publication = gather_publication(
-            self._output, self._version + 1, self._step, self._learner.model, self._tokenizer,
-            self._published_dtype,
+            self._output, self._version + 1, self._step, self._learner.model, self._written_form,
+            self._tokenizer, self._published_dtype,
         )  # fmt: skip
         self._version += 1
         if self._config.services.inf_share_gpus:

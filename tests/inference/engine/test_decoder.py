@@ -119,6 +119,32 @@ def test_a_model_that_changes_with_the_length_is_served_up_to_there_only(
     assert error(served(config, tmp_path, context_length=32), tmp_path) < 1e-4
 
 
+@pytest.mark.parametrize("config", [JOINED[2], OTHERS[0]], ids=lambda config: config.model_type)
+def test_a_head_in_float32_has_logits_that_bfloat16_does_not_round(
+    config: PreTrainedConfig, tmp_path: Path
+) -> None:
+    served(config, tmp_path)
+
+    def runner_of(fp32_head: bool) -> ModelRunner:
+        return ModelRunner(
+            EngineConfig(tmp_path, max_running_requests=2, dtype="bfloat16", fp32_head=fp32_head)
+        )
+
+    def logits_of(runner: ModelRunner) -> torch.Tensor:
+        return runner.step([], [], [PrefillChunk(0, 0, 9)], [list(range(9))], [True])
+
+    runner = runner_of(True)
+    ours, rounded = logits_of(runner), logits_of(runner_of(False))
+    assert rounded.dtype == torch.bfloat16 and ours.dtype == torch.float32
+    assert not torch.equal(ours, ours.bfloat16().float())
+    torch.testing.assert_close(ours, rounded.float(), atol=0.02, rtol=0.01)
+    # the weights are bfloat16 still, and updates reach them
+    head = runner.model.get_output_embeddings().weight
+    assert head.dtype == torch.bfloat16
+    copy_weights(runner.model, {"lm_head.weight": torch.zeros_like(head)})
+    assert logits_of(runner).abs().max() == 0
+
+
 def test_an_adapted_layer_is_not_taken_for_a_plain_one(tmp_path: Path) -> None:
     model = served(Qwen3Config(**SIZES), tmp_path).model
     inject_adapter_in_model(LoraConfig(target_modules=["q_proj"]), model)

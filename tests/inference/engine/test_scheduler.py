@@ -7,12 +7,13 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
+from agentrl.inference.engine.assembly import WeightsError
 from agentrl.inference.engine.config import EngineConfig
 from agentrl.inference.engine.model_runner import ModelRunner
 from agentrl.inference.engine.request import LiveRequest
 from agentrl.inference.engine.sampling import TokenSampling
 from agentrl.inference.engine.scheduler import Scheduler
-from agentrl.inference.engine.weights import WeightsError, copy_weights, read_weights
+from agentrl.inference.engine.weights import copy_weights, make_assembly, read_weights
 
 
 class Bench:
@@ -147,6 +148,11 @@ def test_nothing_follows_the_token_that_ends_a_turn(folders) -> None:
         assert not ends & set(request.output_ids[:-1])
 
 
+def load_folder(bench: "Bench", folder: Path) -> None:
+    model = bench.runner.model
+    copy_weights(model, read_weights(model, make_assembly(model, folder), folder))
+
+
 @pytest.mark.parametrize("update", [True, False])
 def test_retracted_requests_go_on_under_the_weights_that_are_there_then(
     folders, update: bool
@@ -157,7 +163,7 @@ def test_retracted_requests_go_on_under_the_weights_that_are_there_then(
     bench.scheduler.pause("retract")
     assert not bench.scheduler.has_work
     if update:
-        copy_weights(bench.runner.model, read_weights(bench.runner.model, folders.second))
+        load_folder(bench, folders.second)
         bench.scheduler.weights_changed("1")
         assert bench.scheduler.flush_cache()
     bench.scheduler.resume()
@@ -179,7 +185,7 @@ def test_requests_paused_in_place_are_no_prefix_for_others_after_an_update(folde
     bench.steps(5)
     bench.scheduler.pause("in_place")
     assert not bench.scheduler.flush_cache()
-    copy_weights(bench.runner.model, read_weights(bench.runner.model, folders.second))
+    load_folder(bench, folders.second)
     bench.scheduler.weights_changed("1")
     bench.scheduler.resume()
     sibling = bench.submit(list(old.prompt_ids), 5)
@@ -196,14 +202,15 @@ def test_wrong_weights_leave_the_model_as_it_was(folders, tmp_path: Path) -> Non
     config = model.config.to_dict() | {"hidden_size": 48}
     Qwen3ForCausalLM(type(model.config)(**config)).save_pretrained(tmp_path / "wide")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assembly = make_assembly(model, folders.first)
     with pytest.raises(WeightsError, match="shape"):
-        read_weights(model, tmp_path / "wide")
+        read_weights(model, assembly, tmp_path / "wide")
     partial = {k: v for k, v in model.state_dict().items() if "layers.1" not in k}
     model.save_pretrained(tmp_path / "partial", state_dict=partial)
     with pytest.raises(WeightsError, match=r"lacks 11 tensors, for instance 'model\.layers\.1"):
-        read_weights(model, tmp_path / "partial")
+        read_weights(model, assembly, tmp_path / "partial")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(WeightsError, match="cannot read"):
-        read_weights(model, tmp_path / "broken")
+        read_weights(model, assembly, tmp_path / "broken")
     assert all(torch.equal(before[name], model.state_dict()[name]) for name in before)

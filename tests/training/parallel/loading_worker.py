@@ -16,13 +16,15 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from parallel_cases import ARRANGEMENTS
-from transformers import Qwen3Config
+from safetensors.torch import load_file
+from transformers import PreTrainedModel, Qwen3Config
 
 from agentrl.configs import ComputeConfig, LoraConfig, ModelConfig, ParallelConfig
 from agentrl.training.model.loading import empty_model, fill
 from agentrl.training.model.lora import add_adapter
-from agentrl.training.model.model_folder import load_model, whole_weights
+from agentrl.training.model.model_folder import gather_weights, load_model, whole_weights
 from agentrl.training.model.prepare import prepare_model
+from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import Mesh, exit_process, make_mesh
 
 # 55 MiB, of which no tensor has more than 2
@@ -56,6 +58,19 @@ def check_equal(folder: Path, mesh: Mesh) -> None:
     for name, weight in whole_weights(model):
         assert torch.equal(weight, whole.pop(name)), f"{folder.name}: {name} on {mesh.sizes}"
     assert not whole, f"{folder.name}: {list(whole)} were not loaded"
+    check_published(folder, model, mesh)
+
+
+def check_published(folder: Path, model: PreTrainedModel, mesh: Mesh) -> None:
+    """What services are sent is what the folder holds, by its names."""
+    sent = gather_weights(model, written_form(model), torch.float32)
+    assert bool(sent) == (dist.get_rank() == 0)
+    files = list(folder.glob("*.safetensors")) if sent else []
+    stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    if stored:
+        assert sent.keys() == stored.keys(), f"{folder.name} on {mesh.sizes}"
+    for name, tensor in stored.items():
+        assert torch.equal(sent[name], tensor.float()), f"{folder.name}: {name} on {mesh.sizes}"
 
 
 def check_adapter(folder: Path, mesh: Mesh) -> None:

@@ -134,7 +134,11 @@ def _critic(config: PreTrainedConfig) -> PreTrainedModel:
 
 # Losses of whole sequences and of the whole batch; ranges so wide that gradients are left.
 GSPO = LossConfig(
-    loss_calculator="GSPO", epsilon=0.9, epsilon_higher=30.0, skip_length_normalization=True
+    loss_calculator="GSPO",
+    epsilon=0.9,
+    epsilon_higher=30.0,
+    skip_length_normalization=True,
+    proximal_policy="behaviour",
 )
 KL_COV = LossConfig(loss_calculator="KL-Cov", kl_cov_ratio=0.1)
 PPO = LossConfig(loss_calculator="PPO")

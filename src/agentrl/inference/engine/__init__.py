@@ -16,6 +16,7 @@ It is for machines without a GPU or SGLang, such as laptops and CI. Its modules:
     sampling        sampling parameters; logits to tokens and logprobs
     text            tokenizer: text in, text out, stop strings
     weights         tensors into a live model
+    assembly        weights from the pieces that they are in a folder
     weight_session  tensors from the trainer's memory: process groups, shared memory
 """
 

@@ -33,6 +33,7 @@ class EngineConfig:
     weight_version: version of the tokens until the first weight update
     seed: for requests that have none
     num_threads: None keeps torch's number
+    fp32_head: whether the head computes in float32, whatever `dtype` is
     api_key: key that clients must show
 
     Raises `KeyNeeded` without a key if other machines reach `host`.
@@ -51,6 +52,7 @@ class EngineConfig:
     weight_version: str = "default"
     seed: int = 0
     num_threads: int | None = None
+    fp32_head: bool = False
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

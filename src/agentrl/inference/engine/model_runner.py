@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 
 from agentrl.inference.engine.config import EngineConfig
 from agentrl.inference.engine.decoder import Decoder
+from agentrl.inference.engine.head import use_fp32_head
 from agentrl.inference.engine.kv_cache import ATTENTION, KVCache, PrefillChunk, kv_heads
 from agentrl.sliding_window import sliding_window
 
@@ -25,8 +26,8 @@ class ModelRunner:
     """A causal language model on one device, with a cache for running and finished requests.
 
     Raises ValueError if the model has other than full attention, or positions that change within
-    the context, if the context is longer than the model's, or if the memory does not suffice for
-    one request.
+    the context, if the context is longer than the model's, if the memory does not suffice for one
+    request, or if the head cannot compute in float32 as it should.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -38,6 +39,8 @@ class ModelRunner:
         )
         self.model: PreTrainedModel = model.eval().to(device)
         self.device = device
+        if config.fp32_head:
+            use_fp32_head(self.model)
         text_config: PreTrainedConfig = self.model.config.get_text_config()
         stated = text_config.to_dict()
         layer_types = set(stated.get("layer_types") or ["full_attention"])

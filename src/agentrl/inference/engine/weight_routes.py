@@ -8,10 +8,11 @@ from pathlib import Path
 from aiohttp import web
 from torch import Tensor
 
+from agentrl.inference.engine.assembly import WeightsError
 from agentrl.inference.engine.control import ControlBody, bad_request, done
 from agentrl.inference.engine.engine import LocalEngine
 from agentrl.inference.engine.weight_session import WeightSession
-from agentrl.inference.engine.weights import CacheNotFlushed, WeightsError, read_weights
+from agentrl.inference.engine.weights import CacheNotFlushed, make_assembly, read_weights
 
 
 class WeightRoutes:
@@ -19,7 +20,8 @@ class WeightRoutes:
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
-        self._session = WeightSession(engine.runner.model, engine.runner.device)
+        self._assembly = make_assembly(engine.runner.model, engine.config.model_path)
+        self._session = WeightSession(self._assembly, engine.runner.device)
 
     def add_to(self, app: web.Application) -> None:
         """Register all routes."""
@@ -38,7 +40,7 @@ class WeightRoutes:
     async def _from_disk(self, request: web.Request) -> web.Response:
         body = await ControlBody.read(request)
         folder = Path(body.text("model_path"))
-        read = partial(read_weights, self._engine.runner.model, folder)
+        read = partial(read_weights, self._engine.runner.model, self._assembly, folder)
         try:
             said = await self._update(body, read)
         except CacheNotFlushed as error:

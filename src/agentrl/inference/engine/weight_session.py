@@ -6,9 +6,8 @@ each request changes the model at once. `weight_routes` has the HTTP routes.
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from agentrl.inference.engine.weights import WeightsError, check_weights
+from agentrl.inference.engine.assembly import WeightAssembly, WeightsError
 from agentrl.inference.weights.group import Backend, WeightGroup, reach_store
 from agentrl.inference.weights.shared_tensors import receive
 
@@ -22,9 +21,9 @@ class WeightSession:
     All methods raise WeightsError.
     """
 
-    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+    def __init__(self, assembly: WeightAssembly, device: torch.device) -> None:
         self.open = False
-        self._model = model
+        self._assembly = assembly
         self._device = device
         self._groups: dict[str, WeightGroup] = {}
 
@@ -35,12 +34,14 @@ class WeightSession:
                 "a weight-update session is already open; call end_weight_update() first"
             )
         self.open = True
+        self._assembly.begin()
 
     def end(self) -> None:
-        """Close the session."""
+        """Close the session. Weights that lack pieces are an error."""
         if not self.open:
             raise WeightsError("no weight-update session is open; call begin_weight_update() first")
         self.open = False
+        self._assembly.end()
 
     def join(
         self, name: str, address: str, port: int, rank: int, world_size: int, backend: str
@@ -74,7 +75,7 @@ class WeightSession:
     def from_group(
         self, name: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
     ) -> dict[str, Tensor]:
-        """Receive the tensors that rank 0 of a group broadcasts, by name."""
+        """Receive the tensors that rank 0 of a group broadcasts. Returns complete weights."""
         group = self._groups.get(name)
         if group is None:
             raise WeightsError(
@@ -91,17 +92,17 @@ class WeightSession:
             tensors = group.receive(wanted)
         except RuntimeError as error:
             raise WeightsError(f"Failed to receive weights: {error}") from error
-        received = dict(zip(names, tensors, strict=True))
-        check_weights(self._model, received, f"group {name}")
-        return received
+        return self._assembly.add(dict(zip(names, tensors, strict=True)), f"group {name}")
 
     def from_shared(self, texts: list[str]) -> dict[str, Tensor]:
-        """Open tensors in shared memory. `texts` has one entry, for the engine's only rank."""
+        """Open tensors in shared memory. Returns complete weights.
+
+        `texts` has one entry, for the engine's only rank.
+        """
         if len(texts) != 1:
             raise WeightsError(f"{len(texts)} serialized_named_tensors for one rank")
         try:
             tensors = receive(texts[0])
         except ValueError as error:
             raise WeightsError(str(error)) from error
-        check_weights(self._model, tensors, "serialized_named_tensors")
-        return tensors
+        return self._assembly.add(tensors, "serialized_named_tensors")

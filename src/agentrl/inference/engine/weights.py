@@ -1,23 +1,40 @@
 """In-place weight updates of a live model. A folder is loaded completely or not at all."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-
-class WeightsError(ValueError):
-    """A folder does not hold this model's weights."""
+from agentrl.inference.engine.assembly import WeightAssembly, WeightsError
+from agentrl.weight_names import WeightNames
 
 
 class CacheNotFlushed(WeightsError):
     """The weights are loaded, but running or waiting requests prevent flushing the old cache."""
 
 
-def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+def make_assembly(model: PreTrainedModel, folder: Path) -> WeightAssembly:
+    """Make the assembly of a model that was loaded from `folder`.
+
+    What this folder has beside the model, other folders and publications may have too.
+    """
+    state = model.state_dict()
+    try:
+        stored = [name for file in _weight_files(folder) for name in _names_in(file)]
+    except WeightsError:
+        stored = []  # it was loaded from files of another format
+    return WeightAssembly(model, WeightNames(model, state, stored).beside)
+
+
+def read_weights(
+    model: PreTrainedModel, assembly: WeightAssembly, folder: Path
+) -> dict[str, Tensor]:
     """Read and validate the folder's tensors on the CPU, by the model's names.
 
     A tensor may be missing only if it is tied to one that is present. Raises WeightsError for the
@@ -26,33 +43,17 @@ def read_weights(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
     state = model.state_dict(keep_vars=True)
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(folder):
-        try:
-            with safe_open(file, framework="pt") as reader:
-                for name in reader.keys():  # noqa: SIM118  (not a mapping)
-                    tensors[name] = reader.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise WeightsError(f"cannot read weights from {file}: {error}") from error
-    check_weights(model, tensors, str(folder))
-    given = {state[name].data_ptr() for name in tensors}
+        with _opened(file) as reader:
+            for name in reader.keys():  # noqa: SIM118  (not a mapping)
+                tensors[name] = reader.get_tensor(name)
+    assembly.begin()
+    weights = assembly.add(tensors, str(folder))
+    assembly.end()
+    given = {state[name].data_ptr() for name in weights}
     missing = [name for name, tensor in state.items() if tensor.data_ptr() not in given]
     if missing:
         raise WeightsError(f"{folder} lacks {len(missing)} tensors, for instance {missing[0]!r}")
-    return tensors
-
-
-def check_weights(model: PreTrainedModel, tensors: dict[str, Tensor], source: str) -> None:
-    """Raise WeightsError for the first tensor whose name, shape or dtype does not fit the model."""
-    state = model.state_dict(keep_vars=True)
-    for name, tensor in tensors.items():
-        if name not in state:
-            raise WeightsError(f"{source} has {name!r}, which the served model has not")
-        if tensor.shape != state[name].shape:
-            raise WeightsError(
-                f"{source}: {name} has shape {list(tensor.shape)},"
-                f" the served model's is {list(state[name].shape)}"
-            )
-        if not tensor.is_floating_point():
-            raise WeightsError(f"{source}: {name} is {tensor.dtype}, not floating point")
+    return weights
 
 
 @torch.no_grad()
@@ -61,6 +62,21 @@ def copy_weights(model: PreTrainedModel, tensors: dict[str, Tensor]) -> None:
     state = model.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
         state[name].copy_(tensor)
+
+
+def _names_in(file: Path) -> list[str]:
+    with _opened(file) as reader:
+        return list(reader.keys())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file of weights. Raises WeightsError if it cannot be read."""
+    try:
+        with safe_open(file, framework="pt") as reader:
+            yield reader
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"cannot read weights from {file}: {error}") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -51,6 +51,7 @@ class MicroBatch:
             mask=self.mask,
             sequence=self.sequence,
             sequence_tokens=self.sequence_tokens,
+            place=self.place,
         )
 
 

@@ -25,9 +25,11 @@ def clipped_surrogate(inputs: LossInputs, config: LossConfig) -> TokenLoss:
         L = -min(r A, clip(r, 1 - epsilon, 1 + epsilon_higher) A)
 
     PPO, arXiv 1707.06347, equation 7. GRPO: DeepSeekMath, arXiv 2402.03300, equation 3, whose KL
-    term is `--beta`. Dr.GRPO, arXiv 2503.20783: without the group's deviation and without length
-    normalisation. DAPO, arXiv 2503.14476, equation 8: the wider upper range, the mean over tokens.
-    REINFORCE++, arXiv 2501.03262: advantages normalised over the global batch.
+    term is `--beta`; there it is the mean over a sequence's tokens and then over sequences, and
+    `GRPO` here is the mean over all tokens of the step. Dr.GRPO, arXiv 2503.20783: without the
+    group's deviation, and with a constant in place of the sequence's length. DAPO, arXiv
+    2503.14476, equation 8: the wider upper range, the mean over tokens. REINFORCE++, arXiv
+    2501.03262: advantages normalised over the global batch.
     """
     return _clip(token_ratio(inputs), inputs.advantages, config)
 
@@ -40,7 +42,9 @@ def gspo(inputs: LossInputs, config: LossConfig) -> TokenLoss:
         s = exp(mean over the sequence's tokens of log r)
 
     arXiv 2507.18071, equations 5 and 7; a sequence is a row with all its turns and segments. The
-    mean over tokens of a sequence, then over sequences, makes it the paper's.
+    mean over tokens of a sequence, then over sequences, makes it the paper's. Its old policy is
+    the trainer's (`--proximal_policy recompute`): the range is narrower than the difference that
+    rounding makes between trainer and sampler.
     """
     log_ratio = inputs.logprobs - proximal_logprobs(inputs)
     return _clip(bounded_exp(sequence_mean(log_ratio, inputs)), inputs.advantages, config)

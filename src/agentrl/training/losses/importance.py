@@ -1,7 +1,7 @@
 """Importance weights and masks for the mismatch between sampler and trainer: layers over any loss.
 
-Their ratio is rho = p / mu if the proximal policy p is not the sampler's policy mu, because no loss
-contains this ratio; otherwise it is pi / mu. It has no gradient.
+Their ratio is rho = p / mu if the proximal policy p is not the sampler's policy mu, because only
+MINIRL contains this ratio; otherwise it is pi / mu. It has no gradient.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,8 @@ def proximal_policy(inputs: LossInputs, config: LossConfig) -> Tensor | None:
     `recompute`: the policy as it was before this step's update, which with one update a step is
     the current one, sg[pi]. The loss's ratio is then 1 in value, and the clip range never takes
     effect: what is off policy is for `--rollout_is` to deal with. Decoupled PPO, arXiv 2110.00641;
-    AReaL, arXiv 2505.24298.
+    AReaL, arXiv 2505.24298. It is the default of the losses whose papers take their ratio to the
+    trainer's own old policy and whose range is narrow against rounding: GSPO, MINIRL.
 
     `loglinear`: between sampler and current policy by staleness d,
 
@@ -42,10 +43,10 @@ def proximal_policy(inputs: LossInputs, config: LossConfig) -> Tensor | None:
 
     A-3PO, arXiv 2512.06547.
     """
-    if config.proximal_policy == "behaviour":
+    if config.centre == "behaviour":
         return None
     current = inputs.logprobs.detach()
-    if config.proximal_policy == "recompute":
+    if config.centre == "recompute":
         return current
     share = torch.where(inputs.staleness > 0, 1.0 / inputs.staleness.clamp(min=1), 0.0)
     return share * inputs.behaviour_logprobs + (1.0 - share) * current
@@ -71,9 +72,9 @@ def correction(inputs: LossInputs, config: LossConfig) -> Correction:
         log_ratio = inputs.proximal_logprobs - inputs.behaviour_logprobs
     if config.rollout_is is not None:
         weight = _ratio(log_ratio, config.rollout_is, inputs)
-        if config.importance_weight_cap_ratio is not None:
-            truncated = weight > config.importance_weight_cap_ratio
-            weight = weight.clamp(max=config.importance_weight_cap_ratio)
+        if config.weight_cap is not None:
+            truncated = weight > config.weight_cap
+            weight = weight.clamp(max=config.weight_cap)
     if config.rollout_rs is not None:
         ratio = _ratio(log_ratio, config.rollout_rs, inputs)
         upper, lower = config.rollout_rs_threshold, config.rollout_rs_threshold_lower

@@ -42,6 +42,7 @@ class LossInputs:
     entropy: Tensor | None = None  # float32, of the policy at the token
     reference_logprobs: Tensor | None = None  # float32, of the reference policy
     proximal_logprobs: Tensor | None = None  # float32, see `ratio.py`; None: the sampler's
+    place: Tensor | None = None  # int64, index of the token among the trained tokens of its row
 
     @classmethod
     def of_columns(
@@ -53,6 +54,7 @@ class LossInputs:
         mask: Tensor,
         sequence: Tensor,
         sequence_tokens: Tensor,
+        place: Tensor,
     ) -> Self:
         """Make the inputs from per-token columns (`databases.token_tree`), each [N]."""
         return cls(
@@ -64,6 +66,7 @@ class LossInputs:
             sequence_tokens=sequence_tokens,
             sequence=sequence,
             entropy=entropy,
+            place=place,
         )
 
 

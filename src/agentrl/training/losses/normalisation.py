@@ -12,16 +12,21 @@ class Normalisation(StrEnum):
 
     TOKEN = "token"  # mean over all trained tokens
     SEQUENCE = "sequence"  # mean over the tokens of a sequence, then over sequences
-    NONE = "none"  # no length normalisation: sum over tokens, mean over sequences
+    CONSTANT = "constant"  # sum over tokens divided by a constant length, then over sequences
 
 
 def normalise(
-    token_losses: Tensor, sequence_tokens: Tensor, normalisation: Normalisation, totals: BatchTotals
+    token_losses: Tensor,
+    sequence_tokens: Tensor,
+    normalisation: Normalisation,
+    totals: BatchTotals,
+    length: int = 1,
 ) -> Tensor:
     """This part's share of the global batch's loss, a scalar.
 
     `token_losses` [N]; `sequence_tokens` [N]: number of trained tokens of each token's whole
-    sequence. The loss is the sum of the results over all parts of the batch. Tokens that a loss
+    sequence; `length`: the divisor of `Normalisation.CONSTANT`, in tokens. The loss is the sum of
+    the results over all parts of the batch. Tokens that a loss
     leaves out (clip mask, `strict_in_bound`) stay in the counts, which are known before any forward
     pass; leaving out many tokens makes the step smaller.
     """
@@ -29,4 +34,4 @@ def normalise(
         return token_losses.sum() / max(totals.tokens, 1)
     if normalisation is Normalisation.SEQUENCE:
         return (token_losses / sequence_tokens).sum() / max(totals.sequences, 1)
-    return token_losses.sum() / max(totals.sequences, 1)
+    return token_losses.sum() / length / max(totals.sequences, 1)

@@ -1,7 +1,7 @@
 """Ratios of policies, of tokens and of sequences.
 
 In this package `r = pi / p` is the ratio of the trained policy `pi` to the proximal policy `p`, on
-which the clip range is centred. Unless `--proximal_policy` selects another, `p` is `mu`, the policy
+which the clip range is centred, that of `--proximal_policy`. For most losses it is `mu`, the policy
 that sampled the token, with the sampler's logprobs. The trainer makes one optimizer update per
 batch, so that the ratio to PPO's "old policy" would always be 1. With `mu` the clip range bounds
 the distance to the sampled policy, which staleness and different rounding cause.
@@ -50,6 +50,24 @@ def sequence_sum(values: Tensor, inputs: LossInputs) -> Tensor:
     return sums.index_add(0, row, torch.where(inputs.mask, values, 0.0))[row]
 
 
+def rest_sum(values: Tensor, inputs: LossInputs) -> Tensor:
+    """The sum of `values` [N] over the trained tokens of its row from each token on [N].
+
+    `inputs.place` must be given. As for `sequence_sum`, the loss must declare `Scope.SEQUENCE`.
+    """
+    assert inputs.place is not None, "the order of the tokens of a row is needed"
+    rows, row = torch.unique(inputs.sequence, return_inverse=True)
+    by_place = inputs.place.argsort(stable=True)
+    order = by_place[row[by_place].argsort(stable=True)]
+    # float64, because the sum runs over all rows.
+    ordered = torch.where(inputs.mask, values, 0.0)[order].double()
+    until = ordered.cumsum(0)
+    ends = ordered.new_zeros(len(rows)).index_add(0, row[order], ordered).cumsum(0)
+    rest = torch.empty_like(ordered)
+    rest[order] = ends[row[order]] - until + ordered
+    return rest.to(values.dtype)
+
+
 def sequence_mean(values: Tensor, inputs: LossInputs) -> Tensor:
     """The mean of `values` [N] over the trained tokens of each token's row [N]."""
     return sequence_sum(values, inputs) / inputs.sequence_tokens
@@ -64,8 +82,8 @@ def capped(ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tenso
     keeps a token that has become likely from dominating the step.
     """
     cap = torch.full_like(advantages, torch.inf)
-    if config.importance_weight_cap_ratio is not None and config.rollout_is is None:
-        cap = cap.clamp(max=config.importance_weight_cap_ratio)
+    if config.weight_cap is not None and config.rollout_is is None:
+        cap = cap.clamp(max=config.weight_cap)
     if config.dual_clip is not None:
         cap = torch.where(advantages < 0, cap.clamp(max=config.dual_clip), cap)
     return torch.minimum(ratio, cap), ratio.detach() > cap

@@ -93,6 +93,7 @@ def _example(rows: int) -> LossInputs:
         sequence=sequence,
         entropy=uniform(0.1, 2.0),
         reference_logprobs=uniform(-3.0, -0.1),
+        place=torch.arange(n) % 4,
     )
 
 

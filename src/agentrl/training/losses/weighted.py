@@ -5,23 +5,28 @@ from torch import Tensor
 
 from agentrl.configs import LossConfig
 from agentrl.training.losses.inputs import LossInputs, TokenLoss
-from agentrl.training.losses.ratio import capped, outside_clip_range, token_ratio
+from agentrl.training.losses.ratio import (
+    capped,
+    outside_clip_range,
+    sampler_log_ratio,
+    token_ratio,
+)
 
 
 def minirl(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     """MiniRL: REINFORCE with a token-level importance weight and a clip mask.
 
-        L = -M sg[r] A log pi
+        L = -M sg[pi / mu] A log pi
         M = 0 where A > 0 and r > 1 + epsilon_higher, or A < 0 and r < 1 - epsilon; else 1
 
-    arXiv 2512.01374 (Stabilizing Reinforcement Learning with LLMs), where the mask's ratio is
-    taken to the old policy: with one update per batch that is mu, see `ratio.py`. Its gradient
-    without mask is that of the expected reward to first order around mu. The paper uses no length
-    normalisation. Masked tokens keep the gradient that `beta1` and `beta2` give them, see
-    `clipped.py`.
+    arXiv 2512.01374 (Stabilizing Reinforcement Learning with LLMs), sections 2 and 4: the weight
+    is taken to the sampler's policy mu, and the mask's r = pi / p to the old policy as the trainer
+    computes it, so that different rounding masks nothing. Its gradient without mask is that of the
+    expected reward to first order around mu. The paper sums over tokens, here divided by a
+    constant. Masked tokens keep the gradient that `beta1` and `beta2` give them, see `clipped.py`.
     """
     ratio = token_ratio(inputs).detach()
-    weight, over_cap = capped(ratio, inputs.advantages, config)
+    weight, over_cap = capped(sampler_log_ratio(inputs).exp(), inputs.advantages, config)
     too_low, too_high = outside_clip_range(ratio, inputs.advantages, config)
     low, high = config.clip_range
     weight = torch.where(too_low, (config.beta1 or 0.0) * low, weight)
@@ -36,7 +41,7 @@ def reinforce(inputs: LossInputs, config: LossConfig) -> TokenLoss:
 
     The estimator of RLOO (arXiv 2402.14740), ReMax (arXiv 2310.10505, algorithm 1) and
     OPO (arXiv 2505.23585), which differ in the baseline of A. Their log pi is that of
-    the whole sequence, the sum over its tokens: they have no length normalisation.
+    the whole sequence, the sum over its tokens, here divided by a constant.
     """
     ratio = token_ratio(inputs).detach()
     weight, over_cap = capped(ratio, inputs.advantages, config)

@@ -1,6 +1,7 @@
 """Models: from a folder into memory, their predictions, and back to a folder.
 
 model_folder.py, safetensors_folder.py   a Hugging Face folder, read and written
+written_form.py, weight_files.py         what is written, after the example of the start folder
 loading.py, value_loading.py             weights into a model that is sharded already
 lora.py                                  a low-rank adapter
 prepare.py                               a model divided over processes, with its heads

@@ -46,7 +46,7 @@ class Weights(Protocol):
 def empty_model(config: ModelConfig) -> PreTrainedModel:
     """Make the folder's model with float32 parameters on the meta device. Raises `ConfigError`.
 
-    Buffers have values, because no file holds them.
+    Buffers have values, because most are in no file.
     """
     folder = check_model_folder(config.model_name_or_path)
     try:
@@ -75,6 +75,7 @@ def fill(
 ) -> None:
     """Load the weights of its folder into a sharded `empty_model`, in place.
 
+    Buffers that are part of the model's state are loaded too, such as the bias of a router.
     `device`: where the shards are. An adapter gets its initial values from torch's generator, which
     must have the same state on every rank. `zeros`: parameters that the folder lacks and that start
     at 0. `load`: loads a folder whole on rank 0, if its layout is unknown. Collective. Raises
@@ -91,6 +92,8 @@ def fill(
         # FSDP manages the new parameters from the first forward pass on.
         for module, attribute in places[parameter]:
             setattr(module, attribute, filled)
+    for name, buffer in stored_buffers(model).items():
+        buffer.copy_(weights.read(name, buffer.shape, None))
 
 
 def _open(
@@ -106,6 +109,7 @@ def _open(
         for name, parameter in model.named_parameters()
         if not is_adapter_weight(name) and name not in zeros
     }
+    shapes |= {name: buffer.shape for name, buffer in stored_buffers(model).items()}
     try:
         return SafetensorsFolder(folder, model, shapes)
     except ValueError as error:
@@ -139,6 +143,12 @@ class _FromMain:
             whole = torch.empty(shape, device=self._device)
         dist.broadcast(whole, src=0)
         return whole if window is None else whole[window].clone()
+
+
+def stored_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a model folder holds; none of them is sharded."""
+    state = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name in state}
 
 
 def _shard_of(name: str, parameter: nn.Parameter, weights: Weights) -> Tensor:

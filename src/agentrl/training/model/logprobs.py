@@ -1,24 +1,23 @@
 """Logprobs and entropy of given tokens without materialising all `[tokens, vocabulary]` logits.
 
-The head runs over trained positions only, in chunks. The backward pass recomputes the logits of a
-chunk, so that at most one chunk of logits exists at a time.
+The head runs over trained positions only, in chunks (`head`). The backward pass recomputes the
+logits of a chunk, so that at most one chunk of logits exists at a time.
 """
 
 import types
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentrl.configs import ConfigError
 from agentrl.training.attention import SharedLine, SharedPrefix, TreeContext
 from agentrl.training.data.batch import MicroBatch, SharedPrefixBatch
-from agentrl.training.model.softmax import picked_logprobs
+from agentrl.training.model.head import HeadOptions, head_logprobs
 
 # Settings of transformers models that change the logits after the head.
 _AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -38,12 +37,15 @@ class _WithLogprobs(Protocol):
     def compute_prefix(self, batch: SharedPrefixBatch, prefix: SharedPrefix) -> Tensor: ...
 
 
-def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> None:
+def attach_logprobs(
+    model: PreTrainedModel, line: SharedLine | None = None, *, fp32_head: bool = False
+) -> None:
     """Make `token_logprobs` and `compute_prefix` forward methods of `model`, after `fully_shard`.
 
     FSDP gathers parameters only around registered methods of its root; otherwise base model and
     head would see shards. `line`: this process's part of lines under context parallelism, else
-    None. Raises `ConfigError` if the model changes the logits after its head.
+    None. `fp32_head`: see `head`. Raises `ConfigError` if the model changes the logits after its
+    head.
     """
     config = model.config.get_text_config()
     for name in _AFTER_HEAD:
@@ -52,8 +54,12 @@ def attach_logprobs(model: PreTrainedModel, line: SharedLine | None = None) -> N
                 f"{type(model).__name__} changes the logits after its head ({name} in its "
                 "config.json), which the trainer does not; train another model"
             )
-    for name, function in ((_LOGPROBS, _logprobs), (_PREFIX, _prefix)):
-        setattr(model, name, types.MethodType(partial(function, line), model))
+    methods: dict[str, Callable[..., Any]] = {
+        _LOGPROBS: partial(_logprobs, line, fp32_head),
+        _PREFIX: partial(_prefix, line),
+    }
+    for name, function in methods.items():
+        setattr(model, name, types.MethodType(function, model))
         if isinstance(model, FSDPModule):
             register_fsdp_forward_method(model, name)
 
@@ -95,6 +101,7 @@ def _prefix(
 
 def _logprobs(
     line: SharedLine | None,
+    fp32_head: bool,
     model: PreTrainedModel,
     batch: MicroBatch,
     chunk_size: int,
@@ -106,13 +113,10 @@ def _logprobs(
     head = model.get_output_embeddings()
     assert isinstance(head, nn.Module)
     targets, temperatures = batch.targets, batch.temperatures
+    options = HeadOptions(chunk_size, with_entropy, entropy_gradient, fp32_head)
     if line is None or mine is None:
-        return _in_chunks(
-            head, hidden, targets, temperatures, chunk_size, with_entropy, entropy_gradient
-        )
-    logprobs, entropy = _in_chunks(
-        head, hidden, targets[mine], temperatures[mine], chunk_size, with_entropy, entropy_gradient
-    )
+        return head_logprobs(head, hidden, targets, temperatures, options)
+    logprobs, entropy = head_logprobs(head, hidden, targets[mine], temperatures[mine], options)
     count = len(targets)
     return (
         line.collect(logprobs, mine, count),
@@ -200,43 +204,3 @@ def _tree_hidden(
             "train this model with --attention_implementation sdpa"
         )
     return cast(Tensor, output.last_hidden_state)
-
-
-def _in_chunks(
-    head: nn.Module,
-    hidden_MH: Tensor,
-    targets: Tensor,
-    temperatures: Tensor,
-    chunk_size: int,
-    with_entropy: bool,
-    entropy_gradient: bool,
-) -> tuple[Tensor, Tensor | None]:
-    if len(targets) <= chunk_size:
-        # Recomputing a single chunk would save no memory.
-        return _chunk(head, hidden_MH, targets, temperatures, with_entropy, entropy_gradient)
-    logprobs, entropies = [], []
-    for start in range(0, len(targets), chunk_size):
-        part = slice(start, start + chunk_size)
-        logprob, entropy = checkpoint(
-            _chunk, head, hidden_MH[part], targets[part], temperatures[part], with_entropy,
-            entropy_gradient, use_reentrant=False, preserve_rng_state=False,
-        )  # fmt: skip
-        logprobs.append(logprob)
-        entropies.append(entropy)
-    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
-
-
-def _chunk(
-    head: nn.Module,
-    hidden_NH: Tensor,
-    targets: Tensor,
-    temperatures: Tensor,
-    with_entropy: bool,
-    entropy_gradient: bool,
-) -> tuple[Tensor, Tensor | None]:
-    # Under tensor parallelism the head gives a slice of the vocabulary (`parallel.tensor`).
-    vocabulary = head.weight.device_mesh.get_group() if isinstance(head.weight, DTensor) else None
-    return picked_logprobs(
-        head(hidden_NH), targets, temperatures,
-        entropy=with_entropy, entropy_gradient=entropy_gradient, vocabulary=vocabulary,
-    )  # fmt: skip

@@ -49,6 +49,7 @@ class MemorySetup:
     gathers_keys: bool = False  # --cp_mode allgather
     entropy: bool = False  # --log_entropy, or an entropy bonus
     bf16: bool = False
+    fp32_head: bool = False
     checkpointing: bool = False
     activation_offloading: bool = False
     param_offload: bool = False
@@ -106,7 +107,10 @@ def estimate(shape: ModelShape, setup: MemorySetup) -> MemoryEstimate:
     if setup.activation_offloading:
         host += saved
         saved = inputs if setup.checkpointing else layer  # the one that is on its way
-    logits = min(setup.chunk, local) * (shape.vocabulary // setup.tp) * _logit_bytes(setup)
+    vocabulary = shape.vocabulary // setup.tp
+    logits = min(setup.chunk, local) * vocabulary * _logit_bytes(setup)
+    if setup.bf16 and setup.fp32_head:
+        logits += 4 * vocabulary * shape.hidden  # the head's weights in float32
     return MemoryEstimate(
         weights=kept,
         gradients=gradients,
@@ -160,10 +164,10 @@ def _logit_bytes(setup: MemorySetup) -> int:
     """Bytes of one logit while its chunk is computed.
 
     There is one float32 copy, two more for the entropy (exponentials and a product), and one for
-    the head's output under tensor parallelism. bfloat16 adds one copy in bfloat16.
+    the head's output under tensor parallelism. A head in bfloat16 adds one copy in bfloat16.
     """
     copies = 1 + (2 if setup.entropy else 0) + (1 if setup.tp > 1 else 0)
-    return 4 * copies + (2 if setup.bf16 else 0)
+    return 4 * copies + (2 if setup.bf16 and not setup.fp32_head else 0)
 
 
 def _held(shape: ModelShape, setup: MemorySetup) -> tuple[int, int]:

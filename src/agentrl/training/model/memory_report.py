@@ -92,6 +92,7 @@ def setup_of(config: Config, processes: int) -> MemorySetup:
         gathers_keys=config.parallel.cp_mode == "allgather",
         entropy=config.loss.log_entropy or config.loss.entropy_coef > 0,
         bf16=config.compute.bf16,
+        fp32_head=config.compute.fp32_head,
         checkpointing=config.compute.gradient_checkpointing,
         activation_offloading=config.compute.activation_offloading,
         param_offload=config.compute.param_offload,

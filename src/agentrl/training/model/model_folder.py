@@ -1,10 +1,10 @@
 """Hugging Face model folders: read at the start of a run, written for services and users."""
 
-import copy
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from agentrl.configs import TREE_ATTENTION, ConfigError, ModelConfig, model_folder
+from agentrl.configs import TREE_ATTENTION, ConfigError, ModelConfig, trainable_folder
 from agentrl.training.model.lora import (
     adapter_of,
     adapter_scaling,
@@ -24,6 +24,8 @@ from agentrl.training.model.lora import (
     is_adapter_weight,
     merge,
 )
+from agentrl.training.model.weight_files import FILE_BYTES, layer_of, plan_files
+from agentrl.training.model.written_form import WrittenForm
 
 FLAG = "--model_name_or_path"
 
@@ -33,10 +35,10 @@ class ModelFolderError(RuntimeError):
 
 
 def check_model_folder(path: str | None, flag: str = FLAG) -> Path:
-    """Return the path of a model folder. Raises `ConfigError` if it is none."""
+    """Return the path of a model folder. Raises `ConfigError` if it is none to train."""
     if path is None:
         raise ConfigError(f"{flag} is needed: the folder of the model")
-    return model_folder(path, flag)
+    return trainable_folder(path, flag)
 
 
 def load_tokenizer(path: str | None) -> PreTrainedTokenizerBase:
@@ -78,15 +80,24 @@ def first_attention(config: ModelConfig) -> str:
     return "sdpa" if attention == TREE_ATTENTION else attention
 
 
-def gather_weights(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Tensor]:
+def gather_weights(
+    model: PreTrainedModel, form: WrittenForm, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Gather a sharded model's weights in `dtype` on rank 0's CPU. Collective.
 
-    Other ranks return an empty dictionary. Each device holds one full weight at a time.
+    By names and in pieces of its folder (`form`), some of them views of one tensor. Other ranks
+    return an empty dictionary. Each device holds one full weight at a time.
     """
     main = dist.get_rank() == 0
-    return {
-        name: weight.to("cpu", dtype, copy=True) for name, weight in whole_weights(model) if main
-    }
+    gathered: dict[str, Tensor] = {}
+    for _, weights in groupby(whole_weights(model), key=lambda item: layer_of(item[0])):
+        layer = {
+            name: weight.to("cpu", form.dtype(name, dtype), copy=True)
+            for name, weight in weights
+            if main
+        }
+        gathered |= form.names.to_folder(layer)
+    return gathered
 
 
 def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
@@ -116,24 +127,20 @@ def _whole(value: Tensor) -> Tensor:
 
 
 def save_model_folder(
-    model: PreTrainedModel,
+    form: WrittenForm,
     tokenizer: PreTrainedTokenizerBase,
     weights: Mapping[str, Tensor],
     path: Path,
     dtype: torch.dtype,
 ) -> None:
-    """Write config, tokenizer and `weights` in `dtype`, atomically.
+    """Write a folder with `weights`, which `gather_weights` returned in `dtype`, atomically.
 
     Raises `ModelFolderError` if the folder cannot be written.
     """
+    files = plan_files({name: weight.nbytes for name, weight in weights.items()}, FILE_BYTES)
+    tensors = ({name: weights[name] for name in names} for names in files)
     with written_at_once(path) as folder:
-        # A new dictionary, because save_pretrained empties it.
-        converted = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        model.save_pretrained(folder, state_dict=converted)
-        config = copy.deepcopy(model.config)
-        config.dtype = dtype  # the model's own is that of its master weights
-        config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        form.write(folder, tensors, len(files), tokenizer, dtype)
 
 
 @contextmanager

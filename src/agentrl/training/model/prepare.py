@@ -33,6 +33,6 @@ def prepare_model(
     if trees:
         use_tree_attention(model)
     line = parallelise(model, mesh, compute)
-    attach_logprobs(model, line)
+    attach_logprobs(model, line, fp32_head=compute.fp32_head)
     if has_value_head(model):
         attach_values(model, line)

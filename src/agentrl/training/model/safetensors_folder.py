@@ -1,11 +1,12 @@
 """Reads weights, or parts of them, from the safetensors files of a model folder.
 
-transformers' table of conversions says which tensors of the files make up a weight of the model.
-Renaming, stacking of experts and concatenation are supported; a folder that needs other conversions
-raises `UnknownLayout`.
+`WeightNames` says which tensors of the files make up a weight of the model. Renaming, stacking of
+experts and concatenation are supported; a folder that needs other conversions raises
+`UnknownLayout`.
 """
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +17,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    Concatenate,
-    MergeModulelist,
-    WeightConverter,
-    WeightRenaming,
-    dot_natural_key,
-    rename_source_key,
-)
+from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from agentrl.weight_names import WeightNames
+
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2}
 
 Window = tuple[slice, ...]
 """A part of a tensor: a slice for each dimension."""
@@ -48,7 +44,7 @@ class SafetensorsFolder:
         Raises `UnknownLayout` if not all of them can be read, `ValueError` if one has another shape
         in the files.
         """
-        self._recipes = _recipes(_tensors(folder), model, list(shapes))
+        self._recipes = _recipes(stored_tensors(folder), model, list(shapes))
         for name, shape in shapes.items():
             if name not in self._recipes:
                 raise UnknownLayout(f"its files have no {name}")
@@ -77,16 +73,27 @@ class _Recipe(Protocol):
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """A tensor of a file."""
+class StoredTensor:
+    """A tensor of a file. `dtype` is safetensors' name of it, such as "BF16"."""
 
     file: Any  # safetensors' handle
     key: str
     shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the file."""
+        return math.prod(self.shape) * _BYTES.get(self.dtype, 1)
 
     def read(self, window: Window) -> Tensor:
         part: Tensor = self.file.get_slice(self.key)[window]
         return part
+
+    def whole(self) -> Tensor:
+        """All of it."""
+        tensor: Tensor = self.file.get_tensor(self.key)
+        return tensor
 
 
 @dataclass(frozen=True)
@@ -135,8 +142,11 @@ class _Concatenated:
         )
 
 
-def _tensors(folder: Path) -> dict[str, _Stored]:
-    """All tensors of the folder's files, by their names there."""
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of the folder's files, by their names there; only the headers are read.
+
+    Raises `UnknownLayout` if the folder has no safetensors files, or one that cannot be read.
+    """
     index = folder / SAFE_WEIGHTS_INDEX_NAME
     if index.is_file():
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -150,40 +160,34 @@ def _tensors(folder: Path) -> dict[str, _Stored]:
             raise UnknownLayout(f"{name} cannot be read as safetensors ({error})") from None
         for key in file.keys():  # noqa: SIM118 - it is no dictionary
             stored = file.get_slice(key)
-            if stored.get_dtype() not in _FLOATS:
-                raise UnknownLayout(f"{key} is stored as {stored.get_dtype()}")
-            tensors[key] = _Stored(file, key, tuple(stored.get_shape()))
+            shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+            tensors[key] = StoredTensor(file, key, shape, dtype)
     return tensors
 
 
 def _recipes(
-    tensors: dict[str, _Stored], model: PreTrainedModel, names: Sequence[str]
+    tensors: Mapping[str, StoredTensor], model: PreTrainedModel, weights: Sequence[str]
 ) -> dict[str, _Recipe]:
     """The recipe of each weight that the files have tensors for."""
-    table = get_model_conversion_mapping(model)
-    renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in table if isinstance(entry, WeightConverter)]
-    known = dict.fromkeys(names, True)
-    found: defaultdict[str, defaultdict[str | None, list[_Stored]]] = defaultdict(
+    names = WeightNames(model, weights, tensors)
+    sources: defaultdict[str, defaultdict[str | None, list[StoredTensor]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for key in sorted(tensors, key=dot_natural_key):
-        name, pattern = rename_source_key(
-            key, renamings, converters, model.base_model_prefix, known
-        )
-        found[name][pattern].append(tensors[key])
-    by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
-    return {name: _recipe(found[name], by_pattern) for name in names if name in found}
+    for key, weight in names.places.items():
+        stored = tensors[key]
+        if stored.dtype not in _FLOATS:
+            raise UnknownLayout(f"{key} is stored as {stored.dtype}")
+        _, pattern = names.place(key)
+        sources[weight][pattern].append(stored)
+    return {weight: _recipe(found, names) for weight, found in sources.items()}
 
 
-def _recipe(
-    sources: dict[str | None, list[_Stored]], by_pattern: dict[str, WeightConverter]
-) -> _Recipe:
+def _recipe(sources: Mapping[str | None, list[StoredTensor]], names: WeightNames) -> _Recipe:
     """A weight from its tensors, by the source pattern of the conversion that they matched."""
     pattern = next(iter(sources))
     if pattern is None:
         return sources[None][0]
-    converter = by_pattern[pattern]
+    converter = names.converter(pattern)
     parts: list[_Recipe] = []
     for source in converter.source_patterns:
         parts += _concat(sources.get(source, []), converter)
@@ -195,7 +199,7 @@ def _recipe(
     return _Concatenated(parts, last.dim)
 
 
-def _concat(stored: list[_Stored], converter: WeightConverter) -> list[_Recipe]:
+def _concat(stored: list[StoredTensor], converter: WeightConverter) -> list[_Recipe]:
     """Apply the converter's first operation to the tensors of one pattern."""
     for operation in converter.operations:
         stacks = isinstance(operation, MergeModulelist) and operation.dim == 0

@@ -38,6 +38,7 @@ from agentrl.inference.weights.updates import (
     update_services,
 )
 from agentrl.training.model.model_folder import gather_weights, save_model_folder
+from agentrl.training.model.written_form import WrittenForm
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +62,17 @@ def gather_publication(
     version: int,
     step: int,
     model: PreTrainedModel,
+    form: WrittenForm,
     tokenizer: PreTrainedTokenizerBase,
     dtype: torch.dtype,
 ) -> Publication:
-    """Copy the model's present weights to rank 0's memory in `dtype`. Collective."""
+    """Copy the model's present weights to rank 0's memory in `dtype`. Collective.
+
+    By every way services get the names and pieces of the folder that the model comes from.
+    """
     folder = (output / "weights" / f"v{version}").resolve()
-    tensors = gather_weights(model, dtype)
-    write = partial(save_model_folder, model, tokenizer, tensors, folder, dtype)
+    tensors = gather_weights(model, form, dtype)
+    write = partial(save_model_folder, form, tokenizer, tensors, folder, dtype)
     return Publication(PublishedWeights(version, folder, tensors), step, write)
 
 
@@ -122,7 +127,7 @@ class Publisher:
         await self._finish_writing()
         await self._hold()
         weights = publication.weights
-        from_disk = isinstance(self._updater, DiskUpdater)
+        from_disk = self._updater.way == "disk"
         async with self._publishing:
             if from_disk:
                 await asyncio.to_thread(publication.write)

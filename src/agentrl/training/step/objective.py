@@ -1,6 +1,6 @@
 """The loss that the flags describe: a loss function, its layers, its normalisation.
 
-    advantages    normalized over the batch -> decayed by staleness -> KL penalty taken off
+    advantages    KL penalty taken off -> normalized over the batch -> decayed by staleness
     ratio         around the proximal policy
     token losses  the loss function -> importance weights -> tokens left out
                   -> KL to the reference added -> entropy bonus taken off
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.configs import LossConfig
+from agentrl.configs.losses import loss_defaults
 from agentrl.training.losses import (
     BatchTotals,
     LossInputs,
@@ -33,6 +34,7 @@ from agentrl.training.losses.importance import (
     correction_scope,
     proximal_policy,
 )
+from agentrl.training.losses.ratio import rest_sum, sequence_sum
 
 _SUPERVISED = "CrossEntropy"
 _STD_FLOOR = 1e-8  # keeps a batch of equal advantages finite
@@ -58,6 +60,7 @@ class Objective:
         self._config = config
         self._function = loss_function(config)
         self._normalisation = Normalisation(config.normalisation)
+        self._kl_span = loss_defaults(config.loss_calculator).kl_span
         self._supervised = config.loss_calculator == _SUPERVISED
 
     @property
@@ -80,7 +83,16 @@ class Objective:
         """The part of the batch that one call of `share` must have to be exact."""
         if self._supervised:
             return Scope.TOKEN
-        return max(scope_of(self._function), correction_scope(self._config))
+        return max(scope_of(self._function), correction_scope(self._config), self._kl_scope)
+
+    @property
+    def _kl_scope(self) -> Scope:
+        """The part of the batch that the KL penalty in the advantages depends on."""
+        if not self._config.kl_in_advantage:
+            return Scope.TOKEN
+        if self._config.normalizes_advantages:
+            return Scope.BATCH
+        return Scope.TOKEN if self._kl_span == "token" else Scope.SEQUENCE
 
     def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLosses]:
         """Return this part's share of the loss, a scalar with gradient, and the token losses.
@@ -107,7 +119,9 @@ class Objective:
             token_losses = token_losses - config.entropy_coef * inputs.entropy
         mask = inputs.mask
         token_losses = torch.where(mask, token_losses, 0.0)
-        share = normalise(token_losses, inputs.sequence_tokens, self._normalisation, totals)
+        share = normalise(
+            token_losses, inputs.sequence_tokens, self._normalisation, totals, config.divisor
+        )
         none = torch.zeros_like(mask)
         return share, TokenLosses(
             token_losses=token_losses.detach(),
@@ -124,17 +138,26 @@ class Objective:
         """With the advantages and the proximal policy of the flags."""
         config = self._config
         advantages = inputs.advantages
+        if config.kl_in_advantage and divergence is not None:
+            # A penalty is part of the reward, so it comes before the normalization.
+            advantages = advantages - config.beta * self._penalty(divergence.detach(), inputs)
+            if config.normalizes_advantages:
+                totals = _with_advantages(totals, advantages[inputs.mask])
         if config.normalizes_advantages:
             std = totals.advantage_std + _STD_FLOOR
             advantages = (advantages - totals.advantage_mean) / std
         if config.out_of_date_decay is not None:
             # Tokens of staleness 0 keep their advantage.
             advantages = advantages * config.out_of_date_decay**inputs.staleness
-        if config.kl_in_advantage and divergence is not None:
-            advantages = advantages - config.beta * divergence.detach()
         return replace(
             inputs, advantages=advantages, proximal_logprobs=proximal_policy(inputs, config)
         )
+
+    def _penalty(self, divergence: Tensor, inputs: LossInputs) -> Tensor:
+        """The KL [N] that each token's advantage answers for, of the tokens' own [N]."""
+        if self._kl_span == "sequence":
+            return sequence_sum(divergence, inputs)
+        return rest_sum(divergence, inputs) if self._kl_span == "rest" else divergence
 
     def _correction(self, inputs: LossInputs, loss: TokenLoss) -> Correction | None:
         """The importance weights, and the masks of `--rollout_rs` and `--strict_in_bound`."""
@@ -146,3 +169,11 @@ class Objective:
         low, high = self._config.clip_range
         within = (loss.ratio >= low) & (loss.ratio <= high)
         return replace(corrected, kept=corrected.kept & within)
+
+
+def _with_advantages(totals: BatchTotals, advantages: Tensor) -> BatchTotals:
+    """The totals of a batch whose trained tokens have these advantages [tokens]."""
+    values = advantages.double()
+    return replace(
+        totals, advantages=float(values.sum()), squared_advantages=float(values.square().sum())
+    )
