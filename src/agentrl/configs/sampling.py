@@ -233,8 +233,8 @@ class ServiceConfig:
     )
     inf_mem_ratio: float | None = flag(
         None,
-        "share of a GPU's memory for an SGLang service's weights and cache, between 0 and 1",
-        unset="SGLang's choice",
+        "share of a GPU's memory for a service's weights and cache, between 0 and 1",
+        unset="planned by a launch",
         above=0,
         below=1,
     )
