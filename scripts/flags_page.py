@@ -59,12 +59,12 @@ PAGES: Mapping[Path, Callable[[], Iterable[str]]] = {
 }
 
 
-def rewritten(page: str, lines: Iterable[str]) -> str:
+def rewritten(page: str, lines: Iterable[str], marker: str = MARKER, until: str = END) -> str:
     """Return the page with the lines after its marker replaced."""
-    before, _, after = page.partition(MARKER)
-    _, end, after = after.partition(END)
+    before, _, after = page.partition(marker)
+    _, end, after = after.partition(until)
     table = "\n".join(lines) + "\n"
-    return before + MARKER + "\n" + (table + end + after if end else table.rstrip() + "\n")
+    return before + marker + "\n" + (table + end + after if end else table.rstrip() + "\n")
 
 
 def _row(flag: Flag) -> str:

@@ -1,10 +1,12 @@
-"""What all tests share: one real mongod for the session, and a fresh database for each test."""
+"""What all tests share: one real mongod for the session, and an empty database for each test."""
 
 import os
+import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import pytest
@@ -17,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # `forked`
 
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.importing import importing
 
 # A shell starts a job in the background with SIGINT ignored, and processes that tests start would
 # ignore it too.
@@ -55,18 +58,44 @@ def _rank(file: str) -> int:
     return next(ranks, len(_BEGUN_FIRST))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collecting imports torch and all else that tests use."""
+    with importing():
+        return (yield)
+
+
+# Where there is room in memory, a write does not wait for the disk: a test makes hundreds.
+_IN_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 2**31
+
+
 @pytest.fixture(scope="session")
 def mongod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedMongod]:
     """A real mongod that ends with the session."""
-    folder: Path = tmp_path_factory.mktemp("mongod")
-    with EmbeddedMongod(folder / "data", folder / "mongod.log") as server:
+    log: Path = tmp_path_factory.mktemp("mongod") / "mongod.log"
+    roomy = _IN_MEMORY.is_dir() and shutil.disk_usage(_IN_MEMORY).free > _ROOM_BYTES
+    with TemporaryDirectory(dir=_IN_MEMORY if roomy else None, prefix="agentrl-tests-") as folder:
+        server = EmbeddedMongod(Path(folder) / "data", log)
+        server.start()
         yield server
+        server.kill()  # nobody reads its data again
+
+
+@pytest.fixture(scope="session")
+def database_name() -> str:
+    """The name of the session's database."""
+    return f"test-{uuid4().hex[:12]}"
 
 
 @pytest.fixture
-async def database(mongod: EmbeddedMongod) -> AsyncIterator[RunDatabase]:
-    """An empty database of the test's own."""
-    database = await connect(mongod.url, f"test-{uuid4().hex[:12]}")
+async def database(mongod: EmbeddedMongod, database_name: str) -> AsyncIterator[RunDatabase]:
+    """An empty database: that of the tests before, cleared.
+
+    To make one takes mongod ten times as long, because each index is a file.
+    """
+    database = await connect(mongod.url, database_name)
+    for collection in await database.database.list_collection_names():
+        await database.database[collection].delete_many({})
     yield database
-    await database.client.drop_database(database.name)
     await database.close()

@@ -6,6 +6,7 @@ has its own memory, it can be killed, and its files and signals are its own.
 """
 
 import atexit
+import gc
 import os
 import runpy
 import subprocess
@@ -28,7 +29,7 @@ def preload(*modules: str) -> None:
     """Load modules into the process that all programs are forked from. For test modules, when they
     are imported: that is before the first program."""
     _preloaded.extend(module for module in modules if module not in _preloaded)
-    FORKS.set_forkserver_preload(_preloaded)
+    FORKS.set_forkserver_preload(["uncollected", *_preloaded])
 
 
 def preload_training() -> None:
@@ -149,6 +150,8 @@ def _run(
     log: Path | None,
     output: "connection.Connection | None",
 ) -> None:
+    gc.freeze()  # what was preloaded: a collection would visit, and so copy, all of its memory
+    gc.enable()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

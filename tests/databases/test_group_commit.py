@@ -57,6 +57,7 @@ async def collection(
     )
     yield client[database.name]["numbers"]
     await client.close()
+    await database.database.drop_collection("numbers")
 
 
 def insert(number: int, **fields: Any) -> list[InsertOne[dict[str, Any]]]:

@@ -211,6 +211,7 @@ class GenerationConformance:
         while (load := await engine.loads()).running < 4:
             await asyncio.sleep(0.01)
         assert load.waiting == 0 and load.used_tokens >= 4
+        await engine.abort()
         await asyncio.gather(*running)
 
     async def test_many_requests_at_once_each_get_their_own_answer(

@@ -1,6 +1,7 @@
 """`agentrl doctor`: which tools a run would have, from which servers; whether a model will do."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from agentrl.launcher.doctor import main
 
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 COUNTING = Path(__file__).parents[1] / "rollout" / "tools" / "counting_mcp_server.py"
 
 
@@ -51,4 +53,37 @@ def test_a_model_that_is_no_folder_is_one_sentence_that_says_how_to_get_one(
         out = capsys.readouterr().out
         [line] = [line for line in out.splitlines() if line.startswith("wrong model: ")]
         assert path in line and words in line
-        assert out.splitlines()[-2:] == [line, "1 of 6 checks failed"]
+        *_, found, training, result = out.splitlines()
+        assert (found, result) == (line, "1 of 7 checks failed")
+        assert "not probed" in training
+
+
+def test_a_model_is_probed_as_a_run_would_train_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*flags: str) -> str:
+        main(["--model", str(folder), *flags])
+        [line] = [line for line in capsys.readouterr().out.splitlines() if " training: " in line]
+        return line
+
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, folder)
+    assert "trained as tree with agentrl_tree: logprobs differ by " in said()
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    config["max_position_embeddings"] = 512
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert "trained as tree" in said("--max_tokens", "512")
+    line = said("--max_tokens", "4096")
+    assert line.startswith("wrong") and "depend on the rows before it, by " in line
+
+
+def test_weights_that_cannot_be_read_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, folder)
+    (folder / "model.safetensors").write_bytes(b"cut off")
+    assert main(["--model", str(folder)]) == 1
+    [line] = [line for line in capsys.readouterr().out.splitlines() if " training: " in line]
+    assert line.startswith("wrong") and "the model cannot be loaded (" in line

@@ -23,8 +23,9 @@ def said_of(
 ) -> tuple[bool, str]:
     """Whether the model is in order, and the line about it. `template`: another than its own."""
     tokenizer_of(family).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    (folder / "model.safetensors").touch()  # which nothing here reads
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 64, "head_dim": 8}
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", **sizes}))
+    (folder / "model.safetensors").touch()  # which the line about the model does not need
     if template is not None:
         text = template.read_text(encoding="utf-8")
         (folder / "chat_template.jinja").write_text(text, encoding="utf-8")

@@ -2,11 +2,10 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+from forked import Forked
 from scripted_run import (
     ScriptedAgent,
     add,
@@ -123,10 +122,8 @@ async def test_a_sampler_that_stood_still_for_two_leases_writes_nothing_more(
     # Longer than a busy machine itself stands still: that would end a lease before the signal.
     lease_s = 4
     flags = ("--lease_seconds", str(lease_s), "--drain_seconds", "0")
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "sampler_process.py"), mongod.url, database.name, *flags],
-        stdout=subprocess.PIPE,
-        text=True,
+    process = Forked(
+        [str(HERE / "sampler_process.py"), mongod.url, database.name, *flags], piped=True
     )
     assert process.stdout is not None
     try:

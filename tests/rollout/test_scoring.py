@@ -1,12 +1,11 @@
 """Scoring is a step of its own: whatever its scorer does, a trajectory is sampled once."""
 
 import asyncio
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from scripted_run import (
     ScriptedAgent,
     add,
@@ -170,10 +169,8 @@ async def test_a_trajectory_whose_sampler_is_killed_while_it_is_scored_is_scored
     await add(database, 1)
     await begin_run(database)
     flags = ("--lease_seconds", "2")
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "scoring_process.py"), mongod.url, database.name, *flags],
-        stdout=subprocess.PIPE,
-        text=True,
+    process = Forked(
+        [str(HERE / "scoring_process.py"), mongod.url, database.name, *flags], piped=True
     )
     assert process.stdout is not None
     try:

@@ -81,7 +81,7 @@ def test_only_trained_positions_go_through_the_head_and_never_more_than_a_chunk(
     attach_logprobs(model)
     sizes: list[int] = []
     head = model.get_output_embeddings()
-    head.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    head.register_forward_hook(lambda module, args, output: sizes.append(output.shape[-2]))
     logprobs, _ = token_logprobs(model, BATCH, 5)
     assert sizes == [5, 5, 2]
     logprobs.sum().backward()

@@ -107,6 +107,11 @@ def test_a_row_over_the_budget_is_alone() -> None:
     assert pack_sequences([300, 10, 10], budget=100) == [[0], [1, 2]]
 
 
+def test_with_equal_lengths_a_micro_batch_has_sequences_of_one_length_only() -> None:
+    plan = pack_sequences([30, 10, 30, 10, 11], budget=100, equal_lengths=True)
+    assert plan == [[0, 2], [4], [1, 3]]
+
+
 def test_sorting_keeps_padding_small() -> None:
     lengths = [10, 100] * 16
     plan = pack_sequences(lengths, budget=800)

@@ -151,6 +151,7 @@ class Config:
             optimizer=self.optimizer,
             critic=self.critic,
             model=self.model,
+            longest_row=self.sampling.max_tokens,
         )
 
 

@@ -47,15 +47,15 @@ class ModelConfig:
     )
     attention_implementation: str = flag(
         TREE_ATTENTION,
-        "attention of the trainer's model: tree computes tokens that sequences share once and "
-        "falls back to sdpa for models that it does not support; any other name is an attention "
-        "of transformers, over padded sequences",
+        "attention of the trainer's model: tree computes tokens that sequences share once, and "
+        "falls back to sdpa or eager over padded sequences if a probe of the model finds it wrong; "
+        "any other name is an attention of transformers, refused if the probe finds it wrong",
         kind="NAME",
     )
 
     @property
     def attends_over_trees(self) -> bool:
-        """Whether tree attention is wanted; a model that does not support it gets sdpa."""
+        """Whether tree attention is wanted, with a fallback for models that do not support it."""
         return self.attention_implementation == TREE_ATTENTION
 
 
@@ -497,7 +497,8 @@ class LearnerConfig:
     """The groups of flags that a `Learner` reads; `Config.learner` makes it for a run.
 
     Without `model.model_name_or_path` the learner uses the weights of the model that it is given.
-    `compute.micro_batch_tokens` must be set.
+    `compute.micro_batch_tokens` must be set. `longest_row`: tokens of the longest row that may
+    come, None for those of a micro-batch.
     """
 
     compute: ComputeConfig
@@ -505,3 +506,4 @@ class LearnerConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
     model: ModelConfig = ModelConfig()
+    longest_row: int | None = None

@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -86,6 +86,7 @@ def checks_for(model: str | None, config: Config) -> list[Check]:
     checks.append(Check("mongodb", partial(_mongodb, url) if url else _embedded_mongod))
     if model:
         checks.append(Check("model", partial(_model, model, config)))
+        checks.append(Check("training", partial(_training, model, config)))
     if config.agent.mcp_manager_url:
         checks.append(Check("tools", partial(_tools, config.agent)))
     for service in config.inference_urls:
@@ -163,6 +164,30 @@ async def _model(path: str, config: Config) -> str:
     if parser.unread or exactness.faulty:
         raise NotInOrder(findings)
     return f"tokenizer and chat template found; a turn ends with {renderer.turn_end!r}; {findings}"
+
+
+async def _training(path: str, config: Config) -> str:
+    # Imported here: the other checks need no torch.
+    from agentrl.training.run.probe_folder import free_memory, memory_to_probe, probe_folder
+
+    try:
+        folder = check_model(path, "--model")
+    except ConfigError:
+        return "not probed, because the model's folder is not in order"
+    needed, free = memory_to_probe(folder), free_memory()
+    if needed > free:
+        return (
+            f"not probed, because that takes {needed / 2**30:.0f} GiB of memory and "
+            f"{free / 2**30:.0f} are free; a run probes the model at its start"
+        )
+    try:
+        model = replace(config.model, model_name_or_path=str(folder))
+        verdict = probe_folder(model, config.sampling.max_tokens)
+    except ConfigError as error:
+        raise NotInOrder(str(error)) from None
+    if verdict.difference is None:
+        raise NotInOrder(verdict.sentence)
+    return verdict.sentence
 
 
 async def _tools(agent: AgentConfig) -> str:

@@ -13,13 +13,14 @@ models       registration with transformers, and the models that support it
 from agentrl.training.attention.layout import TreeLayout
 from agentrl.training.attention.models import (
     IMPLEMENTATION,
+    SHARED_IMPLEMENTATION,
     has_tree_attention,
+    recorded_windows,
     use_tree_attention,
     why_no_trees,
 )
 from agentrl.training.attention.prefix_keys import SharedPrefix, TreeContext
 from agentrl.training.attention.shared import (
-    SHARED_IMPLEMENTATION,
     AllGather,
     SharedLine,
     Ulysses,
@@ -36,6 +37,7 @@ __all__ = [
     "TreeLayout",
     "Ulysses",
     "has_tree_attention",
+    "recorded_windows",
     "tree_attention",
     "use_tree_attention",
     "why_no_trees",

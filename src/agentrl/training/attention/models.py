@@ -1,20 +1,19 @@
 """Tree attention as an attention implementation of transformers, and the models that support it."""
 
-import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from agentrl.sliding_window import sliding_window
 from agentrl.training.attention.prefix_keys import TreeContext
 from agentrl.training.attention.tree import tree_attention
 
-logger = logging.getLogger(__name__)
-
 IMPLEMENTATION = "agentrl_tree"
+SHARED_IMPLEMENTATION = f"{IMPLEMENTATION}_shared"  # of context parallelism, in `shared`
 
 
 # Not compiled: layouts differ from call to call.
@@ -66,8 +65,7 @@ def refuse_extras(
     for name, wanted in extras.items():
         if wanted:
             raise ValueError(
-                f"{type(module).__name__} asks for {name}, which tree attention does not have: "
-                "train this model with --attention_implementation sdpa"
+                f"{type(module).__name__} asks for {name}, which tree attention does not have"
             )
 
 
@@ -75,15 +73,9 @@ AttentionInterface.register(IMPLEMENTATION, attention_forward)
 
 
 def use_tree_attention(model: PreTrainedModel) -> None:
-    """Switch `model` to tree attention if it supports it; otherwise log the reason."""
-    reason = why_no_trees(model)
-    if reason is None:
+    """Switch `model` to tree attention if its attention can be exchanged."""
+    if why_no_trees(model) is None:
         model.set_attn_implementation(IMPLEMENTATION)
-    else:
-        logger.warning(
-            "%s trains padded sequences, in which shared prefixes are computed again: %s",
-            type(model).__name__, reason,
-        )  # fmt: skip
 
 
 def has_tree_attention(model: PreTrainedModel) -> bool:
@@ -92,18 +84,33 @@ def has_tree_attention(model: PreTrainedModel) -> bool:
 
 
 def why_no_trees(model: PreTrainedModel) -> str | None:
-    """Why `model` does not support tree attention; None if it does."""
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if others := sorted(kinds - {"full_attention", "sliding_attention"}):
-        return f"it has layers of {', '.join(others)}"
+    """Why `model` cannot use tree attention at all; None if it can be tried.
+
+    What its layers ask for is seen when they run (`refuse_extras`, `recorded_windows`).
+    """
     if not model._supports_attention_backend or not model._can_set_attn_implementation():
         return "its attention is not exchangeable (AttentionInterface)"
-    window, longest = sliding_window(config), getattr(config, "max_position_embeddings", None)
-    if window is not None and (longest is None or window < longest):
-        return f"its layers see {window} tokens at most"
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return "it caps its attention scores"
-    if any(name.rsplit(".", 1)[-1] == "sinks" for name, _ in model.named_parameters()):
-        return "its attention has sinks"
     return None
+
+
+@contextmanager
+def recorded_windows() -> Iterator[set[int]]:
+    """Collect how many tokens the layers of models with tree attention may see, in the block.
+
+    A model asks transformers for the masks of sliding windows and chunks. Tree attention has no
+    masks, so the model is given none and the request is recorded.
+    """
+    windows: set[int] = set()
+
+    def record(*args: object, local_size: int | None = None, **kwargs: object) -> None:
+        if local_size is not None:
+            windows.add(local_size)
+
+    names = (IMPLEMENTATION, SHARED_IMPLEMENTATION)
+    for name in names:
+        AttentionMaskInterface.register(name, record)
+    try:
+        yield windows
+    finally:
+        for name in names:
+            del AttentionMaskInterface._global_mapping[name]

@@ -27,11 +27,9 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from agentrl.training.attention.layout import TreeLayout
-from agentrl.training.attention.models import IMPLEMENTATION, refuse_extras
+from agentrl.training.attention.models import SHARED_IMPLEMENTATION, refuse_extras
 from agentrl.training.attention.prefix_keys import TreeContext
-from agentrl.training.attention.tree import tree_attention
-
-SHARED_IMPLEMENTATION = f"{IMPLEMENTATION}_shared"
+from agentrl.training.attention.tree import same_width, tree_attention
 
 # From keys and values of a line to all those that its layout counts (`TreeContext.whole`).
 Whole = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -185,8 +183,11 @@ def attention_forward(
     """
     refuse_extras(module, attention_mask, dropout, kwargs, tree)
     whole = partial(tree.whole, module.layer_idx)  # type: ignore[arg-type]
+    # Of one width, because processes exchange them together.
+    scaling, width = query.shape[-1] ** -0.5 if scaling is None else scaling, value.shape[-1]
+    query, key, value = same_width(query, key, value)
     out = line.attend(query, key, value, tree.layout, whole, scaling)
-    return out.transpose(1, 2), None
+    return out[..., :width].transpose(1, 2), None
 
 
 AttentionInterface.register(SHARED_IMPLEMENTATION, attention_forward)

@@ -137,20 +137,25 @@ def _together(indices: Iterable[int], rows: Sequence[RowCost]) -> float:
 
 
 def pack_sequences(
-    lengths: Sequence[int], budget: int, pad_to_multiple_of: int = 1
+    lengths: Sequence[int],
+    budget: int,
+    pad_to_multiple_of: int = 1,
+    *,
+    equal_lengths: bool = False,
 ) -> list[list[int]]:
     """Pack one rank's sequences into micro-batches, greedily by descending length.
 
     A micro-batch of n sequences costs n times its longest one, rounded up to `pad_to_multiple_of`.
     Sequences of similar length are packed together, so that padding is small.
     Invariants: every sequence is in exactly one micro-batch; a micro-batch costs at most `budget`
-    tokens, unless it is one sequence that is longer than the budget. Returns sequence indices by
-    micro-batch, the longest first.
+    tokens, unless it is one sequence that is longer than the budget; with `equal_lengths` its
+    sequences have one length. Returns sequence indices by micro-batch, the longest first.
     """
     batches: list[list[int]] = []
     longest = 0
     for sequence in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        if batches and (len(batches[-1]) + 1) * longest <= budget:
+        fits = batches and (len(batches[-1]) + 1) * longest <= budget
+        if fits and not (equal_lengths and lengths[sequence] < lengths[batches[-1][0]]):
             batches[-1].append(sequence)
         else:
             batches.append([sequence])

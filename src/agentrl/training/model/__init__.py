@@ -6,6 +6,8 @@ loading.py, value_loading.py             weights into a model that is sharded al
 lora.py                                  a low-rank adapter
 prepare.py                               a model divided over processes, with its heads
 logprobs.py, softmax.py                  logprobs and entropy of given tokens, in chunks
+own_logits.py                            logits as the model's own forward computes them
+batch_form.py                            the form in which a model takes micro-batches
 value_head.py                            a critic's values
 export.py                                a checkpoint as a folder that services load
 memory_model.py, memory_report.py        what a step takes of a device's memory

@@ -5,9 +5,9 @@ the head's weights are summed over chunks in float32: in bfloat16 each addition 
 far, by more the more chunks there are.
 
 With `fp32` the matrix product and the gradient of the weights are in float32 too, from the weights
-and hidden states as the rest of the model has them. Rounding of logits to bfloat16, by up to 1/16
-for a logit of 20, is what most separates a trainer from an engine (MiniMax-M1, arXiv 2506.13585,
-section 3.2).
+and hidden states as the rest of the model has them. bfloat16 rounds a logit of 20 by up to 1/16.
+MiniMax-M1 (arXiv 2506.13585, section 3.2) found most of the difference between trainer and engine
+there; other differences, as of hidden states, stay.
 """
 
 from collections.abc import Mapping, Sequence

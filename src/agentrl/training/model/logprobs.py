@@ -10,17 +10,15 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from transformers import PreTrainedModel
 
-from agentrl.configs import ConfigError
 from agentrl.training.attention import SharedLine, SharedPrefix, TreeContext
 from agentrl.training.data.batch import MicroBatch, SharedPrefixBatch
 from agentrl.training.model.head import HeadOptions, head_logprobs
+from agentrl.training.model.own_logits import OwnHead, base_model
 
-# Settings of transformers models that change the logits after the head.
-_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _LOGPROBS, _PREFIX = "token_logprobs", "compute_prefix"
 
 
@@ -44,18 +42,10 @@ def attach_logprobs(
 
     FSDP gathers parameters only around registered methods of its root; otherwise base model and
     head would see shards. `line`: this process's part of lines under context parallelism, else
-    None. `fp32_head`: see `head`. Raises `ConfigError` if the model changes the logits after its
-    head.
+    None. `fp32_head`: see `head`.
     """
-    config = model.config.get_text_config()
-    for name in _AFTER_HEAD:
-        if getattr(config, name, None) not in (None, 1.0):
-            raise ConfigError(
-                f"{type(model).__name__} changes the logits after its head ({name} in its "
-                "config.json), which the trainer does not; train another model"
-            )
     methods: dict[str, Callable[..., Any]] = {
-        _LOGPROBS: partial(_logprobs, line, fp32_head),
+        _LOGPROBS: partial(_logprobs, OwnHead(model), line, fp32_head),
         _PREFIX: partial(_prefix, line),
     }
     for name, function in methods.items():
@@ -100,6 +90,7 @@ def _prefix(
 
 
 def _logprobs(
+    head: OwnHead,
     line: SharedLine | None,
     fp32_head: bool,
     model: PreTrainedModel,
@@ -110,8 +101,6 @@ def _logprobs(
     prefix: SharedPrefix | None,
 ) -> tuple[Tensor, Tensor | None]:
     hidden, mine = predicting_states(model, line, batch, prefix)
-    head = model.get_output_embeddings()
-    assert isinstance(head, nn.Module)
     targets, temperatures = batch.targets, batch.temperatures
     options = HeadOptions(chunk_size, with_entropy, entropy_gradient, fp32_head)
     if line is None or mine is None:
@@ -171,10 +160,9 @@ def _hidden(
 
     Under context parallelism only this process's tokens are included.
     """
-    if batch.tree is None:  # padded lines are causal and need no mask
-        output = model.base_model(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
-        )
+    if batch.tree is None:
+        # Padded lines are causal and need no mask, and have the model's own positions.
+        output = base_model(model)(input_ids=batch.input_ids, use_cache=False)
         return cast(Tensor, output.last_hidden_state).flatten(0, 1)
     hidden = _tree_hidden(model, line, batch, TreeContext(batch.tree, prefix)).flatten(0, 1)
     return hidden if prefix is None else prefix.before_hidden(hidden)
@@ -195,12 +183,9 @@ def _tree_hidden(
     if line is not None:
         input_ids, position_ids = line.take(input_ids), line.take(position_ids)
         shared = {"line": line}
-    output = model.base_model(
+    output = base_model(model)(
         input_ids=input_ids, position_ids=position_ids, use_cache=False, tree=tree, **shared
     )
     if len(tree.layers) != model.config.get_text_config().num_hidden_layers:
-        raise ValueError(
-            f"{type(model).__name__} did not pass the tree on to the attention of every layer: "
-            "train this model with --attention_implementation sdpa"
-        )
+        raise ValueError("the model did not pass the tree on to the attention of every layer")
     return cast(Tensor, output.last_hidden_state)

@@ -66,7 +66,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             dtype=torch.float32,
             attn_implementation=first_attention(config),
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
             f"{FLAG} {config.model_name_or_path}: the model cannot be loaded ({reason})"
@@ -74,10 +74,13 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     return model
 
 
-def first_attention(config: ModelConfig) -> str:
-    """The attention to make a model with. `use_tree_attention` switches to tree attention later."""
+def first_attention(config: ModelConfig) -> str | None:
+    """The attention to make a model with; None: what transformers chooses for it.
+
+    `use_tree_attention` switches to tree attention later.
+    """
     attention = config.attention_implementation
-    return "sdpa" if attention == TREE_ATTENTION else attention
+    return None if attention == TREE_ATTENTION else attention
 
 
 def gather_weights(

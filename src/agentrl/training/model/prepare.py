@@ -25,8 +25,9 @@ def prepare_model(
     """Parallelise `model` in place, and attach `token_logprobs` and, with a head, `state_values`.
 
     The model and its configuration lose their dropout. `trees`: use tree attention if the model
-    supports it. Raises `ConfigError` if the model cannot be divided by the mesh or changes the
-    logits after its head, and `RuntimeError` if a parameter is not sharded as expected.
+    lets its attention be exchanged; whether it is right, `step.probe` finds out. Raises
+    `ConfigError` if the model cannot be divided by the mesh, and `RuntimeError` if a parameter is
+    not sharded as expected.
     """
     if noise := remove_noise(model):
         logger.info("%s is trained with no %s", type(model).__name__, ", ".join(noise))

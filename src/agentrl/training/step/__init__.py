@@ -1,6 +1,7 @@
 """One optimizer step: rows of one rank -> micro-batches -> gradients -> update and statistics.
 
 learner.py      what learns: the policy with its optimizer and schedule, the critic
+probe.py        in which form of micro-batches a model is trained right, found at the start
 train_step.py   the step, top to bottom
 schedule.py     which forward and backward passes it takes, in which order
 passes.py       from the schedule to gradients

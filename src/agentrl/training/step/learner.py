@@ -5,6 +5,7 @@ reference policy is sharded like the policy and computes the same micro-batches.
 supervised training supply the rows.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,8 +15,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from transformers import PreTrainedModel
 
 from agentrl.configs import ConfigError, LearnerConfig, ModelConfig
-from agentrl.training.attention import has_tree_attention
 from agentrl.training.data.sequences import TrainingSequence
+from agentrl.training.model.batch_form import BatchForm, batch_form, use_batch_form
 from agentrl.training.model.loading import empty_model, fill
 from agentrl.training.model.lora import has_adapter
 from agentrl.training.model.prepare import prepare_model
@@ -26,10 +27,13 @@ from agentrl.training.step.critic import Critic
 from agentrl.training.step.culprits import NonFiniteGradient, find_culprits
 from agentrl.training.step.objective import Objective
 from agentrl.training.step.optimizer import load_optimizer, make_optimizer, make_scheduler
+from agentrl.training.step.probe import probe
 from agentrl.training.step.reference import Reference
 from agentrl.training.step.schedule import forget_passes, go_on, make_schedule
 from agentrl.training.step.statistics import StepStatistics
 from agentrl.training.step.train_step import gradient_is_finite, train_step
+
+logger = logging.getLogger(__name__)
 
 
 class Learner:
@@ -50,8 +54,9 @@ class Learner:
         If `config.model` names a folder, `model` is an `empty_model` and gets its weights from
         there after sharding. `reference`: folder of the reference policy, if the loss needs one
         that is not `model` without its adapter. `value_start`: folder of the critic's start
-        weights, for PPO. Raises `ConfigError` if a model cannot be divided by `mesh`, and
-        `RuntimeError` if a parameter is not sharded as expected.
+        weights, for PPO. Policy and reference are probed, and take micro-batches in the form in
+        which they are computed right. Raises `ConfigError` if there is none or if a model cannot be
+        divided by `mesh`, and `RuntimeError` if a parameter is not sharded as expected.
         """
         prepare = partial(
             prepare_model,
@@ -63,6 +68,7 @@ class Learner:
         prepare(model)
         if config.model.model_name_or_path is not None:
             fill(model, config.model, mesh, home)
+        _probe(model, mesh, config, "--model_name_or_path")
         self.model = model
         self.mesh = mesh
         self.critic: Critic | None = None
@@ -70,6 +76,8 @@ class Learner:
             value_model = empty_value_model(value_start)
             prepare(value_model)
             fill_value_model(value_model, value_start, mesh, home)
+            if batch_form(model) is not BatchForm.TREE:
+                use_batch_form(value_model, batch_form(model), model.config._attn_implementation)
             _check_alike(model, value_model, "--critic_model_name_or_path")
             self.critic = Critic(value_model, mesh, config.critic, config.optimizer, total_steps)
             total_steps -= config.critic.critic_warmup_steps
@@ -84,6 +92,7 @@ class Learner:
                 reference_model = empty_model(reference).requires_grad_(False)
                 prepare(reference_model)
                 fill(reference_model, reference, mesh, home)
+                _probe(reference_model, mesh, config, "--reference_model_name_or_path")
                 _check_alike(model, reference_model, "--reference_model_name_or_path")
             assert reference or has_adapter(model), "a policy is no reference of its own"
             reference_policy = Reference(reference_model, config.compute.loss_seq_chunk_size)
@@ -189,12 +198,27 @@ class Learner:
             self.critic.load_state_dict(state["critic"])
 
 
+def _probe(model: PreTrainedModel, mesh: Mesh, config: LearnerConfig, flag: str) -> None:
+    """Let `model` take micro-batches in the first form that is right for it. Collective.
+
+    `flag`: the one that gave the model. Raises `ConfigError` if no form is right.
+    """
+    longest = config.longest_row or config.compute.token_budget
+    verdict = probe(model, mesh, config.compute, longest, trees=config.model.attends_over_trees)
+    kind = type(model).__name__.removeprefix("FSDP")
+    if verdict.difference is None:
+        raise ConfigError(f"{flag}: {kind} cannot be trained: {verdict.sentence}")
+    level = logging.WARNING if verdict.failed else logging.INFO
+    logger.log(level, "%s is %s", kind, verdict.sentence)
+
+
 def _check_alike(policy: PreTrainedModel, other: PreTrainedModel, flag: str) -> None:
     """Raise `ConfigError` if `other` cannot compute the micro-batches of the policy."""
-    if has_tree_attention(policy) and not has_tree_attention(other):
+    forms = list(BatchForm)
+    if forms.index(batch_form(other)) > forms.index(batch_form(policy)):
         raise ConfigError(
-            f"{flag}: {type(other).__name__} cannot attend over trees of tokens, as the policy "
-            "does; give a model of the policy's family"
+            f"{flag}: {type(other).__name__} takes sequences as {batch_form(other)} and the policy "
+            f"as {batch_form(policy)}; give a model of the policy's family"
         )
     sizes = [model.config.get_text_config().vocab_size for model in (policy, other)]
     if sizes[0] > sizes[1]:

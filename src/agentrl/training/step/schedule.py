@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from agentrl.training.attention import SharedPrefix, has_tree_attention
+from agentrl.training.attention import SharedPrefix
 from agentrl.training.data.batch import (
     MicroBatch,
     SharedPrefixBatch,
@@ -30,6 +30,7 @@ from agentrl.training.data.packing import pack_forest
 from agentrl.training.data.planner import pack_sequences
 from agentrl.training.data.sequences import TrainingSequence, count_totals
 from agentrl.training.losses import BatchTotals
+from agentrl.training.model.batch_form import BatchForm, batch_form
 from agentrl.training.model.logprobs import compute_prefix
 from agentrl.training.parallel import Mesh
 
@@ -87,7 +88,8 @@ def make_schedule(
     sequences = [sequence for row in rows for sequence in row]
     row_of = [number for number, row in enumerate(rows) for _ in row]
     pad, device = pad_to_multiple_of, mesh.device
-    tree = has_tree_attention(model)
+    form = batch_form(model)
+    tree = form is BatchForm.TREE
     prefixed: list[Section] = []
     if tree:
         forest = merge([sequence.inputs for sequence in sequences])
@@ -105,9 +107,12 @@ def make_schedule(
         ]
     else:
         lengths = [len(sequence.inputs) for sequence in sequences]
+        equal = form is BatchForm.EQUAL_LENGTHS
+        if equal:
+            pad = 1  # padding makes a sequence longer
         plain = [
             collate_padded([sequences[i] for i in part], [row_of[i] for i in part], pad, device)
-            for part in pack_sequences(lengths, micro_batch_tokens, pad)
+            for part in pack_sequences(lengths, micro_batch_tokens, pad, equal_lengths=equal)
         ]
     sections = _align(prefixed, plain, placeholder(pad, device, tree=tree), pad, mesh)
     return Schedule(
@@ -144,9 +149,14 @@ def run_schedule(
 
 
 def forget_passes(model: PreTrainedModel) -> None:
-    """Reset gradients and sharding of a model after an interrupted step."""
+    """Reset gradients and sharding of a model after an interrupted step, or an interrupted pass."""
     model.zero_grad(set_to_none=True)
+    if isinstance(model, FSDPModule) and (state := model._get_fsdp_state())._is_root:
+        # FSDP's own end of a backward pass. Else it would take the next forward pass for the rest
+        # of the interrupted one. Before the first pass it is no root.
+        state._root_post_backward_final_callback()
     _reshard(model)
+    model.zero_grad(set_to_none=True)  # now those of the shards
 
 
 def _reshard(model: PreTrainedModel) -> None:
