@@ -19,7 +19,7 @@ from transformers import (
 
 _SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 512,
+    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512,
     "initializer_range": 0.2,
 }  # fmt: skip
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}

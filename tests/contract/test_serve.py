@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 import psutil
-from conformance import start
+import pytest
+from conformance import PROMPT, ask, start
 from still_running import still_running
 
 from agentrl.databases.services import live_services
@@ -33,3 +34,16 @@ async def test_a_service_is_announced_while_it_serves_and_ends_in_order(
     assert {span.version for span in made.versions} == {7}
     assert await live_services(database, 60) == []
     assert still_running(family) == []
+
+
+@pytest.mark.slow
+async def test_a_model_in_bfloat16_is_served_with_a_head_in_float32(
+    start_service: Callable, folders, reference
+) -> None:
+    service = await asyncio.to_thread(start_service, "--dtype", "bfloat16", "--fp32_head")
+    async with engine_at(service.url) as engine:
+        made = await engine.generate(ask(PROMPT, 40, temperature=0.0))
+    await asyncio.to_thread(service.stop)
+    # The layers' own rounding is left; the likeliest tokens differ little by it.
+    expected = reference(folders.first, PROMPT, made.output_ids)
+    assert made.output_logprobs == pytest.approx(expected, abs=0.25)

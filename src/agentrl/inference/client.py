@@ -204,6 +204,20 @@ class SGLangClient(Engine):
         }
         await self._post("/update_weights_from_disk", body, timeout_s)
 
+    async def weight_checksums(self, *, timeout_s: float = 600.0) -> dict[str, str]:
+        """Checksums of the tensors that the service holds; SGLang fuses some and renames them."""
+        path = "/weights_checker"
+        body = orjson.dumps({"action": "checksum", "selector": "target"})
+        answer = self._object(await self._transport.call("POST", path, body, timeout_s), path)
+        try:
+            return {
+                f"{name} of rank {rank}": str(checksum)
+                for rank, held in enumerate(answer["ranks"])
+                for name, checksum in held["checksums"].items()
+            }
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InferenceError(f"{self.url}{path}: no checksums in {answer}") from error
+
     async def begin_weight_update(self, *, timeout_s: float = 60.0) -> None:
         """Open a session for updates from tensors or a group. A session left open is closed."""
         try:

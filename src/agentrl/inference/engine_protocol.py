@@ -61,7 +61,8 @@ class Engine(ABC):
         memory          `release_memory_occupation`, `resume_memory_occupation`
 
     The other methods have defaults: `generate` uses `extend`, `workers` returns [] (a router
-    overrides it), `begin_weight_update` and `end_weight_update` do nothing.
+    overrides it), `begin_weight_update` and `end_weight_update` do nothing, `weight_checksums`
+    refuses.
 
     Every method raises `ServiceUnreachable` without a complete answer, `RequestTimedOut` after
     `timeout_s` seconds, and `RequestRejected` if the service, or the engine before sending,
@@ -210,6 +211,13 @@ class Engine(ABC):
         The folder is checked first, so that either all weights change or none. `flush_cache`: empty
         the prefix cache.
         """
+
+    async def weight_checksums(self, *, timeout_s: float = 600.0) -> dict[str, str]:
+        """A checksum of each tensor of each rank, by the service's own names.
+
+        For services that skip what they do not know. Others refuse that, and need not have any.
+        """
+        raise RequestRejected(f"{self.url} has no checksums of its weights")
 
     async def weight_ranks(self) -> int:
         """The number of ranks with the service's weights, for updates by tensors or in a group.

@@ -73,7 +73,7 @@ from agentrl.training.run.coordinator import HeldRun, RunCoordinator
 from agentrl.training.run.drain import Drain, StepLeft
 from agentrl.training.run.finite_steps import FiniteSteps, GradientKeepsFailing
 from agentrl.training.run.metrics import MetricsWriter, StepTimes, step_metrics
-from agentrl.training.run.publication import gather_publication
+from agentrl.training.run.publication import TensorsSkipped, gather_publication
 from agentrl.training.run.startup import (
     check_input,
     check_same_flags,
@@ -92,7 +92,7 @@ T = TypeVar("T")
 _USER_ERRORS = (
     CheckpointError, ConfigError, DatabaseUnreachable, GradientKeepsFailing, ModelFolderError,
     RunHopeless,
-    ServiceUnreachable, TaskFileError, TrainerAlive, TrainerReplaced,
+    ServiceUnreachable, TaskFileError, TensorsSkipped, TrainerAlive, TrainerReplaced,
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@
     disk             the service reads a folder
     distributed      broadcast to the service's ranks in a process group
     tensor           tensors in shared memory, for a service on the same machine
+    probes           what a service leaves out, at its first update
     group            the process group of `distributed`, for both sides
     shared_tensors   tensors in shared memory as text, for both sides of `tensor`
 

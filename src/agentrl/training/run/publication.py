@@ -29,6 +29,7 @@ from agentrl.inference.engines import open_engines
 from agentrl.inference.memory import MemoryState
 from agentrl.inference.protocol import FRESH_VERSION, InferenceError, ServiceUnreachable
 from agentrl.inference.weights.disk import DiskUpdater
+from agentrl.inference.weights.probes import CheckedUpdater
 from agentrl.inference.weights.updates import (
     PublishedWeights,
     PublishOutcome,
@@ -46,6 +47,10 @@ KEPT_FOLDERS = 3  # of published weights: a service may still be loading the las
 _LOOK_SECONDS = 1.0  # between two looks for services that are not up to date
 _LOOKS_PER_CHECK = 5  # every so many looks services are asked what they hold
 _CHECK_TIMEOUT_S = 5.0
+
+
+class TensorsSkipped(RuntimeError):
+    """A service leaves out tensors that were published. The message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Publisher:
         self._api_key = api_key
         self._weights = output / "weights"
         self._service_timeout_s = service_timeout_s
-        self._updater = updater
+        self._updater = CheckedUpdater(updater)
         self._pause: UpdatePause = pause
         self._publishing = asyncio.Lock()
         self._newest: PublishedWeights | None = None  # that is on disk
@@ -122,7 +127,8 @@ class Publisher:
         """Record `publication` in the ledger, then update the live services.
 
         This order ensures that the version of every token is known. Returns the longest pause of an
-        updated service in seconds. It can be repeated after an error.
+        updated service in seconds. It can be repeated after an error. Raises `TensorsSkipped` if a
+        service leaves out some tensors, which is checked at its first update.
         """
         await self._finish_writing()
         await self._hold()
@@ -139,6 +145,7 @@ class Publisher:
             # A service that still loads an older publication gets this one afterwards.
             urls = [service.url for service in live if not self._is_catching_up(service.url)]
             outcomes = await self._update(self._updater, urls, weights)
+            self._refuse_skipped()
             await policies.serve(self._database, weights.version)
             self._writing = asyncio.create_task(self._write(publication, written=from_disk))
             if from_disk:
@@ -186,6 +193,14 @@ class Publisher:
         """Wait for the last publication to be on disk."""
         await self._finish_writing()
         await self._updater.close()
+
+    def _refuse_skipped(self) -> None:
+        for url, names in self._updater.skipped.items():
+            raise TensorsSkipped(
+                f"inference service {url} answers that it took the weights, and leaves out "
+                f"{', '.join(names)}: it would go on generating with old values; serve the folder "
+                "of --model_name_or_path with a version of the service that knows this model"
+            )
 
     def _nobody(self, patience_s: float) -> str:
         reasons = [f"{url}: {error}" for url, error in sorted(self._complained)]
