@@ -2,6 +2,7 @@
 #
 #     source scripts/setup.sh run      the requirements of a run
 #     source scripts/setup.sh dev      these and the requirements of the tests
+#     source scripts/setup.sh sglang   SGLang, in `.venv-sglang`; PATH is left as it is
 #
 # An active environment (venv or conda) is used if AgentRL is installed in it. Otherwise `.venv` is
 # made once in the repository and filled from the requirement files, with uv if installed, else pip.
@@ -11,6 +12,10 @@
 agentrl_setup() {
     local root want="${1:-run}" env tool
     root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+    if [ "$want" = sglang ]; then
+        agentrl_fill_venv "$root" "$root/.venv-sglang" sglang
+        return
+    fi
     env="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}"
     if [ -n "$env" ] && [ "$env" != "$root/.venv" ] && [ -x "$env/bin/agentrl" ]; then
         for tool in pytest ruff mypy; do
@@ -28,13 +33,15 @@ agentrl_setup() {
     export PATH
 }
 
-# agentrl_fill_venv ROOT ENV run|dev: installs the requirement files of ROOT into ENV.
+# agentrl_fill_venv ROOT ENV run|dev|sglang: installs the requirement files of ROOT into ENV.
 agentrl_fill_venv() {
-    local root="$1" env="$2" want="$3" files=(requirements.txt) stamp hash began=$SECONDS
+    local root="$1" env="$2" want="$3" files=(requirements.txt) program=agentrl stamp hash
+    local began=$SECONDS
     [ "$want" = dev ] && files+=(requirements-dev.txt)
-    hash="$(cd "$root" && cat "${files[@]}" pyproject.toml | sha256sum | cut -c1-64)" || return 1
+    [ "$want" = sglang ] && files=(requirements-sglang.txt) program=python
+    hash="$(agentrl_hash "$root" "$want" "${files[@]}")" || return 1
     stamp="$env/agentrl-setup-$want"
-    if [ -f "$stamp" ] && [ "$(<"$stamp")" = "$hash" ] && [ -x "$env/bin/agentrl" ]; then
+    if [ -f "$stamp" ] && [ "$(<"$stamp")" = "$hash" ] && [ -x "$env/bin/$program" ]; then
         return 0
     fi
 
@@ -50,51 +57,64 @@ agentrl_fill_venv() {
             agentrl_make_venv "$env" || return 1
         fi
         touch "$env/agentrl-setup-begun"
-        rm -f "$env"/agentrl-setup-run "$env"/agentrl-setup-dev
+        rm -f "$env"/agentrl-setup-run "$env"/agentrl-setup-dev "$env"/agentrl-setup-sglang
         if [ "$want" = dev ]; then
             echo "setup: the tests need more than a run: installing requirements.txt and" \
                 "requirements-dev.txt into ${env#"$PWD/"} (once, some minutes)" >&2
         else
-            echo "setup: installing requirements.txt into ${env#"$PWD/"} (once, some minutes)" >&2
+            echo "setup: installing ${files[*]} into ${env#"$PWD/"} (once, some minutes)" >&2
         fi
         local requirements=() file
         for file in "${files[@]}"; do requirements+=(-r "$root/$file"); done
-        agentrl_install "$root" "$env" "${requirements[@]}" || {
+        agentrl_install "$root" "$env" "$want" "${requirements[@]}" || {
             # Installers roll back unfinished packages, so the environment is consistent.
             rm -f "$env/agentrl-setup-begun"
             return 1
         }
         rm -f "$env/agentrl-setup-begun"
-        # A set-up for the tests includes the requirements of a run.
-        (cd "$root" && cat requirements.txt pyproject.toml | sha256sum | cut -c1-64) \
-            >"$env/agentrl-setup-run"
-        [ "$want" = dev ] && echo "$hash" >"$stamp"
+        echo "$hash" >"$stamp"
         local activate="$env/bin/activate"
-        echo "setup: done in $((SECONDS - began)) s; \`agentrl\` and \`python\` are in your shell" \
-            "after:  source $(printf %q "${activate#"$PWD/"}")" >&2
+        if [ "$want" = sglang ]; then
+            echo "setup: done in $((SECONDS - began)) s" >&2
+        else
+            # A set-up for the tests includes the requirements of a run.
+            agentrl_hash "$root" run requirements.txt >"$env/agentrl-setup-run"
+            echo "setup: done in $((SECONDS - began)) s; \`agentrl\` and \`python\` are in your shell" \
+                "after:  source $(printf %q "${activate#"$PWD/"}")" >&2
+        fi
     fi
     exec {agentrl_lock}>&-
     unset agentrl_lock
 }
 
-# agentrl_install ROOT ENV REQUIREMENT...: installs the requirements, and AgentRL as editable.
-agentrl_install() {
-    local root="$1" env="$2" log="$1/.cache/setup.log"
-    local run=("$env/bin/python" -I "$root/scripts/installing.py" "$log")
+# agentrl_hash ROOT run|dev|sglang FILE...: the hash of what an environment is made from.
+agentrl_hash() {
+    local root="$1" want="$2"
     shift 2
+    [ "$want" = sglang ] || set -- "$@" pyproject.toml # AgentRL is not installed beside SGLang
+    (cd "$root" && cat "$@" | sha256sum | cut -c1-64)
+}
+
+# agentrl_install ROOT ENV run|dev|sglang REQUIREMENT...: installs the requirements, and AgentRL as
+# editable unless it is SGLang's environment.
+agentrl_install() {
+    local root="$1" env="$2" want="$3" log="$1/.cache/setup.log"
+    local run=("$env/bin/python" -I "$root/scripts/installing.py" "$log")
+    local itself=(--no-deps --no-build-isolation -e "$root")
+    shift 3
     : >"$log"
     local pip=("$env/bin/python" -m pip install --disable-pip-version-check)
     if agentrl_use_uv "$env"; then
         local uv=(uv pip install --python "$env/bin/python")
         if "${run[@]}" "${uv[@]}" "$@" &&
-            "${run[@]}" "${uv[@]}" --no-deps --no-build-isolation -e "$root"; then
+            { [ "$want" = sglang ] || "${run[@]}" "${uv[@]}" "${itself[@]}"; }; then
             return 0
         elif [ $? = 130 ]; then
             return 130
         fi
     fi
     "${run[@]}" "${pip[@]}" "$@" &&
-        "${run[@]}" "${pip[@]}" --no-deps --no-build-isolation -e "$root"
+        { [ "$want" = sglang ] || "${run[@]}" "${pip[@]}" "${itself[@]}"; }
 }
 
 # agentrl_use_uv ENV: whether uv is installed and uses the same package index as pip. uv does not read

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agentrl.launcher.stack import REPOSITORY
+from agentrl.launcher.deployment import REPOSITORY
 
 
 def demo_lines(count: int) -> list[str]:

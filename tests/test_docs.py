@@ -116,6 +116,17 @@ def test_the_table_of_hardware_is_what_the_memory_model_says(row: list[str]) -> 
     assert longest >= 16384
 
 
+@pytest.mark.slow  # it plans some fifty launches
+def test_the_table_of_placements_is_what_the_planner_says() -> None:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from placement_page import PAGE, rewritten
+    finally:
+        sys.path.pop(0)
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == rewritten(page), "run `python scripts/placement_page.py`"
+
+
 @pytest.mark.parametrize(
     "row", table(DOCS / "start" / "hardware.md", "model | weights, GiB"), ids=str
 )

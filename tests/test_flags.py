@@ -17,6 +17,7 @@ from agentrl.configs.losses import LOSSES
 from agentrl.configs.parsing import Layer, as_words, config_of, in_force, merged
 from agentrl.configs.verbs import DTYPES, train_parser
 from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.inventory import Inventory
 from agentrl.launcher.presets import PRESETS
 from agentrl.launcher.run_folder import LaunchRecord, write_launch
 from agentrl.launcher.stack import plan_stack
@@ -204,7 +205,7 @@ def test_a_file_s_flags_lie_under_those_of_the_environment_and_the_command_line(
     )
     environment = {"MODEL": "mine", "TRAIN_FILE": "b.jsonl"}
     flags = ["--max_tokens", "600", "--config", file]
-    stack = plan_stack(PRESETS["grpo"], "demo", flags, read_deployment(environment), 0)
+    stack = plan_stack(PRESETS["grpo"], "demo", flags, read_deployment(environment), Inventory())
     config = stack.config
     assert (config.loss.loss_calculator, config.sampling.max_turns) == ("MINIRL", 3)
     assert (config.sampling.max_tokens, config.data.train_file) == (600, "b.jsonl")
@@ -320,7 +321,7 @@ def test_what_config_prints_gives_the_same_run_again(
 
     def launched(*flags: str) -> Config:
         preset, nowhere = PRESETS["minirl"], read_deployment({})
-        return plan_stack(preset, "demo", [*flags], nowhere, 0).config
+        return plan_stack(preset, "demo", [*flags], nowhere, Inventory()).config
 
     assert launched("--config", file, "--mcp_auth_token", "hush") == launched(*flags)
 
@@ -329,7 +330,9 @@ def test_of_a_launched_run_config_has_what_it_was_launched_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    stack = plan_stack(PRESETS["minirl"], "demo", ["--max_turns", "3"], read_deployment({}), 0)
+    stack = plan_stack(
+        PRESETS["minirl"], "demo", ["--max_turns", "3"], read_deployment({}), Inventory()
+    )
     record = LaunchRecord("minirl", stack.flags, origins=stack.origins)
     (tmp_path / "output" / "demo").mkdir(parents=True)
     write_launch(tmp_path / "output" / "demo", record)

@@ -13,7 +13,8 @@
 # INFERENCE_API_KEY  key of the run's inference services: the same for all roles
 #
 # serve only: SERVICE_PORT (default 30000), NODE_ADDRESS (name or address under which other nodes
-# reach this one; default its host name). [flags] are those of `agentrl serve`, else of the run.
+# reach this one; default its host name). On GPUs the engine is SGLang, from .venv-sglang unless
+# SGLANG_COMMAND is set; --inf_tp_size GPUs serve. [flags] are those of `agentrl serve`, else of the run.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 role="${1:-}"
@@ -40,6 +41,9 @@ case "$role" in
     serve)
         port="${SERVICE_PORT:-30000}"
         address="${NODE_ADDRESS:-$(hostname -f)}"
+        if [ -z "${SGLANG_COMMAND:-}" ] && compgen -G "/dev/nvidia[0-9]*" >/dev/null; then
+            source scripts/setup.sh sglang
+        fi
         exec agentrl serve --model "$MODEL" --run_name "$RUN" "${key[@]}" \
             --host 0.0.0.0 --port "$port" --public_url "http://$address:$port" "$@"
         ;;

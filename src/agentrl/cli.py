@@ -103,6 +103,11 @@ VERBS = {
     "delete": Verb(
         "delete a run: folder, database and logs", "agentrl.launcher.delete", parser="delete_parser"
     ),
+    "plan": Verb(
+        "which GPUs a launch would use, and how",
+        "agentrl.launcher.plan",
+        parser="plan_parser",
+    ),
     "memory": Verb(
         "what a step takes on each GPU",
         "agentrl.training.model.memory_report",

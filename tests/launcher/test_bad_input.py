@@ -12,6 +12,7 @@ import pytest
 
 from agentrl import cli
 from agentrl.configs import ConfigError
+from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.preflight import check_model, check_output
 from agentrl.launcher.run_folder import (
     LaunchRecord,
@@ -20,7 +21,6 @@ from agentrl.launcher.run_folder import (
     steps_finished,
     write_launch,
 )
-from agentrl.launcher.stack import REPOSITORY
 from agentrl.whole_file import write_whole
 
 DEMO_MODEL = REPOSITORY / "assets" / "demo" / "model"

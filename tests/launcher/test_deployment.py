@@ -8,6 +8,7 @@ from agentrl.configs import ConfigError, parse_config
 from agentrl.configs.parsing import given_values
 from agentrl.configs.run_flags import joined_config, stored_flags
 from agentrl.launcher.deployment import count_gpus, describe_variables, read_deployment
+from agentrl.launcher.inventory import Inventory, described
 from agentrl.launcher.presets import (
     DEMO,
     DEMO_TOOLS,
@@ -38,7 +39,8 @@ ELSEWHERE = {
 
 
 def stack_of(environment: dict[str, str], *flags: str, gpus: int = 0) -> Stack:
-    return plan_stack(GRPO, "demo", flags, read_deployment(environment), gpus)
+    inventory = described(f"{gpus}x80") if gpus else Inventory()
+    return plan_stack(GRPO, "demo", flags, read_deployment(environment), inventory)
 
 
 def parts_of(stack: Stack) -> dict[str, Part]:
@@ -140,15 +142,17 @@ def test_counts_of_processes_samplers_and_services_are_followed() -> None:
     assert flag(parts["service-1"], "--port") == "7003"
 
 
-def test_gpus_give_a_process_each_and_the_gpu_config_unless_the_cpu_is_asked_for() -> None:
-    stack = stack_of({}, gpus=4)
-    parts = parts_of(stack)
-    assert flag(parts["trainer"], "--num_processes") == "4"
+def test_gpus_are_divided_between_trainer_and_services_unless_the_cpu_is_asked_for() -> None:
+    parts = parts_of(stack_of({}, gpus=4))
+    assert flag(parts["trainer"], "--num_processes") == "2"
     assert flag(parts["trainer"], "--config_file").endswith("assets/fsdp2_dst.yml")
-    assert flag(parts["service"], "--device") == "cuda"
+    assert flag(parts["trainer"], "--micro_batch_tokens") == "4096", "the demo's own"
+    devices = {name: part.environment.get("CUDA_VISIBLE_DEVICES") for name, part in parts.items()}
+    assert devices["trainer"] == "0,1"
+    assert (devices["service-0"], devices["service-1"]) == ("2", "3")
+    assert devices["sampler-0"] is None
     on_cpu = parts_of(stack_of({}, "--use_cpu", "true", gpus=4))
     assert flag(on_cpu["trainer"], "--num_processes") == "1"
-    assert "--device" not in on_cpu["service"].command
 
 
 def samplers_of(environment: dict[str, str], stored: list[str]) -> Stack:
@@ -260,22 +264,37 @@ def test_the_help_names_every_variable_of_the_scripts() -> None:
     assert "(set: mine)" in described["MODEL"] and "(default: 0)" in described["MACHINE_RANK"]
 
 
+def test_services_on_gpus_are_sglang_of_the_set_up_unless_the_local_engine_is_asked_for() -> None:
+    service = parts_of(stack_of({}, gpus=2))["service"]
+    assert flag(service, "--engine") == "sglang"
+    assert flag(service, "--sglang_command").endswith(
+        ".venv-sglang/bin/python -m sglang.launch_server"
+    )
+    local = parts_of(stack_of({"INFERENCE_ENGINE": "local"}, gpus=2))["service"]
+    assert "--sglang_command" not in local.command
+    assert (flag(local, "--device"), flag(local, "--inf_mem_ratio")) == ("cuda", "0.85")
+    assert "--engine" not in parts_of(stack_of({}))["service"].command
+    with pytest.raises(ConfigError, match="INFERENCE_ENGINE=vllm: must be sglang or local"):
+        stack_of({"INFERENCE_ENGINE": "vllm"})
+
+
 def test_services_are_sglang_where_a_command_starts_it() -> None:
     environment = {"SGLANG_COMMAND": "/opt/sglang/bin/python -m x", "NUM_SERVICES": "2"}
     flags = ["--inf_tp_size", "2", "--inf_mem_ratio", "0.5"]
-    parts = parts_of(stack_of(environment, *flags, gpus=4))
+    parts = parts_of(stack_of(environment, *flags, gpus=8))
     service = parts["service-1"]
     assert flag(service, "--engine") == "sglang"
-    assert flag(service, "--sglang_command") == "/opt/sglang/bin/python -m x --base-gpu-id 2"
+    assert flag(service, "--sglang_command") == "/opt/sglang/bin/python -m x"
+    assert service.environment["CUDA_VISIBLE_DEVICES"] == "6,7"
     assert flag(service, "--inf_tp_size") == "2" and flag(service, "--inf_mem_ratio") == "0.5"
     assert "--memory_saver" not in service.command
     on_cpu = parts_of(stack_of(environment))["service-0"]
     assert flag(on_cpu, "--sglang_command") == "/opt/sglang/bin/python -m x"
     assert flag(on_cpu, "--dtype") == "float32"
-    sharing = ["--inf_share_gpus", "true", "--sync_sampling", "true"]
-    assert (
-        "--memory_saver" in parts_of(stack_of(environment, *sharing, gpus=1))["service-0"].command
-    )
+    in_turns = parts_of(stack_of({"SGLANG_COMMAND": "x"}, gpus=1))
+    assert "--memory_saver" in in_turns["service"].command
+    assert flag(in_turns["sampler-0"], "--sync_sampling") == "true"
+    assert flag(in_turns["trainer"], "--inf_share_gpus") == "true"
     for engine in (environment, {}):
         plain, in_float32 = (
             parts_of(stack_of(engine, *flags))["service" if not engine else "service-0"].command
@@ -285,3 +304,22 @@ def test_services_are_sglang_where_a_command_starts_it() -> None:
     with pytest.raises(ConfigError, match="set SGLANG_COMMAND"):
         stack_of({}, "--inf_tp_size", "2")
     stack_of(ELSEWHERE, "--inf_tp_size", "2")  # services of one's own: nothing to refuse
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_services_of_several_machines_listen_for_the_others_if_they_have_a_key(rank: str) -> None:
+    environment = {
+        "NUM_MACHINES": "2", "MACHINE_RANK": rank, "MASTER_ADDR": "first",
+        "DB_URL": "mongodb://db:27017",
+    }  # fmt: skip
+    key = ["--inference_api_key_env", "KEY"]
+    nodes = described("2x2x80")
+    stack = plan_stack(GRPO, "demo", key, read_deployment(environment), nodes)
+    service = parts_of(stack)["service"]
+    assert flag(service, "--host") == "0.0.0.0"
+    named = read_deployment({**environment, "NODE_ADDRESS": "10.0.0.7"})
+    service = parts_of(plan_stack(GRPO, "demo", key, named, nodes))["service"]
+    assert flag(service, "--public_url") == "http://10.0.0.7:7002"
+    alone = parts_of(plan_stack(GRPO, "demo", [], read_deployment(environment), nodes))
+    assert ("service" in alone) == (rank == "0")
+    assert rank == "1" or "--host" not in alone["service"].command

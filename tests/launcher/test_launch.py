@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.launcher.database import mongod_holds
-from agentrl.launcher.stack import REPOSITORY
+from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.subreaper import descendants
 
 

@@ -20,8 +20,8 @@ from ports import free_port
 from agentrl import cli
 from agentrl.configs import parse_config
 from agentrl.databases.task_file import TaskKind, TaskLine
+from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.probes import try_services
-from agentrl.launcher.stack import REPOSITORY
 from agentrl.rollout.tools.calls import ToolServerUnreachable
 
 Answer = Callable[[dict[str, Any]], object]  # the JSON that a request's JSON is answered with

@@ -41,6 +41,7 @@ from agentrl.databases.services import register_urls
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
+from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.evaluation import (
     HeldOutFile,
     TaskRollouts,
@@ -48,7 +49,6 @@ from agentrl.launcher.evaluation import (
     summarise_rollouts,
     write_report,
 )
-from agentrl.launcher.presets import REPOSITORY
 from agentrl.launcher.progress import MetricsTail, ProgressReader, Snapshot
 from agentrl.launcher.report import agentrl_command, gather_report, next_steps, write_summary
 from agentrl.launcher.show import (

@@ -16,7 +16,7 @@ import pip
 import pytest
 from packaging.requirements import Requirement
 
-from agentrl.launcher.stack import REPOSITORY
+from agentrl.launcher.deployment import REPOSITORY
 
 # A package called agentrl with a command, and how pip is to build it: a wheel is a zip file.
 BACKEND = """
@@ -59,11 +59,11 @@ def project(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def make_environment(project: Path) -> None:
+def make_environment(project: Path, name: str = ".venv") -> None:
     """What a set-up begins with, as it would make it, in a tenth of the time: pip is copied."""
-    venv.create(project / ".venv", with_pip=False, symlinks=True)
+    venv.create(project / name, with_pip=False, symlinks=True)
     packages = Path(pip.__file__).parents[1]
-    (there,) = (project / ".venv").glob("lib/python*/site-packages")
+    (there,) = (project / name).glob("lib/python*/site-packages")
     for folder in (packages / "pip", *packages.glob("pip-*.dist-info")):
         shutil.copytree(folder, there / folder.name)
 
@@ -245,6 +245,22 @@ def test_without_a_new_enough_python_it_says_what_to_do(project: Path) -> None:
     assert result.returncode == 1
     assert "no Python 3.11 or newer" in result.stderr and "Python 3.8.1" in result.stderr
     assert not (project / ".venv").exists()
+
+
+def test_sglang_gets_an_environment_of_its_own_once_and_the_shell_keeps_its_path(
+    project: Path,
+) -> None:
+    (project / "requirements-sglang.txt").write_text("# nothing\n")
+    make_environment(project, ".venv-sglang")
+    first = set_up(project, "sglang", then='echo "$PATH"')
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.strip() == path_without("uv")
+    assert "installing requirements-sglang.txt into .venv-sglang" in first.stderr
+    assert not (project / ".venv").exists()
+    assert not (project / ".venv-sglang" / "bin" / "agentrl").exists()
+    assert set_up(project, "sglang", then="true").stderr == ""
+    (project / "requirements-sglang.txt").write_text("# another release\n")
+    assert "installing requirements-sglang.txt" in set_up(project, "sglang", then="true").stderr
 
 
 def test_every_direct_dependency_is_pinned_and_installed_at_that_version() -> None:

@@ -38,4 +38,9 @@ MODELS: dict[str, PreTrainedConfig] = {
         num_attention_heads=32, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8,
         tie_word_embeddings=False, **_QWEN3,
     ),
+    "Qwen3-235B-A22B": Qwen3MoeConfig(
+        hidden_size=4096, intermediate_size=12288, moe_intermediate_size=1536, num_hidden_layers=94,
+        num_attention_heads=64, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8,
+        tie_word_embeddings=False, **_QWEN3,
+    ),
 }  # fmt: skip

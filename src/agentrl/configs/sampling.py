@@ -225,10 +225,16 @@ class ServiceConfig:
     inf_ep_size: int = flag(
         1, "number of GPUs of an SGLang service over which experts are distributed", least=1
     )
+    gpus_for_inference: int | None = flag(
+        None,
+        "number of GPUs of each machine that the services of a launch use",
+        unset="chosen by the model's size",
+        least=1,
+    )
     inf_mem_ratio: float | None = flag(
         None,
-        "share of a GPU's memory for an SGLang service's weights and cache, between 0 and 1",
-        unset="SGLang's choice",
+        "share of a GPU's memory for a service's weights and cache, between 0 and 1",
+        unset="planned by a launch",
         above=0,
         below=1,
     )

@@ -153,6 +153,28 @@ def memory_parser() -> Parser:
     return parser
 
 
+def plan_parser() -> Parser:
+    """The parser of `agentrl plan`."""
+    parser = Parser(
+        "agentrl plan",
+        "Print which GPUs a launch would train and serve on, and how, without starting anything.",
+        usage="agentrl plan [--gpus 8x80] [--preset NAME] [--flag value ...]",
+        epilog=f"{_RUN_FLAGS_FOLLOW} Environment variables as for a launch.",
+    )
+    parser.add_argument(
+        "--gpus",
+        metavar="NxGIB",
+        help="number of GPUs and the GiB of each: 8x80, or 2x8x80 for two machines (default: "
+        "those of this machine, NUM_MACHINES times)",
+    )
+    parser.add_argument(
+        "--preset", metavar="NAME", default="grpo", help="preset of the launch (default: grpo)"
+    )
+    parser.add_config()
+    parser.add_run_flags()
+    return parser
+
+
 def export_parser() -> Parser:
     """The parser of `agentrl export`."""
     parser = Parser("agentrl export", "Write a checkpoint as a Hugging Face folder.")
@@ -331,9 +353,8 @@ def serve_parser() -> Parser:
     flag("--model", metavar="DIR", type=Path, required=True, help="folder of the model to serve")
     flag(
         "--engine",
-        default="local",
         choices=("local", "sglang"),
-        help="engine that serves the model (default: local)",
+        help="engine that serves the model (default: sglang on a machine with GPUs, else local)",
     )
     flag(
         "--host", metavar="NAME", default="127.0.0.1",
@@ -398,7 +419,8 @@ def serve_parser() -> Parser:
     sglang(
         "--sglang_command", metavar="TEXT",
         help="command that starts SGLang's server in its own environment, with further arguments "
-        f"of the server (default: SGLANG_COMMAND, else `{SGLANG_COMMAND}`)",
+        "of the server (default: SGLANG_COMMAND, else that of .venv-sglang, else "
+        f"`{SGLANG_COMMAND}`)",
     )  # fmt: skip
     sglang(
         "--inf_tp_size", metavar="N", type=int, default=1,

@@ -6,14 +6,17 @@ progress from the run's database and its metrics file.
 A launch
     run.py, launch.py, launch_help.py   `agentrl launch`, from the flags to the report
     preflight.py, probes.py   what is checked and tried before
-    presets.py, deployment.py, stack.py   which processes there are, with which command lines
+    inventory.py, model_sizes.py, placement.py, gpu_plan.py   which GPUs train and which serve
+    presets.py, deployment.py, stack.py, service_part.py   which processes there are, with which
+                              command lines
+    sglang_setup.py           SGLang's environment
     processes.py, subreaper.py, accelerate.py, sampler_processes.py   child processes
     run_folder.py, run_parts.py   what a run writes in its folder
 What is seen
     progress.py, success.py, view.py, terminal.py, other_samplers.py   while the run lasts
     report.py, curve.py, training_curves.py   at its end
 The other verbs
-    serve.py, evaluate.py, evaluation.py, statistics.py, rescore.py, doctor.py, config.py
+    serve.py, evaluate.py, evaluation.py, statistics.py, rescore.py, doctor.py, config.py, plan.py
     show.py, show_list.py, record_filter.py   trajectories
     runs.py, run_state.py, delete.py, db.py, database.py   runs and their databases
 """

@@ -32,9 +32,11 @@ from agentrl.configs.parsing import (
     read_flags,
 )
 from agentrl.configs.verbs import config_parser
-from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment
-from agentrl.launcher.presets import DEMO_ORIGIN, GRPO, PRESETS, Preset, launch_layers
+from agentrl.launcher.deployment import Deployment, read_deployment
+from agentrl.launcher.inventory import read_inventory
+from agentrl.launcher.presets import DEMO_ORIGIN, GRPO, PRESETS, Preset
 from agentrl.launcher.run_folder import LaunchRecord, read_launch
+from agentrl.launcher.stack import placed_layers
 
 _RECORDED = "launch: "
 
@@ -64,8 +66,9 @@ def _layers(given: Given, deployment: Deployment) -> tuple[list[Layer], str]:
     if launch is not None and given.own.preset is None:
         recorded = [*_recorded(launch), *own, Layer("command line", {"run_name": run})]
         return recorded, f"{run}: as it was launched with {launch.preset}, in {output}"
-    preset = _preset(given.own.preset)
-    layers = launch_layers(preset, run, own, deployment, count_gpus(os.environ))
+    preset = find_preset(given.own.preset)
+    inventory = read_inventory(os.environ, deployment.num_machines)
+    layers, _ = placed_layers(preset, run, own, deployment, inventory)
     return layers, (
         f"{run}: as a launch with {preset.name} would take it (no launch of this name in {output})"
     )
@@ -81,7 +84,8 @@ def _recorded(launch: LaunchRecord) -> list[Layer]:
     return [Layer(origin, values) for origin, values in by_origin.items()]
 
 
-def _preset(name: str | None) -> Preset:
+def find_preset(name: str | None) -> Preset:
+    """The preset of that name, the first one without. Raises `ConfigError`."""
     if name is None:
         return GRPO
     if name not in PRESETS:

@@ -15,6 +15,10 @@ from agentrl.configs.flags import FLAGS, flags_named
 from agentrl.configs.parsing import Layer, as_words
 from agentrl.redaction import without_passwords
 
+REPOSITORY = Path(__file__).resolve().parents[3]
+SGLANG_PYTHON = REPOSITORY / ".venv-sglang" / "bin" / "python"  # made by scripts/setup.sh
+SGLANG_OF_SETUP = f"{SGLANG_PYTHON} -m sglang.launch_server"
+_ENGINES = ("sglang", "local")
 _LAST_PORT = 65535
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _MOST_SAMPLERS = 8  # each makes hundreds of turns in a second: more than services answer
@@ -82,10 +86,22 @@ class Deployment:
         "machines 0)",
     )
     num_services: int | None = _variable(
-        None, "number of inference services to start (default: 1, none if INFERENCE_URLS is set)"
+        None,
+        "number of inference services to start on this machine (default: 1, on GPUs as many as fit "
+        "them; none if INFERENCE_URLS is set)",
     )
     sglang_command: str | None = _variable(
-        None, "command that starts SGLang's server: the services are SGLang (default: our own)"
+        None,
+        "command that starts SGLang's server: the services are SGLang (default: that of "
+        ".venv-sglang on GPUs, else our own engine)",
+    )
+    inference_engine: str | None = _variable(
+        None, "engine of the services, sglang or local (default: sglang on GPUs, else local)"
+    )
+    node_address: str | None = _variable(
+        None,
+        "name or address of this machine for services that other machines ask (default: its host "
+        "name)",
     )
     samplers_only: bool = _variable(
         False, "1: add samplers to a run that lives elsewhere (needs DB_URL)"
@@ -118,6 +134,13 @@ class Deployment:
     def services(self) -> int:
         """Inference services to start here if none are given."""
         return 1 if self.num_services is None else self.num_services
+
+    def service_command(self, gpus: int) -> str | None:
+        """The command of SGLang's server for the services of a launch; None: our own engine."""
+        engine = self.inference_engine or ("sglang" if self.sglang_command or gpus else "local")
+        if engine == "local":
+            return None
+        return self.sglang_command or SGLANG_OF_SETUP
 
     def trainer_processes(self, gpus: int) -> int:
         """Trainer processes on all machines together, if each machine has `gpus` GPUs to use."""
@@ -186,6 +209,12 @@ def _validate(deployment: Deployment) -> None:
         )
     if deployment.master_port is not None and not 0 < deployment.master_port <= _LAST_PORT:
         raise ConfigError(f"MASTER_PORT={deployment.master_port}: must be 1 to {_LAST_PORT}")
+    if deployment.inference_engine not in (None, *_ENGINES):
+        raise ConfigError(
+            f"INFERENCE_ENGINE={deployment.inference_engine}: must be {' or '.join(_ENGINES)}"
+        )
+    if deployment.inference_engine == "local" and deployment.sglang_command:
+        raise ConfigError("INFERENCE_ENGINE=local with SGLANG_COMMAND: set only one of the two")
     if deployment.samplers_only and deployment.num_samplers == 0:
         raise ConfigError("SAMPLERS_ONLY=1 with NUM_SAMPLERS=0 would start nothing")
 

@@ -53,7 +53,8 @@ from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, read_launch, refuse_withheld
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.service_checks import check_services
-from agentrl.launcher.stack import service_part
+from agentrl.launcher.service_part import service_part
+from agentrl.launcher.sglang_setup import set_up_sglang
 from agentrl.rollout.scheduling.worker import sample
 from agentrl.training.checkpoint.layout import CheckpointError, list_checkpoints, read_state
 from agentrl.training.model.export import export_checkpoint
@@ -249,14 +250,17 @@ class Evaluation:
         if not config.inference_urls:
             services = deployment.services
             threads = str(max(1, usable_cores() // (services + 1)))
+            gpus = 0 if config.parallel.use_cpu else count_gpus(os.environ)
+            command = deployment.service_command(gpus)
+            set_up_sglang(command)
             for number in range(services):
                 part = service_part(
                     config,
                     ports.enter_context(HeldPort()).number,
                     number=number if services > 1 else None,
-                    gpus=0 if config.parallel.use_cpu else count_gpus(os.environ),
+                    gpus=gpus,
                     threads={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)},
-                    sglang_command=deployment.sglang_command,
+                    sglang_command=command,
                     weight_version=version,
                 )
                 supervisor.start(part)

@@ -8,12 +8,10 @@ two cores, and fit nothing else.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentrl.configs.parsing import Layer, as_words, config_of, merged, read_flags
-from agentrl.launcher.deployment import Deployment
+from agentrl.launcher.deployment import REPOSITORY, Deployment
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 DEMO = REPOSITORY / "assets" / "demo"
 DEMO_TOOLS = f"{DEMO / 'warehouse_tools.py'}:server"  # in every sampler
 ROWS_PER_STEP = 128
@@ -74,10 +72,18 @@ _DEMO_FLAGS = (
 
 
 def launch_layers(
-    preset: Preset, run: str, own: Sequence[Layer], deployment: Deployment, gpus: int
+    preset: Preset,
+    run: str,
+    own: Sequence[Layer],
+    deployment: Deployment,
+    gpus: int,
+    placed: Sequence[Layer] = (),
 ) -> list[Layer]:
-    """All flags of a launch, from the lowest: the preset's lie under the user's `own`."""
-    own = [*own, Layer("command line", {"run_name": run})]
+    """All flags of a launch, from the lowest: the preset's lie under the user's `own`.
+
+    `gpus`: of each machine that train. `placed`: flags that follow from their placement.
+    """
+    own = [*placed, *own, Layer("command line", {"run_name": run})]
     parallel = config_of(merged(own)).parallel
     trainers = deployment.trainer_processes(0 if parallel.use_cpu else gpus)
     data_ranks = max(1, trainers // parallel.processes_per_rank)

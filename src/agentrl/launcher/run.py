@@ -11,7 +11,9 @@ from agentrl.configs.flags import FLAGS, holds_secret
 from agentrl.configs.parsing import COMMAND_LINE, read_flags, recorded
 from agentrl.configs.secret_variables import VARIABLES
 from agentrl.launcher import launch_help
-from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment, usable_cores
+from agentrl.launcher.deployment import Deployment, read_deployment, usable_cores
+from agentrl.launcher.gpu_plan import plan_lines
+from agentrl.launcher.inventory import read_inventory
 from agentrl.launcher.launch import Launch
 from agentrl.launcher.preflight import (
     TaskFileCheck,
@@ -32,6 +34,7 @@ from agentrl.launcher.run_folder import (
 )
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.service_checks import check_services
+from agentrl.launcher.sglang_setup import set_up_sglang
 from agentrl.launcher.stack import Stack, plan_samplers, plan_stack, sampler_flags
 from agentrl.rollout.scheduling.joining import join
 from agentrl.training.run.entry import data_of, read_mark, refuse_other_data
@@ -50,14 +53,17 @@ def main(argv: Sequence[str]) -> int:
     deployment = read_deployment(os.environ)
     if deployment.samplers_only:
         return _add_samplers(preset, rest[0], rest[1:], deployment, command)
-    stack = plan_stack(
-        preset, rest[0], rest[1:], deployment, count_gpus(os.environ), command, usable_cores()
-    )
+    inventory = read_inventory(os.environ, deployment.num_machines)
+    stack = plan_stack(preset, rest[0], rest[1:], deployment, inventory, command, usable_cores())
+    if stack.placement is not None:
+        print_lines(Console(), plan_lines(stack.placement))
     checks = _check(stack)
     if stack.is_first_machine:
         _refuse_other_data(stack)
     if not _is_finished(stack):
         _try_services(stack, checks)
+        if stack.services:
+            set_up_sglang(stack.deployment.service_command(stack.gpus))
     with RunLock(stack.config.output, stack.deployment.machine_rank) as lock:
         if not stack.is_first_machine:
             return asyncio.run(Launch(stack, preset, lock=lock, checks=checks).run())

@@ -27,6 +27,7 @@ from agentrl.inference.engine import EngineConfig, serve
 from agentrl.inference.protocol import version_to_wire
 from agentrl.inference.sglang_server import SGLangConfig, SGLangError, serve_sglang
 from agentrl.launcher import subreaper
+from agentrl.launcher.deployment import SGLANG_OF_SETUP, SGLANG_PYTHON, count_gpus
 from agentrl.tracebacks import log_to_stderr
 
 HEARTBEAT_S = 5.0
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     model_folder(str(arguments.model), "--model")
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     run = announced_to(arguments, os.environ)
-    if arguments.engine == "sglang":
+    if (arguments.engine or _usual_engine()) == "sglang":
         reaped = (sys.executable, "-I", "-S", subreaper.__file__, str(SGLANG_GRACE_S))
         config = sglang_config(arguments)
         try:
@@ -55,6 +56,10 @@ def main(argv: Sequence[str]) -> int:
     else:
         serve(engine_config(arguments), lambda url: _announced(arguments, run, url))
     return 0
+
+
+def _usual_engine() -> str:
+    return "sglang" if count_gpus(os.environ) else "local"
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,9 @@ def announced_to(arguments: Namespace, environment: Mapping[str, str]) -> Announ
 
 def engine_config(arguments: Namespace) -> EngineConfig:
     """The config of the local engine. Raises `ConfigError` for flags that only SGLang has."""
+    on_gpu = arguments.device not in (None, "cpu")
     for flag, default in _SGLANG_ONLY.items():
-        if getattr(arguments, flag) != default:
+        if getattr(arguments, flag) != default and not (flag == "inf_mem_ratio" and on_gpu):
             raise ConfigError(f"--{flag}: only --engine sglang has it")
     return EngineConfig(
         model_path=arguments.model,
@@ -92,9 +98,15 @@ def engine_config(arguments: Namespace) -> EngineConfig:
         max_running_requests=arguments.max_running_requests,
         weight_version=version_to_wire(arguments.weight_version),
         seed=arguments.seed,
+        memory_fraction=arguments.inf_mem_ratio,
         fp32_head=arguments.fp32_head,
         api_key=_key(arguments),
     )
+
+
+def _usual_command() -> str:
+    """The command of the SGLang that scripts/setup.sh installs, if it has."""
+    return SGLANG_OF_SETUP if SGLANG_PYTHON.exists() else SGLANG_COMMAND
 
 
 def _key(arguments: Namespace) -> str | None:
@@ -105,7 +117,7 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
     """The config of the SGLang server. Raises `ConfigError`."""
     for flag in SGLANG_FLAGS:
         FLAGS[flag].check(getattr(arguments, flag))
-    command = arguments.sglang_command or os.environ.get("SGLANG_COMMAND") or SGLANG_COMMAND
+    command = arguments.sglang_command or os.environ.get("SGLANG_COMMAND") or _usual_command()
     launch = tuple(shlex.split(command))
     if not launch or shutil.which(launch[0]) is None:
         raise ConfigError(

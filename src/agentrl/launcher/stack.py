@@ -5,6 +5,7 @@ passed by environment, because every user of a machine can read a command line.
 """
 
 import math
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,20 +23,27 @@ from agentrl.configs.parsing import (
     merged,
     origins_of,
 )
-from agentrl.configs.secret_variables import VARIABLES
 from agentrl.configs.verbs import SGLANG_FLAGS
-from agentrl.inference.protocol import FRESH_VERSION
-from agentrl.launcher.deployment import Deployment, default_sampler_processes
-from agentrl.launcher.presets import DEMO_TOOLS, REPOSITORY, Preset, is_demo, launch_layers
-from agentrl.launcher.processes import RESTARTS, Kind, Part
+from agentrl.launcher.deployment import REPOSITORY, Deployment, default_sampler_processes
+from agentrl.launcher.gpu_plan import plan_gpus
+from agentrl.launcher.inventory import Inventory
+from agentrl.launcher.placement import Placement
+from agentrl.launcher.presets import (
+    DEMO_TOOLS,
+    Preset,
+    is_demo,
+    launch_layers,
+    preset_layers,
+)
+from agentrl.launcher.processes import Kind, Part
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.sampler_processes import sampler_part
+from agentrl.launcher.service_part import gpu_environment, service_part
 from agentrl.rollout.agents import NEED_TOOLS
 from agentrl.rollout.scheduling.process_share import ProcessShare
 
 _CORES_BESIDE_A_GPU = 2  # cores for each trainer process or service that uses a GPU
 _END_S = 15.0  # time after --drain_seconds in which a trainer releases its rows and the run
-_SGLANG_GRACE_S = 40.0  # longer than `agentrl serve` waits for SGLang to end
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class Stack:
     trainers: int  # trainer processes of all machines; 0: none here
     gpus: int  # number of GPUs to use here
     deployment: Deployment
+    placement: Placement | None = None  # of the GPUs, if any are used
 
     @property
     def is_first_machine(self) -> bool:
@@ -83,21 +92,21 @@ def plan_stack(
     run: str,
     user_flags: Sequence[str],
     deployment: Deployment,
-    gpus: int,
+    inventory: Inventory,
     command: str = "agentrl launch",
     cores: int = 1,
 ) -> Stack:
     """Plan the parts of a launch on this machine, by flags, files of flags and variables.
 
-    `gpus`, `cores`: of this machine. `command`: the user's command, for messages. Raises
-    `ConfigError`.
+    `inventory`: GPUs of this machine; `cores`: its cores. `command`: the user's command, for
+    messages. Raises `ConfigError`.
     """
     given = run_parser(command).parse(user_flags)
     own = layers_given(given.values, given.files, deployment.layers)
-    layers = launch_layers(preset, run, own, deployment, gpus)
+    layers, placement = placed_layers(preset, run, own, deployment, inventory)
     config = config_of(merged(layers))
-    use_gpus = 0 if config.parallel.use_cpu else gpus
-    trainers = deployment.trainer_processes(use_gpus)
+    use_gpus = 0 if placement is None else len(inventory.gpus)
+    trainers = deployment.trainer_processes(placement.train.gpus if placement else 0)
     demo = is_demo(own)
     has_database = config.run.db_connection_string is not None
     has_tools = config.agent.mcp_manager_url is not None
@@ -113,15 +122,14 @@ def plan_stack(
                 f"{config.sampling.inference_urls}: set only one of the two, because no service is "
                 "started if services are given"
             )
-        elsewhere = config.sampling.inference_urls is not None or deployment.machine_rank > 0
-        services = 0 if elsewhere else deployment.services
+        services = _services(config, deployment, placement)
     here = services + trainers // deployment.num_machines
     computing = cores if here and not use_gpus else _CORES_BESIDE_A_GPU * here
     samplers = _samplers(config, deployment, default_sampler_processes(cores, computing))
     if trainers:
         _refuse_processes_that_do_not_fit(config.parallel, deployment, trainers, use_gpus)
-    if services and deployment.sglang_command is None:
-        _refuse_sglang_flags(config.services)
+    if services and deployment.service_command(use_gpus) is None:
+        _refuse_sglang_flags(config.services, on_gpus=use_gpus > 0)
     return Stack(
         config=config,
         flags=tuple(as_words(layers)),
@@ -133,7 +141,40 @@ def plan_stack(
         trainers=trainers,
         gpus=use_gpus,
         deployment=deployment,
+        placement=placement,
     )
+
+
+def placed_layers(
+    preset: Preset, run: str, own: Sequence[Layer], deployment: Deployment, inventory: Inventory
+) -> tuple[list[Layer], Placement | None]:
+    """All flags of a launch, and the placement that some of them follow from, if GPUs are used.
+
+    Raises `ConfigError` if the launch does not fit the GPUs.
+    """
+    if not inventory.gpus or merged(own).get("use_cpu"):
+        return launch_layers(preset, run, own, deployment, 0), None
+    base = [*preset_layers(preset, 1, demo=is_demo(own)), *own]
+    plan = plan_gpus(base, deployment, inventory, accelerate_file(deployment, on_gpus=True))
+    gpus = plan.placement.train.gpus
+    return launch_layers(preset, run, own, deployment, gpus, [plan.layer]), plan.placement
+
+
+def accelerate_file(deployment: Deployment, *, on_gpus: bool) -> str:
+    """Accelerate's file of a launch."""
+    name = "fsdp2_dst.yml" if on_gpus else "fsdp2_cpu.yml"
+    return deployment.accelerate_config or str(REPOSITORY / "assets" / name)
+
+
+def _services(config: Config, deployment: Deployment, placement: Placement | None) -> int:
+    """Number of inference services to start on this machine."""
+    if config.sampling.inference_urls is not None:
+        return 0
+    if placement is None:
+        return deployment.services if deployment.machine_rank == 0 else 0
+    if placement.serve is None or not placement.serves(deployment.machine_rank):
+        return 0
+    return placement.serve.count
 
 
 def _refuse_processes_that_do_not_fit(
@@ -208,9 +249,11 @@ def _samplers(config: Config, deployment: Deployment, default: int) -> int:
     return deployment.samplers(config.sampling.sampler_processes or default)
 
 
-def _refuse_sglang_flags(services: ServiceConfig) -> None:
+def _refuse_sglang_flags(services: ServiceConfig, *, on_gpus: bool) -> None:
     """Raise `ConfigError` for flags that the local engine does not have."""
     for flag in SGLANG_FLAGS:
+        if on_gpus and flag == "inf_mem_ratio":
+            continue  # it has a cache of that size
         if getattr(services, flag) != FLAGS[flag].default:
             raise ConfigError(
                 f"--{flag} {getattr(services, flag)}: only SGLang has it; set SGLANG_COMMAND to the"
@@ -257,8 +300,10 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
             port,
             number=number if stack.services > 1 else None,
             gpus=stack.gpus,
+            devices=_devices(stack, number),
+            address=_address(stack),
             threads=threads,
-            sglang_command=stack.deployment.sglang_command,
+            sglang_command=stack.deployment.service_command(stack.gpus),
         )
         parts.append(service)
     if stack.trainers:
@@ -275,78 +320,27 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
     return parts
 
 
-def service_part(
-    config: Config,
-    port: int,
-    *,
-    number: int | None,
-    gpus: int,
-    threads: Mapping[str, str],
-    sglang_command: str | None,
-    weight_version: int = FRESH_VERSION,
-) -> Part:
-    """An inference service for the model of `config`, which must have the database's URL.
-
-    `number`: index of the service if there are several. `gpus`: number of GPUs of this machine to
-    use (0: the CPU). `sglang_command`: starts SGLang; None for the local engine. `weight_version`:
-    policy version of the model's weights.
-    """
-    suffix = "" if number is None else f"-{number}"
-    variable = config.sampling.inference_api_key_env
-    key = ["--inference_api_key_env", variable] if variable else []
-    assert config.run.db_connection_string and config.model.model_name_or_path
-    if sglang_command is None:
-        # The trainer on GPUs computes and publishes in bfloat16 (assets/fsdp2_dst.yml).
-        engine = ["--device", "cuda", "--dtype", "bfloat16"] if gpus else []
-    else:
-        engine = _sglang_flags(config.services, sglang_command, number or 0, gpus)
-    return Part(
-        name=f"service{suffix}",
-        kind=Kind.SERVICE,
-        command=_agentrl(
-            "serve",
-            "--model", config.model.model_name_or_path,
-            "--port", str(port),
-            "--run_name", config.run.run_name,
-            "--startup_timeout", str(config.sampling.startup_timeout),
-            "--weight_version", str(weight_version),
-            "--max_running_requests", str(config.sampling.max_concurrent_samples_per_process),
-            *key,
-            *engine,
-            *(["--fp32_head"] if config.compute.fp32_head else []),
-        ),
-        log=LOGS / f"{config.run.run_name}_serve{suffix}.log",
-        environment={**threads, VARIABLES["db_connection_string"]: config.run.db_connection_string},
-        restarts=RESTARTS,
-        grace_s=10.0 if sglang_command is None else _SGLANG_GRACE_S,
-    )  # fmt: skip
+def _devices(stack: Stack, service: int) -> str | None:
+    """CUDA_VISIBLE_DEVICES of a service; None without GPUs."""
+    placement = stack.placement
+    return None if placement is None else placement.devices(placement.service_gpus[service])
 
 
-def _sglang_flags(services: ServiceConfig, command: str, number: int, gpus: int) -> list[str]:
-    """The flags of `agentrl serve` for SGLang as service `number` of this machine."""
-    if gpus:
-        # Services take this machine's GPUs in turn.
-        command += f" --base-gpu-id {number * services.inf_tp_size % gpus}"
-    flags = [
-        "--engine", "sglang",
-        "--sglang_command", command,
-        "--dtype", "bfloat16" if gpus else "float32",
-        "--inf_tp_size", str(services.inf_tp_size),
-        "--inf_ep_size", str(services.inf_ep_size),
-    ]  # fmt: skip
-    if services.inf_mem_ratio is not None:
-        flags += ["--inf_mem_ratio", str(services.inf_mem_ratio)]
-    if services.inf_share_gpus and gpus:
-        flags.append("--memory_saver")
-    return flags
+def _address(stack: Stack) -> str | None:
+    """This machine's address for services that other machines ask; None if none do."""
+    deployment = stack.deployment
+    if stack.placement is None or not stack.placement.reachable:
+        return None
+    first = deployment.master_addr if deployment.machine_rank == 0 else None
+    return deployment.node_address or first or socket.getfqdn()
 
 
 def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Part:
     deployment = stack.deployment
-    name = "fsdp2_dst.yml" if stack.gpus else "fsdp2_cpu.yml"
+    placement = stack.placement
     drain = stack.config.sampling.drain_seconds
     meeting = [] if port is None else ["--main_process_port", str(port)]
-    settings = deployment.accelerate_config or str(REPOSITORY / "assets" / name)
+    settings = accelerate_file(deployment, on_gpus=stack.gpus > 0)
     flags, secrets = handed_on(stack.flags)
     return Part(
         name="trainer",
@@ -366,6 +360,7 @@ def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Pa
         environment={
             **threads,
             **secrets,
+            **(gpu_environment(placement.devices(placement.train_gpus)) if placement else {}),
             # By default, torch's agent kills processes that still run after 30 s.
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(drain + _END_S)),
         },
@@ -377,8 +372,3 @@ def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Pa
 def trainer_log(run: str, machine_rank: int) -> Path:
     """The log file of one machine's trainer."""
     return LOGS / f"{run}_train_{machine_rank}.log"
-
-
-def _agentrl(*arguments: str) -> tuple[str, ...]:
-    """The `agentrl` command of this Python environment, independent of PATH."""
-    return (sys.executable, "-m", "agentrl.cli", *arguments)

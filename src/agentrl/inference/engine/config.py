@@ -27,6 +27,8 @@ class EngineConfig:
     context_length: None means the model's maximum
     max_running_requests: requests that generate at once; further ones wait in order
     max_total_tokens: positions of the KV cache; None means a quarter of the device's memory
+    memory_fraction: share of a GPU's free memory for weights and KV cache, if max_total_tokens is
+        None
     max_prefill_tokens: prompt tokens of one step
     weight_version: version of the tokens until the first weight update
     seed: for requests that have none
@@ -45,6 +47,7 @@ class EngineConfig:
     context_length: int | None = None
     max_running_requests: int = 128
     max_total_tokens: int | None = None
+    memory_fraction: float | None = None
     max_prefill_tokens: int = 4096
     weight_version: str = "default"
     seed: int = 0

@@ -32,6 +32,7 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         device = torch.device(config.device)
+        at_start = _memory_bytes(device)
         dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
         model = AutoModelForCausalLM.from_pretrained(
             config.model_path, dtype=dtype, attn_implementation=ATTENTION
@@ -58,7 +59,10 @@ class ModelRunner:
             )
         self._refuse_rows_that_differ(text_config, config.model_path)
         token_bytes = self._bytes_per_token(text_config)
-        tokens = config.max_total_tokens or _memory_bytes(device) // 4 // token_bytes
+        tokens = config.max_total_tokens or (
+            cache_bytes_within(at_start, _memory_bytes(device), config.memory_fraction)
+            // token_bytes
+        )
         self.num_slots = min(
             tokens // self.context_length, _SLOTS_PER_RUNNING * config.max_running_requests
         )
@@ -173,6 +177,13 @@ def _memory_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cache_bytes_within(at_start: int, now: int, fraction: float | None) -> int:
+    """Bytes of the KV cache, from those free before and after the weights were loaded."""
+    if fraction is None:
+        return now // 4
+    return max(0, min(now, int(fraction * at_start) - (at_start - now)))
 
 
 def _end_ids(model: PreTrainedModel) -> frozenset[int]:

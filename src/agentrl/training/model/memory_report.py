@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     given = memory_parser().parse(argv)
     arguments = given.own
     config = config_of(merged(layers_given(given.values, given.files)))
-    shape, setup = shape_of(_model(config)), setup_of(config, arguments.processes)
+    shape, setup = shape_of(described_model(config)), setup_of(config, arguments.processes)
     console = Console()
     console.print(_table(shape, setup))
     if arguments.device_gib is None:
@@ -99,7 +99,8 @@ def setup_of(config: Config, processes: int) -> MemorySetup:
     )
 
 
-def _model(config: Config) -> PreTrainedModel:
+def described_model(config: Config) -> PreTrainedModel:
+    """The run's model without memory, with its adapter. Raises `ConfigError`."""
     model = empty_model(config.model)
     if config.lora.lora_rank:
         add_adapter(model, config.lora, frozen_dtype=torch.float32)

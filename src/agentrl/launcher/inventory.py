@@ -1,0 +1,123 @@
+"""The GPUs of a machine: as nvidia-smi lists them, or as a text describes them for planning."""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.configs import ConfigError
+from agentrl.launcher.deployment import count_gpus
+
+GIB = 2**30
+_MIB = 2**20
+_QUERY = "index,uuid,name,memory.total,memory.free"
+_QUERY_S = 60.0  # the first call after a boot starts the driver
+_DESCRIBED = re.compile(r"(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. `device` is what CUDA_VISIBLE_DEVICES calls it; memory is in bytes."""
+
+    device: str
+    name: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The GPUs that a launch may use on each of `machines` equal machines, in CUDA's order.
+
+    `host_bytes`: memory of one machine; None if it is not known.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    machines: int = 1
+    host_bytes: int | None = None
+
+    @property
+    def free(self) -> int:
+        """Bytes that are free on each GPU; the least counts, as all get equal shares."""
+        return min(gpu.free for gpu in self.gpus)
+
+    @property
+    def line(self) -> str:
+        """The GPUs in words."""
+        names = ", ".join(sorted({gpu.name for gpu in self.gpus if gpu.name}))
+        each = f"{len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)} with {self.free / GIB:.0f} GiB"
+        where = f" free on each of {self.machines} machines" if self.machines > 1 else " free"
+        return each + where + (f" ({names})" if names else "")
+
+
+def read_inventory(environment: Mapping[str, str], machines: int = 1) -> Inventory:
+    """The GPUs that this process may use; none are asked for where no device is.
+
+    Raises `ConfigError` if nvidia-smi does not list them.
+    """
+    if not count_gpus(environment):
+        return Inventory(machines=machines)
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(
+            command, capture_output=True, text=True, timeout=_QUERY_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(
+            f"this machine has GPUs, and `{' '.join(command)}` does not list them ({error}): "
+            "install the driver's tools, or hide the GPUs with CUDA_VISIBLE_DEVICES="
+        ) from None
+    gpus = visible(listed_gpus(listed), environment.get("CUDA_VISIBLE_DEVICES"))
+    return Inventory(gpus, machines, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def listed_gpus(text: str) -> dict[str, Gpu]:
+    """Parse nvidia-smi's table into the GPUs by UUID, in the order of their indices."""
+    gpus = {}
+    for line in text.splitlines():
+        index, uuid, name, total, free = (cell.strip() for cell in line.split(","))
+        if not (total.isdecimal() and free.isdecimal()):
+            raise ConfigError(
+                f"GPU {index} ({name}): nvidia-smi does not know its memory ({total}); leave the "
+                "GPU out with CUDA_VISIBLE_DEVICES"
+            )
+        gpus[uuid] = Gpu(index, name, int(total) * _MIB, int(free) * _MIB)
+    return gpus
+
+
+def visible(gpus: Mapping[str, Gpu], named: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names by index or UUID, in its order; all if it is unset.
+
+    As in CUDA, the first name that is none ends the list. Raises `ConfigError` for a part of a GPU
+    (MIG), whose memory is not listed.
+    """
+    if named is None:
+        return tuple(gpus.values())
+    by_index = {gpu.device: gpu for gpu in gpus.values()}
+    found: list[Gpu] = []
+    for name in (part.strip() for part in named.split(",")):
+        if name.startswith("MIG-"):
+            raise ConfigError(
+                f"CUDA_VISIBLE_DEVICES={named}: names a part of a GPU, whose memory is not known; "
+                "give whole GPUs"
+            )
+        full = [gpu for uuid, gpu in gpus.items() if name.startswith("GPU-") and name in uuid]
+        gpu = by_index.get(name) or (full[0] if len(full) == 1 else None)
+        if gpu is None:
+            break
+        found.append(gpu)
+    return tuple(found)
+
+
+def described(text: str) -> Inventory:
+    """The inventory that `[MACHINESx]GPUSxGIB` describes: 8x80 or 2x8x141. Raises `ConfigError`."""
+    parts = _DESCRIBED.fullmatch(text)
+    if parts is None or "0" in parts.groups()[:2] or not float(parts[3]):
+        raise ConfigError(
+            f"--gpus {text}: give the number of GPUs and the GiB of each, such as 8x80, or 2x8x80 "
+            "for two machines"
+        )
+    size = int(float(parts[3]) * GIB)
+    gpus = tuple(Gpu(str(number), "", size, size) for number in range(int(parts[2])))
+    return Inventory(gpus, int(parts[1] or 1))

@@ -1,0 +1,102 @@
+"""An inference service as a part of a launch: the command of `agentrl serve`, and its GPUs."""
+
+import sys
+from collections.abc import Mapping
+
+from agentrl.configs import Config, ServiceConfig
+from agentrl.configs.secret_variables import VARIABLES
+from agentrl.inference.protocol import FRESH_VERSION
+from agentrl.launcher.processes import RESTARTS, Kind, Part
+from agentrl.launcher.run_parts import LOGS
+
+_SGLANG_GRACE_S = 40.0  # longer than `agentrl serve` waits for SGLang to end
+
+
+def service_part(
+    config: Config,
+    port: int,
+    *,
+    number: int | None,
+    gpus: int,
+    devices: str | None = None,
+    address: str | None = None,
+    threads: Mapping[str, str],
+    sglang_command: str | None,
+    weight_version: int = FRESH_VERSION,
+) -> Part:
+    """An inference service for the model of `config`, which must have the database's URL.
+
+    `number`: index of the service if there are several. `gpus`: number of GPUs of this machine to
+    use (0: the CPU). `devices`: CUDA_VISIBLE_DEVICES of the service; None: the services take the
+    machine's GPUs in turn. `address`: this machine's, for other machines that ask the service; None
+    if there are none. `sglang_command`: starts SGLang; None for the local engine. `weight_version`:
+    policy version of the model's weights.
+    """
+    suffix = "" if number is None else f"-{number}"
+    variable = config.sampling.inference_api_key_env
+    key = ["--inference_api_key_env", variable] if variable else []
+    assert config.run.db_connection_string and config.model.model_name_or_path
+    if sglang_command is None:
+        engine = _local_flags(config.services) if gpus else []
+    else:
+        if gpus and devices is None:
+            first = (number or 0) * config.services.inf_tp_size % gpus
+            sglang_command += f" --base-gpu-id {first}"
+        engine = _sglang_flags(config.services, sglang_command, gpus)
+    if address is not None:
+        engine += ["--host", "0.0.0.0", "--public_url", f"http://{address}:{port}"]
+    return Part(
+        name=f"service{suffix}",
+        kind=Kind.SERVICE,
+        command=(
+            # independent of PATH
+            sys.executable, "-m", "agentrl.cli", "serve",
+            "--model", config.model.model_name_or_path,
+            "--port", str(port),
+            "--run_name", config.run.run_name,
+            "--startup_timeout", str(config.sampling.startup_timeout),
+            "--weight_version", str(weight_version),
+            "--max_running_requests", str(config.sampling.max_concurrent_samples_per_process),
+            *key,
+            *engine,
+            *(["--fp32_head"] if config.compute.fp32_head else []),
+        ),
+        log=LOGS / f"{config.run.run_name}_serve{suffix}.log",
+        environment={
+            **threads,
+            **(gpu_environment(devices) if devices is not None else {}),
+            VARIABLES["db_connection_string"]: config.run.db_connection_string,
+        },
+        restarts=RESTARTS,
+        grace_s=10.0 if sglang_command is None else _SGLANG_GRACE_S,
+    )  # fmt: skip
+
+
+def gpu_environment(devices: str) -> dict[str, str]:
+    """The variables that give a process these GPUs, numbered as nvidia-smi does."""
+    return {"CUDA_VISIBLE_DEVICES": devices, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _local_flags(services: ServiceConfig) -> list[str]:
+    """The flags of `agentrl serve` for the local engine on a GPU."""
+    # The trainer on GPUs computes and publishes in bfloat16 (assets/fsdp2_dst.yml).
+    flags = ["--device", "cuda", "--dtype", "bfloat16"]
+    if services.inf_mem_ratio is not None:
+        flags += ["--inf_mem_ratio", str(services.inf_mem_ratio)]
+    return flags
+
+
+def _sglang_flags(services: ServiceConfig, command: str, gpus: int) -> list[str]:
+    """The flags of `agentrl serve` for SGLang."""
+    flags = [
+        "--engine", "sglang",
+        "--sglang_command", command,
+        "--dtype", "bfloat16" if gpus else "float32",
+        "--inf_tp_size", str(services.inf_tp_size),
+        "--inf_ep_size", str(services.inf_ep_size),
+    ]  # fmt: skip
+    if services.inf_mem_ratio is not None:
+        flags += ["--inf_mem_ratio", str(services.inf_mem_ratio)]
+    if services.inf_share_gpus and gpus:
+        flags.append("--memory_saver")
+    return flags

@@ -1,0 +1,64 @@
+"""The GPUs of a machine, as nvidia-smi lists them and as a text describes them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl.configs import ConfigError
+from agentrl.launcher import inventory
+from agentrl.launcher.inventory import GIB, described, listed_gpus, read_inventory, visible
+
+LISTED = """\
+0, GPU-aaaa1111, NVIDIA H100 80GB HBM3, 81559, 81079
+1, GPU-aabb2222, NVIDIA H100 80GB HBM3, 81559, 40000
+2, GPU-cccc3333, NVIDIA H100 80GB HBM3, 81559, 81079
+"""
+
+
+@pytest.mark.parametrize(
+    ("named", "devices"),
+    [
+        (None, ["0", "1", "2"]),
+        ("2,0", ["2", "0"]),
+        ("GPU-cccc,1", ["2", "1"]),
+        ("1,9,0", ["1"]),  # CUDA stops at the first that is none
+        ("GPU-aa", []),  # two GPUs
+        ("", []),
+    ],
+)
+def test_the_gpus_are_those_that_cuda_would_see(named: str | None, devices: list[str]) -> None:
+    assert [gpu.device for gpu in visible(listed_gpus(LISTED), named)] == devices
+
+
+def test_the_least_free_memory_counts_and_a_part_of_a_gpu_is_refused() -> None:
+    gpus = visible(listed_gpus(LISTED), None)
+    assert inventory.Inventory(gpus).free == 40000 * 2**20
+    assert "(NVIDIA H100 80GB HBM3)" in inventory.Inventory(gpus).line
+    with pytest.raises(ConfigError, match="names a part of a GPU"):
+        visible(listed_gpus(LISTED), "MIG-1")
+    with pytest.raises(ConfigError, match=r"GPU 0 \(GB10\): nvidia-smi does not know its memory"):
+        listed_gpus("0, GPU-1, GB10, [N/A], [N/A]")
+
+
+def test_a_machine_is_asked_by_its_own_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "count_gpus", lambda environment: 3)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="does not list them"):
+        read_inventory({})
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{LISTED}END\n")
+    program.chmod(0o755)
+    found = read_inventory({"CUDA_VISIBLE_DEVICES": "0,2"}, 2)
+    assert [gpu.device for gpu in found.gpus] == ["0", "2"] and found.machines == 2
+    assert found.host_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_an_inventory_can_be_described_for_planning() -> None:
+    assert [gpu.free for gpu in described("2x24").gpus] == [24 * GIB, 24 * GIB]
+    assert described("2x8x141").machines == 2 and len(described("2x8x141").gpus) == 8
+    for wrong in ("8", "0x80", "8x0", "axb", "8x80x"):
+        with pytest.raises(ConfigError, match=f"--gpus {wrong}: give the number"):
+            described(wrong)
