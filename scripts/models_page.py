@@ -6,9 +6,12 @@ model has random weights and is probed in a process of its own. Nothing is downl
 
 import os
 import re
+import sys
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from difflib import unified_diff
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -160,6 +163,17 @@ def models_table() -> Iterator[str]:
         yield f"| `{kind}` | {found[kind].form} | {reason} |"
 
 
+def main() -> None:
+    parser = ArgumentParser(description="Writes the table of docs/reference/models.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if it differs")
+    check = parser.parse_args().check
+    page = PAGE.read_text(encoding="utf-8")
+    again = rewritten(page, models_table(), MARKER, END)
+    if check:
+        differences = unified_diff(page.splitlines(), again.splitlines(), lineterm="", n=0)
+        sys.exit("\n".join(differences) or None)
+    PAGE.write_text(again, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(rewritten(text, models_table(), MARKER, END), encoding="utf-8")
+    main()

@@ -135,6 +135,12 @@ def test_target_modules_that_cannot_be_adapted_are_refused(targets: str) -> None
         add_adapter(tiny_model(), config, frozen_dtype=torch.float32)
 
 
+def test_an_adapter_on_a_head_that_is_the_embedding_too_is_refused() -> None:
+    config = LoraConfig(lora_rank=4, lora_target_modules="q_proj,lm_head")
+    with pytest.raises(ConfigError, match="tie_word_embeddings"):
+        add_adapter(tiny_model(), config, frozen_dtype=torch.float32)
+
+
 def test_what_is_not_trained_is_held_in_the_dtype_asked_for() -> None:
     model = tiny_model()
     add_adapter(model, LORA, frozen_dtype=torch.bfloat16)

@@ -200,6 +200,14 @@ def test_dual_clip_caps_the_ratio_of_bad_tokens_only(name: str, capped: float) -
         assert dual.token_losses[0].item() == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("flag", ["importance_weight_cap_ratio", "dual_clip"])
+@pytest.mark.parametrize("name", ["GRPO", "KL-Cov", "RLOO"])
+def test_a_cap_of_one_keeps_the_whole_gradient_of_what_is_on_policy(name: str, flag: str) -> None:
+    given = inputs([1.0], [-1.0])
+    loss = loss_of(name, given, kl_cov_ratio=0.0, **{flag: 1.0})
+    assert gradient(loss.token_losses, given) == [1.0]
+
+
 @pytest.mark.parametrize("name", ["GRPO", "GSPO", "GSPO-token", "MINIRL", "Clip-Cov"])
 def test_beta1_and_beta2_keep_a_bounded_gradient_of_what_is_clipped(name: str) -> None:
     given = inputs([1.0, 1.5, 0.5], [2.0, 2.0, -2.0], rows=[1, 1, 1])

@@ -256,7 +256,20 @@ def test_a_model_with_a_wrong_gradient_is_refused_although_its_logprobs_are_righ
     model.model.layers[1].mlp.register_forward_hook(detach)
     verdict = probed(model)
     assert verdict.difference is None
-    assert "gradients by 0." in verdict.sentence
+    assert "gradients by 1 of their norm" in verdict.sentence, "of the weights that get none"
+
+
+def test_a_small_error_of_a_gradient_is_refused_in_its_true_size() -> None:
+    model = prepared(LlamaConfig(**SIZES))
+
+    def weaken(module: torch.nn.Module, args: object, output: torch.Tensor) -> torch.Tensor:
+        return 0.9 * output + 0.1 * output.detach() if module.training else output
+
+    model.model.layers[-1].mlp.register_forward_hook(weaken)
+    verdict = probed(model)
+    assert verdict.difference is None
+    share = float(verdict.sentence.rpartition("gradients by ")[2].partition(" of")[0])
+    assert 0.08 < share < 0.2
 
 
 def test_random_parts_of_a_model_that_have_no_known_name_are_refused() -> None:

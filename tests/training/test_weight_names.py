@@ -107,7 +107,9 @@ def test_an_exported_checkpoint_is_the_start_folder_again(
     learner = Learner(
         empty_model(config),
         make_mesh(Accelerator(cpu=True)),
-        LearnerConfig(ComputeConfig(), optimizer=OptimizerConfig(), model=config),
+        LearnerConfig(
+            ComputeConfig(micro_batch_tokens=64), optimizer=OptimizerConfig(), model=config
+        ),
         1,
     )
     saver = CheckpointSaver(tmp_path, None, hold=lambda: None)

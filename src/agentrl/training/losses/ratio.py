@@ -86,7 +86,9 @@ def capped(ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tenso
         cap = cap.clamp(max=config.weight_cap)
     if config.dual_clip is not None:
         cap = torch.where(advantages < 0, cap.clamp(max=config.dual_clip), cap)
-    return torch.minimum(ratio, cap), ratio.detach() > cap
+    # Not `torch.minimum`, which halves the gradient where both are equal: on policy at a cap of 1.
+    above = ratio.detach() > cap
+    return torch.where(above, cap, ratio), above
 
 
 def outside_clip_range(

@@ -33,7 +33,8 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: tor
     """Add an adapter to `model` in place, and freeze all other weights in `frozen_dtype`.
 
     Call it before sharding. A is drawn from torch's generator and B is 0, so that the model's
-    output does not change. Raises `ConfigError` if `--lora_target_modules` names no linear layer.
+    output does not change. Raises `ConfigError` if `--lora_target_modules` names no linear layer,
+    or a head whose weight is the embedding's too.
     """
     # Imported here: PEFT takes 0.4 s to load, and most runs have no adapter.
     from peft import LoraConfig as PeftConfig
@@ -59,6 +60,13 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: tor
         raise ConfigError(
             f"--lora_target_modules {config.lora_target_modules}: only linear layers can be "
             f"adapted; {known}"
+        )
+    tied = model.get_input_embeddings().weight
+    if any(layer.base_layer.weight is tied for layer in layers):
+        raise ConfigError(
+            f"--lora_target_modules {config.lora_target_modules}: the head of this model is its "
+            "embedding too (tie_word_embeddings), and an adapter would change only one of them; "
+            "leave the head out"
         )
     for parameter in model.parameters():
         if not parameter.requires_grad:

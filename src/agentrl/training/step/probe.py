@@ -180,8 +180,10 @@ class _Probe:
         use_batch_form(model, BatchForm.PADDED, reference)
         with self._uncompiled():
             own = self._add_reference_gradient()
+            # Before forwards without a gradient, after which FSDP keeps whole parameters, which
+            # have none.
+            norms = self._gradient_norms()
             self._check_lengths(mixed=form is not BatchForm.EQUAL_LENGTHS)
-        norms = self._gradient_norms()
         use_batch_form(model, form, attention)
         with recorded_windows() as windows:
             nats = self._subtract_gradient(own, form)
