@@ -242,8 +242,8 @@ assert set(TokenTree.unpack(older)["turn"]) == {-1}
 
 
 def add_engine(copy: Copy) -> str:
-    """The engine of `tests/inference/test_engines.py`, in a file of its own."""
-    test = ast.parse((ROOT / "tests" / "inference" / "test_engines.py").read_text("utf-8"))
+    """The engine of `tests/counting_engine.py`, where engines are."""
+    test = ast.parse((ROOT / "tests" / "counting_engine.py").read_text("utf-8"))
     (engine,) = [part for part in test.body if getattr(part, "name", "") == "CountingEngine"]
     used = {node.id for node in ast.walk(engine) if isinstance(node, ast.Name)}
     imports = [

@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
@@ -117,6 +118,16 @@ def test_a_model_that_changes_with_the_length_is_served_up_to_there_only(
     with pytest.raises(ValueError, match="lower the context length of 64 to that"):
         served(config, tmp_path)
     assert error(served(config, tmp_path, context_length=32), tmp_path) < 1e-4
+
+
+def test_a_model_with_latent_attention_is_refused(tmp_path: Path) -> None:
+    sizes = {
+        "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+        "v_head_dim": 12, "n_routed_experts": 4, "moe_intermediate_size": 24, "n_group": 1,
+        "topk_group": 1,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="latent attention: use SGLang"):
+        served(DeepseekV3Config(**{**SIZES, **sizes}), tmp_path)
 
 
 @pytest.mark.parametrize("config", [JOINED[2], OTHERS[0]], ids=lambda config: config.model_type)

@@ -49,6 +49,11 @@ class ModelRunner:
                 f"{config.model_path}: the local engine serves models with full attention only,"
                 f" this one has {sorted(layer_types)}: use SGLang"
             )
+        if stated.get("v_head_dim"):
+            raise ValueError(
+                f"{config.model_path}: the local engine keeps keys and values of one size, and this"
+                f" {text_config.model_type} has latent attention: use SGLang"
+            )
         self.vocab_size = int(text_config.vocab_size)
         longest = int(text_config.max_position_embeddings)
         self.context_length = config.context_length or longest
