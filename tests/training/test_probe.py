@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from tiny import random_model
 from transformers import (
     AttentionInterface,
-    AutoModelForCausalLM,
     BertConfig,
     CohereConfig,
     DeepseekV3Config,
@@ -132,18 +132,8 @@ def mesh() -> Mesh:
     return make_mesh(Accelerator(cpu=True))
 
 
-def random_model(config: PreTrainedConfig) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
 def prepared(config: PreTrainedConfig) -> PreTrainedModel:
-    model = random_model(config)
+    model = random_model(config, seed=0)
     prepare_model(model, mesh(), COMPUTE)
     return model
 
@@ -190,7 +180,7 @@ def trained_logprobs(model: PreTrainedModel) -> dict[tuple[int, int], float]:
 
 def own_logprobs(config: PreTrainedConfig) -> dict[tuple[int, int], float]:
     """By the unprepared model's own forward with eager attention, one row at a time."""
-    model = random_model(config).eval()
+    model = random_model(config, seed=0).eval()
     if model._can_set_attn_implementation():
         model.set_attn_implementation("eager")
     found: dict[tuple[int, int], float] = {}
@@ -312,7 +302,7 @@ def test_an_attention_that_the_user_names_is_refused_with_numbers_if_it_is_wrong
 
     AttentionInterface.register("half_the_scale", half_the_scale)
     wanted = ModelConfig(attention_implementation="half_the_scale")
-    model = random_model(LlamaConfig(**SIZES))
+    model = random_model(LlamaConfig(**SIZES), seed=0)
     model.set_attn_implementation("half_the_scale")
     with pytest.raises(ConfigError, match=r"with half_the_scale: logprobs differ by [0-9.]+ nats"):
         Learner(model, mesh(), LearnerConfig(COMPUTE, model=wanted), 1)

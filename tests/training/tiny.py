@@ -8,7 +8,13 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 from agentrl.databases.documents import DBRecordData
 from agentrl.databases.policies import Lineage
@@ -19,9 +25,19 @@ VOCABULARY = 64
 LINEAGE = Lineage({version: version for version in range(20)})  # each version by the step so named
 
 
-def tiny_model(*, tied: bool = True, seed: int = 0) -> Qwen3ForCausalLM:
-    """A random Qwen3 of some 20k parameters, with norms that are not all 1."""
+def random_model(config: PreTrainedConfig, seed: int = 3) -> PreTrainedModel:
+    """A model of `config` whose norms and biases are not all alike."""
     torch.manual_seed(seed)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def tiny_model(*, tied: bool = True, seed: int = 0) -> PreTrainedModel:
+    """A random Qwen3 of some 20k parameters."""
     config = Qwen3Config(
         hidden_size=32,
         intermediate_size=48,
@@ -34,12 +50,7 @@ def tiny_model(*, tied: bool = True, seed: int = 0) -> Qwen3ForCausalLM:
         initializer_range=0.2,
         tie_word_embeddings=tied,
     )
-    model = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return random_model(config, seed)
 
 
 def write_tiny_folder(folder: Path, *, tied: bool = True) -> Path:

@@ -11,12 +11,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from tiny import VOCABULARY, linear_rows, make_row, sequences_of, tiny_model
+from tiny import VOCABULARY, linear_rows, make_row, random_model, sequences_of, tiny_model
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForTokenClassification,
     LlamaConfig,
     PreTrainedConfig,
@@ -87,17 +86,6 @@ class Outcome:
     statistics: list[dict[str, float]]  # by step
     gradients: dict[str, Tensor]  # of the first step, clipped, whole
     weights: dict[str, Tensor]  # after the last step, whole
-
-
-def random_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model of `config` whose norms and biases are not all alike."""
-    torch.manual_seed(3)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 _SIZES = {
