@@ -144,9 +144,9 @@ def place(inventory: Inventory, model: ModelSizes, asked: Asked) -> Placement | 
     apart: list[Placement] = []
     for plan in plans:
         if plan.serve is None or plan.in_turns or _overlaps(plan):
-            return min(apart, key=_worth) if apart else plan
+            return min(apart, key=_worth, default=plan)
         apart.append(plan)
-    return min(apart, key=_worth) if apart else None
+    return min(apart, key=_worth, default=None)
 
 
 def longest_record(model: ModelSizes, asked: Asked) -> int:
