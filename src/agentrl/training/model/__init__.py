@@ -5,7 +5,8 @@ written_form.py, weight_files.py         what is written, after the example of t
 loading.py, value_loading.py             weights into a model that is sharded already
 lora.py                                  a low-rank adapter
 prepare.py                               a model divided over processes, with its heads
-logprobs.py, softmax.py                  logprobs and entropy of given tokens, in chunks
+noise.py                                 a model without dropout
+logprobs.py, head.py, softmax.py         logprobs and entropy of given tokens, in chunks
 own_logits.py                            logits as the model's own forward computes them
 batch_form.py                            the form in which a model takes micro-batches
 value_head.py                            a critic's values
