@@ -88,6 +88,16 @@ def _of_the_loss(config: LossConfig) -> Refusals:
         "sampler to cap; give it one with --rollout_is",
     )
     yield (
+        loss == "KL-Cov" and config.centre == "recompute",
+        "--proximal_policy recompute with --loss_calculator KL-Cov: its penalty |log r| and the "
+        "penalty's gradient are 0 where the ratio is always 1; leave --proximal_policy out",
+    )
+    yield (
+        config.strict_in_bound and of_loss.weighs_sampler and config.centre == "loglinear",
+        f"--strict_in_bound true: the mask of {loss} is around --proximal_policy loglinear "
+        "already; leave one of the two out",
+    )
+    yield (
         bool(config.token_level_loss) and config.skip_length_normalization,
         "--token_level_loss true and --skip_length_normalization true: a loss has one length "
         "normalization; give one of the two",
