@@ -48,7 +48,7 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     yield "| staleness | " + " | ".join(losses) + " |"
     yield "| ---: |" + " ---: |" * len(losses)
     for k in staleness:
-        cells = (_cell(found["staleness"][str(k)]) for found in losses.values())
+        cells = [_cell(found["staleness"][str(k)]) for found in losses.values()]
         yield f"| {k} | " + " | ".join(cells) + " |"
     yield ""
     chosen = recommended(losses)

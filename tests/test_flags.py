@@ -251,13 +251,20 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", ["DAPO", "Dr.GRPO", "GSPO", "MINIRL", "PPO"])
 def test_what_a_paper_has_is_said_as_the_trainer_takes_it(loss: str) -> None:
-    for flags in ([], ["--epsilon", "0.1"], ["--token_level_loss", "false"]):
+    around_sampler = ["--proximal_policy", "behaviour"]
+    for flags in (
+        [],
+        ["--epsilon", "0.1", *around_sampler],
+        ["--token_level_loss", "false"],
+        ["--strict_in_bound", "true", *([] if loss == "MINIRL" else around_sampler)],
+    ):
         config = parse_config(["--loss_calculator", loss, *flags])
         held = in_force([Layer("command line", {"loss_calculator": loss}), _layer(flags)])
         below, above = config.loss.clip_range
         assert (1 - below, above - 1) == pytest.approx(
             (held["epsilon"].value, held["epsilon_higher"].value)
         )
+        assert held["proximal_policy"].value == config.loss.centre
         assert held["advantage"].value == config.reward.advantage
         assert held["normalize_advantages"].value == config.loss.normalizes_advantages
         averages = "token" if held["token_level_loss"].value else "sequence"

@@ -166,6 +166,20 @@ def test_kl_cov_adds_a_penalty_at_the_tokens_of_highest_covariance() -> None:
     assert loss.token_losses.tolist() == pytest.approx(expected, abs=1e-5)
 
 
+def test_kl_cov_at_a_ratio_of_1_is_the_plain_policy_gradient() -> None:
+    given = covariances()
+    loss = loss_of("KL-Cov", given, kl_cov_ratio=0.25, ppo_kl_coef=9.0)
+    assert loss.token_losses.tolist() == (-given.advantages).tolist()
+    assert gradient(loss.token_losses, given) == (-given.advantages).tolist()
+    # where the policy has moved, r = 2, the penalty's gradient is its coefficient, towards r = 1
+    moved = replace(given, behaviour_logprobs=given.behaviour_logprobs - math.log(2))
+    loss = loss_of("KL-Cov", moved, kl_cov_ratio=0.25, ppo_kl_coef=9.0)
+    expected = (-2.0 * given.advantages).tolist()
+    expected[0] += 9.0  # covariances 14 and 17.5, two of 8 tokens
+    expected[7] += 9.0
+    assert gradient(loss.token_losses, moved) == pytest.approx(expected, abs=1e-5)
+
+
 def test_cross_entropy_is_the_negative_logprob() -> None:
     given = inputs([0.2, 1.8], [5.0, -5.0])
     loss = loss_of("CrossEntropy", given)

@@ -135,7 +135,7 @@ def test_the_scope_is_the_widest_of_what_is_asked_for(
     assert Objective(LossConfig(**flags)).scope is scope  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("loss", ["GRPO", "MINIRL", "RLOO", "CISPO", "GPG", "SAPO", "KL-Cov"])
+@pytest.mark.parametrize("loss", ["GRPO", "RLOO", "CISPO", "GPG", "SAPO", "KL-Cov"])
 def test_strict_in_bound_leaves_out_every_ratio_out_of_range(loss: str) -> None:
     given = inputs([1.0, 1.5, 0.5, 1.5, 0.5], [1.0, 1.0, 1.0, -1.0, -1.0])
     flags = {
@@ -150,6 +150,26 @@ def test_strict_in_bound_leaves_out_every_ratio_out_of_range(loss: str) -> None:
         True,
         True,
     ]
+
+
+def test_strict_in_bound_is_the_mask_of_the_original_agentrl_for_minirl() -> None:
+    # r = pi / mu; left out where A > 0 and r > 1 + 0.2 + 0.1, or A < 0 and r < 1 - 0.2
+    given = inputs([1.0, 1.25, 1.5, 0.5, 1.5, 0.5, 0.9], [2.0, 2.0, 2.0, 2.0, -2.0, -2.0, -2.0])
+    flags = {"strict_in_bound": True, "epsilon": 0.2, "epsilon_higher": 0.3}
+    assert slopes(given, "MINIRL", **flags) == pytest.approx([-2.0, -2.5, 0.0, -1.0, 3.0, 0.0, 1.8])
+    # without it the mask is around the policy before the update: every token keeps -r A
+    assert slopes(given, "MINIRL") == pytest.approx([-2.0, -2.5, -3.0, -1.0, 3.0, 1.0, 1.8])
+
+
+def test_icepop_is_a_weight_and_a_mask_of_trainer_against_sampler() -> None:
+    # M(k) = k for k in [0.5, 5], else 0, with k the ratio of the trainer's policy before the
+    # update to the sampler's; arXiv 2510.18855
+    given = inputs([0.4, 0.6, 1.0, 4.0, 6.0], [1.0, 1.0, -2.0, 2.0, 1.0], rows=[2, 3])
+    mask = {"rollout_rs": "token", "rollout_rs_threshold": 5.0, "rollout_rs_threshold_lower": 0.5}
+    whole = {**mask, "proximal_policy": "recompute", "rollout_is": "token"}
+    assert slopes(given, **whole) == pytest.approx([0.0, -0.6, 2.0, -8.0, 0.0])
+    # the mask alone leaves GRPO's clip around the sampler's policy, which clips 4 to 1.2
+    assert slopes(given, **mask) == pytest.approx([0.0, -0.6, 2.0, 0.0, 0.0])
 
 
 def test_decay_shrinks_the_advantage_of_stale_tokens() -> None:
@@ -276,7 +296,8 @@ def test_the_penalty_of_a_sequence_level_estimator_is_that_of_the_whole_sequence
         assert objective(loss, **flags).scope is Scope.SEQUENCE
     # and of the token alone where an advantage is a token's
     own = [-(1 - 0.5 * LN2), -(1 - 0.5 * 2 * LN2), 1.0]
-    assert slopes(given, "GRPO", **flags) == pytest.approx(own, abs=1e-4)
+    for loss in ("GRPO", "PPO"):
+        assert slopes(given, loss, **flags) == pytest.approx(own, abs=1e-4)
 
 
 def test_the_penalty_of_what_follows_a_token_comes_before_the_normalization() -> None:

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.training.attention import TreeLayout, tree_attention
+from agentrl.training.attention import AllGather, TreeLayout, tree_attention
 from agentrl.training.attention.flash import FlashKernel, cuda_flash_kernel
 from agentrl.training.attention.flex import flex_tree_attention
+from agentrl.training.parallel import make_mesh
 
 HEADS, KV_HEADS = 6, 2
 
@@ -246,3 +248,21 @@ def test_block_masks_are_those_of_the_forest(layout: TreeLayout, data: st.DataOb
     (expected, *_) = output_and_gradients(layout, [q, k, v], dense=True)
     out = flex_tree_attention(q, k, v, layout, 0.25)
     torch.testing.assert_close(out, expected.detach(), atol=2e-5, rtol=2e-5)
+
+
+def test_the_layers_of_a_pass_share_the_layouts_of_their_parts_of_the_line(monkeypatch) -> None:
+    line = AllGather(make_mesh(Accelerator(cpu=True)).cp_group)
+    layout = TreeLayout([-1, 0, 0], [6, 5, 5])
+    q, k, v = inputs(layout, 16)
+    made = []
+    build = TreeLayout.__init__
+    monkeypatch.setattr(
+        TreeLayout, "__init__", lambda self, *args: (made.append(args), build(self, *args))[1]
+    )
+    outs = [
+        line.attend(q, k, v, layout, lambda key, value: (key, value), None)
+        for _ in range(8)  # layers
+    ]
+    assert len(made) == line.parts_each
+    monkeypatch.undo()
+    torch.testing.assert_close(outs[-1], tree_attention(q, k, v, layout))

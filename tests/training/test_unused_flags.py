@@ -64,9 +64,43 @@ def test_a_loss_uses_the_flags_that_it_names_and_no_other(loss: str) -> None:
         beside = {"proximal_policy": "behaviour", **beside}
         if name == "importance_weight_cap_ratio" and LOSSES[loss].weighs_sampler:
             beside = {}
+        if name == "strict_in_bound" and LOSSES[loss].weighs_sampler:
+            beside = RANGE  # it is the centre of that range
         plain, changed = outcome(loss, beside), outcome(loss, {**beside, name: value})
         same = all(torch.equal(a, b) for a, b in zip(plain, changed, strict=True))
         assert same == (name in unused_by(loss)), name
+
+
+OF_A_RATIO = (
+    "epsilon", "epsilon_higher", "beta1", "beta2", "dual_clip", "strict_in_bound",
+    "sapo_temperature_pos", "sapo_temperature_neg",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_around_a_recomputed_policy_the_flags_that_change_no_gradient_are_refused(
+    loss: str,
+) -> None:
+    if loss in ("KL-Cov", "CrossEntropy"):  # refused with the policy; without a ratio at all
+        return
+    recompute = {"proximal_policy": "recompute"}
+    for name in OF_A_RATIO:
+        if name in unused_by(loss):
+            continue
+        value = VALUES[name][0]
+        _, plain = outcome(loss, recompute)
+        _, changed = outcome(loss, {**recompute, name: value})
+        flags = ["--loss_calculator", loss, "--proximal_policy", "recompute", f"--{name}"]
+        try:
+            parse_config([*flags, str(value).lower()])
+        except ConfigError as error:
+            assert (
+                f"--{name} {f'{value:g}' if value is not True else 'true'}: has no effect with"
+                in str(error)
+            )
+            assert torch.allclose(plain, changed, atol=1e-7), name
+        else:
+            assert not torch.allclose(plain, changed, atol=1e-7), name
 
 
 def test_every_flag_of_some_losses_is_tried() -> None:
@@ -98,6 +132,29 @@ def test_every_flag_of_some_losses_is_tried() -> None:
             "--strict_in_bound true: --loss_calculator CrossEntropy does not use it",
         ),
         (["--loss_calculator", "my.py:loss", "--critic_updates", "2"], "only PPO"),
+        (
+            ["--loss_calculator", "MINIRL", "--epsilon", "0.1"],
+            "--epsilon 0.1: has no effect with --proximal_policy recompute (the default of MINIRL),"
+            " where the ratio is always 1; leave it out, or give --proximal_policy behaviour or "
+            "--strict_in_bound true too",
+        ),
+        (
+            ["--loss_calculator", "GSPO", "--beta1", "1"],
+            "recompute (the default of GSPO), where the ratio is always 1; leave it out, or give "
+            "--proximal_policy behaviour too",
+        ),
+        (
+            ["--loss_calculator", "MINIRL", "--strict_in_bound", "--proximal_policy", "recompute"],
+            "--strict_in_bound true: has no effect with --proximal_policy recompute, where",
+        ),
+        (
+            ["--loss_calculator", "MINIRL", "--strict_in_bound", "--proximal_policy", "loglinear"],
+            "--strict_in_bound true: the mask of MINIRL is around --proximal_policy loglinear",
+        ),
+        (
+            ["--loss_calculator", "KL-Cov", "--proximal_policy", "recompute"],
+            "--proximal_policy recompute with --loss_calculator KL-Cov: its penalty |log r|",
+        ),
         (["--kl_estimator", "k2"], "--kl_estimator k2: has no effect without --beta"),
         (["--rollout_rs_threshold", "3"], "has no effect without --rollout_rs"),
     ],
@@ -116,6 +173,9 @@ def test_a_flag_without_effect_is_refused_by_name(flags: list[str], message: str
         ["--loss_calculator", "CrossEntropy", "--strict_in_bound", "false"],
         ["--loss_calculator", "GRPO", "--sapo_temperature_pos", "1"],
         ["--loss_calculator", "my.py:loss", "--sapo_temperature_pos", "2"],
+        ["--loss_calculator", "my.py:loss", "--proximal_policy", "recompute", "--epsilon", "0.1"],
+        ["--loss_calculator", "MINIRL", "--dual_clip", "3"],
+        ["--loss_calculator", "MINIRL", "--strict_in_bound", "true", "--epsilon", "0.1"],
         [
             "--loss_calculater",
             "MINIRL",
@@ -132,6 +192,9 @@ def test_a_flag_without_effect_is_refused_by_name(flags: list[str], message: str
         "switched off",
         "its default",
         "a loss of the user's",
+        "the range of a user's loss",
+        "a cap of the weight to the sampler",
+        "the range of a mask around the sampler",
         "the flags of AgentRL's own script",
     ],
 )

@@ -47,6 +47,13 @@ def _of_devices(config: Config) -> Refusals:
         "--ep_size, because the model's plan for them does not know it; shard over data or use "
         "--cp_size",
     )
+    oldest, bound = config.services.publish_steps - 1, config.staleness_bound
+    allowed = "--sync_sampling allows none" if not bound else f"--max_staleness allows {bound}"
+    yield (
+        oldest > bound,
+        f"--publish_steps {oldest + 1}: before a publication the services' weights are {oldest} "
+        f"steps old and {allowed}, so that the run would wait for rows forever; publish more often",
+    )
     yield (
         config.services.inf_share_gpus and not config.sampling.sync_sampling,
         "--inf_share_gpus: needs --sync_sampling, because services whose memory is given back "
@@ -79,6 +86,16 @@ def _of_the_loss(config: LossConfig) -> Refusals:
         f"--importance_weight_cap_ratio: the ratio of {loss} is to the proximal policy "
         f"(--proximal_policy {config.centre}), so that there is no weight between trainer and "
         "sampler to cap; give it one with --rollout_is",
+    )
+    yield (
+        loss == "KL-Cov" and config.centre == "recompute",
+        "--proximal_policy recompute with --loss_calculator KL-Cov: its penalty |log r| and the "
+        "penalty's gradient are 0 where the ratio is always 1; leave --proximal_policy out",
+    )
+    yield (
+        config.strict_in_bound and of_loss.weighs_sampler and config.centre == "loglinear",
+        f"--strict_in_bound true: the mask of {loss} is around --proximal_policy loglinear "
+        "already; leave one of the two out",
     )
     yield (
         bool(config.token_level_loss) and config.skip_length_normalization,

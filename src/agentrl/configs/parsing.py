@@ -20,6 +20,7 @@ from agentrl.configs.secret_variables import (
     secret_environment,
     without_secret_flags,
 )
+from agentrl.configs.training import LossConfig
 
 COMMAND_LINE = "command line"
 
@@ -98,12 +99,12 @@ def _of_the_paper(loss: str, given: Mapping[str, Value]) -> dict[str, Value]:
     if loss not in LOSSES:
         return {}
     paper = loss_defaults(loss)
-    higher = paper.epsilon_higher
+    higher, strict = paper.epsilon_higher, given.get("strict_in_bound", False)
     values: dict[str, Value] = {
         "advantage": paper.advantage,
         "epsilon": paper.epsilon,
         "epsilon_higher": given.get("epsilon", paper.epsilon) if higher is None else higher,
-        "proximal_policy": paper.proximal_policy,
+        "proximal_policy": LossConfig(loss, strict_in_bound=bool(strict)).centre,
         "normalize_advantages": paper.normalize_advantages,
     }
     if paper.importance_weight_cap_ratio is not None:

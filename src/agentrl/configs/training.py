@@ -140,7 +140,7 @@ class LossConfig:
     strict_in_bound: bool = flag(
         False,
         "whether tokens outside the clip range are left out of the loss, whatever the sign of "
-        "their advantage",
+        "their advantage; for MINIRL, whether its mask is around the sampler's policy",
     )
     importance_weight_cap_ratio: float | None = flag(
         None,
@@ -151,7 +151,8 @@ class LossConfig:
     proximal_policy: str | None = flag(
         None,
         "policy that the clip range is centred on",
-        unset="recompute for GSPO, GSPO-token and MINIRL, else behaviour",
+        unset="recompute for GSPO, GSPO-token and MINIRL (with --strict_in_bound behaviour), else "
+        "behaviour",
         choices=PROXIMAL_POLICIES,
     )
     rollout_is: str | None = flag(
@@ -254,9 +255,22 @@ class LossConfig:
     @property
     def centre(self) -> str:
         """The policy that the clip range is centred on, one of `PROXIMAL_POLICIES`."""
-        if self.proximal_policy is None:
-            return loss_defaults(self.loss_calculator).proximal_policy
-        return self.proximal_policy
+        defaults = loss_defaults(self.loss_calculator)
+        if self.proximal_policy is not None:
+            return self.proximal_policy
+        if self.strict_in_bound and defaults.weighs_sampler:
+            return "behaviour"
+        return defaults.proximal_policy
+
+    @property
+    def leaves_out_of_range(self) -> bool:
+        """Whether a layer leaves out what is out of the clip range; MINIRL has a mask of its own.
+
+        The original AgentRL, whose scripts give MINIRL `--strict_in_bound true`, masks by
+        r = pi / mu where A > 0 and r > 1 + epsilon_higher, or A < 0 and r < 1 - epsilon. That is
+        MINIRL's mask around the sampler's policy, see `centre`.
+        """
+        return self.strict_in_bound and not loss_defaults(self.loss_calculator).weighs_sampler
 
     @property
     def weight_cap(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Flags that have no effect: those of another loss, and those of a layer that is switched off.
+"""Flags that have no effect: of another loss, of a layer that is off, of a ratio that is always 1.
 
 A flag that has its default counts as not given.
 """
@@ -9,7 +9,7 @@ from dataclasses import fields
 from agentrl.configs.config import Config
 from agentrl.configs.flag import ConfigError
 from agentrl.configs.flags import written
-from agentrl.configs.losses import unused_by
+from agentrl.configs.losses import LOSSES, loss_defaults, unused_by
 from agentrl.configs.training import LossConfig
 
 _CLIP_RANGE = ("epsilon", "epsilon_higher")  # --strict_in_bound has it with every loss
@@ -19,6 +19,12 @@ _SWITCHES: Mapping[str, tuple[str, ...]] = {
     "beta": ("kl_estimator", "kl_in_advantage", "reference_model_name_or_path"),
     "rollout_rs": ("rollout_rs_threshold", "rollout_rs_threshold_lower"),
 }
+
+# Flags that act where the ratio is not 1. With --proximal_policy recompute it is always 1.
+_OF_A_RATIO = (
+    "strict_in_bound", "epsilon", "epsilon_higher", "beta1", "beta2", "dual_clip",
+    "sapo_temperature_pos", "sapo_temperature_neg",
+)  # fmt: skip
 
 
 def check_unused(config: Config) -> None:
@@ -35,6 +41,26 @@ def check_unused(config: Config) -> None:
         for name in names:
             if name in given and switch not in given:
                 raise ConfigError(f"--{name} {given[name]}: has no effect without --{switch}")
+    _check_ratio(config.loss, given)
+
+
+def _check_ratio(loss: LossConfig, given: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for a flag that acts on a ratio that is always 1.
+
+    What a loss in a user's file does with such a flag is not known.
+    """
+    weighs_sampler = loss_defaults(loss.loss_calculator).weighs_sampler
+    if loss.loss_calculator not in LOSSES or loss.centre != "recompute":
+        return
+    for name in _OF_A_RATIO:
+        if name in given and not (name == "dual_clip" and weighs_sampler):
+            alone = weighs_sampler and loss.proximal_policy is None
+            raise ConfigError(
+                f"--{name} {given[name]}: has no effect with --proximal_policy recompute"
+                f"{'' if loss.proximal_policy else f' (the default of {loss.loss_calculator})'}, "
+                "where the ratio is always 1; leave it out, or give --proximal_policy behaviour"
+                f"{' or --strict_in_bound true' if alone else ''} too"
+            )
 
 
 def _bounds_what_is_left_out(name: str, loss: LossConfig) -> bool:

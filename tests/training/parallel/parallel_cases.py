@@ -7,6 +7,7 @@ must not depend on the mesh.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import torch
@@ -136,6 +137,8 @@ CRITIC = CriticConfig(critic_learning_rate=1e-2, gae_lambda=0.9, critic_updates=
 CASES = {
     "chains": Case(tiny_model, CHAINS),
     "trees": Case(tiny_model, TREES, gradient_checkpointing=True),
+    # a pass over a prefix has no gradient of this head
+    "untied": Case(partial(tiny_model, tied=False), TREES),
     "qwen2": Case(_qwen2, CHAINS, LossConfig()),
     "llama": Case(_llama, TREES),
     "qwen3_moe": Case(_qwen3_moe, TREES, gradient_checkpointing=True),
@@ -218,7 +221,7 @@ _WIDE = ("gspo", "kl_cov", "ppo")
 ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
     2: {
         "dp2": (ParallelConfig(), (*_ALL, *_WIDE)),
-        "replicate2": (ParallelConfig(dp_replicate_size=2), ("trees",)),
+        "replicate2": (ParallelConfig(dp_replicate_size=2), ("trees", "untied")),
         "tp2": (ParallelConfig(tp_size=2), (*_ALL, "ppo", "offload", "entropy")),
         "ulysses2": (ParallelConfig(cp_size=2), (*_ALL, *_WIDE, "offload", "lora")),
         "allgather2": (ParallelConfig(cp_size=2, cp_mode="allgather"), (*_ALL, "ppo")),

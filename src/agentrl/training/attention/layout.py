@@ -64,6 +64,7 @@ class TreeLayout:
         self.n_tokens = sum(self.lengths)
         self.queries = (0, self.n_tokens) if queries is None else queries
         self._depths = depths
+        self._restricted: dict[tuple[int, int], TreeLayout] = {}
 
     @property
     def n_queries(self) -> int:
@@ -127,10 +128,17 @@ class TreeLayout:
         )
 
     def restrict(self, start: int, end: int) -> "TreeLayout":
-        """The layout with the same keys and only tokens `start` to `end` (half open) as queries."""
+        """The layout with the same keys and only tokens `start` to `end` (half open) as queries.
+
+        Equal calls return one object. Each layer makes them, and kernels keep their index tensors
+        and masks by layout.
+        """
         if not 0 <= start <= end <= self.n_tokens:
             raise ValueError(f"queries {start} to {end} of {self.n_tokens} tokens")
-        return TreeLayout(self.parents, self.lengths, (start, end))
+        queries = (start, end)
+        if queries not in self._restricted:
+            self._restricted[queries] = TreeLayout(self.parents, self.lengths, queries)
+        return self._restricted[queries]
 
     def _query_pieces(self) -> list[tuple[int, int]]:
         """Start and end of the queries within each node."""

@@ -44,6 +44,9 @@ def kl_cov(inputs: LossInputs, config: LossConfig) -> TokenLoss:
 
     L = -r A + ppo_kl_coef |log r| at the max(1, kl_cov_ratio N) tokens of highest Cov
     L = -r A elsewhere
+
+    The penalty acts where the policy has moved: at r = 1 it and its gradient are 0, so that on
+    policy, or around a recomputed policy, the loss is the plain policy gradient.
     """
     ratio, over_cap = capped(token_ratio(inputs), inputs.advantages, config)
     penalty = config.ppo_kl_coef * token_ratio(inputs).log().abs()

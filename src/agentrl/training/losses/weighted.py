@@ -23,7 +23,8 @@ def minirl(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     is taken to the sampler's policy mu, and the mask's r = pi / p to the old policy as the trainer
     computes it, so that different rounding masks nothing. Its gradient without mask is that of the
     expected reward to first order around mu. The paper sums over tokens, here divided by a
-    constant. Masked tokens keep the gradient that `beta1` and `beta2` give them, see `clipped.py`.
+    constant. With `--strict_in_bound`, p is mu: the mask of the original AgentRL's scripts. Masked
+    tokens keep the gradient that `beta1` and `beta2` give them, see `clipped.py`.
     """
     ratio = token_ratio(inputs).detach()
     weight, over_cap = capped(sampler_log_ratio(inputs).exp(), inputs.advantages, config)

@@ -11,7 +11,7 @@
     compilation.py        torch.compile of layers
     offload.py            activation offloading
     agreement.py          decisions of rank 0, and failures, shared with all processes
-    gradients.py          norm and clipping of gradients with any sharding
+    gradients.py          reduction, norm and clipping of gradients with any sharding
 
 A *data-parallel rank* trains its own rows. Its tensor-parallel and context-parallel processes get
 the same rows and the same logprobs, so that they compute the same loss and statistics, which are
@@ -23,6 +23,7 @@ from agentrl.training.parallel.gradients import (
     clip_grad_norm,
     grad_norms,
     layer_grad_norms,
+    reduce_over_replicas,
     weights_are_finite,
 )
 from agentrl.training.parallel.launch import exit_process, join_processes
@@ -41,6 +42,7 @@ __all__ = [
     "layer_grad_norms",
     "make_mesh",
     "parallelise",
+    "reduce_over_replicas",
     "transformer_layers",
     "weights_are_finite",
 ]

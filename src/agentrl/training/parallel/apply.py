@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -80,6 +81,11 @@ def _shard(model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig) -> None:
     for layer in transformer_layers(model):
         unit(layer, reshard_after_forward=reshard)
     unit(model, reshard_after_forward=False)
+    if mesh.sizes.dp_replicate > 1:
+        # Sums of passes that are not reduced over replicas yet must have the same parameters, and a
+        # pass over a prefix does not use the head.
+        assert isinstance(model, FSDPModule)
+        model.set_reduce_scatter_unused_params(True)
 
 
 def _to_device(model: nn.Module, device: torch.device) -> None:

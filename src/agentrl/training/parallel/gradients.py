@@ -1,4 +1,4 @@
-"""Norm and clipping of gradients whose parameters are on different meshes.
+"""Gradients of sharded parameters: their reduction over replicas, norm and clipping.
 
 `torch.nn.utils.clip_grad_norm_` needs all gradients on one mesh. Here they may be sharded over
 data, over data and tensor parallelism, or over experts.
@@ -9,8 +9,19 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+
+
+def reduce_over_replicas(model: nn.Module, *, now: bool) -> None:
+    """Whether the next backward pass reduces gradients over replicas (`--dp_replicate_size`).
+
+    A pass that does not adds this replica's sum, of a shard, to that of earlier passes. A step thus
+    reduces once, however many micro-batches it has. Without replicas nothing changes.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_all_reduce(now)
 
 
 @torch.no_grad()

@@ -164,7 +164,7 @@ class Objective:
         if self._supervised:
             return None
         corrected = correction(inputs, self._config)
-        if not self._config.strict_in_bound:
+        if not self._config.leaves_out_of_range:
             return corrected
         low, high = self._config.clip_range
         within = (loss.ratio >= low) & (loss.ratio <= high)

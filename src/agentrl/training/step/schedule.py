@@ -32,7 +32,7 @@ from agentrl.training.data.sequences import TrainingSequence, count_totals
 from agentrl.training.losses import BatchTotals
 from agentrl.training.model.batch_form import BatchForm, batch_form
 from agentrl.training.model.logprobs import compute_prefix
-from agentrl.training.parallel import Mesh
+from agentrl.training.parallel import Mesh, reduce_over_replicas
 
 Output = TypeVar("Output")
 # Computes a pass over a micro-batch that may follow a shared prefix: logprobs or values.
@@ -130,20 +130,26 @@ def run_schedule(
     """One pass of `model` over all micro-batches: forward and, of what `consume` returns, backward.
 
     Collective. Under `torch.no_grad()` it is forward only. The micro-batches are counted as in
-    `Schedule.batches`.
+    `Schedule.batches`. Replicas of the model reduce gradients at the last backward pass only.
     """
     number = 0
+    left = len(schedule.batches) + sum(section.prefix is not None for section in schedule.sections)
     for section in schedule.sections:
         prefix = None if section.prefix is None else compute_prefix(model, section.prefix)
         for batch in section.batches:
             behind = prefix if batch.prefix_tokens else None
             loss = consume(number, batch, forward(batch, behind))
+            left -= 1
             if loss is not None:
+                reduce_over_replicas(model, now=not left)
                 loss.backward()
             number += 1
             schedule.between_passes()
-        if prefix is not None and torch.is_grad_enabled():
-            prefix.backward()
+        if prefix is not None:
+            left -= 1
+            if torch.is_grad_enabled():
+                reduce_over_replicas(model, now=not left)
+                prefix.backward()
     if not torch.is_grad_enabled():
         _reshard(model)  # parameters stay gathered for a backward pass, which is not run
 
@@ -151,10 +157,10 @@ def run_schedule(
 def forget_passes(model: PreTrainedModel) -> None:
     """Reset gradients and sharding of a model after an interrupted step, or an interrupted pass."""
     model.zero_grad(set_to_none=True)
-    if isinstance(model, FSDPModule) and (state := model._get_fsdp_state())._is_root:
-        # FSDP's own end of a backward pass. Else it would take the next forward pass for the rest
-        # of the interrupted one. Before the first pass it is no root.
-        state._root_post_backward_final_callback()
+    if isinstance(model, FSDPModule) and model._get_fsdp_state()._is_root:
+        # Else FSDP would take the next forward pass for the rest of the interrupted one, and add to
+        # sums that are not reduced over replicas yet. Before the first pass it is no root.
+        model.reset_iter_state()
     _reshard(model)
     model.zero_grad(set_to_none=True)  # now those of the shards
 
