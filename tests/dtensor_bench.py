@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ from agentrl.configs import (
 )
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import TreeLayout
-from agentrl.training.data.flops import FlopsModel
+from agentrl.training.data.flops import FlopsModel, peak_flops
 from agentrl.training.data.forest import merge
 from agentrl.training.data.planner import assign_rows
 from agentrl.training.data.sequences import TrainingSequence
@@ -46,8 +47,6 @@ from agentrl.training.parallel import Mesh, exit_process, make_mesh
 from agentrl.training.step.learner import Learner
 
 ASSETS = Path(__file__).parents[1] / "assets"
-# dense bfloat16 operations a second, by what a device calls itself (NVIDIA's data sheets)
-PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 
 Row = list[TrainingSequence]
 
@@ -73,9 +72,9 @@ def arrangements(processes: int, *, experts: bool) -> dict[str, ParallelConfig]:
     return found
 
 
-def random_model(*, experts: bool, large: bool) -> PreTrainedModel:
+def random_model(*, experts: bool, large: bool, seed: int = 0) -> PreTrainedModel:
     """The same weights in every process."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     sizes = (
         {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
          "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
@@ -124,14 +123,28 @@ def make_rows(vocabulary: int, unit: int) -> list[Row]:
     return rows
 
 
-def work_of(rows: list[Row], costs: FlopsModel) -> tuple[int, float]:
-    """Tokens as rows have them, and operations with each shared token computed once."""
+@dataclass(frozen=True)
+class Work:
+    """What a step computes: `tokens` as rows have them, the rest with each shared token once."""
+
+    tokens: int
+    distinct: int
+    pairs: int
+    predictions: int
+
+    def mfu(self, costs: FlopsModel, seconds: float, peak: float) -> float:
+        """Model FLOPs utilisation of a step of that time."""
+        return costs.mfu(self.distinct, self.pairs, self.predictions, seconds, peak)
+
+
+def work_of(rows: list[Row]) -> Work:
+    """The work of a step on the rows."""
     sequences = [sequence for row in rows for sequence in row]
     forest = merge([sequence.inputs for sequence in sequences])
     layout = TreeLayout(forest.tree.parents, forest.tree.lengths)
     predictions = sum(len(sequence.trained) for sequence in sequences)
     tokens = sum(len(sequence) for sequence in sequences)
-    return tokens, costs.total(layout.n_tokens, layout.pairs, predictions)
+    return Work(tokens, layout.n_tokens, layout.pairs, predictions)
 
 
 def measure(mesh: Mesh, arguments: argparse.Namespace) -> dict[str, float | None]:
@@ -140,7 +153,7 @@ def measure(mesh: Mesh, arguments: argparse.Namespace) -> dict[str, float | None
     model = random_model(experts=arguments.experts, large=on_gpu)
     costs = FlopsModel.of(model)
     rows = make_rows(model.config.vocab_size, 256 if on_gpu else 24)
-    tokens, operations = work_of(rows, costs)
+    work = work_of(rows)
     compute = ComputeConfig(bf16=on_gpu, micro_batch_tokens=len(rows) * (256 if on_gpu else 24))
     config = LearnerConfig(compute, optimizer=OptimizerConfig(learning_rate=1e-4))
     learner = Learner(model, mesh, config, 1000)
@@ -160,21 +173,16 @@ def measure(mesh: Mesh, arguments: argparse.Namespace) -> dict[str, float | None
         first = first or taken
     assert first is not None
     seconds = statistics.median(times[arguments.warmup :])
-    peak = _peak_flops() if on_gpu else None
+    peak = peak_flops(torch.cuda.get_device_name()) if on_gpu else None
     memory = torch.cuda.max_memory_allocated() if on_gpu else _resident_bytes()
     return {
         "loss": first.loss,
         "grad_norm": first.grad_norm,
         "seconds": round(seconds, 4),
-        "tokens_per_s": round(tokens / seconds, 1),
-        "mfu": round(operations / seconds / mesh.sizes.processes / peak, 4) if peak else None,
+        "tokens_per_s": round(work.tokens / seconds, 1),
+        "mfu": round(work.mfu(costs, seconds, mesh.sizes.processes * peak), 4) if peak else None,
         "peak_memory_mib": round(memory / 2**20),
     }
-
-
-def _peak_flops() -> float | None:
-    name = torch.cuda.get_device_name()
-    return next((flops for known, flops in PEAK_FLOPS.items() if known in name), None)
 
 
 def _resident_bytes() -> int:
@@ -182,7 +190,7 @@ def _resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def work(out: Path, arguments: argparse.Namespace) -> None:
+def take_part(out: Path, arguments: argparse.Namespace) -> None:
     """A launched process: all arrangements, one after the other."""
     accelerator = Accelerator(cpu=torch.cuda.device_count() < arguments.world_size)
     results: dict[str, dict[str, float | None]] = {}
@@ -240,7 +248,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)  # for launched processes
     arguments = parser.parse_args()
     if arguments.out is not None:
-        work(arguments.out, arguments)
+        take_part(arguments.out, arguments)
         exit_process(0)
     results = launch(arguments)
     on_gpu = torch.cuda.device_count() >= arguments.world_size

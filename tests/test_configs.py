@@ -85,6 +85,8 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--pp_size", "2"], "no pipeline parallelism"),
         (["--inf_mem_ratio", "1"], "must lie between 0 and 1"),
         (["--inf_share_gpus", "true"], "needs --sync_sampling"),
+        (["--publish_steps", "4"], "weights are 3 steps old and --max_staleness allows 2, so"),
+        (["--publish_steps", "2", "--sync_sampling", "true"], "--sync_sampling allows none"),
         (["--preferred_sampling_params", "{"], "not JSON"),
         (["--preferred_sampling_params", '{"temp": 1}'], "temp is not known; known: temperature"),
         (["--preferred_sampling_params", '{"temperature": 0}'], "must be above 0"),
@@ -125,3 +127,13 @@ def test_the_flag_knows_all_tool_call_parsers_and_no_other() -> None:
 )  # fmt: skip
 def test_what_is_secret_in_a_url_is_shown_to_nobody(url: str, shown: str) -> None:
     assert without_passwords(url) == shown
+
+
+def test_samplers_run_ahead_by_what_publications_leave_of_the_staleness_bound() -> None:
+    def steps_ahead(*flags: str) -> int:
+        return parse_config([*flags], "agentrl train", {}).steps_ahead
+
+    assert steps_ahead("--max_staleness", "3") == 3
+    assert steps_ahead("--max_staleness", "3", "--publish_steps", "2") == 2
+    assert steps_ahead("--max_staleness", "3", "--publish_steps", "4") == 0
+    assert steps_ahead("--sync_sampling", "true") == 0

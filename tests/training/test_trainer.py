@@ -259,6 +259,18 @@ async def check_service(database: RunDatabase, run: Run) -> None:
     assert service.weight_version == 9
 
 
+@pytest.mark.parametrize("more", [[], ["--max_steps", "9"]], ids=["last step", "last rows"])
+def test_every_so_many_steps_are_published_and_the_last_one(run: Run, more: list[str]) -> None:
+    run.add(linear_rows(20))
+    assert main(run.flags("--enable_sampling", "false", "--publish_steps", "2", *more)) == 0
+    published = run.database(lambda db: db.policy_versions.find({}).sort("version", 1).to_list())
+    assert [(each["version"], each["step"]) for each in published] == [
+        (0, 0), (1, 2), (2, 4), (3, 5),
+    ]  # fmt: skip
+    # The version whose services sampled while the step was trained.
+    assert [line["version"] for line in run.metrics()] == [0, 0, 1, 1, 2]
+
+
 def test_a_second_trainer_is_refused_while_the_first_lives(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,13 @@ def _of_devices(config: Config) -> Refusals:
         "--ep_size, because the model's plan for them does not know it; shard over data or use "
         "--cp_size",
     )
+    oldest, bound = config.services.publish_steps - 1, config.staleness_bound
+    allowed = "--sync_sampling allows none" if not bound else f"--max_staleness allows {bound}"
+    yield (
+        oldest > bound,
+        f"--publish_steps {oldest + 1}: before a publication the services' weights are {oldest} "
+        f"steps old and {allowed}, so that the run would wait for rows forever; publish more often",
+    )
     yield (
         config.services.inf_share_gpus and not config.sampling.sync_sampling,
         "--inf_share_gpus: needs --sync_sampling, because services whose memory is given back "

@@ -130,11 +130,17 @@ class Config:
 
     @property
     def staleness_bound(self) -> int:
-        """Largest staleness of a trained token in optimizer steps; 0 with `--sync_sampling`.
-
-        Samplers run ahead of the trainer by at most as many policy versions.
-        """
+        """Largest staleness of a trained token in optimizer steps; 0 with `--sync_sampling`."""
         return 0 if self.sampling.sync_sampling else self.sampling.max_staleness
+
+    @property
+    def steps_ahead(self) -> int:
+        """The number of steps by which samplers may run ahead of the trainer.
+
+        The services' weights may be `--publish_steps` - 1 steps old when a row is begun, which
+        counts to its staleness.
+        """
+        return max(0, self.staleness_bound - (self.services.publish_steps - 1))
 
     @property
     def micro_batch_tokens(self) -> int:

@@ -212,6 +212,13 @@ class ServiceConfig:
     weight_update: str = flag(
         "disk", "transport of new weights to the inference services", choices=WEIGHT_UPDATES
     )
+    publish_steps: int = flag(
+        1,
+        "number of optimizer steps from one publication of weights to the next, within "
+        "--max_staleness; a step that is evaluated and the last one are published too",
+        least=1,
+        belongs=FlagClass.SAMPLING,
+    )
     weight_update_pause: str = flag(
         "retract",
         "treatment of the KV cache of running requests at a weight update: retract recomputes it "

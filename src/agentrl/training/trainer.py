@@ -196,6 +196,7 @@ class Trainer:
         stack.callback(self._saver.close)
         self._step = 0
         self._version = -1
+        self._published_step = -1
         self._saved_step = -1
         self._publishing: Future[float] | None = None
         self._stall_seconds = 0.0
@@ -266,8 +267,7 @@ class Trainer:
             train_seconds = time.monotonic() - began
             self._step += 1
             began = time.monotonic()
-            eval_steps = self._config.data.eval_steps
-            self._publish(evaluate=bool(eval_steps and self._step % eval_steps == 0))
+            self._publish_due(last=last)
             if self._config.sampling.sync_sampling:
                 # The commit lets samplers continue, so the services must have the new weights.
                 self._finish_publishing()
@@ -368,6 +368,13 @@ class Trainer:
         supersede_others(self._output, self._step, self._coordinator.starts)
         return version
 
+    def _publish_due(self, *, last: bool) -> None:
+        """Publish the weights of a step if it is the turn of this step."""
+        evaluated, every = self._config.data.eval_steps, self._config.services.publish_steps
+        evaluate = bool(evaluated and self._step % evaluated == 0)
+        if last or evaluate or self._step % every == 0:
+            self._publish(evaluate=evaluate)
+
     def _publish(self, *, evaluate: bool) -> None:
         """Gather the weights as the next version. Services get them in the background."""
         self._finish_publishing()
@@ -376,6 +383,7 @@ class Trainer:
             self._tokenizer, self._published_dtype,
         )  # fmt: skip
         self._version += 1
+        self._published_step = self._step
         if self._config.services.inf_share_gpus:
             # All processes release cached memory before a service takes it.
             if self._accelerator.device.type == "cuda":
@@ -434,6 +442,8 @@ class Trainer:
         if self._saved_step < self._step and (self._step > 0 or not stopped):
             self._save()
         self._saver.wait()
+        if self._published_step < self._step and not stopped:
+            self._publish(evaluate=False)  # the rows ended before the last step
         self._finish_publishing()
         self._from_main(lambda coordinator: coordinator.close_publisher())
         self._from_main(lambda coordinator: coordinator.give_back_rows())

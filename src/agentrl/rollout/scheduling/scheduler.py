@@ -93,7 +93,7 @@ class SamplingScheduler:
             self.database,
             self.evaluation,
             sampling.enable_sampling,
-            self.config.staleness_bound,
+            self.config.steps_ahead,
             sampling.num_generations,
         )
         self._concurrency = Concurrency(

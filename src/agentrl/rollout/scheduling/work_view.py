@@ -33,13 +33,14 @@ class Observer:
     """Reads a run's database for one sampler.
 
     `evaluation`: sample only this evaluation; None: the run. `sampling`: whether to sample training
-    groups. `max_staleness`, `group_size`: of the staleness bound.
+    groups. `steps_ahead`: by which samplers may run ahead of the trainer. `group_size`: rollouts of
+    a group.
     """
 
     database: RunDatabase
     evaluation: int | None
     sampling: bool
-    max_staleness: int
+    steps_ahead: int
     group_size: int
 
     def changes(self) -> Changes:
@@ -96,14 +97,14 @@ class Observer:
     async def _admission_limit(self, run: Run) -> int | None:
         # The order of these reads matters: see `admission.py`.
         empty = room(
-            max_staleness=self.max_staleness, version=0, batch=run.rows_per_step,
+            max_staleness=self.steps_ahead, version=0, batch=run.rows_per_step,
             accepted=0, running=0,
         )  # fmt: skip
         not_begun = await self._not_begun(admitted_groups(empty, self.group_size))
         running = await open_groups(self.database, Split.TRAIN) * self.group_size
         accepted = await count_waiting(self.database, max(1, empty))
         free = room(
-            max_staleness=self.max_staleness, version=0, batch=run.rows_per_step,
+            max_staleness=self.steps_ahead, version=0, batch=run.rows_per_step,
             accepted=accepted, running=running,
         )  # fmt: skip
         return admission_limit(not_begun, free, self.group_size)

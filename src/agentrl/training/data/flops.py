@@ -1,11 +1,30 @@
-"""Floating-point operations of a forward and backward pass, by tokens.
+"""Floating-point operations of a forward and backward pass, by tokens, and their share of a peak.
 
-The planner balances ranks with it, and benchmarks compute bounds of speed-ups.
+The planner balances ranks with it, and benchmarks compute bounds of speed-ups and utilisation.
 """
 
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
+
+_PAIR, _PAIR_ONCE = 14.0, 12.0  # operations of a pair, with and without the score computed again
+
+# Dense bfloat16 operations a second, by a part of what a device calls itself (NVIDIA's data
+# sheets). The first that fits counts.
+PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200": 989e12,  # GH200 too
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
+
+
+def peak_flops(device: str) -> float | None:
+    """Dense bfloat16 operations a second of the device of that name; None if it is not known."""
+    return next((flops for known, flops in PEAK_FLOPS.items() if known in device), None)
 
 
 @dataclass(frozen=True)
@@ -40,10 +59,21 @@ class FlopsModel:
         width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
         return cls(
             token=6.0 * weights,
-            pair=14.0 * width * config.num_hidden_layers,
+            pair=_PAIR * width * config.num_hidden_layers,
             prediction=6.0 * config.hidden_size * config.vocab_size,
         )
 
     def total(self, tokens: float, pairs: float, predictions: float) -> float:
         """Total operations for these numbers of tokens, pairs and predictions."""
         return tokens * self.token + pairs * self.pair + predictions * self.prediction
+
+    def mfu(
+        self, tokens: float, pairs: float, predictions: float, seconds: float, peak: float
+    ) -> float:
+        """Model FLOPs utilisation: the share of `peak`, in operations a second, that was used.
+
+        What is computed again does not count, neither activations nor flash attention's score
+        (PaLM, arXiv 2204.02311, appendix B); masked pairs are not `pairs`.
+        """
+        again = pairs * self.pair * (1 - _PAIR_ONCE / _PAIR)
+        return (self.total(tokens, pairs, predictions) - again) / seconds / peak

@@ -37,7 +37,7 @@ class StepMetrics(StepStatistics, StepTimes):
     """One line of `metrics.jsonl`."""
 
     step: int
-    version: int  # the policy version that was trained
+    version: int  # the newest policy version before the step; its services sampled meanwhile
     time: float  # seconds since 1970, when the step ended
     reward_mean: float  # over the step's rows: what filters left out is not in it
     reward_std: float

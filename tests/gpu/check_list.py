@@ -1,0 +1,36 @@
+"""The checks of the first hour on a GPU, in the order in which they run.
+
+Cheap and basic ones come first, so that what fails later is explained by what failed before. Each
+names a function of a file of this folder, which runs in a process of its own (`check_process`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check, by name."""
+
+    name: str
+    shows: str  # in words, for `--list`
+    function: str  # `module:function`, which takes a `Machine` and `Figures` and raises if it fails
+    limit_s: float  # from start to end; a check that takes longer has failed
+    gpus: int = 1  # that it needs; on a CPU its stand-in runs without
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+CHECKS = (
+    Check("device", "torch computes on the device: matrix product, in TFLOP/s",
+          "device_checks:matrix_product", 60),
+    Check("attention.bfloat16", "tree attention in bfloat16 against the definition",
+          "attention_checks:bfloat16", 90),
+    Check("attention.float16", "tree attention in float16 against the definition",
+          "attention_checks:float16", 90),
+    Check("attention.float32", "tree attention in float32 against the definition",
+          "attention_checks:float32", 120),
+    Check("training.bf16", "a step in bfloat16 against the same step in float32",
+          "training_checks:bf16_against_float32", 120),
+    Check("training.compile", "a step with --compile against the same step without",
+          "training_checks:compiled_against_plain", 180),
+)  # fmt: skip

@@ -1,0 +1,97 @@
+"""The runner of GPU checks: what one check does, no other one suffers from."""
+
+import json
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the runner is a program and no package
+
+import check_runner
+from check_list import CHECKS, Check
+from check_runner import main, run_check, run_checks, select
+
+
+def check(name: str, limit_s: float = 30.0, gpus: int = 1) -> Check:
+    return Check(name, "for a test", f"unwell_checks:{name}", limit_s, gpus)
+
+
+UNWELL = [
+    check("is_wrong"), check("crashes"), check("hangs", limit_s=2.0), check("ends_early"),
+    check("absent"), check("passes"),
+]  # fmt: skip
+
+
+def test_each_check_is_reported_by_name_and_none_is_hidden_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_runner, "ROOT", tmp_path)
+    monkeypatch.setattr(check_runner, "GRACE_S", 0.5)
+    file = tmp_path / "found" / "results.json"
+    assert main(["--out", str(file)], UNWELL) == 1
+    results = json.loads(file.read_text())
+    errors = {found["name"]: found["error"] for found in results["checks"]}
+    assert errors == {
+        "is_wrong": "CheckFailed: three is not four",
+        "crashes": "its process ended with status 137",
+        "hangs": "not done within 2 s",
+        "ends_early": "its process ended with status 0",
+        "absent": "AttributeError: module 'unwell_checks' has no attribute 'absent'",
+        "passes": None,
+    }
+    wrong, _, hangs, *_, passes = results["checks"]
+    assert wrong["status"] == "failed" and wrong["figures"] == {"found": 3}
+    assert "three is not four" in wrong["log_tail"]
+    assert not psutil.pid_exists(hangs["figures"]["child"])
+    assert passes["status"] == "ok" and passes["figures"]["answer"] == 42
+    assert results["packages"]["torch"] and results["processor"] and results["cores"]
+    said = capsys.readouterr().out
+    assert "1 ok, 5 failed, 0 skipped" in said
+    for found in UNWELL:
+        assert f"  {found.name}: " in said or found.name == "passes"
+
+
+def test_a_check_that_needs_more_gpus_is_named_and_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = run_checks([check("passes", gpus=2)], "cuda", 1, tmp_path)
+    assert (found.status, found.error) == ("skipped", "needs 2 GPUs")
+    assert "skipped passes" in capsys.readouterr().out
+    # a stand-in needs none
+    assert run_check(check("passes", gpus=2), "cpu", 0, tmp_path / "cpu", 30.0).status == "ok"
+
+
+def test_a_check_for_which_no_time_is_left_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_runner, "GRACE_S", 0.5)
+    hung, late = run_checks([check("hangs"), check("passes")], "cpu", 0, tmp_path, whole_s=1.0)
+    assert hung.error == "not done within 1 s"
+    assert (late.status, late.error) == ("failed", "not begun: the checks before it took 1 s")
+
+
+def test_checks_are_chosen_by_name_or_by_what_it_begins_with() -> None:
+    names = [check.name for check in select(["attention"], CHECKS)]
+    assert names == ["attention.bfloat16", "attention.float16", "attention.float32"]
+    assert [check.name for check in select(["training.bf16"], CHECKS)] == ["training.bf16"]
+    assert len({check.name for check in CHECKS}) == len(select([], CHECKS))
+    with pytest.raises(ValueError, match="--only atten: there is no such check, only device, "):
+        select(["atten"], CHECKS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_without_a_gpu_every_check_passes_with_its_stand_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    file = tmp_path / "results.json"
+    status = main(["--out", str(file)])
+    results = json.loads(file.read_text())
+    failed = {f["name"]: f["error"] for f in results["checks"] if f["status"] != "ok"}
+    assert failed == {} and status == 0
+    assert [found["name"] for found in results["checks"]] == [check.name for check in CHECKS]
+    assert all(found["figures"] for found in results["checks"])
+    assert (results["device"], results["gpus"]) == ("cpu", [])
