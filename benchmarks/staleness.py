@@ -39,6 +39,11 @@ LOSSES = {
     "GRPO": ("--loss_calculator", "GRPO"),
     "MINIRL": ("--loss_calculator", "MINIRL"),
     "GSPO": ("--loss_calculator", "GSPO"),
+    # Its ratio is 1, because it is to the policy before the step: nothing in it knows of staleness.
+    "GSPO, weighted": (
+        "--loss_calculator", "GSPO", "--rollout_is", "sequence",
+        "--importance_weight_cap_ratio", "5",
+    ),
     # The clip range around a policy between the sampler's and the current one, and the ratio of
     # that policy to the sampler's as a weight: with one update a step, the policy before the step
     # is the current one, around which nothing is ever clipped. AReaL caps the weight at 5.

@@ -23,7 +23,8 @@ END = "<!-- Until here written by benchmarks/staleness_page.py -->\n"
 JUDGED, WITHIN = 4, 0.02  # staleness, and the success that it may cost
 # Colours that differ for the colour-blind, too.
 COLOURS = {
-    "GRPO": "#2a6fbb", "MINIRL": "#e08a1e", "GSPO": "#b3261e", "decoupled PPO": "#3a9a6b",
+    "GRPO": "#2a6fbb", "MINIRL": "#e08a1e", "GSPO": "#b3261e", "GSPO, weighted": "#7d4fa0",
+    "decoupled PPO": "#3a9a6b",
 }  # fmt: skip
 
 

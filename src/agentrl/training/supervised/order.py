@@ -4,7 +4,6 @@ A run that is resumed therefore goes on with the rows that it would have had.
 """
 
 import random
-from functools import lru_cache
 
 
 class RowOrder:
@@ -16,13 +15,23 @@ class RowOrder:
     def __init__(self, n_rows: int, seed: int) -> None:
         self._n_rows = n_rows
         self._seed = seed
-        self._epoch = lru_cache(maxsize=2)(self._permutation)
+        self._begin()
 
     def step(self, step: int, rows_per_step: int) -> list[int]:
         """The indices of the rows of a step, which is counted from 1."""
         places = range((step - 1) * rows_per_step, step * rows_per_step)
         return [self._epoch(place // self._n_rows)[place % self._n_rows] for place in places]
 
-    def _permutation(self, epoch: int) -> list[int]:
-        rows = range(self._n_rows)
-        return random.Random(f"{self._seed} {epoch}").sample(rows, self._n_rows)
+    def _begin(self) -> None:
+        self._generator = random.Random(self._seed)
+        self._drawn = 0  # epochs
+        self._last: list[int] = []
+
+    def _epoch(self, epoch: int) -> list[int]:
+        """The permutation of an epoch, counted from 0. Those before it are drawn first."""
+        if epoch < self._drawn - 1:
+            self._begin()
+        while self._drawn <= epoch:
+            self._last = self._generator.sample(range(self._n_rows), self._n_rows)
+            self._drawn += 1
+        return self._last
