@@ -79,8 +79,8 @@ def run_check(check: Check, kind: str, gpus: int, folder: Path, limit_s: float) 
     outcome_file = folder / "outcome.json"
     outcome = json.loads(outcome_file.read_text()) if outcome_file.exists() else {}
     figures = outcome.get("figures", {})
-    if status == 0 and "error" in outcome:
-        return Result(check.name, "ok", seconds, figures)
+    if status == 0 and outcome.get("status") in ("ok", "skipped"):
+        return Result(check.name, outcome["status"], seconds, figures, outcome["error"])
     if status is None:
         error = f"not done within {limit_s:.0f} s"
     else:
