@@ -85,6 +85,15 @@ def test_the_guides_to_agents_and_scorers_lead_to_a_run_with_both(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.timeout(320)
+def test_the_guide_to_supervised_training_leads_to_a_model_folder(tmp_path: Path) -> None:
+    printed = run_guide(ROOT / "docs" / "guides" / "supervised.md", tmp_path)
+    assert "2 rows" in printed
+    assert "finished after step 4 of 4" in printed
+    assert (tmp_path / "output" / "sft" / "model" / "config.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(320)
 def test_each_part_started_by_hand_as_the_page_on_deployment_says_is_a_run(tmp_path: Path) -> None:
     printed = run_guide(ROOT / "docs" / "guides" / "deployment.md", tmp_path)
     assert "finished after step 2 of 2" in printed

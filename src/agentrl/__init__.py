@@ -46,9 +46,9 @@ if TYPE_CHECKING:
         sequence_sum,
         token_ratio,
     )
-    from agentrl.training.sft import SupervisedRow, train_supervised
     from agentrl.training.step.objective import Objective
     from agentrl.training.step.statistics import StepStatistics
+    from agentrl.training.supervised.script import SupervisedRow, train_supervised
 
 __version__ = "0.2.0"
 
@@ -109,7 +109,7 @@ _HOMES = {
     "agentrl.training.losses": "BatchTotals LossInputs Scope TokenLoss "
     "depends_on sequence_mean sequence_sum token_ratio",
     "agentrl.training.step.objective": "Objective",
-    "agentrl.training.sft": "SupervisedRow train_supervised",
+    "agentrl.training.supervised.script": "SupervisedRow train_supervised",
     "agentrl.training.step.statistics": "StepStatistics",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

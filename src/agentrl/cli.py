@@ -79,6 +79,9 @@ VERBS = {
         "agentrl.launcher.evaluate",
         parser="eval_parser",
     ),
+    "sft": Verb(
+        "train a model on conversations, supervised", "agentrl.launcher.sft", parser="sft_parser"
+    ),
     "rescore": Verb(
         "score a run's stored trajectories anew",
         "agentrl.launcher.rescore",

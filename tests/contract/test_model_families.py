@@ -21,8 +21,8 @@ from agentrl.inference.weights.ways import make_updater
 
 PROMPT = tuple(range(5, 25))
 # The local engine serves models with full attention only, whose keys and values are of one size.
-# SGLang without its kernels was tried with the first family only.
-SERVED = {"local": {"qwen3_moe", "glm4_moe"}, "sglang": {"qwen3_moe"}}
+# SGLang without its kernels was tried with the first two families only.
+SERVED = {"local": {"qwen3_moe", "glm4_moe"}, "sglang": {"qwen3_moe", "glm4_moe"}}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -339,22 +339,13 @@ def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Pa
     deployment = stack.deployment
     placement = stack.placement
     drain = stack.config.sampling.drain_seconds
-    meeting = [] if port is None else ["--main_process_port", str(port)]
-    settings = accelerate_file(deployment, on_gpus=stack.gpus > 0)
     flags, secrets = handed_on(stack.flags)
     return Part(
         name="trainer",
         kind=Kind.TRAINER,
-        command=(
-            sys.executable, "-m", "agentrl.launcher.accelerate", "--quiet",
-            "--config_file", settings,
-            "--num_processes", str(stack.trainers),
-            "--num_machines", str(deployment.num_machines),
-            "--machine_rank", str(deployment.machine_rank),
-            "--main_process_ip", deployment.master_addr or "127.0.0.1",
-            *meeting,
-            "-m", "agentrl.training.trainer",
-            *flags,
+        command=trainer_command(
+            "agentrl.training.trainer", flags, deployment, stack.trainers, port,
+            on_gpus=stack.gpus > 0,
         ),
         log=trainer_log(stack.config.run.run_name, deployment.machine_rank),
         environment={
@@ -366,6 +357,32 @@ def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Pa
         },
         may_end=True,
         grace_s=drain + 2 * _END_S,
+    )  # fmt: skip
+
+
+def trainer_command(
+    module: str,
+    flags: Sequence[str],
+    deployment: Deployment,
+    processes: int,
+    port: int | None,
+    *,
+    on_gpus: bool,
+) -> tuple[str, ...]:
+    """The command that launches `module` in the trainer's processes of this machine.
+
+    `processes`: of all machines together; `port`: where they meet, None for any free one.
+    """
+    return (
+        sys.executable, "-m", "agentrl.launcher.accelerate", "--quiet",
+        "--config_file", accelerate_file(deployment, on_gpus=on_gpus),
+        "--num_processes", str(processes),
+        "--num_machines", str(deployment.num_machines),
+        "--machine_rank", str(deployment.machine_rank),
+        "--main_process_ip", deployment.master_addr or "127.0.0.1",
+        *([] if port is None else ["--main_process_port", str(port)]),
+        "-m", module,
+        *flags,
     )  # fmt: skip
 
 

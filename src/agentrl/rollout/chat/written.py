@@ -1,6 +1,7 @@
 """Writes a turn as the chat template does, which is what a model learns to generate.
 
-Probes (`form_order.py`) and random conversations (`exactness.py`) use it instead of a model.
+Probes (`form_order.py`) and random conversations (`exactness.py`) use it instead of a model, and
+demonstrations (`rollout.demonstrations`) are taught in it.
 """
 
 import json
@@ -58,6 +59,12 @@ def written_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReadin
         return text
     content = "\n".join(filter(None, [said.content, *map(_hermes, said.calls)]))
     return _thinking_turn(renderer, prompt, close, replace(said, content=content, calls=()))
+
+
+def follows_prompt(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> bool:
+    """Whether the template itself writes the turn behind `prompt`, and does not rewrite that."""
+    text = _closed(renderer, close, said)
+    return text is not None and text.startswith(prompt)
 
 
 def _thinking_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> str:

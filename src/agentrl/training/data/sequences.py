@@ -1,4 +1,4 @@
-"""Converts rows of the database to training sequences.
+"""Converts token trees, such as the rows of the database, to training sequences.
 
 A row is a token tree, and its sequences are its root-to-leaf paths. A token on several paths is
 trained in the first of them only. `forest` merges sequences by shared prefixes, so that each shared
@@ -46,7 +46,7 @@ class TrainingSequence:
 
 
 def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[TrainingSequence]:
-    """The row's root-to-leaf paths that train something, in depth-first order of their leaves.
+    """The sequences of a row of the database.
 
     `step`: optimizer steps in the weights that will be trained, from which staleness counts.
     """
@@ -55,6 +55,13 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
     for version in row.policy_versions:
         staleness[versions == version] = lineage.age(version, step)
     tree = row.tree.with_columns(staleness=staleness)
+    return tree_sequences(tree, row.temperature, row.reward)
+
+
+def tree_sequences(
+    tree: TokenTree, temperature: float = 1.0, reward: float = 0.0
+) -> list[TrainingSequence]:
+    """The tree's root-to-leaf paths that train something, in depth-first order of their leaves."""
     untrained = tree["mask"].copy()  # shrinks as tokens are given to a path: each is trained once
     lines: list[TokenTree] = []
     for path in tree.paths():
@@ -68,10 +75,10 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
     return [
         TrainingSequence(
             tokens=line,
-            temperature=row.temperature,
+            temperature=temperature,
             row_tokens=sum(counts),
             trained_before=sum(counts[:index]),
-            reward=row.reward,
+            reward=reward,
         )
         for index, line in enumerate(lines)
     ]

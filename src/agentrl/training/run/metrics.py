@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, pstdev
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from accelerate import Accelerator
 
@@ -49,6 +49,18 @@ class StepMetrics(StepStatistics, StepTimes):
     rows_ready: int  # rows that wait in the database, counted up to 10,000
     rows_evicted: int  # of the whole run: too old to be trained
     outages: int  # number of unreachable dependencies that samplers wait for
+
+
+class MetricsLine(Protocol):
+    """A dataclass of one step's figures."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def time(self) -> float: ...
 
 
 def step_metrics(
@@ -99,7 +111,7 @@ class MetricsWriter:
         if self._tracks:
             accelerator.init_trackers(config.run.run_name, _flat(config))
 
-    def write(self, metrics: StepMetrics) -> None:
+    def write(self, metrics: MetricsLine) -> None:
         """Append a step's line, if it is a multiple of `logging_steps`."""
         if not self._accelerator.is_main_process or metrics.step % self._every:
             return

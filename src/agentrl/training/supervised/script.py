@@ -1,8 +1,7 @@
-"""Supervised training, for scripts: the trainer's own step with the CrossEntropy loss."""
+"""Supervised training for scripts that hold their rows in memory."""
 
 import copy
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +17,7 @@ from agentrl.training.data.sequences import TrainingSequence
 from agentrl.training.parallel import make_mesh
 from agentrl.training.step.learner import Learner
 from agentrl.training.step.statistics import StepStatistics
+from agentrl.training.supervised.order import RowOrder
 
 COMPUTE = ComputeConfig(micro_batch_tokens=8192, loss_seq_chunk_size=4096)
 
@@ -54,9 +54,9 @@ def train_supervised(
     mesh = make_mesh(accelerator)
     # Sharding cannot be undone, so a copy is sharded and the caller keeps a plain model.
     learner = Learner(copy.deepcopy(model), mesh, config, steps)
-    batches = _batches(len(rows), rows_per_step, seed)
+    order = RowOrder(len(rows), seed)
     for step in range(1, steps + 1):
-        batch = next(batches)
+        batch = order.step(step, rows_per_step)
         costs = [float(len(sequences[index])) for index in batch]
         mine = assign_rows(costs, mesh.dp_size)[mesh.dp_rank]
         statistics = learner.step([[sequences[batch[index]]] for index in mine])
@@ -79,14 +79,3 @@ def _sequence(index: int, row: SupervisedRow) -> TrainingSequence:
         temperature=1.0,
         row_tokens=int(mask.sum()),
     )
-
-
-def _batches(n_rows: int, rows_per_step: int, seed: int) -> Iterator[list[int]]:
-    """Batches of row indices without end; a batch may span two passes over the rows."""
-    generator = random.Random(seed)
-    waiting: list[int] = []
-    while True:
-        while len(waiting) < rows_per_step:
-            waiting += generator.sample(range(n_rows), n_rows)
-        yield waiting[:rows_per_step]
-        waiting = waiting[rows_per_step:]

@@ -5,8 +5,8 @@ import torch
 from tiny import tiny_model
 
 from agentrl.configs import OptimizerConfig
-from agentrl.training.sft import SupervisedRow, train_supervised
 from agentrl.training.step.train_step import StepStatistics
+from agentrl.training.supervised.script import SupervisedRow, train_supervised
 
 
 def rows() -> list[SupervisedRow]:

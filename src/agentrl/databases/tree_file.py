@@ -1,0 +1,80 @@
+"""Token trees in a folder of the disk, read one by one: supervised training's rows.
+
+    trees.bson   the trees one after the other, as `TokenTree.pack` has them
+    index.npz    of each: where it begins, its sizes, and its place in the file that it came from
+
+A folder is written under another name and renamed when it is whole.
+"""
+
+import mmap
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import bson
+import numpy as np
+
+from agentrl.databases.token_tree import TokenTree
+
+_TREES, _INDEX = "trees.bson", "index.npz"
+_SIZES = ("n_tokens", "n_trained", "pairs")
+
+
+class TreeFileError(ValueError):
+    """A folder holds no token trees. The message is one sentence."""
+
+
+class TreeFile:
+    """The trees of a folder, in their order.
+
+    places: of each tree, where it came from, such as `line 3`
+    n_tokens, n_trained, pairs: of each tree, int64 [n]: tokens, those with mask 1, attention pairs
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `TreeFileError` if the folder is not one of `write_trees`."""
+        try:
+            with np.load(folder / _INDEX) as index:
+                self._starts = index["starts"]
+                self.places: list[str] = index["places"].tolist()
+                self.n_tokens, self.n_trained, self.pairs = (index[name] for name in _SIZES)
+            with (folder / _TREES).open("rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError, KeyError) as error:
+            raise TreeFileError(f"{folder} holds no prepared rows: {error}") from None
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> TokenTree:
+        return TokenTree.unpack(
+            bson.decode(self._bytes[self._starts[index] : self._starts[index + 1]])
+        )
+
+
+def write_trees(folder: Path, trees: Iterable[tuple[str, TokenTree]]) -> int:
+    """Write trees, each with its place, to a new folder; returns how many there are.
+
+    `trees` is consumed one by one. Without a tree no folder is made.
+    """
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    places: list[str] = []
+    starts = [0]
+    sizes: list[tuple[int, int, int]] = []
+    try:
+        with (partial / _TREES).open("wb") as file:
+            for place, tree in trees:
+                starts.append(starts[-1] + file.write(bson.encode(tree.pack())))
+                places.append(place)
+                sizes.append((len(tree), int(tree["mask"].sum()), tree.pairs))
+        if not places:
+            return 0
+        columns = dict(zip(_SIZES, np.array(sizes, dtype=np.int64).T, strict=True))
+        np.savez(partial / _INDEX, starts=np.array(starts), places=np.array(places), **columns)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return len(places)

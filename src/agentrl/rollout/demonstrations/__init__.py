@@ -1,0 +1,27 @@
+"""Conversations that people bring, as the token trees that a rollout would have made of them.
+
+    layouts.py    a row of a file: messages, or prompt and completion, and what is trained of it
+    tokens.py     the row's token tree, with a mask that is exact: 1 on what the model has to say
+    prepare.py    a whole file: its trees in a folder, and the rows that cannot be trained and why
+
+Prompts, turns and deltas are those of `rollout.chat`, so that supervised training sees the tokens
+that sampling sees. Where the chat template rewrites earlier turns (it drops their thoughts, say),
+the conversation is a tree: each turn stands behind the prompt that it is sampled from.
+"""
+
+from agentrl.rollout.demonstrations.layouts import (
+    Demonstration,
+    PlainText,
+    read_demonstration,
+)
+from agentrl.rollout.demonstrations.prepare import PreparedRows, prepare_rows
+from agentrl.rollout.demonstrations.tokens import demonstrated_tree
+
+__all__ = [
+    "Demonstration",
+    "PlainText",
+    "PreparedRows",
+    "demonstrated_tree",
+    "prepare_rows",
+    "read_demonstration",
+]

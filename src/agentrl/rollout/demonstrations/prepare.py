@@ -1,0 +1,191 @@
+"""A file of demonstrations as a folder of token trees, made once for the same file and template.
+
+Rows that cannot be trained are left out and named. The folder's name is a digest of all that it
+depends on, so that a resumed training finds the same rows, and other data are seen to be others.
+"""
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from agentrl.databases.task_file.file_rows import Row, UnreadableFile, read_rows
+from agentrl.databases.token_tree import TokenTree
+from agentrl.databases.tree_file import TreeFile, TreeFileError, write_trees
+from agentrl.file_digest import Digest, file_digest
+from agentrl.importing import importing
+from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.demonstrations.layouts import PlainText, read_demonstration
+from agentrl.rollout.demonstrations.tokens import demonstrated_tree, plain_tree
+
+_FORMAT = "1"  # of the trees: a change makes all files be prepared anew
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_CHUNK = 64  # rows that a worker takes at once
+_ALONE = 512  # rows that are sooner prepared than processes are started
+
+
+class UnusableRows(ValueError):
+    """A file of demonstrations gives nothing to train. The message is for the user."""
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """Rows in `folder`. `left_out`: why rows are not among them, by their places in the file."""
+
+    folder: Path
+    left_out: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How rows become trees. `longest`: tokens of the longest row that is trained."""
+
+    model: Path
+    template_options: Mapping[str, Any]
+    longest: int
+
+    def digest(self, file: Path) -> str:
+        """The digest of all that the trees of `file` depend on."""
+        digest = Digest()
+        parts = [file_digest(file), *(file_digest(self.model / name) for name in _TOKENIZER)]
+        options = json.dumps([_FORMAT, dict(self.template_options), self.longest], sort_keys=True)
+        for part in (options, *(part or "" for part in parts)):
+            digest.part(part.encode())
+        return digest.text()
+
+
+def prepare_rows(
+    file: Path,
+    out: Path,
+    preparation: Preparation,
+    *,
+    workers: int = 1,
+    report: Callable[[int], None] = lambda n_rows: None,
+) -> PreparedRows:
+    """Make the trees of `file` in a folder within `out`, or find them there.
+
+    `report` is called with the number of rows seen so far. Raises `UnusableRows` if the file cannot
+    be read or no row of it can be trained.
+    """
+    try:
+        folder = out / f"rows-{preparation.digest(file)}"
+        notes = folder.with_suffix(".json")
+        if (known := _known(folder, notes)) is not None:
+            return known
+        left_out: dict[str, str] = {}
+
+        def trees() -> Iterator[tuple[str, TokenTree]]:
+            for seen, (place, made) in enumerate(_made(file, preparation, workers), start=1):
+                if isinstance(made, str):
+                    left_out[place] = made
+                else:
+                    yield place, made
+                report(seen)
+
+        n_rows = write_trees(folder, trees())
+    except OSError as error:
+        raise UnusableRows(f"{file}: {error.strerror or error}") from None
+    except UnreadableFile as error:
+        raise UnusableRows(f"{file} {error}") from None
+    if not n_rows and not left_out:
+        raise UnusableRows(f"{file}: holds no row")
+    if not n_rows:
+        first = next((f"; {place} {why}" for place, why in left_out.items()), "")
+        raise UnusableRows(f"{file}: none of its {len(left_out)} rows can be trained{first}")
+    notes.write_text(json.dumps(left_out, ensure_ascii=False, indent=1), encoding="utf-8")
+    return PreparedRows(folder, left_out)
+
+
+def _known(folder: Path, notes: Path) -> PreparedRows | None:
+    """The rows that were made before; None if they were not, or not to the end."""
+    try:
+        TreeFile(folder)
+        return PreparedRows(folder, json.loads(notes.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TreeFileError):
+        return None
+
+
+# What a row became: its place, and its tree or why it has none.
+_Made = tuple[str, TokenTree | str]
+
+
+def _made(file: Path, preparation: Preparation, workers: int) -> Iterator[_Made]:
+    make = partial(_make, _Maker(preparation), file)
+    rows = read_rows(file)
+    first = list(islice(rows, _ALONE))
+    yield from map(make, first)
+    if workers == 1:
+        yield from map(make, rows)
+        return
+    # A fork has the loaded tokenizer, which takes longer to load than most files to prepare.
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(workers, fork, initializer=_hold, initargs=(make,)) as pool:
+        while batch := list(islice(rows, workers * _CHUNK * 8)):
+            yield from pool.map(_held_make, batch, chunksize=_CHUNK)
+
+
+_held: list[Callable[[Row], _Made]] = []  # of a fork: what it does, which cannot be pickled
+
+
+def _hold(make: Callable[[Row], _Made]) -> None:
+    _held.append(make)
+
+
+def _held_make(row: Row) -> _Made:
+    return _held[0](row)
+
+
+def _make(maker: "_Maker", file: Path, row: Row) -> _Made:
+    place = row.place_in(file)
+    if row.problem is not None:
+        return place, row.problem
+    try:
+        return place, maker.tree(row.fields)
+    except UnusableRows:
+        raise  # it is not the row
+    except ValueError as error:
+        return place, str(error)
+
+
+class _Maker:
+    """Tokenizer and template of a model, each loaded when a row needs it."""
+
+    def __init__(self, preparation: Preparation) -> None:
+        self._preparation = preparation
+        self._renderer: ChatRenderer | None = None
+        self._tokenizer: Any = None
+
+    def tree(self, fields: Mapping[str, Any]) -> TokenTree:
+        """The tree of a row. Raises `ValueError` with one sentence."""
+        shown = read_demonstration(fields)
+        if isinstance(shown, PlainText):
+            tree = plain_tree(self._plain(), shown)
+        else:
+            tree = demonstrated_tree(self._chat(), shown)
+        longest = max(len(tree.places(path)) for path in tree.paths())
+        if longest > self._preparation.longest:
+            raise ValueError(
+                f"has {longest} tokens, more than --max_tokens {self._preparation.longest}"
+            )
+        return tree
+
+    def _chat(self) -> ChatRenderer:
+        if self._renderer is None:
+            given = self._preparation
+            try:
+                self._renderer = ChatRenderer.load(given.model, given.template_options)
+            except ValueError as error:
+                raise UnusableRows(str(error)) from None
+        return self._renderer
+
+    def _plain(self) -> Any:
+        if self._tokenizer is None:
+            with importing():
+                from transformers import AutoTokenizer
+            self._tokenizer = AutoTokenizer.from_pretrained(str(self._preparation.model))
+        return self._tokenizer

@@ -1,0 +1,94 @@
+"""A demonstration as the token tree of a rollout that said the same.
+
+The prompt is rendered, the demonstrated turn is written as the chat template writes it behind that
+prompt, and the conversation goes on from there as in sampling (`rollout.chat.conversation`). The
+mask is 1 on the turn's tokens and on the token that ends it: no more is sampled, and no less.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agentrl.databases.token_tree import TokenTree
+from agentrl.policy_version import VersionSpan
+from agentrl.rollout.chat import ChatRenderer, Conversation, Message
+from agentrl.rollout.chat.tokens import TokenContext
+from agentrl.rollout.chat.turns import TurnReading
+from agentrl.rollout.chat.written import follows_prompt, saying, written_turn
+from agentrl.rollout.demonstrations.layouts import Demonstration, PlainText
+from agentrl.rollout.tool_calls import ParsedCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree:
+    """The tree of a conversation; its mask is 1 on what is trained.
+
+    Raises `ValueError`, with one sentence that continues after the row's place, if the chat
+    template refuses the messages, or does not write one of the assistant's messages behind its own
+    prompt, so that no mask of it is exact.
+    """
+    messages = shown.messages
+    turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    if turns[0] == 0:
+        raise ValueError("message 1 is the assistant's: it answers nothing")
+    last = max(at for at in turns if shown.trained[at])
+    conversation = Conversation(renderer, messages[: turns[0]], shown.tools or None)
+    context = TokenContext()
+    context.begin_segment(conversation.prompt_ids)
+    for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
+        output = _turn_ids(renderer, conversation, messages[at], at + 1)
+        span = VersionSpan(version=0, start=0, end=len(output))
+        mask = {"mask": int(shown.trained[at]), "advantages": float(shown.trained[at])}
+        context.add_turn(output, [0.0] * len(output), [span], mask)
+        if at == last:
+            return context.tree()
+        onward = conversation.extend(output, messages[at + 1 : following])
+        if onward.extends:
+            context.observe(onward.ids, onward.n_separator)
+        else:
+            context.begin_segment(onward.ids, onward.drift)
+    raise AssertionError("the last trained turn is one of the turns")
+
+
+def _turn_ids(
+    renderer: ChatRenderer, conversation: Conversation, message: Message, number: int
+) -> Sequence[int]:
+    """The ids that a model samples when it says `message`, with the token that ends the turn."""
+    said = _said(message)
+    prompt, close = conversation.prompt_text, conversation.render_closed
+    if not follows_prompt(renderer, prompt, close, said):
+        raise ValueError(
+            f"message {number}: the chat template does not write it behind the prompt that it is "
+            "sampled from, so that no mask of it is exact; another --chat_template_kwargs may help"
+        )
+    text = written_turn(renderer, prompt, close, said)
+    missing = [name for name in (said.content.strip(), *said.call_names) if name not in text]
+    if missing:
+        raise ValueError(f"message {number}: the chat template leaves out {missing[0][:60]!r}")
+    end = renderer.capabilities.turn_ends[0 if said.calls else -1][1]
+    return [*renderer.encode_inside(text), end]
+
+
+def _said(message: Message) -> TurnReading:
+    calls = [
+        ParsedCall(call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", ())
+    ]
+    return saying(message.get("reasoning_content", ""), message["content"], calls)
+
+
+def plain_tree(tokenizer: "PreTrainedTokenizerBase", shown: PlainText) -> TokenTree:
+    """Prompt and completion as the tokenizer has them, and the token that ends a text.
+
+    Raises `ValueError` if there is nothing to train, or if the tokenizer has no such token.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError("cannot end: the tokenizer has no eos_token, which ends a text")
+    prompt = list(tokenizer(shown.prompt)["input_ids"]) if shown.prompt else []
+    said = list(tokenizer(shown.completion, add_special_tokens=not prompt)["input_ids"])
+    if not said:
+        raise ValueError("has an empty text to train")
+    ids = [*prompt, *said, tokenizer.eos_token_id]
+    trained = [0] * len(prompt) + [1] * (len(ids) - len(prompt))
+    return TokenTree.line(ids, mask=trained, advantages=trained)

@@ -1,0 +1,366 @@
+"""The process of supervised training: `accelerate launch -m agentrl.training.supervised.process`.
+
+    resume -> [rows -> step -> held-out loss -> checkpoint]* -> end
+
+`--train_file` and `--eval_file` are folders of token trees (`databases.tree_file`), which
+`agentrl sft` makes of conversations. Which rows a step has follows from the seed and the step, so
+that a checkpoint needs no more than its step. Nothing here needs a database.
+"""
+
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate import Accelerator
+
+from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.configs.run_flags import changed_flags, flat_flags, refuse_fixed, stored_flags
+from agentrl.databases.tree_file import TreeFile, TreeFileError
+from agentrl.stop_signals import stop_signals
+from agentrl.tracebacks import log_to_stderr
+from agentrl.training.checkpoint.layout import (
+    CheckpointError,
+    TrainerState,
+    checkpoint_path,
+    clear_unfinished,
+    list_checkpoints,
+    read_state,
+    recorded_config,
+)
+from agentrl.training.checkpoint.save import CheckpointSaver, load_checkpoint
+from agentrl.training.data.flops import FlopsModel
+from agentrl.training.data.planner import assign_rows
+from agentrl.training.data.sequences import TrainingSequence, tree_sequences
+from agentrl.training.data.stream import StepRows
+from agentrl.training.model.lora import add_adapter
+from agentrl.training.model.model_folder import ModelFolderError
+from agentrl.training.parallel import exit_process, make_mesh
+from agentrl.training.parallel.agreement import Agreement, FailedElsewhere, process_lost
+from agentrl.training.parallel.launch import join_processes
+from agentrl.training.run.finite_steps import FiniteSteps, GradientKeepsFailing
+from agentrl.training.run.metrics import MetricsWriter
+from agentrl.training.run.startup import (
+    check_input,
+    check_same_flags,
+    check_shared,
+    learner_config,
+    make_accelerator,
+)
+from agentrl.training.step.held_out import held_out_loss
+from agentrl.training.step.learner import Learner
+from agentrl.training.step.statistics import StepStatistics
+from agentrl.training.supervised.order import RowOrder
+
+logger = logging.getLogger(__name__)
+
+_USER_ERRORS = (
+    CheckpointError, ConfigError, GradientKeepsFailing, ModelFolderError, TreeFileError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SupervisedMetrics:
+    """One line of `metrics.jsonl`."""
+
+    step: int
+    time: float  # seconds since 1970, when the step ended
+    epoch: float  # passes over the rows so far
+    loss: float  # cross entropy of the step's trained tokens, nats a token
+    eval_loss: float | None  # of the held-out rows, after the step; None where it is not taken
+    learning_rate: float
+    grad_norm: float  # before clipping
+    n_rows: int
+    n_tokens: int  # of the step's rows; a shared prefix counts once
+    n_train_tokens: int
+    step_seconds: float
+    train_seconds: float  # of it: forward, backward and update
+    tokens_per_second: float  # n_tokens over train_seconds, on all processes together
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train to the end, or until SIGTERM; returns the exit status.
+
+    Bad input is one sentence on stderr and status 2.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    log_to_stderr(
+        f"%(asctime)s %(levelname)s sft[{rank}] %(message)s",
+        level=logging.INFO if rank == 0 else logging.WARNING,
+    )
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        config = parse_config(argv, "agentrl sft", os.environ)
+        accelerator = make_accelerator(config)
+    except ConfigError as error:  # on all processes
+        return _refuse(error) if rank == 0 else 2
+    try:
+        with ExitStack() as stack:
+            SupervisedTrainer(config, accelerator, stack).run()
+    except FailedElsewhere:
+        return 2  # the failed process prints the error
+    except _USER_ERRORS as error:
+        return _refuse(error)
+    except RuntimeError as error:
+        lost = process_lost(error)
+        if lost is None:
+            raise
+        return _refuse(lost) if rank == 0 else 2
+    return 0
+
+
+def _refuse(error: Exception) -> int:
+    print(f"agentrl sft: {error}", file=sys.stderr)
+    return 2
+
+
+def run_process(argv: Sequence[str]) -> NoReturn:
+    """Run `main` as the whole process."""
+    status = main(argv)
+    logging.shutdown()
+    exit_process(status)
+
+
+class SupervisedTrainer:
+    """One process of supervised training. All processes make the same calls."""
+
+    def __init__(self, config: Config, accelerator: Accelerator, stack: ExitStack) -> None:
+        """Check the input, load and shard the model. `stack` undoes it."""
+        self._config = config
+        self._output = config.output
+        self._accelerator = accelerator
+        self._stop = threading.Event()
+        for number in stop_signals():
+            signal.signal(number, self._on_signal)
+        join_processes(accelerator)
+        stack.callback(dist.destroy_process_group)
+        self._agreement = agreement = Agreement()
+        check_same_flags(config, accelerator.mixed_precision, agreement)
+        torch.manual_seed(config.run.seed)
+        _, model, sizes = agreement.on_all(lambda: check_input(config, accelerator))
+        check_shared(self._output, agreement)
+        self._train, self._held_out = agreement.on_all(self._open_rows)
+
+        optimizer = config.optimizer
+        self._rows_per_step = (
+            optimizer.per_device_train_batch_size * optimizer.gradient_accumulation_steps * sizes.dp
+        )
+        epochs = config.data.num_train_epochs
+        by_epochs = math.ceil(epochs * len(self._train) / self._rows_per_step)
+        self._total = optimizer.max_steps if optimizer.max_steps > 0 else by_epochs
+        self._checkpoint = agreement.from_main(self._find_checkpoint)
+        learner = learner_config(config, accelerator)
+        mesh = make_mesh(accelerator, config.parallel)
+        if config.lora.lora_rank:
+            frozen = torch.bfloat16 if learner.compute.bf16 else torch.float32
+            add_adapter(model, config.lora, frozen_dtype=frozen)
+        self._compute = learner.compute
+        self._learner = Learner(model, mesh, learner, self._total)
+        self._costs = FlopsModel.of(self._learner.model)
+        self._order = RowOrder(len(self._train), config.run.seed)
+        self._saver = CheckpointSaver(self._output, config.checkpoint.save_total_limit, _nothing)
+        stack.callback(self._saver.close)
+        self._step = self._saved_step = 0
+
+    def run(self) -> None:
+        """Train from the checkpoint or the start weights to the last step or to a signal."""
+        if self._checkpoint is not None:
+            state = load_checkpoint(self._checkpoint, self._learner)
+            self._step = self._saved_step = state.step
+            logger.info("going on from %s", self._checkpoint)
+            for change in changed_flags(flat_flags(state.config), stored_flags(self._config)):
+                logger.info("%s (since step %d)", change, state.step)
+        self._agreement.from_main(lambda: clear_unfinished(self._output))
+        metrics = self._agreement.on_all(
+            lambda: MetricsWriter(self._output, self._accelerator, self._config, self._step)
+        )
+        if self._held_out and self._step == 0:
+            logger.info("step 0 of %d: held-out loss %.4f", self._total, self._evaluate())
+        steps = FiniteSteps(self._learner, self._leave_out, self._config.run.run_name)
+        stopping = self._stops()
+        while self._step < self._total and not stopping:
+            began = time.monotonic()
+            rows = self._rows_of(self._step + 1)
+            training = time.monotonic()
+            statistics, rows = steps.take(self._step + 1, rows, _nothing)
+            trained = time.monotonic() - training
+            self._step += 1
+            last = self._step == self._total
+            eval_loss = self._evaluate() if self._is_evaluated(last=last) else None
+            stopping = self._stops()
+            if last or stopping or self._step % self._config.checkpoint.save_steps == 0:
+                self._save()
+            if statistics is not None:
+                line = self._line(statistics, rows, eval_loss, time.monotonic() - began, trained)
+                metrics.write(line)
+                self._log(line)
+        if self._saved_step < self._step:
+            self._save()
+        self._saver.wait()
+        metrics.close()
+        saved = f"; saved {checkpoint_path(self._output, self._step)}" if self._step else ""
+        logger.info(
+            "%s after step %d of %d%s", "stopped" if self._step < self._total else "finished",
+            self._step, self._total, saved,
+        )  # fmt: skip
+
+    def _open_rows(self) -> tuple[TreeFile, TreeFile | None]:
+        files = self._config.data
+        if files.train_file is None:
+            raise ConfigError("--train_file is needed: `agentrl sft` prepares it and gives it")
+        held_out = None if files.eval_file is None else TreeFile(Path(files.eval_file))
+        return TreeFile(Path(files.train_file)), held_out
+
+    def _find_checkpoint(self) -> Path | None:
+        """The checkpoint to go on from, of the same rows and model. For rank 0.
+
+        Raises `CheckpointError` or `ConfigError`.
+        """
+        wanted = (self._config.checkpoint.resume_from_checkpoint or "true").lower()
+        found = list_checkpoints(self._output)
+        if wanted == "false":
+            if found:
+                raise ConfigError(
+                    f"--resume_from_checkpoint false: {self._output} has {found[-1].name}; give "
+                    "another --run_name, or delete it"
+                )
+            return None
+        if wanted != "true":
+            found = [Path(self._config.checkpoint.resume_from_checkpoint or "")]
+        if not found:
+            return None
+        saved = read_state(found[-1]).config
+        refuse_fixed(flat_flags(saved), stored_flags(self._config), str(found[-1]))
+        for flag in ("train_file", "model_name_or_path"):
+            group = "data" if flag == "train_file" else "model"
+            before, now = saved[group][flag], getattr(getattr(self._config, group), flag)
+            if Path(before).name != Path(now).name and not self._config.run.change_data:
+                raise ConfigError(
+                    f"--{flag}: {found[-1]} was trained with other content ({before}); give "
+                    "another --run_name, or --change_data true to go on with this one"
+                )
+        return found[-1]
+
+    def _rows_of(self, step: int) -> StepRows:
+        return self._assigned(self._train, self._order.step(step, self._rows_per_step))
+
+    def _assigned(self, file: TreeFile, rows: Sequence[int]) -> StepRows:
+        """Rows of a file by the ranks that train them; a row that is in twice has two ids."""
+        costs = [
+            self._costs.total(*map(float, (file.n_tokens[i], file.pairs[i], file.n_trained[i])))
+            for i in rows
+        ]
+        mesh = self._learner.mesh
+        by_rank = assign_rows(costs, mesh.dp_size)
+        ids = [[f"{file.places[rows[at]]} #{at}" for at in of_rank] for of_rank in by_rank]
+        mine = [_sequences(file, rows[at]) for at in by_rank[mesh.dp_rank]]
+        return StepRows([], 1.0, ids, mesh.dp_rank, mine)
+
+    def _is_evaluated(self, *, last: bool) -> bool:
+        every = self._config.data.eval_steps
+        if self._held_out is None or every == 0:
+            return False
+        return last or bool(every and self._step % every == 0)
+
+    def _evaluate(self) -> float:
+        """The held-out loss of the present weights. Collective."""
+        file = self._held_out
+        assert file is not None, "there are held-out rows"
+        size = max(self._rows_per_step, self._learner.mesh.dp_size)
+        parts = (
+            self._assigned(file, range(first, min(first + size, len(file)))).mine
+            for first in range(0, len(file), size)
+        )
+        return held_out_loss(self._learner.model, parts, self._compute, self._learner.mesh)
+
+    def _leave_out(self, step: int, faults: Mapping[str, str]) -> None:
+        for row, reason in faults.items():
+            logger.error("step %d: %s is left out: %s", step, row, reason)
+
+    def _save(self) -> None:
+        """Begin to save a checkpoint in the background. Collective."""
+        state = TrainerState(
+            step=self._step,
+            version=self._step,
+            run_name=self._config.run.run_name,
+            config=recorded_config(self._config),
+            fence=0,
+            processes=dist.get_world_size(),
+        )
+        self._saver.save(self._learner, state)
+        self._saved_step = self._step
+
+    def _stops(self) -> bool:
+        """Whether any process got a signal. Raises the error of a failed save. Collective."""
+        stopping, failed = self._agreement.any(self._stop.is_set(), self._saver.failed)
+        if failed:
+            self._saver.wait()
+        return stopping
+
+    def _line(
+        self,
+        statistics: StepStatistics,
+        rows: StepRows,
+        eval_loss: float | None,
+        seconds: float,
+        trained: float,
+    ) -> SupervisedMetrics:
+        mine = sum(int(file_tokens) for file_tokens in map(_tokens, rows.mine))
+        tokens = torch.tensor(mine, dtype=torch.int64, device=self._learner.mesh.device)
+        dist.all_reduce(tokens, group=self._learner.mesh.dp_group)
+        return SupervisedMetrics(
+            step=self._step,
+            time=time.time(),
+            epoch=self._step * self._rows_per_step / len(self._train),
+            loss=statistics.loss,
+            eval_loss=eval_loss,
+            learning_rate=statistics.learning_rate,
+            grad_norm=statistics.grad_norm,
+            n_rows=sum(map(len, rows.ids)),
+            n_tokens=int(tokens.item()),
+            n_train_tokens=statistics.n_train_tokens,
+            step_seconds=seconds,
+            train_seconds=trained,
+            tokens_per_second=tokens.item() / trained,
+        )
+
+    def _log(self, line: SupervisedMetrics) -> None:
+        if line.step % self._config.run.logging_steps and line.eval_loss is None:
+            return
+        held_out = "" if line.eval_loss is None else f", held-out loss {line.eval_loss:.4f}"
+        logger.info(
+            "step %d of %d: loss %.4f%s, gradient norm %.3g, %.0f tokens/s", line.step, self._total,
+            line.loss, held_out, line.grad_norm, line.tokens_per_second,
+        )  # fmt: skip
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Stop after the current step."""
+        self._stop.set()
+
+
+def _sequences(file: TreeFile, index: int) -> list[TrainingSequence]:
+    return tree_sequences(file[index])
+
+
+def _tokens(row: Sequence[TrainingSequence]) -> int:
+    return sum(map(len, row))
+
+
+def _nothing() -> None:
+    """What `CheckpointSaver` and `FiniteSteps` ask between their parts: nobody takes a run away."""
+
+
+if __name__ == "__main__":
+    run_process(sys.argv[1:])

@@ -1,0 +1,131 @@
+"""`agentrl sft` as people call it: a model that learns, goes on where it stopped, is exported."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from agentrl.cli import main
+from agentrl.training.checkpoint.layout import list_checkpoints
+
+DEMO = Path(__file__).parents[2] / "assets" / "demo" / "model"
+
+
+def talks(file: Path, count: int = 48) -> Path:
+    """Conversations that all end in the same answer."""
+    lines = [
+        {
+            "messages": [
+                {"role": "user", "content": f"How many parts are in bin R{number % 10}?"},
+                {"role": "assistant", "content": "<answer>7</answer>"},
+            ]
+        }
+        for number in range(count)
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def sft(tmp_path: Path, *flags: str, processes: int = 1) -> subprocess.Popen[str]:
+    """Start the command in `tmp_path`."""
+    command = [
+        sys.executable, "-m", "agentrl.cli", "sft", "--model", str(DEMO),
+        "--train_file", str(tmp_path / "talks.jsonl"), "--eval_file", str(tmp_path / "talks.jsonl"),
+        "--per_device_train_batch_size", "8", "--learning_rate", "1e-3", "--max_tokens", "384",
+        "--use_cpu", *flags,
+    ]  # fmt: skip
+    return subprocess.Popen(
+        command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "NUM_PROCESSES": str(processes)},
+    )  # fmt: skip
+
+
+def said(started: subprocess.Popen[str], status: int = 0) -> str:
+    text = started.communicate(timeout=240)[0]
+    assert started.returncode == status, text
+    return text
+
+
+def metrics(tmp_path: Path) -> list[dict[str, float]]:
+    file = tmp_path / "output" / "sft" / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"question": "?"}\n')
+    given = ["sft", "--model", str(DEMO), "--train_file"]
+    assert main([*given, "none.jsonl"]) == 2
+    assert (
+        "--train_file none.jsonl cannot be read: No such file or directory"
+        in capsys.readouterr().err
+    )
+    assert main([*given, "rows.jsonl"]) == 2
+    assert "none of its 1 rows can be trained; rows.jsonl:1 has none of" in capsys.readouterr().err
+    assert main([*given, "rows.jsonl", "--num_generations", "8"]) == 2
+    assert "unknown flag --num_generations" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_it_learns_and_its_model_is_a_folder_that_transformers_loads(tmp_path: Path) -> None:
+    talks(tmp_path / "talks.jsonl")
+    text = said(sft(tmp_path, "--num_train_epochs", "2"))
+    assert "48 rows" in text
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == [*range(1, 13)]
+    assert lines[-1]["loss"] < 0.1 * lines[0]["loss"]
+    assert lines[-1]["eval_loss"] < 0.1
+    AutoModelForCausalLM.from_pretrained(tmp_path / "output" / "sft" / "model")
+    again = said(sft(tmp_path, "--num_train_epochs", "2"))  # nothing is left to do
+    assert "finished after step 12 of 12" in again
+
+
+@pytest.mark.slow
+def test_a_stop_and_a_start_on_two_processes_end_like_one_run(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+        talks(folder / "talks.jsonl")
+    flags = ("--max_steps", "12", "--lr_scheduler_type", "constant", "--learning_rate", "1e-4")
+    said(sft(whole, *flags))
+    said(sft(parts, *flags, "--max_steps", "5"))
+    # 2 processes of 4 rows each make the steps that one of 8 makes.
+    halves = (*flags, "--per_device_train_batch_size", "4")
+    said(sft(parts, *halves, processes=2))
+    before, after = metrics(whole), metrics(parts)
+    assert [line["step"] for line in after] == [*range(1, 13)]
+    for name in ("loss", "grad_norm"):
+        assert [line[name] for line in after] == pytest.approx(
+            [line[name] for line in before], rel=1e-3
+        )
+
+
+@pytest.mark.slow
+def test_a_signal_stops_it_after_a_step_with_a_checkpoint(tmp_path: Path) -> None:
+    talks(tmp_path / "talks.jsonl")
+    started = sft(tmp_path, "--max_steps", "100000")
+    folder = tmp_path / "output" / "sft"
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    started.send_signal(signal.SIGTERM)
+    text = said(started)
+    assert "stopped after step" in text
+    assert list_checkpoints(folder), text
+
+
+@pytest.mark.slow
+def test_other_rows_are_refused_unless_the_data_may_change(tmp_path: Path) -> None:
+    talks(tmp_path / "talks.jsonl")
+    said(sft(tmp_path, "--max_steps", "2"))
+    talks(tmp_path / "talks.jsonl", count=50)
+    assert "was trained with other content" in said(sft(tmp_path, "--max_steps", "3"), status=2)
+    said(sft(tmp_path, "--max_steps", "3", "--change_data", "true"))

@@ -1,0 +1,184 @@
+"""What a demonstration trains: exactly what a model would have sampled, in every layout."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from agentrl.databases.token_tree import TokenTree
+from agentrl.databases.tree_file import TreeFile, TreeFileError
+from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.demonstrations import Demonstration, demonstrated_tree, read_demonstration
+from agentrl.rollout.demonstrations.prepare import Preparation, UnusableRows, prepare_rows
+
+DEMO = Path(__file__).parents[3] / "assets" / "demo" / "model"
+TOKENIZER = AutoTokenizer.from_pretrained(DEMO)
+QUESTION = {"role": "user", "content": "bin 3?"}
+CALL = {"function": {"name": "stock", "arguments": '{"bin": "R5"}'}}
+# A template that drops the thoughts of earlier turns, as Qwen3's and DeepSeek's do.
+FORGETFUL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content and loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def trained(tree: TokenTree) -> str:
+    """The text that the tree trains, path by path."""
+    return str(TOKENIZER.decode(tree["ids"][tree["mask"] == 1]))
+
+
+def prepared(tmp_path: Path, rows: list[Any], model: Path = DEMO, **flags: Any) -> TreeFile:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return TreeFile(
+        prepare_rows(file, tmp_path / "out", Preparation(model, {}, 384), **flags).folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"messages": [QUESTION, {"role": "assistant", "content": "7"}]}, "7<|im_end|>"),
+        (
+            {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "8"}]},
+            "8<|im_end|>",
+        ),
+        (
+            {"prompt": [QUESTION], "completion": [{"role": "assistant", "content": "9"}]},
+            "9<|im_end|>",
+        ),
+        ({"prompt": "one ", "completion": "two"}, "two<|im_end|>"),
+        ({"text": "all of it"}, "all of it<|im_end|>"),
+        (
+            {
+                "messages": [
+                    QUESTION, {"role": "assistant", "content": "no", "weight": 0},
+                    QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
+                ]
+            },
+            "yes<|im_end|>",
+        ),
+        (
+            {
+                "messages": [
+                    QUESTION, {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                    {"role": "tool", "content": "46"}, {"role": "assistant", "content": "46"},
+                    {"role": "user", "content": "thanks"},
+                ]
+            },
+            '<tool_call>\n{"name": "stock", "arguments": {"bin": "R5"}}\n</tool_call><|im_end|>'
+            "46<|im_end|>",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_model_has_to_say_is_trained_and_nothing_else(
+    tmp_path: Path, row: dict[str, Any], text: str
+) -> None:
+    [tree] = prepared(tmp_path, [row])
+    assert trained(tree) == text
+
+
+def test_where_the_template_rewrites_a_turn_the_conversation_is_a_tree(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO, folder)
+    (folder / "chat_template.jinja").write_text(FORGETFUL)
+    talk = [
+        QUESTION, {"role": "assistant", "content": "A", "reasoning_content": "hm"},
+        QUESTION, {"role": "assistant", "content": "B", "reasoning_content": "ah"},
+    ]  # fmt: skip
+    [tree] = prepared(tmp_path, [{"messages": talk}], folder)
+    head = "<|im_start|>user\nbin 3?<|im_end|>\n<|im_start|>assistant\n"
+    paths = [str(TOKENIZER.decode(tree["ids"][tree.places(path)])) for path in tree.paths()]
+    assert paths == [
+        head + "<think>hm</think>A<|im_end|>",
+        head + "A<|im_end|>\n" + head + "<think>ah</think>B<|im_end|>",
+    ]
+    assert trained(tree) == "<think>hm</think>A<|im_end|><think>ah</think>B<|im_end|>"
+
+
+def test_a_message_that_the_template_leaves_out_is_named() -> None:
+    silent = FORGETFUL.replace(
+        "{{ m.content if", "{{ '' if m.role == 'assistant' else m.content if"
+    )
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    tokenizer.chat_template = FORGETFUL
+    renderer = ChatRenderer(tokenizer)
+    tokenizer.chat_template = silent
+    talk = read_demonstration({"messages": [QUESTION, {"role": "assistant", "content": "lost"}]})
+    assert isinstance(talk, Demonstration)
+    with pytest.raises(ValueError, match="message 2: the chat template leaves out 'lost'"):
+        demonstrated_tree(renderer, talk)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"question": "?"}, "has none of messages, prompt and completion, text, or conversations"),
+        ({"messages": [QUESTION]}, "has no message of the assistant that is trained"),
+        ({"messages": [{"role": "assistant", "content": "7"}]}, "answers nothing"),
+        ({"messages": [{"role": "robot", "content": "7"}]}, "message 1: role 'robot' is none of"),
+        ({"messages": ["7"]}, "has a message that is not an object but a str"),
+        (
+            {"messages": [{**QUESTION, "train": True}, {"role": "assistant", "content": "7"}]},
+            "message 1: only the assistant's messages are trained, not user",
+        ),
+        (
+            {"messages": [QUESTION, {"role": "assistant", "content": "7", "weight": 0.5}]},
+            "message 2: `weight` is 0.5, and neither 0 nor 1",
+        ),
+        (
+            {
+                "messages": [
+                    QUESTION,
+                    {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]},
+                ]
+            },
+            "message 2: the arguments of f are no JSON object",
+        ),
+        (
+            {"messages": [QUESTION, {"role": "assistant", "content": [{"type": "image"}]}]},
+            "message 2: its content is no text",
+        ),
+        ({"text": "word " * 400}, "more than --max_tokens 384"),
+        ({"text": ""}, "has an empty text to train"),
+    ],
+)
+def test_a_row_that_cannot_be_trained_is_left_out_with_its_reason(
+    tmp_path: Path, row: dict[str, Any], reason: str
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n" + json.dumps({"text": "good"}) + "\n")
+    rows = prepare_rows(file, tmp_path / "out", Preparation(DEMO, {}, 384))
+    assert [*rows.left_out] == [f"{file}:1"]
+    assert reason in rows.left_out[f"{file}:1"]
+    assert len(TreeFile(rows.folder)) == 1
+    with pytest.raises(UnusableRows, match="none of its 1 rows can be trained"):
+        prepared(tmp_path, [row])
+
+
+def test_rows_are_made_once_and_anew_for_other_data(tmp_path: Path) -> None:
+    seen: list[int] = []
+    prepared(tmp_path, [{"text": "a"}], report=seen.append)
+    prepared(tmp_path, [{"text": "a"}], report=seen.append)
+    assert seen == [1]
+    prepared(tmp_path, [{"text": "a"}, {"text": "b"}], report=seen.append)
+    assert seen == [1, 1, 2]
+
+
+def test_several_processes_make_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
+    rows = [{"prompt": f"row {n} ", "completion": str(n)} for n in range(700)]
+    (tmp_path / "alone").mkdir()
+    alone = prepared(tmp_path / "alone", rows)
+    (tmp_path / "both").mkdir()
+    both = prepared(tmp_path / "both", rows, workers=2)
+    assert [*both] == [*alone]
+
+
+def test_a_folder_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TreeFileError, match="holds no prepared rows"):
+        TreeFile(tmp_path)
