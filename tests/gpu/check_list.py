@@ -39,4 +39,6 @@ CHECKS = (
           "throughput_checks:tokens_16k", 90),
     Check("throughput.65k", "the same at 65k tokens",
           "throughput_checks:tokens_65k", 120),
+    Check("update.nccl", "weights broadcast between two processes come bit for bit, in GB/s",
+          "weight_update_check:broadcast", 120, gpus=2),
 )  # fmt: skip

@@ -177,9 +177,8 @@ def _summary(results: Sequence[Result], where: Surroundings) -> str:
         f"{sum(result.status == status for result in results)} {status}"
         for status in ("ok", "failed", "skipped")
     )
-    told = [counts + ("" if where.device == "cuda" else ", on a CPU: this is a rehearsal")]
-    told += [f"  {r.name}: {r.error}" for r in results if r.status != "ok"]
-    return "\n".join(["", *told])
+    rehearsal = "" if where.device == "cuda" else ", on a CPU: this is a rehearsal"
+    return "\n".join(["", *(result.line for result in results), counts + rehearsal])
 
 
 if __name__ == "__main__":

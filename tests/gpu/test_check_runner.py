@@ -51,8 +51,10 @@ def test_each_check_is_reported_by_name_and_none_is_hidden_by_another(
     assert results["packages"]["torch"] and results["processor"] and results["cores"]
     said = capsys.readouterr().out
     assert "1 ok, 5 failed, 1 skipped" in said
-    for found in UNWELL:
-        assert f"  {found.name}: " in said or found.name == "passes"
+    table = said.split("\n\n")[1].splitlines()  # a line of each again, in order, errors with it
+    for found, line in zip(UNWELL, table, strict=False):
+        assert found.name in line and (errors[found.name] or "answer 42") in line
+    assert said.count(" is_wrong ") == 2
 
 
 def test_a_check_that_needs_more_gpus_is_named_and_skipped(
