@@ -33,4 +33,12 @@ CHECKS = (
           "training_checks:bf16_against_float32", 120),
     Check("training.compile", "a step with --compile against the same step without",
           "training_checks:compiled_against_plain", 180),
+    Check("memory.model", "the memory model against measured peaks, by each way of saving memory",
+          "memory_model_check:peaks", 150, environment={"MALLOC_MMAP_THRESHOLD_": "65536"}),
+    Check("throughput.16k", "tokens/s and MFU of a 0.6B model at 16k tokens, beside prime-rl's",
+          "throughput_checks:tokens_16k", 90),
+    Check("throughput.65k", "the same at 65k tokens",
+          "throughput_checks:tokens_65k", 120),
+    Check("update.nccl", "weights broadcast between two processes come bit for bit, in GB/s",
+          "weight_update_check:broadcast", 120, gpus=2),
 )  # fmt: skip

@@ -79,8 +79,8 @@ def run_check(check: Check, kind: str, gpus: int, folder: Path, limit_s: float) 
     outcome_file = folder / "outcome.json"
     outcome = json.loads(outcome_file.read_text()) if outcome_file.exists() else {}
     figures = outcome.get("figures", {})
-    if status == 0 and "error" in outcome:
-        return Result(check.name, "ok", seconds, figures)
+    if status == 0 and outcome.get("status") in ("ok", "skipped"):
+        return Result(check.name, outcome["status"], seconds, figures, outcome["error"])
     if status is None:
         error = f"not done within {limit_s:.0f} s"
     else:
@@ -177,9 +177,8 @@ def _summary(results: Sequence[Result], where: Surroundings) -> str:
         f"{sum(result.status == status for result in results)} {status}"
         for status in ("ok", "failed", "skipped")
     )
-    told = [counts + ("" if where.device == "cuda" else ", on a CPU: this is a rehearsal")]
-    told += [f"  {r.name}: {r.error}" for r in results if r.status != "ok"]
-    return "\n".join(["", *told])
+    rehearsal = "" if where.device == "cuda" else ", on a CPU: this is a rehearsal"
+    return "\n".join(["", *(result.line for result in results), counts + rehearsal])
 
 
 if __name__ == "__main__":

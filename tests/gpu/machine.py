@@ -11,6 +11,10 @@ class CheckFailed(Exception):
     """What a check found wrong, in one sentence."""
 
 
+class NotHere(Exception):
+    """What this machine lacks for a check, which is skipped."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """Where a check runs.
@@ -42,9 +46,9 @@ class Figures:
         self._figures |= figures
         self._write({"figures": self._figures})
 
-    def end(self, error: str | None) -> None:
-        """The check has ended; `error`: why it failed, None if it passed."""
-        self._write({"figures": self._figures, "error": error})
+    def end(self, status: str, error: str | None = None) -> None:
+        """The check has ended, ok, failed or skipped; `error`: why."""
+        self._write({"figures": self._figures, "status": status, "error": error})
 
     def _write(self, outcome: dict[str, object]) -> None:
         part = self._file.with_suffix(".part")

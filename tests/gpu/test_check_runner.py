@@ -20,7 +20,7 @@ def check(name: str, limit_s: float = 30.0, gpus: int = 1) -> Check:
 
 UNWELL = [
     check("is_wrong"), check("crashes"), check("hangs", limit_s=2.0), check("ends_early"),
-    check("absent"), check("passes"),
+    check("absent"), check("is_elsewhere"), check("passes"),
 ]  # fmt: skip
 
 
@@ -39,18 +39,22 @@ def test_each_check_is_reported_by_name_and_none_is_hidden_by_another(
         "hangs": "not done within 2 s",
         "ends_early": "its process ended with status 0",
         "absent": "AttributeError: module 'unwell_checks' has no attribute 'absent'",
+        "is_elsewhere": "needs 9 GiB",
         "passes": None,
     }
-    wrong, _, hangs, *_, passes = results["checks"]
+    wrong, _, hangs, *_, elsewhere, passes = results["checks"]
     assert wrong["status"] == "failed" and wrong["figures"] == {"found": 3}
     assert "three is not four" in wrong["log_tail"]
     assert not psutil.pid_exists(hangs["figures"]["child"])
+    assert elsewhere["status"] == "skipped"
     assert passes["status"] == "ok" and passes["figures"]["answer"] == 42
     assert results["packages"]["torch"] and results["processor"] and results["cores"]
     said = capsys.readouterr().out
-    assert "1 ok, 5 failed, 0 skipped" in said
-    for found in UNWELL:
-        assert f"  {found.name}: " in said or found.name == "passes"
+    assert "1 ok, 5 failed, 1 skipped" in said
+    table = said.split("\n\n")[1].splitlines()  # a line of each again, in order, errors with it
+    for found, line in zip(UNWELL, table, strict=False):
+        assert found.name in line and (errors[found.name] or "answer 42") in line
+    assert said.count(" is_wrong ") == 2
 
 
 def test_a_check_that_needs_more_gpus_is_named_and_skipped(

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 
-from machine import Figures, Machine, require
+from machine import Figures, Machine, NotHere, require
 
 
 def passes(machine: Machine, figures: Figures) -> None:
@@ -17,6 +17,11 @@ def is_wrong(machine: Machine, figures: Figures) -> None:
     """It has a figure, and it is not what it should be."""
     figures.add(found=3)
     require(False, "three is not four")
+
+
+def is_elsewhere(machine: Machine, figures: Figures) -> None:
+    """It needs what this machine does not have."""
+    raise NotHere("needs 9 GiB")
 
 
 def crashes(machine: Machine, figures: Figures) -> None:

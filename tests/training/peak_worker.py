@@ -6,7 +6,6 @@
 Rank 0 writes OUT/result.json: by case, measured and expected bytes.
 """
 
-import gc
 import json
 import sys
 from pathlib import Path
@@ -14,19 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from tiny import make_row, sequences_of
+from peak_memory import MemoryWatch, expected_peak, step_peak
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.configs import (
-    ComputeConfig,
-    LearnerConfig,
-    LossConfig,
-    ParallelConfig,
-)
-from agentrl.training.model.memory_model import MemorySetup, estimate
-from agentrl.training.model.memory_report import shape_of
+from agentrl.configs import ParallelConfig
+from agentrl.training.model.memory_model import MemorySetup
 from agentrl.training.parallel import exit_process, make_mesh
-from agentrl.training.step.learner import Learner
 
 # 17 million parameters: 64 MiB in float32
 CONFIG = Qwen3Config(
@@ -62,43 +54,15 @@ def main(out: Path) -> None:
     results = {}
     for name, (parallel, setup) in CASES[accelerator.num_processes].items():
         mesh = make_mesh(accelerator, parallel)
-        gc.collect()
-        before = _status("RssAnon")
+        watch = MemoryWatch(mesh.device)
         model = Qwen3ForCausalLM(CONFIG)
-        expected = estimate(shape_of(model), setup).peak
-        learner = Learner(
-            model,
-            mesh,
-            LearnerConfig(
-                ComputeConfig(
-                    bf16=setup.bf16,
-                    gradient_checkpointing=setup.checkpointing,
-                    micro_batch_tokens=setup.tokens,
-                    loss_seq_chunk_size=setup.chunk,
-                ),
-                LossConfig(log_entropy=setup.entropy),
-            ),
-            2,
-        )
-        row = make_row(name, mesh.dp_rank, [(0, setup.tokens + 1, -1)])
-        learner.step([sequences_of(row)])  # the optimizer has its state from here on
-        gc.collect()
-        states = _status("RssAnon") - before
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now
-        resting = _status("VmRSS")
-        learner.step([sequences_of(row)])
-        results[name] = [states + _status("VmHWM") - resting, expected]
-        del model, learner
+        expected = expected_peak(model, setup)
+        results[name] = [step_peak(watch, model, mesh, setup), expected]
+        del model
     if accelerator.is_main_process:
         (out / "result.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _status(key: str) -> int:
-    """A figure of this process in bytes, as the kernel counts it."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.partition(f"{key}:")[2].split()[0]) * 1024
 
 
 if __name__ == "__main__":
