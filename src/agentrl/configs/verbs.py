@@ -100,18 +100,29 @@ def sft_parser() -> Parser:
     parser = Parser(
         "agentrl sft",
         "Train a model on conversations, by the trainer's own step with the CrossEntropy loss.",
-        usage="agentrl sft --model DIR --train_file FILE [--flag value ...]",
+        usage="agentrl sft --model DIR (--train_file FILE | --from_run RUN) [flags]",
         epilog=f"{RUN_FLAGS_EPILOG} NUM_PROCESSES and the other variables of the trainer's "
         "processes are as for a launch.",
     )
     parser.add_argument(
         "--model", metavar="DIR", required=True, help="folder of the model to train (needed)"
     )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--train_file", metavar="FILE", help="conversations to train on: JSONL, JSON or Parquet"
+    )
+    source.add_argument(
+        "--from_run",
+        metavar="RUN",
+        help="name of a run whose trajectories are trained on, with the tokens that it sampled",
+    )
     parser.add_argument(
-        "--train_file",
-        metavar="FILE",
-        required=True,
-        help="conversations to train on: JSONL, JSON or Parquet (needed)",
+        "--where",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="conditions that all trajectories of --from_run fulfil, as those of `agentrl show` "
+        "(default: score>=1)",
     )
     parser.add_argument(
         "--eval_file",

@@ -3,10 +3,11 @@
 import fcntl
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.command_line import Given
@@ -24,7 +25,11 @@ def place_config(given: Given) -> Config:
 
     The MongoDB is that of the flag, else of `DB_URL`, else of the run's launch.
     """
-    place = {**given.values, "run_name": given.own.run}
+    return run_place({**given.values, "run_name": given.own.run})
+
+
+def run_place(place: Mapping[str, Any]) -> Config:
+    """The same, by the flags that name it: `run_name`, and more if they are given."""
     config = config_of(place)
     url = config.run.db_connection_string or read_deployment(os.environ).db_url
     if url is None and not (config.output / "mongo").is_dir():

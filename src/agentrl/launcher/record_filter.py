@@ -1,4 +1,4 @@
-"""`--where` of `agentrl show`: conditions on Records, as a MongoDB filter.
+"""`--where` of `agentrl show` and `agentrl sft`: conditions on Records, as a MongoDB filter.
 
     score<0.5   status=failed   task_id=train-17   step>=10   tokens.generated>200
     '{"turn_statuses.repeaterror": {"$gt": 2}}'
@@ -10,14 +10,18 @@ whose weights began the Record. A text that begins with { is a filter in MongoDB
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
 from bson import json_util
+from pymongo.errors import OperationFailure
 
 from agentrl.configs import ConfigError
-from agentrl.databases.documents import Record
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Record, Split
+from agentrl.databases.policies import load_lineage
 
 # The columns of `--list`, by the fields that they show.
 COLUMNS = {
@@ -114,6 +118,23 @@ def with_versions(conditions: Filter, steps: dict[int, int]) -> Filter:
             condition = {"versions.min": {"$in": versions}}
         resolved.append(condition)
     return {"$and": resolved} if resolved else {}
+
+
+async def selected(database: RunDatabase, conditions: Filter, split: Split) -> list[Filter]:
+    """What Records of a run must fulfil. `split` is ignored if a condition is on the split."""
+    steps = dict((await load_lineage(database)).steps)
+    filters = [with_versions(conditions, steps)]
+    return filters if names_field(conditions, "split") else [*filters, {"split": split}]
+
+
+@contextmanager
+def refused_by_mongod() -> Iterator[None]:
+    """Raise `ConfigError` for a filter that MongoDB refuses in the block."""
+    try:
+        yield
+    except OperationFailure as error:
+        reason = (error.details or {}).get("errmsg", str(error))
+        raise ConfigError(f"--where: MongoDB refuses the filter ({reason})") from None
 
 
 def _holds(step: int, test: dict[str, Any]) -> bool:

@@ -1,10 +1,11 @@
 """`agentrl sft`: trains a model on conversations and writes it as a Hugging Face folder.
 
     agentrl sft --model DIR --train_file conversations.jsonl [--eval_file F] [--flag value ...]
+    agentrl sft --model DIR --from_run RUN [--where "score>=1"] [--flag value ...]
 
-The conversations become token trees first, in this process; then the trainer's processes are
-launched as for a run, without services, samplers and a database. What is in the run's folder:
-`rows/` (the trees), `checkpoint-N`, `metrics.jsonl` and, at the end, `model/`.
+Conversations, or a run's trajectories, become token trees first, in this process; then the
+trainer's processes are launched as for a run, without services, samplers and a database. What is in
+the run's folder: `rows/` (the trees), `checkpoint-N`, `metrics.jsonl` and, at the end, `model/`.
 """
 
 import os
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +26,7 @@ from agentrl.databases.tree_file import TreeFile
 from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment, usable_cores
 from agentrl.launcher.report import print_lines
 from agentrl.launcher.run_folder import RunLock
+from agentrl.launcher.run_rows import rows_of_run
 from agentrl.launcher.stack import trainer_command
 from agentrl.rollout.demonstrations.prepare import (
     Preparation,
@@ -50,15 +52,16 @@ def main(argv: Sequence[str]) -> int:
         Layer("command line", given.values),
     ]
     config = config_of(merged(layers))
+    if given.own.where and given.own.from_run is None:
+        raise ConfigError("--where chooses trajectories of --from_run, which is not given")
     deployment = read_deployment(os.environ)
     console = Console()
     with RunLock(config.output, deployment.machine_rank):
+        source = _Source(config, model, console)
         files = {"train_file": given.own.train_file, "eval_file": given.own.eval_file}
-        rows = {
-            flag: str(_prepared(Path(file), config, model, flag, console).folder)
-            for flag, file in files.items()
-            if file is not None
-        }
+        rows = {flag: source.file(flag, Path(file)) for flag, file in files.items() if file}
+        if given.own.from_run is not None:
+            rows["train_file"] = source.run(given.own.from_run, given.own.where)
         processes, gpus = _processes(config, deployment)
         flags, secrets = handed_on(as_words([*layers, Layer("rows", rows)]))
         command = trainer_command(
@@ -71,33 +74,58 @@ def main(argv: Sequence[str]) -> int:
         return _export(config, model, console)
 
 
-def _prepared(file: Path, config: Config, model: Path, flag: str, console: Console) -> PreparedRows:
-    """The token trees of a file, told in lines. Raises `ConfigError`."""
-    told = time.monotonic()
+class _Source:
+    """Where rows come from. Each method returns the folder of their token trees, told in lines.
 
-    def report(n_rows: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > _EVERY_S:
-            told = time.monotonic()
-            print_lines(console, [f"{file}: {n_rows:,} rows"])
+    Raises `ConfigError` if there is nothing to train.
+    """
 
-    preparation = Preparation(model, config.chat_template_options, config.sampling.max_tokens)
-    try:
-        rows = prepare_rows(
-            file, config.output / "rows", preparation, workers=usable_cores(), report=report
-        )
-    except UnusableRows as error:
-        raise ConfigError(f"--{flag} {error}") from None
-    trees = TreeFile(rows.folder)
-    lines = [
-        f"{file}: {len(trees):,} rows, {int(trees.n_tokens.sum()):,} tokens, of which "
-        f"{int(trees.n_trained.sum()):,} are trained"
-    ]
-    if rows.left_out:
-        lines.append(f"{len(rows.left_out):,} rows are left out ({rows.folder}.json has all):")
-        lines += [f"  {place} {why}" for place, why in [*rows.left_out.items()][:_SHOWN]]
-    print_lines(console, lines)
-    return rows
+    def __init__(self, config: Config, model: Path, console: Console) -> None:
+        self._out, self._console = config.output / "rows", console
+        options = config.chat_template_options
+        self._preparation = Preparation(model, options, config.sampling.max_tokens)
+
+    def file(self, flag: str, file: Path) -> str:
+        """The conversations of a file."""
+        try:
+            rows = prepare_rows(
+                file, self._out, self._preparation, workers=usable_cores(),
+                report=self._reporter(str(file)),
+            )  # fmt: skip
+        except UnusableRows as error:
+            raise ConfigError(f"--{flag} {error}") from None
+        return self._told(str(file), rows)
+
+    def run(self, run: str, where: Sequence[str]) -> str:
+        """The trajectories of a run that fulfil the conditions."""
+        try:
+            rows = rows_of_run(run, where, self._out, self._preparation, self._reporter(run))
+        except UnusableRows as error:
+            raise ConfigError(f"--from_run {error}") from None
+        return self._told(f"run {run}", rows)
+
+    def _reporter(self, source: str) -> Callable[[int], None]:
+        told = time.monotonic()
+
+        def report(n_rows: int) -> None:
+            nonlocal told
+            if time.monotonic() - told > _EVERY_S:
+                told = time.monotonic()
+                print_lines(self._console, [f"{source}: {n_rows:,} rows"])
+
+        return report
+
+    def _told(self, source: str, rows: PreparedRows) -> str:
+        trees = TreeFile(rows.folder)
+        lines = [
+            f"{source}: {len(trees):,} rows, {int(trees.n_tokens.sum()):,} tokens, of which "
+            f"{int(trees.n_trained.sum()):,} are trained"
+        ]
+        if rows.left_out:
+            lines.append(f"{len(rows.left_out):,} rows are left out ({rows.folder}.json has all):")
+            lines += [f"  {place} {why}" for place, why in [*rows.left_out.items()][:_SHOWN]]
+        print_lines(self._console, lines)
+        return str(rows.folder)
 
 
 def _processes(config: Config, deployment: Deployment) -> tuple[int, int]:

@@ -3,18 +3,14 @@
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
-from pymongo.errors import OperationFailure
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.configs import ConfigError
 from agentrl.databases.connection import BEFORE_ALL, RunDatabase
 from agentrl.databases.documents import Record, Split
-from agentrl.databases.policies import load_lineage
-from agentrl.launcher.record_filter import Filter, names_field, with_versions
+from agentrl.launcher.record_filter import Filter, refused_by_mongod, selected
 from agentrl.launcher.runs import age
 
 _WIDE = 92  # width from which the task is shown, which the id names too
@@ -34,22 +30,13 @@ async def list_records(
     `split` is ignored if a condition is on the split. An order by score has only Records with a
     score. Raises `ConfigError` for a filter that MongoDB refuses.
     """
-    filters: list[dict[str, Any]] = [with_versions(conditions, await _steps(database))]
-    if not names_field(conditions, "split"):
-        filters.append({"split": split})
+    filters = await selected(database, conditions, split)
     if order != "newest":
         # A scored Record has a `finished_at`, the condition of the index that has the order.
         filters.append({"score": {"$gte": -math.inf}, "finished_at": {"$gt": BEFORE_ALL}})
     cursor = database.records.find({"$and": filters}).sort(ORDERS[order]).limit(count)
-    try:
+    with refused_by_mongod():
         return [Record.from_mongo(document) async for document in cursor]
-    except OperationFailure as error:
-        reason = (error.details or {}).get("errmsg", str(error))
-        raise ConfigError(f"--where: MongoDB refuses the filter ({reason})") from None
-
-
-async def _steps(database: RunDatabase) -> dict[int, int]:
-    return dict((await load_lineage(database)).steps)
 
 
 def print_list(console: Console, records: Sequence[Record], run: str) -> None:

@@ -29,6 +29,10 @@ _CHUNK = 64  # rows that a worker takes at once
 _ALONE = 512  # rows that are sooner prepared than processes are started
 
 
+# What a row became: its place, and its tree or why it has none.
+MadeRow = tuple[str, TokenTree | str]
+
+
 class UnusableRows(ValueError):
     """A file of demonstrations gives nothing to train. The message is for the user."""
 
@@ -74,31 +78,51 @@ def prepare_rows(
     """
     try:
         folder = out / f"rows-{preparation.digest(file)}"
-        notes = folder.with_suffix(".json")
-        if (known := _known(folder, notes)) is not None:
-            return known
-        left_out: dict[str, str] = {}
-
-        def trees() -> Iterator[tuple[str, TokenTree]]:
-            for seen, (place, made) in enumerate(_made(file, preparation, workers), start=1):
-                if isinstance(made, str):
-                    left_out[place] = made
-                else:
-                    yield place, made
-                report(seen)
-
-        n_rows = write_trees(folder, trees())
+        return keep_rows(folder, str(file), lambda: _made(file, preparation, workers), report)
     except OSError as error:
         raise UnusableRows(f"{file}: {error.strerror or error}") from None
     except UnreadableFile as error:
         raise UnusableRows(f"{file} {error}") from None
+
+
+def keep_rows(
+    folder: Path,
+    source: str,
+    made: Callable[[], Iterator[MadeRow]],
+    report: Callable[[int], None] = lambda n_rows: None,
+) -> PreparedRows:
+    """Write the rows of `made` to `folder`, or find them there.
+
+    `source`: their file or run, in errors. Raises `UnusableRows` if there is none to train.
+    """
+    notes = folder.with_suffix(".json")
+    if (known := _known(folder, notes)) is not None:
+        return known
+    left_out: dict[str, str] = {}
+
+    def trees() -> Iterator[tuple[str, TokenTree]]:
+        for seen, (place, row) in enumerate(made(), start=1):
+            if isinstance(row, str):
+                left_out[place] = row
+            else:
+                yield place, row
+            report(seen)
+
+    n_rows = write_trees(folder, trees())
     if not n_rows and not left_out:
-        raise UnusableRows(f"{file}: holds no row")
+        raise UnusableRows(f"{source}: holds no row")
     if not n_rows:
         first = next((f"; {place} {why}" for place, why in left_out.items()), "")
-        raise UnusableRows(f"{file}: none of its {len(left_out)} rows can be trained{first}")
+        raise UnusableRows(f"{source}: none of its {len(left_out)} rows can be trained{first}")
     notes.write_text(json.dumps(left_out, ensure_ascii=False, indent=1), encoding="utf-8")
     return PreparedRows(folder, left_out)
+
+
+def refuse_longer(tree: TokenTree, longest: int) -> None:
+    """Raise `ValueError` if a path of the tree has more than `longest` tokens."""
+    n_tokens = max(len(tree.places(path)) for path in tree.paths())
+    if n_tokens > longest:
+        raise ValueError(f"has {n_tokens} tokens, more than --max_tokens {longest}")
 
 
 def _known(folder: Path, notes: Path) -> PreparedRows | None:
@@ -110,11 +134,7 @@ def _known(folder: Path, notes: Path) -> PreparedRows | None:
         return None
 
 
-# What a row became: its place, and its tree or why it has none.
-_Made = tuple[str, TokenTree | str]
-
-
-def _made(file: Path, preparation: Preparation, workers: int) -> Iterator[_Made]:
+def _made(file: Path, preparation: Preparation, workers: int) -> Iterator[MadeRow]:
     make = partial(_make, _Maker(preparation), file)
     rows = read_rows(file)
     first = list(islice(rows, _ALONE))
@@ -129,18 +149,18 @@ def _made(file: Path, preparation: Preparation, workers: int) -> Iterator[_Made]
             yield from pool.map(_held_make, batch, chunksize=_CHUNK)
 
 
-_held: list[Callable[[Row], _Made]] = []  # of a fork: what it does, which cannot be pickled
+_held: list[Callable[[Row], MadeRow]] = []  # of a fork: what it does, which cannot be pickled
 
 
-def _hold(make: Callable[[Row], _Made]) -> None:
+def _hold(make: Callable[[Row], MadeRow]) -> None:
     _held.append(make)
 
 
-def _held_make(row: Row) -> _Made:
+def _held_make(row: Row) -> MadeRow:
     return _held[0](row)
 
 
-def _make(maker: "_Maker", file: Path, row: Row) -> _Made:
+def _make(maker: "_Maker", file: Path, row: Row) -> MadeRow:
     place = row.place_in(file)
     if row.problem is not None:
         return place, row.problem
@@ -167,11 +187,7 @@ class _Maker:
             tree = plain_tree(self._plain(), shown)
         else:
             tree = demonstrated_tree(self._chat(), shown)
-        longest = max(len(tree.places(path)) for path in tree.paths())
-        if longest > self._preparation.longest:
-            raise ValueError(
-                f"has {longest} tokens, more than --max_tokens {self._preparation.longest}"
-            )
+        refuse_longer(tree, self._preparation.longest)
         return tree
 
     def _chat(self) -> ChatRenderer:

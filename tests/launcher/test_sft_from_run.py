@@ -1,0 +1,127 @@
+"""`agentrl sft --from_run`: a run's own trajectories, through the front doors."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from pymongo import MongoClient
+
+from agentrl.cli import main
+from agentrl.databases.documents import DBRecordData
+from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.tree_file import TreeFile
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "assets" / "demo" / "model"
+
+
+def test_a_run_that_is_not_there_and_conditions_without_one_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DB_URL", raising=False)
+    given = ["sft", "--model", str(DEMO)]
+
+    def said(*flags: str) -> str:
+        assert main([*given, *flags]) == 2
+        return capsys.readouterr().err
+
+    assert "run 'nobody' has no database" in said("--from_run", "nobody")
+    assert "a Record has no field 'goodness'" in said(
+        "--from_run", "nobody", "--where", "goodness>1"
+    )
+    rows = ("--train_file", "rows.jsonl")
+    assert "--where chooses trajectories of --from_run" in said(*rows, "--where", "score>=1")
+    assert "not allowed with" in said(*rows, "--from_run", "nobody")
+    assert "--train_file --from_run" in said()
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[str]:
+    """Two steps of the demo."""
+    name = f"test-{uuid4().hex[:8]}"
+    command = [
+        sys.executable, "-m", "agentrl.cli", "launch", "grpo", name, "--max_steps", "2",
+        "--per_device_train_batch_size", "16", "--eval_steps", "1000", "--eval_rollouts", "1",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield name
+    shutil.rmtree(ROOT / "output" / name)
+    for log in (ROOT / "logs" / "as").glob(f"{name}_*"):
+        log.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_right_trajectories_are_trained_with_the_tokens_that_were_sampled(
+    run: str, tmp_path: Path
+) -> None:
+    def sft(*flags: str, status: int = 0) -> str:
+        command = [
+            sys.executable, "-m", "agentrl.cli", "sft", "--model", str(DEMO), "--from_run", run,
+            "--output_dir", str(tmp_path / "sft"), "--per_device_train_batch_size", "8",
+            "--use_cpu", *flags,
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, cwd=ROOT, text=True, capture_output=True, timeout=240,
+            env={**os.environ, "NUM_PROCESSES": "1"},
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    folder = ROOT / "output" / run
+    with (
+        EmbeddedMongod(folder / "mongo", tmp_path / "mongod.log") as mongod,
+        MongoClient(mongod.url) as client,
+    ):
+        right = {
+            record["_id"]
+            for record in client[run]["records"].find({"split": "train", "score": {"$gte": 1}})
+        }
+        stored = {
+            row["_id"]: DBRecordData.from_mongo(row) for row in client[run]["record_data"].find()
+        }
+        completed = {
+            record: {
+                turn["status"]
+                for turn in client[run]["dispatched_sampling_tasks"].find({"record_id": record})
+            }
+            == {"completed"}
+            for record in right
+        }
+
+    text = sft("--max_steps", "2")
+    assert f"run {run}: {len(right):,} rows" in text
+    [made] = [path for path in (tmp_path / "sft" / "rows").iterdir() if path.is_dir()]
+    rows = TreeFile(made)
+    assert {place.removeprefix("record ") for place in rows.places} == right
+    compared = 0
+    for number, place in enumerate(rows.places):
+        record = place.removeprefix("record ")
+        tree = rows[number]
+        assert np.array_equal(tree["advantages"], tree["mask"])
+        if record in stored:
+            of_run = stored[record].tree
+            assert np.array_equal(tree["ids"], of_run["ids"])
+            if completed[record]:
+                assert np.array_equal(tree["mask"], of_run["mask"])
+                compared += 1
+    assert compared
+    metrics = (tmp_path / "sft" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in metrics] == [1, 2]
+    assert (tmp_path / "sft" / "model" / "config.json").is_file()
+
+    assert "it has no finished record with score>7" in sft("--where", "score>7", status=2)
+    other = tmp_path / "other"
+    shutil.copytree(DEMO, other)
+    with (other / "tokenizer_config.json").open("a") as file:
+        file.write("\n")
+    assert "is not that of the run's model" in sft("--model", str(other), status=2)
