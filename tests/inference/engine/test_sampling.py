@@ -95,8 +95,29 @@ def test_penalties_change_the_logits_of_tokens_seen_before() -> None:
         {"top_k": 0},
         {"min_p": 1.5},
         {"presence_penalty": 3.0},
+        {"temperature": float("nan")},
+        {"temperature": 1e300},
+        {"repetition_penalty": 1e-320},
+        {"min_new_tokens": -1},
     ],
 )
 def test_values_out_of_range_are_refused_by_name(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         TokenSampling(**wrong).checked()
+
+
+def test_the_widest_values_that_are_taken_leave_a_token_to_draw() -> None:
+    wide = TokenSampling(
+        temperature=1e4, top_k=2**64 - 1, repetition_penalty=0.01, presence_penalty=-2.0,
+        frequency_penalty=-2.0, min_new_tokens=5,
+    ).checked()  # fmt: skip
+    logits = torch.full((8,), 500.0)
+    edit_logits(logits, wide, [0, 1], [2, 2], range(1, 8))
+    tokens, logprobs = sample(logits[None], [wide], [], torch.Generator())
+    assert tokens == [0] and logprobs == [0.0]
+
+
+def test_logits_that_are_no_numbers_are_named() -> None:
+    logits = torch.tensor([[0.0, float("nan")]])
+    with pytest.raises(ValueError, match="logits are no numbers"):
+        sample(logits, [TokenSampling()], [], torch.Generator())

@@ -172,11 +172,62 @@ async def test_a_body_that_breaks_the_contract_answers_an_error_string(http, bod
         ({"sampling_params": {"top_p": 2}}, "top_p"),
         ({"sampling_params": {"regex": "a"}}, "needs SGLang"),
         ({"stream": True, "input_ids": [[1], [2]]}, "needs SGLang"),
+        ({"sampling_params": {"n": 3_000_000}}, "asks for 3000000 generations"),
+        ({"input_ids": [[1]] * 5000}, "asks for 5000 generations"),
+        ({"input_ids": [[1], [2]], "sampling_params": {"n": 4000}}, "generations"),
+        ({"input_ids": None, "text": "a" * 10**7}, "longer than the model's context"),
+        ({"sampling_params": {"temperature": 1e300}}, "temperature"),
+        ({"sampling_params": {"repetition_penalty": 1e-45}}, "repetition_penalty"),
+        ({"sampling_params": {"min_new_tokens": 129}}, "max_new_tokens(128)"),
+        (
+            {"sampling_params": {"min_new_tokens": 1, "stop_token_ids": list(range(264))}},
+            "Every token ends",
+        ),
     ],
 )
 async def test_a_request_that_cannot_be_served_answers_an_error_object(http, body, message) -> None:
     status, answer = await post(http, "/generate", {"input_ids": PROMPT} | body)
     assert status == 400 and message in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"presence_penalty": 0.5, "frequency_penalty": -2},
+        {"repetition_penalty": 0.01, "temperature": 1e4},
+        {"top_k": 2**63},
+        {"min_new_tokens": 8, "stop_token_ids": [-1, 10**8, 2**70]},
+        {"min_new_tokens": 8, "stop_token_ids": list(range(263))},
+    ],
+    ids=["presence", "repetition", "top_k", "no_such_stop", "almost_all_stop"],
+)
+async def test_the_widest_values_are_served(http, params: dict[str, Any]) -> None:
+    answer = await generate(http, sampling_params=params | {"max_new_tokens": 8})
+    assert len(answer["output_ids"]) == 8
+
+
+async def test_no_token_is_made_where_none_is_asked_for(http) -> None:
+    params = {"max_new_tokens": 0}
+    answer = await generate(http, sampling_params=params, return_logprob=True)
+    assert answer["output_ids"] == [] and answer["text"] == ""
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+    assert answer["meta_info"]["weight_versions"] == []
+    (only,) = await events(http, sampling_params=params)
+    assert only["output_ids"] == []
+
+
+async def test_a_request_that_is_aborted_before_it_ran_is_answered(http) -> None:
+    await post(http, "/pause_generation", {"mode": "in_place"})
+    waiting = long(http, "waiting")
+    while True:
+        async with http.get("/v1/loads") as response:
+            if (await response.json())["loads"][0]["num_waiting_reqs"]:
+                break
+    await post(http, "/abort_request", {"rid": "waiting"})
+    answer = await waiting
+    await post(http, "/continue_generation", {})
+    assert answer["output_ids"] == []
+    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 async def test_unknown_top_level_fields_are_ignored(http) -> None:

@@ -113,10 +113,11 @@ class LocalEngine:
                 self.scheduler.abort(prompt.rid)
 
     def _check_rids(self, prompts: Sequence[PromptRequest]) -> None:
-        rids = [prompt.rid for prompt in prompts]
-        for index, rid in enumerate(rids):
-            if self.scheduler.is_live(rid) or rid in rids[:index]:
-                raise RequestError(f"Duplicate request ID detected: {rid}")
+        seen: set[str] = set()
+        for prompt in prompts:
+            if self.scheduler.is_live(prompt.rid) or prompt.rid in seen:
+                raise RequestError(f"Duplicate request ID detected: {prompt.rid}")
+            seen.add(prompt.rid)
 
     def pause(self, mode: PauseMode) -> None:
         """Stop stepping. It takes effect at once, because steps run in the same thread."""

@@ -34,6 +34,9 @@ _UNSUPPORTED_FIELDS = (
     "top_logprobs_num",
 )
 
+# While a body is parsed the engine makes no step.
+_MOST_GENERATIONS = 4096
+
 
 class BodyError(ValueError):
     """A body that breaks the JSON contract: SGLang answers `{"error": "<str>"}`."""
@@ -122,7 +125,7 @@ class _Params:
 
     def ids(self, name: str) -> frozenset[int]:
         value = self._left.pop(name, [])
-        if not isinstance(value, list) or not all(isinstance(v, int) for v in value):
+        if not isinstance(value, list) or not set(map(type, value)) <= {int}:
             raise BodyError(f"sampling_params.{name} must be a list of ids, got {value!r:.100}")
         return frozenset(value)
 
@@ -147,7 +150,7 @@ def parse_generate(body: object, limits: PromptLimits, text: Text) -> GenerateBo
             raise RequestError(f"{name} needs SGLang: the local engine has none")
     if body.get("return_logprob") and (body.get("logprob_start_len") or -1) >= 0:
         raise RequestError("logprob_start_len needs SGLang: the local engine has output logprobs")
-    inputs, many = _inputs(body, text)
+    inputs, many = _inputs(body, limits, text)
     rids = _one_for_each(body.get("rid"), len(inputs), many, "rid")
     params = _one_for_each(body.get("sampling_params"), len(inputs), many, "sampling_params")
     logprobs = _one_for_each(body.get("return_logprob"), len(inputs), many, "return_logprob")
@@ -158,13 +161,16 @@ def parse_generate(body: object, limits: PromptLimits, text: Text) -> GenerateBo
         copies = _prompts(ids, rid, _Params(sent), bool(logprob), limits, text)
         many = many or len(copies) > 1
         prompts += copies
+        _check_count(len(prompts))
     stream = bool(body.get("stream"))
     if stream and many:
         raise RequestError("a stream of several generations needs SGLang: the local engine has one")
     return GenerateBody(prompts, many, stream)
 
 
-def _inputs(body: dict[str, object], text: Text) -> tuple[list[list[int]], bool]:
+def _inputs(
+    body: dict[str, object], limits: PromptLimits, text: Text
+) -> tuple[list[list[int]], bool]:
     """The prompts' ids, and whether the body is a batch."""
     sent_text, sent_ids = body.get("text"), body.get("input_ids")
     if (sent_text is None) == (sent_ids is None):
@@ -176,15 +182,29 @@ def _inputs(body: dict[str, object], text: Text) -> tuple[list[list[int]], bool]
         texts = [t for t in sent if isinstance(t, str)]
         if not texts or len(texts) < len(sent):
             raise BodyError("text must be a string or a list of strings")
+        _check_count(len(texts))
+        if any(len(t) > limits.context_length * text.longest_token for t in texts):
+            raise RequestError(
+                f"The input is longer than the model's context length"
+                f" ({limits.context_length} tokens)."
+            )
         return [text.encode(t) for t in texts], isinstance(sent_text, list)
     if not isinstance(sent_ids, list) or not sent_ids:
         raise BodyError("input_ids must be a list of ids, or a list of such lists, and not empty")
     many = isinstance(sent_ids[0], list)
     batch: list[list[int]] = sent_ids if many else [sent_ids]
+    _check_count(len(batch))
     for ids in batch:
         if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
             raise BodyError("input_ids must be a list of ids, or a list of such lists")
     return batch, many
+
+
+def _check_count(generations: int) -> None:
+    if generations > _MOST_GENERATIONS:
+        raise RequestError(
+            f"One request asks for {generations} generations, more than {_MOST_GENERATIONS}."
+        )
 
 
 def _one_for_each(value: object, count: int, many: bool, name: str) -> list[object]:
@@ -234,17 +254,21 @@ def _prompts(
         raise RequestError(str(error)) from error
     if n < 1:
         raise RequestError(f"n must be at least 1, got {n}.")
+    _check_count(n)
     if strings and not text.known:
         raise RequestError("the served model has no tokenizer: use stop_token_ids instead of stop")
     _check_length(ids, max_new_tokens, limits)
+    # As in SGLang, ignore_eos also lets stop_token_ids pass.
+    ends = frozenset() if ignore_eos else limits.end_ids | stop_ids
+    end_ids = frozenset(i for i in ends if 0 <= i < limits.vocab_size)  # others never come
+    _check_minimum(sampling.min_new_tokens, max_new_tokens, end_ids, limits)
     return [
         PromptRequest(
             rid=rid if rid is not None and n == 1 else uuid.uuid4().hex,
             input_ids=ids,
             sampling=sampling if copy == 0 else sampling.for_copy(copy),
             max_new_tokens=max_new_tokens,
-            # As in SGLang, ignore_eos also lets stop_token_ids pass.
-            end_ids=frozenset() if ignore_eos else limits.end_ids | stop_ids,
+            end_ids=end_ids,
             stop_strings=StopStrings(text, strings) if strings else None,
             return_logprob=return_logprob,
             skip_special_tokens=skip_special_tokens,
@@ -278,6 +302,18 @@ def _check_length(ids: list[int], max_new_tokens: int, limits: PromptLimits) -> 
         )
 
 
+def _check_minimum(
+    min_new_tokens: int, max_new_tokens: int, end_ids: frozenset[int], limits: PromptLimits
+) -> None:
+    if min_new_tokens > max_new_tokens:
+        raise RequestError(
+            f"min_new_tokens must be in [0, max_new_tokens({max_new_tokens})],"
+            f" got {min_new_tokens}."
+        )
+    if min_new_tokens and len(end_ids) == limits.vocab_size:
+        raise RequestError("Every token ends the generation: min_new_tokens cannot be reached.")
+
+
 def generate_answer(
     request: LiveRequest, prompt: PromptRequest, text: Text, latest_version: str
 ) -> dict[str, object]:
@@ -304,7 +340,8 @@ def generate_answer(
         meta["output_token_logprobs_length"] = len(output)
     meta |= {"reasoning_tokens": 0, "completion_tokens": len(output), "cached_tokens": cached}
     if ended:
-        ends = [span.start for span in request.spans[1:]] + [len(output)]
+        ends = [*(span.start for span in request.spans), len(output)][1:]
+        # Without a span: it ended before it ran.
         meta["weight_versions"] = [
             {"version": span.version, "start": span.start, "end": end}
             for span, end in zip(request.spans, ends, strict=True)

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 _GREEDY_BELOW = 1e-6
+# Beyond these the logits leave the range of floats, and no token could be drawn for a whole batch.
+_TEMPERATURE_UP_TO = 1e4
+_REPETITION_FROM, _REPETITION_UP_TO = 0.01, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,10 @@ class TokenSampling:
 
         Raises ValueError for a value out of range.
         """
-        if self.temperature < 0.0:
-            raise ValueError(f"temperature must be non-negative, got {self.temperature}.")
+        if not 0.0 <= self.temperature <= _TEMPERATURE_UP_TO:
+            raise ValueError(
+                f"temperature must be in [0, {_TEMPERATURE_UP_TO:g}], got {self.temperature}."
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
         if not 0.0 <= self.min_p <= 1.0:
@@ -64,10 +69,13 @@ class TokenSampling:
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2.0 <= getattr(self, name) <= 2.0:
                 raise ValueError(f"{name} must be in [-2, 2], got {getattr(self, name)}.")
-        if not 0.0 < self.repetition_penalty <= 2.0:
+        if not _REPETITION_FROM <= self.repetition_penalty <= _REPETITION_UP_TO:
             raise ValueError(
-                f"repetition_penalty must be in (0, 2], got {self.repetition_penalty}."
+                f"repetition_penalty must be in [{_REPETITION_FROM}, {_REPETITION_UP_TO:g}],"
+                f" got {self.repetition_penalty}."
             )
+        if self.min_new_tokens < 0:
+            raise ValueError(f"min_new_tokens must be at least 0, got {self.min_new_tokens}.")
         if self.temperature >= _GREEDY_BELOW and self.top_k != 1:
             return self
         return replace(
@@ -117,7 +125,8 @@ def sample(
 
     `seeded` replaces the uniform numbers of some rows: (row, number in [0, 1)). Tokens are drawn
     by inverting the cumulative distribution with one uniform number per row: noise for every id of
-    the vocabulary would cost more than the forward pass of a small model.
+    the vocabulary would cost more than the forward pass of a small model. Raises ValueError for
+    logits that are no numbers.
     """
     device = logits_BV.device
     first = samplings[0].temperature
@@ -134,7 +143,10 @@ def sample(
         uniform[row] = number
     # A target in (0, total] guarantees that an id reaches it and that its probability is not 0.
     cdf_BV = probs_BV.cumsum(-1)
-    target = (1.0 - uniform.to(device)) * cdf_BV[:, -1:]
+    total = cdf_BV[:, -1:]
+    if not total.isfinite().all():
+        raise ValueError("the model's logits are no numbers: its weights are damaged")
+    target = (1.0 - uniform.to(device)) * total
     tokens_B1 = torch.searchsorted(cdf_BV, target)
     if any(s.greedy for s in samplings):
         greedy = torch.tensor([s.greedy for s in samplings], device=device)[:, None]
@@ -149,7 +161,8 @@ def _keep_allowed(probs_BV: Tensor, samplings: Sequence[TokenSampling]) -> Tenso
     Each limit applies to the unfiltered distribution.
     """
     device, vocab = probs_BV.device, probs_BV.shape[-1]
-    top_k = torch.tensor([s.top_k if s.top_k > 0 else vocab for s in samplings], device=device)
+    most = [min(s.top_k, vocab) if s.top_k > 0 else vocab for s in samplings]
+    top_k = torch.tensor(most, device=device)
     top_p = torch.tensor([s.top_p for s in samplings], device=device, dtype=torch.double)
     min_p = torch.tensor([s.min_p for s in samplings], device=device, dtype=torch.double)
     sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True)

@@ -242,6 +242,7 @@ class Scheduler:
             budget -= end - request.computed
         return segments, chunks
 
+    @torch.inference_mode()  # as in the forward pass: else its logits must not be edited
     def _sample(self, logits: torch.Tensor) -> None:
         """Draw a token for each decoding request from its row of `logits` [B, V]."""
         requests = self._decoding

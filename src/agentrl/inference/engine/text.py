@@ -5,6 +5,7 @@ The engine itself knows tokens only; a model folder without a tokenizer serves t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -24,6 +25,12 @@ class Text:
     def known(self) -> bool:
         """Whether there is a tokenizer."""
         return self._tokenizer is not None
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Number of characters that the longest token stands for, or more."""
+        assert self._tokenizer is not None
+        return max(map(len, self._tokenizer.get_vocab()), default=1)
 
     @property
     def eos_token_id(self) -> int | None:
