@@ -10,8 +10,8 @@ once asks for as many as it can.
 For each number of records at once and of processes: turns per second; `turns_per_core_s`, turns
 per CPU second of the samplers; `overhead`, the wall time over that of the critical paths, from the
 first record's start to the last group's finalisation; and CPU milliseconds per turn of the
-samplers, of mongod, and of the services. Start-up is not in it. `mongod_idle_ms_per_s` is what mongod
-takes while the samplers wait for tasks, and `mongod_ms_per_turn_beyond_idle` the rest.
+samplers, of mongod, and of the services. Start-up is not in it. `mongod_idle_ms_per_s` is
+what mongod takes while the samplers wait for tasks, and `mongod_ms_per_turn_beyond_idle` the rest.
 """
 
 import asyncio

@@ -258,12 +258,21 @@ class AgentConfig:
 
     agent_name: str = flag(
         "mcp",
-        "name of the agent of tasks that name none: mcp, single_turn, math or a registered one",
+        "name of the agent of tasks that name none: mcp, single_turn, math, program or a "
+        "registered one",
         kind="NAME",
         belongs=FlagClass.DATA,
     )
     agent_module: str | None = flag(
         None, "Python file that registers agents", unset="none", kind="FILE"
+    )
+    agent_command: str | None = flag(
+        None,
+        "command that the agent program runs for each attempt; it finds the model where it would "
+        "find OpenAI's or Anthropic's",
+        unset="none; the agent program needs it",
+        kind="TEXT",
+        belongs=FlagClass.DATA,
     )
     mcp_manager_url: str | None = flag(
         None,

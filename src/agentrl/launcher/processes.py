@@ -19,7 +19,7 @@ from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import IO
 
-from agentrl.launcher import subreaper
+from agentrl import subreaper
 
 RESTARTS = 10  # how often in a row a part that should last as long as the run is started again
 FORGIVEN_AFTER_S = 600.0  # a part that ran for so long begins a new row

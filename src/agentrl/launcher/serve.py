@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from pymongo.errors import PyMongoError
 
+from agentrl import subreaper
 from agentrl.configs import ConfigError, model_folder
 from agentrl.configs.flags import FLAGS
 from agentrl.configs.secret_variables import flags_in_environment, read_key
@@ -26,7 +27,6 @@ from agentrl.held_port import HeldPort
 from agentrl.inference.engine import EngineConfig, serve
 from agentrl.inference.protocol import version_to_wire
 from agentrl.inference.sglang_server import SGLangConfig, SGLangError, serve_sglang
-from agentrl.launcher import subreaper
 from agentrl.launcher.deployment import SGLANG_OF_SETUP, SGLANG_PYTHON, count_gpus
 from agentrl.tracebacks import log_to_stderr
 
