@@ -1,4 +1,4 @@
-"""A program that knows nothing of training: it asks OpenAI's client where an item is.
+"""A program that knows nothing of training: it asks a model where an item is.
 
 `python agent_program.py MODE`: what it does beside that.
 """
@@ -11,31 +11,36 @@ import time
 import urllib.request
 from pathlib import Path
 
-import openai
-
 mode = sys.argv[1]
 task = json.loads(Path(os.environ["AGENTRL_TASK_FILE"]).read_text())
 if mode == "never":
     print("I know it already")
     sys.exit(0)
-client = openai.OpenAI()
-messages = [{"role": "user", "content": task["query"]}]
-if mode == "greedy":  # goes on for ever
-    while True:
-        client.chat.completions.create(model="any", messages=messages)
-reply = client.chat.completions.create(model="any", messages=messages).choices[0].message.content
+
+
+def post(url: str, told: object) -> dict:
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+    request = urllib.request.Request(url, json.dumps(told).encode(), headers)
+    return json.load(urllib.request.urlopen(request))
+
+
+def ask() -> str:
+    asked = {"model": "any", "messages": [{"role": "user", "content": task["query"]}]}
+    answer = post(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", asked)
+    return answer["choices"][0]["message"]["content"]
+
+
+while mode == "greedy":  # goes on for ever
+    ask()
+reply = ask()
 print("I asked once", file=sys.stderr)
 match mode:
     case "answer":
         print(f"It said: {reply}")
     case "reward":
-        for name, told in (
-            ("reward", {"reward": 0.25, "explanation": "a quarter"}),
-            ("finish", {}),
-        ):
-            url = f"{os.environ['AGENTRL_SESSION_URL']}/{name}"
-            key = {"Authorization": f"Bearer {os.environ['AGENTRL_SESSION_KEY']}"}
-            urllib.request.urlopen(urllib.request.Request(url, json.dumps(told).encode(), key))
+        url = os.environ["AGENTRL_SESSION_URL"]
+        post(f"{url}/reward", {"reward": 0.25, "explanation": "a quarter"})
+        post(f"{url}/finish", {})
         time.sleep(600)  # it is done, and does not end
     case "fail":
         raise KeyError("no such bin")

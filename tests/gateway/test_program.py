@@ -13,6 +13,7 @@ from agentrl.configs import ConfigError
 from agentrl.databases.documents import Record, StopReason, ToolResult
 
 PROGRAM = Path(__file__).with_name("agent_program.py")
+FUNCTIONS = Path(__file__).with_name("agent_functions.py")
 
 
 def runs(stage: Stage, mode: str) -> None:
@@ -98,9 +99,32 @@ async def test_a_program_sees_none_of_the_run_s_secrets(
 
 
 @pytest.mark.parametrize(
+    ("name", "answer", "score"), [("awaited", "42", 1.0), ("threaded", "42", 0.5)]
+)
+async def test_a_function_asks_the_model_by_a_client_of_its_own(
+    stage: Stage, name: str, answer: str, score: float
+) -> None:
+    stage.flags = ("--agent_name", "program", "--agent_entry", f"{FUNCTIONS}:{name}")
+    stage.lines = ["Hm.", "<answer>42</answer>"]
+    record = await stage.attempt("program")
+    assert (record.final_answer, record.score, record.n_turns) == (answer, score, 2)
+    assert record.n_segments == 1
+
+
+async def test_a_function_that_raises_fails_its_attempt(stage: Stage) -> None:
+    stage.flags = ("--agent_name", "program", "--agent_entry", f"{FUNCTIONS}:raises")
+    with pytest.raises(ZeroDivisionError):
+        await stage.attempt("program")
+
+
+@pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ((), "--agent_command is needed"),
+        ((), "give --agent_command"),
+        (("--agent_command", "python x", "--agent_entry", "x.py:run"), "give --agent_command"),
+        (("--agent_entry", "no_such_file.py:run"), "there is no such Python file"),
+        (("--agent_entry", f"{FUNCTIONS}:none"), "has no function"),
+        (("--agent_entry", f"{FUNCTIONS}:short"), "must take"),
         (("--agent_command", "no-such-program-here x"), "there is no program"),
         (("--agent_command", "python 'open"), "No closing quotation"),
     ],

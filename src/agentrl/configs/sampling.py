@@ -270,8 +270,14 @@ class AgentConfig:
         None,
         "command that the agent program runs for each attempt; it finds the model where it would "
         "find OpenAI's or Anthropic's",
-        unset="none; the agent program needs it",
-        kind="TEXT",
+        unset="none",
+        belongs=FlagClass.DATA,
+    )
+    agent_entry: str | None = flag(
+        None,
+        "function that the agent program calls for each attempt, written as FILE.py:NAME; it takes "
+        "the task and the session",
+        unset="none",
         belongs=FlagClass.DATA,
     )
     mcp_manager_url: str | None = flag(

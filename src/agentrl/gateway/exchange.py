@@ -81,14 +81,14 @@ def text_of_content(content: object, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise BadRequest(f"{where} must be a text or a list of parts")
-    texts = []
+    texts: list[str] = []
     for part in content:
         if not isinstance(part, dict):
             raise BadRequest(f"{where} must be a text or a list of parts")
         kind = part.get("type")
         if kind not in ("text", "input_text", "output_text", "refusal"):
             raise BadRequest(f"{where} has a part of type {kind!r}: the model reads text only")
-        text = part.get("refusal" if kind == "refusal" else "text")
+        text: object = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
             raise BadRequest(f"{where} has a part of type {kind!r} without a text")
         texts.append(text)
@@ -97,14 +97,15 @@ def text_of_content(content: object, where: str) -> str:
 
 def arguments_of(given: object, where: str) -> dict[str, Any]:
     """The arguments of a call that a client sends: a JSON object, or the text of one."""
+    arguments = given
     if isinstance(given, str):
         try:
-            given = json.loads(given or "{}")
+            arguments = json.loads(given or "{}")
         except ValueError:
             raise BadRequest(f"{where} is not valid JSON: {given[:80]!r}") from None
-    if not isinstance(given, dict):
+    if not isinstance(arguments, dict):
         raise BadRequest(f"{where} must be a JSON object")
-    return given
+    return arguments
 
 
 def call_message(id: str, name: object, arguments: object, where: str) -> Message:

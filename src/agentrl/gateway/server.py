@@ -185,7 +185,7 @@ class Gateway:
     # -- the attempt
 
     async def _task(self, session: Session, request: web.Request) -> web.StreamResponse:
-        return _json(task_fields(session))
+        return _json(session.task_fields)
 
     async def _reward(self, session: Session, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
@@ -209,15 +209,6 @@ class Gateway:
         session.answer = answer
         session.finished.set()
         return _json({"session": session.id})
-
-
-def task_fields(session: Session) -> dict[str, Any]:
-    """The task of an attempt, as its line in the task file."""
-    task = session.task
-    given: dict[str, Any] = {"id": task.task_id, "query": task.query, "answer": task.answer}
-    if task.messages:
-        given["messages"] = task.messages
-    return {**task.fields, **given}
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -7,6 +7,8 @@ that a client repeats, because the answer was lost on the way, gets the same ans
 import asyncio
 import secrets
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
 
 from agentrl.databases.documents import StopReason, ToolCall
 from agentrl.gateway.exchange import Call, ChatAnswer, ChatRequest
@@ -40,7 +42,6 @@ class Session:
         self.answer: str | None = None
         self.finished = asyncio.Event()  # the program said that it is done
         self.conversations: dict[str, Sequence[Message]] = {}  # by id of the answer that ends them
-        self.task = sampler.claim.task
         self._sampler = sampler
         self._llm = ChatModel(sampler)
         self._history = History()
@@ -48,6 +49,15 @@ class Session:
         self._answering: set[asyncio.Task[list[ChatAnswer]]] = set()
         self._storing: set[asyncio.Task[ChatAnswer]] = set()
         self._over = False
+
+    @property
+    def task_fields(self) -> dict[str, Any]:
+        """The task of the attempt, as its line in the task file."""
+        task = self._sampler.claim.task
+        given: dict[str, Any] = {"id": task.task_id, "query": task.query, "answer": task.answer}
+        if task.messages:
+            given["messages"] = task.messages
+        return deepcopy({**task.fields, **given})
 
     async def ask(self, request: ChatRequest, digest: str, *, repeated: bool) -> list[ChatAnswer]:
         """The `n` answers to a request.
