@@ -28,6 +28,8 @@ class History:
         calls = tuple((call.name, _canonical(call.arguments)) for call in answer.calls)
         said = (answer.content.strip(), calls)
         self._by_words[said] = text
+        if answer.stopped_by is not None:  # which some clients put back
+            self._by_words[((answer.content + answer.stopped_by).strip(), calls)] = text
         if answer.calls:  # of two answers with the same words, the ids tell which one is meant
             self._by_call[answer.calls[0].id] = (said, text)
 
