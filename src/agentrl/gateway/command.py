@@ -16,12 +16,12 @@ from pathlib import Path
 
 import orjson
 
-from agentrl import subreaper
 from agentrl.configs import ConfigError
 from agentrl.configs.secret_variables import VARIABLES
 from agentrl.gateway.exchange import MODEL
 from agentrl.gateway.outcome import Outcome
 from agentrl.gateway.sessions import Session
+from agentrl.subreaper import SUBREAPER
 
 _GRACE_S = 2.0  # for a program that is ended
 _KEPT_BYTES = 200_000  # of each output
@@ -51,7 +51,7 @@ async def run_command(
         task = Path(folder) / "task.json"
         task.write_bytes(orjson.dumps(session.task_fields, option=orjson.OPT_INDENT_2))
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", subreaper.__file__, str(_GRACE_S), *words,
+            sys.executable, "-I", "-S", SUBREAPER, str(_GRACE_S), *words,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE, env=_environment(session, url, task, key_variable),
             start_new_session=True,
