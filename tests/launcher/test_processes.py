@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.launcher.processes import Change, Event, Kind, Part, Supervisor, last_lines
-from agentrl.launcher.subreaper import descendants
+from agentrl.subreaper import descendants
 
 SLEEPER = "import time; time.sleep(60)"
 STUBBORN = """

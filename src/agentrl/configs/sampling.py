@@ -258,12 +258,27 @@ class AgentConfig:
 
     agent_name: str = flag(
         "mcp",
-        "name of the agent of tasks that name none: mcp, single_turn, math or a registered one",
+        "name of the agent of tasks that name none: mcp, single_turn, math, program or a "
+        "registered one",
         kind="NAME",
         belongs=FlagClass.DATA,
     )
     agent_module: str | None = flag(
         None, "Python file that registers agents", unset="none", kind="FILE"
+    )
+    agent_command: str | None = flag(
+        None,
+        "command that the agent program runs for each attempt; it finds the model where it would "
+        "find OpenAI's or Anthropic's",
+        unset="none",
+        belongs=FlagClass.DATA,
+    )
+    agent_entry: str | None = flag(
+        None,
+        "function that the agent program calls for each attempt, written as FILE.py:NAME; it takes "
+        "the task and the session",
+        unset="none",
+        belongs=FlagClass.DATA,
     )
     mcp_manager_url: str | None = flag(
         None,

@@ -71,7 +71,8 @@ class PromptTooLong(RequestRejected):
 class SamplingParams:
     """Sampling parameters, with the names, defaults and meanings of SGLang.
 
-    `temperature` 0 is greedy. `top_k` -1 keeps the whole vocabulary. The presence and frequency
+    `temperature` 0 is greedy. `top_k` -1 keeps the whole vocabulary. `stop`: texts that end the
+    output, which has the first of them at its end. The presence and frequency
     penalties are subtracted from the logits of earlier tokens; the repetition penalty scales them.
     """
 
@@ -81,6 +82,7 @@ class SamplingParams:
     top_k: int = -1
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -99,6 +101,8 @@ class SamplingParams:
             body["min_p"] = self.min_p
         if self.stop_token_ids:
             body["stop_token_ids"] = list(self.stop_token_ids)
+        if self.stop:
+            body["stop"] = list(self.stop)
         if self.ignore_eos:
             body["ignore_eos"] = True
         if self.presence_penalty != 0.0:

@@ -10,7 +10,7 @@ A launch
     presets.py, deployment.py, stack.py, service_part.py   which processes there are, with which
                               command lines
     sglang_setup.py           SGLang's environment
-    processes.py, subreaper.py, accelerate.py, sampler_processes.py   child processes
+    processes.py, accelerate.py, sampler_processes.py   child processes
     run_folder.py, run_parts.py   what a run writes in its folder
 What is seen
     progress.py, success.py, view.py, terminal.py, other_samplers.py   while the run lasts

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Collection
 from pathlib import Path
 
-from agentrl.launcher.subreaper import descendants
+from agentrl.subreaper import descendants
 
 
 class OtherSamplers:

@@ -19,7 +19,7 @@ from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import IO
 
-from agentrl.launcher import subreaper
+from agentrl.subreaper import SUBREAPER, descendants
 
 RESTARTS = 10  # how often in a row a part that should last as long as the run is started again
 FORGIVEN_AFTER_S = 600.0  # a part that ran for so long begins a new row
@@ -196,7 +196,7 @@ class Supervisor:
             if watched.process is None:
                 continue
             # The subreaper may not come round to it, so its family is killed from here.
-            for pid in [*subreaper.descendants(watched.process.pid), watched.process.pid]:
+            for pid in [*descendants(watched.process.pid), watched.process.pid]:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -213,7 +213,7 @@ class Supervisor:
         watched.row.started = time.monotonic()
         with _output(part) as log:
             watched.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", subreaper.__file__, str(part.grace_s), *part.command],
+                [sys.executable, "-I", "-S", SUBREAPER, str(part.grace_s), *part.command],
                 stdin=subprocess.PIPE,  # closed by our end, however we end: the subreaper's notice
                 stdout=log,
                 stderr=log,

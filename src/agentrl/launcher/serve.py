@@ -26,8 +26,8 @@ from agentrl.held_port import HeldPort
 from agentrl.inference.engine import EngineConfig, serve
 from agentrl.inference.protocol import version_to_wire
 from agentrl.inference.sglang_server import SGLangConfig, SGLangError, serve_sglang
-from agentrl.launcher import subreaper
 from agentrl.launcher.deployment import SGLANG_OF_SETUP, SGLANG_PYTHON, count_gpus
+from agentrl.subreaper import SUBREAPER
 from agentrl.tracebacks import log_to_stderr
 
 HEARTBEAT_S = 5.0
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     run = announced_to(arguments, os.environ)
     if (arguments.engine or _usual_engine()) == "sglang":
-        reaped = (sys.executable, "-I", "-S", subreaper.__file__, str(SGLANG_GRACE_S))
+        reaped = (sys.executable, "-I", "-S", SUBREAPER, str(SGLANG_GRACE_S))
         config = sglang_config(arguments)
         try:
             with HeldPort(host=config.host) if config.port == 0 else nullcontext() as held:

@@ -127,9 +127,10 @@ def print_record(
     if record.own_calls:
         console.print(Rule("calls that belong to no turn", align="left", style="dim"))
         _print_calls(console, record.own_calls)
+    answered = True
     for turn in turns:
         for message in turn.messages:
-            if message.get("role") == "tool":
+            if message.get("role") == "tool" and answered:
                 continue  # shown with its call
             role = str(message.get("role"))
             console.print(Rule(role, align="left", style="dim"))
@@ -143,6 +144,8 @@ def print_record(
         if turn.format_error:
             console.print(Text(f"not understood: {turn.format_error}", "red"))
         _print_calls(console, turn.tool_calls)
+        # Calls that a program made itself: their results are messages of a later turn.
+        answered = all(call.result is not None for call in turn.tool_calls)
     console.print(Rule(style="dim"))
     if record.error:
         console.print(Text(f"failed: {record.error}", "red"))
@@ -172,13 +175,16 @@ def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
             continue  # it could not be parsed; the turn has the error
         arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
         style = "red" if call.is_error else "green"
+        took = f"   {call.latency_s * 1000:.0f} ms"
+        known = call.result is not None
+        result = [("  ⇒  ", "dim"), (str(call.result), style), (took, "dim")] if known else []
         console.print(
             Text.assemble(
-                ("  agent → " if call.by_agent else "  → ", "dim"), f"{call.name}({arguments})",
-                ("  ⇒  ", "dim"), (str(call.result), style),
-                (f"   {call.latency_s * 1000:.0f} ms", "dim"),
+                ("  agent → " if call.by_agent else "  → ", "dim"),
+                f"{call.name}({arguments})",
+                *result,
             )
-        )  # fmt: skip
+        )
 
 
 def _counted(n_failed: int) -> str:

@@ -3,7 +3,7 @@
 Every agent is an `AsyncSampler`: a function or an agent loop is wrapped in one when it is
 registered. Names come from three places, in order of precedence:
 
-    built in        mcp, tool_agent, single_turn, single_turn_agent, math
+    built in        mcp, tool_agent, single_turn, single_turn_agent, math, program
     registered      `register_agent`, called by the file of `--agent_module`
     installed       entry points of the group `agentrl.agents`
 
@@ -39,6 +39,7 @@ _BUILT_IN = {
         "single_turn": _SINGLE_TURN,
         "single_turn_agent": _SINGLE_TURN,  # its name in data sets for verl
         "math": "agentrl.rollout.agents.math:MathSampler",
+        "program": "agentrl.gateway.program:ProgramSampler",
     }.items()
 }
 _registered: dict[str, Agent] = {}

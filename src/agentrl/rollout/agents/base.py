@@ -254,14 +254,19 @@ class AsyncSampler(ABC):
         return self.add_turn(*await self.ask(self.context.ids, left))
 
     async def ask(
-        self, prompt_ids: Ids, left: int, max_new_tokens: int | None = None
+        self,
+        prompt_ids: Ids,
+        left: int,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] = (),
     ) -> tuple[Generation, StopReason | None]:
         """Generate from a prompt. The record does not change, so calls may run concurrently.
 
         `left`: tokens that the record may still get. `max_new_tokens`: a further limit besides
-        `--max_new_tokens`. Returns the answer and the limit that truncated it, if any. Raises
-        `LimitReached` if the service's context leaves no room for an answer, `InferenceError` if no
-        service answers, and RuntimeError if the answer is empty or continues after a stop token.
+        `--max_new_tokens`. `stop`: texts that end the answer. Returns the answer and the
+        limit that truncated it, if any. Raises `LimitReached` if the service's context leaves no
+        room for an answer, `InferenceError` if no service answers, and RuntimeError if the answer
+        is empty or continues after a stop token.
         After an outage, every call raises it again.
         """
         if self.outage is not None:
@@ -272,6 +277,7 @@ class AsyncSampler(ABC):
             **cast(dict[str, Any], self._sampling_params()),
             max_new_tokens=limit.max_new_tokens,
             stop_token_ids=self.resources.renderer.stop_token_ids,
+            stop=tuple(stop),
         )
         request = GenerateRequest(f"{self.record.id}-{self._n_asked}", prompt_ids, params)
         self._n_asked += 1

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 from agentrl.databases.documents import Rewrite, StopReason, ToolCall
 from agentrl.databases.records import turn_id
-from agentrl.rollout.agents.base import Turn
-from agentrl.rollout.agents.tool_sampler import ToolSampler
+from agentrl.rollout.agents.base import AsyncSampler, Turn
 from agentrl.rollout.agents.turn_status import format_error
 from agentrl.rollout.chat import (
     Conversation,
@@ -92,7 +91,7 @@ class _Prompt:
 class ChatModel:
     """The policy, as the `llm` of one record's agent function."""
 
-    def __init__(self, sampler: ToolSampler) -> None:
+    def __init__(self, sampler: AsyncSampler) -> None:
         self.last: OpenTurn | None = None  # of the latest reply
         self._sampler = sampler
         self._threads: list[_Thread] = []
@@ -111,11 +110,13 @@ class ChatModel:
         messages: Sequence[Message],
         tools: Sequence[ToolSchema] = (),
         max_new_tokens: int | None = None,
+        stop: Sequence[str] = (),
     ) -> ChatReply:
         """Generate a reply to these messages.
 
         `messages`: OpenAI's format, with role and content. `tools`: schemas in the prompt; without
-        any, replies are not parsed for calls. Raises `LimitReached` at the record's limits, and
+        any, replies are not parsed for calls. `stop`: texts that end a reply, which has the first
+        of them at its end. Raises `LimitReached` at the record's limits, and
         `TemplateRefusal` if the chat template rejects the messages.
         """
         schemas, sampler = tuple(tools), self._sampler
@@ -135,7 +136,7 @@ class ChatModel:
         )
         self._n_running += 1
         try:
-            answer, cut_by = await sampler.ask(prompt.ids, left, max_new_tokens)
+            answer, cut_by = await sampler.ask(prompt.ids, left, max_new_tokens, stop)
         finally:
             self._n_running -= 1
         if self._finished:
@@ -166,6 +167,10 @@ class ChatModel:
             turn.add_call(call)
         else:
             self._sampler.record.own_calls.append(call)
+
+    async def store(self, reply: ChatReply) -> None:
+        """Store the turn of a reply now: its calls, if it has any, are made elsewhere."""
+        await self._store([reply.turn])
 
     async def finish(self) -> None:
         """The agent has ended: store the open turns. Later replies raise RuntimeError."""

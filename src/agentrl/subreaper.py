@@ -22,6 +22,7 @@ import time
 from collections import defaultdict
 from types import FrameType
 
+SUBREAPER = __file__  # the program, for command lines
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05

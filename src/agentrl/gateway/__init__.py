@@ -1,0 +1,17 @@
+"""Any agent program as an agent: its requests in, Records out.
+
+A program speaks the API of OpenAI or Anthropic, and knows nothing of training. It is run for each
+attempt, with the address of a session, and what it asks there is answered by the run's model:
+
+    program.py             the agent `program`
+    command.py, function.py, outcome.py   the user's code: a command, or a function; how it ended
+    sessions.py            the conversations of one attempt, and its reward
+    server.py              the HTTP server of a sampler process, and its sessions
+    exchange.py            a request and its answer, without the form of an API
+    history.py             recognises the model's own turns in what a client sends
+    openai_chat.py         /v1/chat/completions
+    openai_responses.py    /v1/responses
+    anthropic_messages.py  /v1/messages
+
+Arrows point from here to `rollout`, and none back.
+"""

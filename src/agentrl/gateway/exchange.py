@@ -1,0 +1,133 @@
+"""A request of a program and its answer, as values without the form of an API.
+
+Messages are in the layout of Chat Completions, with contents that are texts and arguments that are
+objects. The modules of the APIs read and write them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.rollout.chat import Message, ToolSchema
+
+MODEL = "policy"
+"""The name of the run's model. A program may use any other name: there is one model."""
+
+
+class BadRequest(ValueError):
+    """A request that cannot be answered. The message names the field and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a program asks.
+
+    `stop`: texts that end the answer. `n`: number of answers. `max_new_tokens`: a limit beside
+    the run's. `logprobs`: whether the answers have their tokens.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[ToolSchema] = ()
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: bool = False
+    model: str = MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call of an answer. `id`: unique in the session."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def arguments_json(self) -> str:
+        """The arguments as clients get them."""
+        return json.dumps(self.arguments, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """One answer of the model.
+
+    `content`: its text without calls, control tokens and thought. `stopped_by`: the one of the
+    request's `stop` that ended it. `cut_off`: whether a limit ended it. `tokens`: text and logprob
+    of each sampled token, if they were asked for.
+    """
+
+    content: str
+    thought: str = ""
+    calls: tuple[Call, ...] = ()
+    stopped_by: str | None = None
+    cut_off: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    tokens: Sequence[tuple[str, float]] = field(default=(), repr=False)
+
+
+def text_of_content(content: object, where: str) -> str:
+    """The text of a message's content: a string, or parts of type text.
+
+    Raises `BadRequest` for images and other parts. `where`: the field, for the message.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{where} must be a text or a list of parts")
+    texts: list[str] = []
+    for part in content:
+        if not isinstance(part, dict):
+            raise BadRequest(f"{where} must be a text or a list of parts")
+        kind = part.get("type")
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            raise BadRequest(f"{where} has a part of type {kind!r}: the model reads text only")
+        text: object = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise BadRequest(f"{where} has a part of type {kind!r} without a text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def arguments_of(given: object, where: str) -> dict[str, Any]:
+    """The arguments of a call that a client sends: a JSON object, or the text of one."""
+    arguments = given
+    if isinstance(given, str):
+        try:
+            arguments = json.loads(given or "{}")
+        except ValueError:
+            raise BadRequest(f"{where} is not valid JSON: {given[:80]!r}") from None
+    if not isinstance(arguments, dict):
+        raise BadRequest(f"{where} must be a JSON object")
+    return arguments
+
+
+def call_message(id: str, name: object, arguments: object, where: str) -> Message:
+    """A call in the messages of a request."""
+    if not isinstance(name, str) or not name:
+        raise BadRequest(f"{where} has no name")
+    function = {"name": name, "arguments": arguments_of(arguments, f"{where}.arguments")}
+    return {"id": id, "type": "function", "function": function}
+
+
+def positive(value: object, name: str) -> int | None:
+    """A number of tokens or answers that may be left out."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise BadRequest(f"{name} must be a whole number of at least 1, got {value!r:.40}")
+    return value
+
+
+def texts(value: object, name: str) -> tuple[str, ...]:
+    """A text, or a list of texts, that may be left out."""
+    given = [value] if isinstance(value, str) else value or []
+    if not isinstance(given, list) or not all(isinstance(text, str) and text for text in given):
+        raise BadRequest(f"{name} must be a text or a list of texts, none of them empty")
+    return tuple(given)

@@ -1,0 +1,108 @@
+"""The agent `program`: an attempt is driven by the user's own code, which asks the gateway.
+
+    --agent_name program --agent_command "python my_agent.py"     a command (`command.py`)
+    --agent_name program --agent_entry my_agent.py:run            a function (`function.py`)
+
+Its answer is what the code gives, or else the model's last one. A reward that it reports is the
+score; without one, the task's scorer decides.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+from agentrl.configs import Config, ConfigError
+from agentrl.databases.documents import Record, StopReason, ToolResult
+from agentrl.gateway.command import run_command, words_of
+from agentrl.gateway.function import load_entry, run_function
+from agentrl.gateway.outcome import Outcome
+from agentrl.gateway.server import Gateway
+from agentrl.gateway.sessions import REWARD, Session
+from agentrl.rollout.agents.answers import extract_answer
+from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
+
+OUTPUT = "program"  # the name under which its output is stored as a result
+Drive = Callable[[Session, str], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True)
+class ProgramResources(SamplerResources):
+    """Resources of programs. `drive`: runs the user's code for a session with its URL."""
+
+    gateway: Gateway
+    drive: Drive
+
+
+class ProgramSampler(AsyncSampler):
+    """An attempt by a program."""
+
+    resources: ProgramResources
+
+    @classmethod
+    @asynccontextmanager
+    async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[ProgramResources]:
+        """Start the gateway. Raises `ConfigError` if the code is not given or cannot be used."""
+        drive = _drive(shared.config)
+        async with Gateway().running() as gateway:
+            yield ProgramResources(**vars(shared), gateway=gateway, drive=drive)
+
+    async def run(self) -> Record:
+        """Run the code until it ends, or says that it is done.
+
+        Raises its error, and ValueError if it never asks the model.
+        """
+        session = Session(self)
+        async with self.resources.gateway.session(session) as url:
+            outcome = await self.resources.drive(session, url)
+        if outcome.output:
+            await self._keep_output(outcome.output)
+        if session.limit is not None:  # whatever the code made of that
+            self.record.stop_reason = session.limit
+            return self.record
+        if outcome.error is not None:
+            raise outcome.error
+        last = session.last
+        if last is None:
+            raise ValueError("the program did not ask the model, so there is nothing to train")
+        # The program decides whether a truncated turn is an answer.
+        self.record.stop_reason = StopReason.MAX_NEW_TOKENS if last.cut_off else StopReason.ANSWERED
+        said = session.answer or outcome.answer or last.content
+        self.record.final_answer = extract_answer(said, self.claim.task.answer_schema)
+        return self.record
+
+    async def evaluate_record(self, record: Record) -> Record:
+        """The reward that the program reported, if it did, else the score of the task's scorer."""
+        reward = record.scores.get(REWARD)
+        if reward is None:
+            return await super().evaluate_record(record)
+        return record.model_copy(update={"score": reward})
+
+    async def _keep_output(self, output: str) -> None:
+        """Store what the program wrote, for a person to read."""
+        result = ToolResult(
+            id=f"{self.record.id}-{OUTPUT}", record_id=self.record.id, tool=OUTPUT, text=output,
+            created_at=datetime.now(UTC),
+        )  # fmt: skip
+        await self.resources.records.add_tool_result(result)
+
+
+def _drive(config: Config) -> Drive:
+    """How the user's code is run. Raises `ConfigError`."""
+    command, entry = config.agent.agent_command, config.agent.agent_entry
+    if (command is None) == (entry is None):
+        raise ConfigError(
+            "--agent_name program: give --agent_command, a command that runs an attempt, or "
+            "--agent_entry, a function that does"
+        )
+    if entry is not None:
+        function = load_entry(entry)
+        return partial(run_function, function)
+    assert command is not None
+    words, key_variable = words_of(command), config.sampling.inference_api_key_env
+
+    async def run(session: Session, url: str) -> Outcome:
+        return await run_command(words, session, url, key_variable)
+
+    return run

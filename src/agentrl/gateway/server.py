@@ -1,0 +1,304 @@
+"""The HTTP server of a sampler process: the APIs that programs speak, for all its sessions.
+
+    /s/{session}/v1/chat/completions, /v1/responses, /v1/messages, /v1/models    the model
+    /s/{session}/task, /reward, /finish                                          the attempt
+
+`/sessions/{session}` is another name of `/s/{session}`; without either, the key tells the session.
+Each request shows the session's key, as a bearer token or as `x-api-key`.
+"""
+
+import asyncio
+import hashlib
+import math
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from aiohttp import ClientConnectionResetError, web
+
+from agentrl.failures import InfrastructureFailure
+from agentrl.foreign_text import text_of
+from agentrl.gateway import anthropic_messages, openai_chat, openai_responses
+from agentrl.gateway.exchange import MODEL, BadRequest, ChatAnswer, ChatRequest
+from agentrl.gateway.sessions import Session, SessionOver
+from agentrl.inference.protocol import InferenceError
+from agentrl.rollout.agents.limits import LimitReached
+from agentrl.rollout.chat.capabilities import TemplateRefusal
+
+_LARGEST_BODY = 64 * 2**20
+_ALIVE_S = 10.0  # between signs of life of a stream whose answer is not there yet
+_Handler = Callable[[Session, web.Request], Awaitable[web.StreamResponse]]
+_Refusal = Callable[[str, str, str | None], dict[str, Any]]
+# Clients of both providers send it with each request: how often they have sent it before.
+_RETRIES = "x-stainless-retry-count"
+
+
+class Gateway:
+    """The sessions of a process, by id and by key. `url`: of the server."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._sessions: dict[str, Session] = {}
+
+    @asynccontextmanager
+    async def running(self, host: str = "127.0.0.1") -> AsyncIterator["Gateway"]:
+        """Serve on a free port."""
+        runner = web.AppRunner(self._app(), access_log=None, handler_cancellation=True)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, 0).start()
+            self.url = f"http://{host}:{runner.addresses[0][1]}"
+            yield self
+        finally:
+            await runner.cleanup()
+
+    @asynccontextmanager
+    async def session(self, session: Session) -> AsyncIterator[str]:
+        """Answer the session's requests; yields its URL."""
+        self._sessions[session.id] = session
+        try:
+            yield f"{self.url}/s/{session.id}"
+        finally:
+            await session.close()
+            del self._sessions[session.id]
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=_LARGEST_BODY)
+        routes: list[tuple[str, str, _Handler, _Refusal]] = [
+            ("POST", "/v1/chat/completions", self._chat, openai_chat.error),
+            ("POST", "/v1/responses", self._responses, openai_chat.error),
+            ("POST", "/v1/messages", self._messages, _anthropic_error),
+            ("POST", "/v1/messages/count_tokens", self._count_tokens, _anthropic_error),
+            ("GET", "/v1/models", self._models, openai_chat.error),
+            ("GET", "/v1/models/{model:.+}", self._model, openai_chat.error),
+            ("GET", "/task", self._task, openai_chat.error),
+            ("POST", "/reward", self._reward, openai_chat.error),
+            ("POST", "/reward_info", self._reward, openai_chat.error),  # its name in uni-agent
+            ("POST", "/finish", self._finish, openai_chat.error),
+        ]
+        for prefix in ("/s/{session}", "/sessions/{session}", ""):
+            for method, path, handler, refusal in routes:
+                app.router.add_route(method, prefix + path, self._answering(handler, refusal))
+        return app
+
+    def _answering(
+        self, handler: _Handler, refusal: _Refusal
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """The handler of a route, with errors in its provider's form."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                session = self._find(request)
+                if session is None:
+                    return _json(
+                        refusal("no session has this key", "authentication_error", None), 401
+                    )
+                return await handler(session, request)
+            except Exception as error:
+                status, kind, code, message = _described(error)
+                headers = {} if status != 400 else {"x-should-retry": "false"}
+                return _json(refusal(message, kind, code), status, headers)
+
+        return answer
+
+    def _find(self, request: web.Request) -> Session | None:
+        """The session of a request, if its key is right."""
+        shown = request.headers.get("x-api-key", "")
+        if not shown:
+            shown = request.headers.get("Authorization", "").partition(" ")[2]
+        name = request.match_info.get("session")
+        if name is None:
+            sessions = list(self._sessions.values())
+        else:
+            sessions = [self._sessions[name]] if name in self._sessions else []
+        for session in sessions:
+            if secrets.compare_digest(shown.strip().encode(), session.key.encode()):
+                return session
+        return None
+
+    # -- the model
+
+    async def _chat(self, session: Session, request: web.Request) -> web.StreamResponse:
+        body = await _body(request)
+        asked = openai_chat.parse(body)
+        answers = _ask(session, asked, request, body)
+        if not body.get("stream"):
+            return _json(openai_chat.completion(asked, await answers))
+        options = body.get("stream_options") or {}
+        with_usage = bool(options.get("include_usage"))
+
+        def events(answers: list[ChatAnswer]) -> Iterable[tuple[str | None, str]]:
+            chunks = openai_chat.chunks(asked, answers, with_usage)
+            return ((None, chunk) for chunk in chunks)
+
+        return await _stream(request, answers, events, openai_chat.error)
+
+    async def _responses(self, session: Session, request: web.Request) -> web.StreamResponse:
+        body = await _body(request)
+        previous = body.get("previous_response_id")
+        if previous is not None and previous not in session.conversations:
+            raise BadRequest(f"previous_response_id: no answer of this session is {previous!r}")
+        earlier = () if previous is None else session.conversations[previous]
+        parsed = openai_responses.parse(body, earlier)
+        answers = _ask(session, parsed.request, request, body)
+        name = openai_responses.new_id()
+
+        def keep(answer: ChatAnswer) -> ChatAnswer:
+            said = openai_responses.spoken_message(answer)
+            session.conversations[name] = [*parsed.conversation, said]
+            return answer
+
+        if not body.get("stream"):
+            [answer] = await answers
+            return _json(openai_responses.response(body, keep(answer), name))
+
+        def events(answers: list[ChatAnswer]) -> Iterable[tuple[str | None, str]]:
+            return openai_responses.events(body, keep(answers[0]), name)
+
+        return await _stream(request, answers, events, openai_chat.error)
+
+    async def _messages(self, session: Session, request: web.Request) -> web.StreamResponse:
+        body = await _body(request)
+        asked = anthropic_messages.parse(body)
+        answers = _ask(session, asked, request, body)
+        if not body.get("stream"):
+            [answer] = await answers
+            return _json(anthropic_messages.message(asked, answer))
+
+        def events(answers: list[ChatAnswer]) -> Iterable[tuple[str | None, str]]:
+            return anthropic_messages.events(asked, answers[0])
+
+        return await _stream(request, answers, events, _anthropic_error)
+
+    async def _count_tokens(self, session: Session, request: web.Request) -> web.StreamResponse:
+        asked = anthropic_messages.parse(await _body(request))
+        return _json({"input_tokens": session.count_tokens(asked)})
+
+    async def _models(self, session: Session, request: web.Request) -> web.StreamResponse:
+        return _json({"object": "list", "data": [_model_card(MODEL)]})
+
+    async def _model(self, session: Session, request: web.Request) -> web.StreamResponse:
+        return _json(_model_card(request.match_info["model"]))
+
+    # -- the attempt
+
+    async def _task(self, session: Session, request: web.Request) -> web.StreamResponse:
+        return _json(session.task_fields)
+
+    async def _reward(self, session: Session, request: web.Request) -> web.StreamResponse:
+        body = await _body(request)
+        told = body.get("reward_info", body)
+        reward = told.get("reward") if isinstance(told, dict) else None
+        if isinstance(reward, bool) or not isinstance(reward, int | float):
+            raise BadRequest(f"reward must be a number, got {reward!r:.40}")
+        if not math.isfinite(reward):
+            raise BadRequest(f"reward must be finite, got {reward}")
+        explanation = told.get("explanation")
+        session.set_reward(float(reward), None if explanation is None else str(explanation))
+        if told.get("finished"):
+            session.finished.set()
+        return _json({"session": session.id, "reward": reward})
+
+    async def _finish(self, session: Session, request: web.Request) -> web.StreamResponse:
+        body = await _body(request) if request.can_read_body else {}
+        answer = body.get("answer")
+        if answer is not None and not isinstance(answer, str):
+            raise BadRequest(f"answer must be a text, got {answer!r:.40}")
+        session.answer = answer
+        session.finished.set()
+        return _json({"session": session.id})
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+def _ask(
+    session: Session, asked: ChatRequest, request: web.Request, body: Mapping[str, Any]
+) -> "asyncio.Future[list[ChatAnswer]]":
+    """Begin to answer a request, or find the answer that a repeated one got before."""
+    sent = orjson.dumps([request.path.rpartition("/v1/")[2], body], option=orjson.OPT_SORT_KEYS)
+    repeated = request.headers.get(_RETRIES, "0") not in ("", "0")
+    digest = hashlib.sha256(sent).hexdigest()
+    return asyncio.ensure_future(session.ask(asked, digest, repeated=repeated))
+
+
+async def _stream(
+    request: web.Request,
+    answers: "asyncio.Future[list[ChatAnswer]]",
+    events: Callable[[list[ChatAnswer]], Iterable[tuple[str | None, str]]],
+    refusal: _Refusal,
+) -> web.StreamResponse:
+    """Server-sent events. An answer leaves when its turn is stored, so a stream waits for it."""
+    done, _ = await asyncio.wait({answers}, timeout=_ALIVE_S)
+    if done:
+        answers.result()  # an error gets its status while no header has left
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    )
+    await response.prepare(request)
+    try:
+        while not done:
+            await response.write(b": the answer is not there yet\n\n")
+            done, _ = await asyncio.wait({answers}, timeout=_ALIVE_S)
+        try:
+            said = list(events(answers.result()))
+        except Exception as error:
+            _, kind, code, message = _described(error)
+            said = [("error", orjson.dumps(refusal(message, kind, code)).decode())]
+        for name, data in said:
+            line = f"event: {name}\n" if name else ""
+            await response.write(f"{line}data: {data}\n\n".encode())
+        await response.write_eof()
+    except ClientConnectionResetError:
+        pass  # the client hung up; it may ask again
+    return response
+
+
+def _described(error: Exception) -> tuple[int, str, str | None, str]:
+    """Status, kind, code and message for an error.
+
+    Clients repeat a request that got 500 or more, as they should where a service is away.
+    """
+    match error:
+        case LimitReached():
+            code = "context_length_exceeded"
+            return 400, "invalid_request_error", code, f"{error} (--{error.stop_reason.value})"
+        case SessionOver():
+            return 410, "invalid_request_error", "session_over", str(error)
+        case web.HTTPRequestEntityTooLarge():
+            limit = _LARGEST_BODY // 2**20
+            return 413, "invalid_request_error", None, f"the body is larger than {limit} MiB"
+        case BadRequest() | TemplateRefusal():
+            return 400, "invalid_request_error", None, str(error)
+        case InferenceError() | InfrastructureFailure():
+            return 503, "api_error", None, text_of(error)
+        case _:
+            return 500, "api_error", None, text_of(error)
+
+
+def _anthropic_error(message: str, kind: str, code: str | None) -> dict[str, Any]:
+    return anthropic_messages.error(message, kind)
+
+
+def _model_card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
+
+
+def _json(
+    body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(body),
+        status=status,
+        content_type="application/json",
+        headers=headers,
+    )

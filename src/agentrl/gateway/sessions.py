@@ -1,0 +1,171 @@
+"""A session: what the program of one attempt asks the model, and the reward that it reports.
+
+Every answer is a turn of the attempt's Record, which is stored before the answer leaves. A request
+that a client repeats, because the answer was lost on the way, gets the same answer again.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+from agentrl.databases.documents import StopReason, ToolCall
+from agentrl.gateway.exchange import Call, ChatAnswer, ChatRequest
+from agentrl.gateway.history import History
+from agentrl.rollout.agents.base import AsyncSampler
+from agentrl.rollout.agents.limits import LimitReached
+from agentrl.rollout.agents.llm import ChatModel, ChatReply
+from agentrl.rollout.chat import Message
+from agentrl.rollout.tool_calls.calls import ParsedCall
+
+REWARD = "reward"  # key of the reported reward in its Record's `scores`
+
+
+class SessionOver(Exception):
+    """The attempt has ended: nothing more is answered."""
+
+
+class Session:
+    """The conversations of one attempt.
+
+    `id`: the Record's. `key`: what clients show. `last`: the latest answer of the model. `limit`:
+    the limit of the Record that refused a request, if one did. `answer`: the final answer, if the
+    program gave one.
+    """
+
+    def __init__(self, sampler: AsyncSampler) -> None:
+        self.id = sampler.record.id
+        self.key = secrets.token_hex(16)
+        self.last: ChatAnswer | None = None
+        self.limit: StopReason | None = None
+        self.answer: str | None = None
+        self.finished = asyncio.Event()  # the program said that it is done
+        self.conversations: dict[str, Sequence[Message]] = {}  # by id of the answer that ends them
+        self._sampler = sampler
+        self._llm = ChatModel(sampler)
+        self._history = History()
+        self._asked: dict[str, asyncio.Task[list[ChatAnswer]]] = {}  # by digest of the request
+        self._answering: set[asyncio.Task[list[ChatAnswer]]] = set()
+        self._storing: set[asyncio.Task[ChatAnswer]] = set()
+        self._over = False
+
+    @property
+    def task_fields(self) -> dict[str, Any]:
+        """The task of the attempt, as its line in the task file."""
+        task = self._sampler.claim.task
+        given: dict[str, Any] = {"id": task.task_id, "query": task.query, "answer": task.answer}
+        if task.messages:
+            given["messages"] = task.messages
+        return deepcopy({**task.fields, **given})
+
+    async def ask(self, request: ChatRequest, digest: str, *, repeated: bool) -> list[ChatAnswer]:
+        """The `n` answers to a request.
+
+        `digest`: equal for equal requests. `repeated`: the client says that it asked before. A
+        client that hangs up stops nothing, because it may ask again. Raises `SessionOver`,
+        `LimitReached`, `TemplateRefusal`, and the errors of `AsyncSampler.ask`.
+        """
+        if self._over:
+            raise SessionOver(f"the attempt {self.id} has ended")
+        earlier = self._asked.get(digest) if repeated else None
+        if earlier is None or (earlier.done() and (earlier.cancelled() or earlier.exception())):
+            earlier = asyncio.create_task(self._answer(request), name=f"answer in {self.id}")
+            earlier.add_done_callback(self._answered)
+            self._answering.add(earlier)
+            self._asked[digest] = earlier
+        return await asyncio.shield(earlier)
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """The number of tokens of the request's prompt."""
+        messages = self._history.translate(request.messages)
+        return len(self._sampler.resources.renderer.render_prompt(messages, request.tools))
+
+    def set_reward(self, reward: float, explanation: str | None = None) -> None:
+        """Take the reward of the attempt; the last one counts. Raises `SessionOver`."""
+        if self._over:
+            raise SessionOver(f"the attempt {self.id} has ended")
+        self._sampler.record.scores[REWARD] = reward
+        if explanation:
+            self._sampler.record.explanations[REWARD] = explanation
+
+    async def close(self) -> None:
+        """End the session: answers that are being stored are stored, others are not made."""
+        self._over = True
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+        await asyncio.gather(*self._storing, return_exceptions=True)
+        await self._llm.finish()
+
+    async def _answer(self, request: ChatRequest) -> list[ChatAnswer]:
+        messages = self._history.translate(request.messages)
+        answers = [self._one_answer(request, messages) for _ in range(request.n)]
+        try:
+            return await asyncio.gather(*answers)
+        except LimitReached as reached:
+            self.limit = reached.stop_reason
+            raise
+
+    async def _one_answer(self, request: ChatRequest, messages: Sequence[Message]) -> ChatAnswer:
+        reply = await self._llm.chat(
+            messages, request.tools, request.max_new_tokens, stop=request.stop
+        )
+        # A turn of the record from here on: stored, also if the session ends now.
+        storing = asyncio.create_task(self._keep(reply, request), name=f"turn of {self.id}")
+        self._storing.add(storing)
+        storing.add_done_callback(self._storing.discard)
+        return await asyncio.shield(storing)
+
+    async def _keep(self, reply: ChatReply, request: ChatRequest) -> ChatAnswer:
+        answer = self._read(reply, request)
+        self._history.add(answer, reply.text)
+        for call in answer.calls:
+            made = ToolCall(name=call.name, arguments=dict(call.arguments))
+            self._llm.keep_call(made, reply.turn)
+        self._sampler.record.n_tool_calls += len(answer.calls)
+        await self._llm.store(reply)
+        self.last = answer
+        return answer
+
+    def _read(self, reply: ChatReply, request: ChatRequest) -> ChatAnswer:
+        """The answer that the client gets."""
+        renderer, made = self._sampler.resources.renderer, reply.turn.generated.generation
+        reading = renderer.read_turn(reply.text, tools=request.tools)
+        number = reply.turn.generated.tokens.turn
+        calls = tuple(
+            Call(f"call_{number}_{place}", call.name, call.arguments)
+            for place, call in enumerate(reply.tool_calls)
+            if isinstance(call, ParsedCall)
+        )
+        # Calls that cannot be read are left to the client as text.
+        content = renderer.said(reading.content if calls else reading.text[len(reading.lead) :])
+        stopped_by = None if calls else _first_of(request.stop, content)
+        if stopped_by is not None:
+            content = content[: content.index(stopped_by)]
+        tokens = []
+        if request.logprobs:
+            texts = [renderer.codec.decode([token]) for token in made.output_ids]
+            tokens = list(zip(texts, map(float, made.output_logprobs), strict=True))
+        return ChatAnswer(
+            content=content,
+            thought=reading.thought,
+            calls=calls,
+            stopped_by=stopped_by,
+            cut_off=reply.stop_reason is not None,
+            prompt_tokens=made.prompt_tokens,
+            cached_tokens=made.cached_tokens,
+            completion_tokens=len(made.output_ids),
+            tokens=tokens,
+        )
+
+    def _answered(self, task: "asyncio.Task[list[ChatAnswer]]") -> None:
+        self._answering.discard(task)
+        if not task.cancelled():
+            task.exception()  # the client may have hung up
+
+
+def _first_of(stops: Sequence[str], text: str) -> str | None:
+    """The text among `stops` that comes first in `text`; None if none does."""
+    found = [(text.index(stop), stop) for stop in stops if stop in text]
+    return min(found)[1] if found else None

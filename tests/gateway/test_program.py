@@ -1,0 +1,137 @@
+"""The agent `program`: a command of the user's, run for each attempt."""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from stage import Stage
+
+from agentrl.configs import ConfigError
+from agentrl.databases.documents import Record, StopReason, ToolResult
+
+PROGRAM = Path(__file__).with_name("agent_program.py")
+FUNCTIONS = Path(__file__).with_name("agent_functions.py")
+
+
+def runs(stage: Stage, mode: str) -> None:
+    stage.flags = ("--agent_name", "program", "--agent_command",
+                   f"{sys.executable} {PROGRAM} {mode}", "--max_turns", "3")  # fmt: skip
+
+
+async def written(stage: Stage, record: Record) -> str:
+    """What the program wrote, as it is stored."""
+    document = await stage.database.tool_results.find_one({"record_id": record.id})
+    assert document is not None
+    return ToolResult.from_mongo(document).text
+
+
+async def test_a_program_answers_and_its_task_s_scorer_scores_it(stage: Stage) -> None:
+    runs(stage, "answer")
+    stage.lines = ["<answer>42</answer>"]
+    record = await stage.attempt("program")
+    assert (record.final_answer, record.score, record.stop_reason) == ("42", 1.0, "answered")
+    [turn] = await stage.turns(record)
+    assert turn.output_text == "<answer>42</answer>" and turn.messages[0]["content"] == "How many?"
+    assert record.turns == [turn.id] and record.n_turns == 1
+    said = await written(stage, record)
+    assert "It said: <answer>42" in said and "I asked once" in said
+
+
+async def test_a_reported_reward_is_the_score_and_a_program_that_is_done_is_ended(
+    stage: Stage,
+) -> None:
+    runs(stage, "reward")
+    stage.lines = ["<answer>1</answer>"]
+    began = time.monotonic()
+    record = await stage.attempt("program")
+    assert (record.score, record.explanations) == (0.25, {"reward": "a quarter"})
+    assert record.final_answer == "1" and time.monotonic() - began < 30
+
+
+async def test_a_program_that_fails_fails_its_attempt_with_its_last_words(stage: Stage) -> None:
+    runs(stage, "fail")
+    stage.lines = ["<answer>1</answer>"]
+    with pytest.raises(RuntimeError, match=r"ended with status 1: KeyError: 'no such bin'"):
+        await stage.attempt("program")
+
+
+async def test_a_program_that_never_asks_is_named(stage: Stage) -> None:
+    runs(stage, "never")
+    with pytest.raises(ValueError, match="did not ask the model"):
+        await stage.attempt("program")
+
+
+async def test_a_limit_ends_the_record_with_its_turns_however_the_program_takes_it(
+    stage: Stage,
+) -> None:
+    runs(stage, "greedy")
+    stage.lines = ["one", "two", "three"]
+    record = await stage.attempt("program")
+    assert (record.stop_reason, record.n_turns) == (StopReason.MAX_TURNS, 3)
+
+
+async def test_a_program_that_is_cancelled_leaves_no_process(stage: Stage, tmp_path: Path) -> None:
+    runs(stage, "hang")
+    stage.lines = ["one"]
+    pids = tmp_path / "pids"
+    async with stage.sampler("program", fields={"pid_file": str(pids)}) as sampler:
+        running = asyncio.create_task(sampler.run())
+        while not (pids.exists() and pids.read_text()):
+            await asyncio.sleep(0.05)
+        family = [int(pid) for pid in pids.read_text().split()]
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert len(family) == 2 and not [pid for pid in family if Path(f"/proc/{pid}").exists()]
+
+
+async def test_a_program_sees_none_of_the_run_s_secrets(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB_URL", "mongodb://user:password@host")
+    assert os.environ["DB_URL"]
+    runs(stage, "secrets")
+    stage.lines = ["x"]
+    assert (await stage.attempt("program")).final_answer == "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "score"), [("awaited", "42", 1.0), ("threaded", "42", 0.5)]
+)
+async def test_a_function_asks_the_model_by_a_client_of_its_own(
+    stage: Stage, name: str, answer: str, score: float
+) -> None:
+    stage.flags = ("--agent_name", "program", "--agent_entry", f"{FUNCTIONS}:{name}")
+    stage.lines = ["Hm.", "<answer>42</answer>"]
+    record = await stage.attempt("program")
+    assert (record.final_answer, record.score, record.n_turns) == (answer, score, 2)
+    assert record.n_segments == 1
+
+
+async def test_a_function_that_raises_fails_its_attempt(stage: Stage) -> None:
+    stage.flags = ("--agent_name", "program", "--agent_entry", f"{FUNCTIONS}:raises")
+    with pytest.raises(ZeroDivisionError):
+        await stage.attempt("program")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "give --agent_command"),
+        (("--agent_command", "python x", "--agent_entry", "x.py:run"), "give --agent_command"),
+        (("--agent_entry", "no_such_file.py:run"), "there is no such Python file"),
+        (("--agent_entry", f"{FUNCTIONS}:none"), "has no function"),
+        (("--agent_entry", f"{FUNCTIONS}:short"), "must take"),
+        (("--agent_command", "no-such-program-here x"), "there is no program"),
+        (("--agent_command", "python 'open"), "No closing quotation"),
+    ],
+)
+async def test_a_command_that_cannot_run_is_refused_at_the_start(
+    stage: Stage, flags: tuple[str, ...], said: str
+) -> None:
+    stage.flags = ("--agent_name", "program", *flags)
+    with pytest.raises(ConfigError, match=said):
+        await stage.attempt("program")
