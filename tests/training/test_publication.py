@@ -19,9 +19,10 @@ from agentrl.inference.client import SGLangClient
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.model.model_folder import load_tokenizer
 from agentrl.training.model.prepare import prepare_model
+from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import make_mesh
-from agentrl.training.run.publication import Publication, Publisher, gather_publication
+from agentrl.training.run.publication import Publication, Publisher, make_publication
 
 CPU = torch.device("cpu")
 SILENT_S = 60.0
@@ -73,11 +74,14 @@ def publication(base: Path, tmp_path: Path) -> Callable[[int], Publication]:
     model = tiny_model()
     prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
     tokenizer, form = load_tokenizer(str(base)), written_form(model)
+    gatherer = WeightGatherer(model, form, torch.float32)
 
     def make(version: int) -> Publication:
         with torch.no_grad():
             next(model.parameters()).add_(0.01)
-        return gather_publication(tmp_path, version, version, model, form, tokenizer, torch.float32)
+        staged = gatherer.stage()
+        staged.copied.result()
+        return make_publication(tmp_path, version, version, staged, form, tokenizer, torch.float32)
 
     return make
 
@@ -121,14 +125,12 @@ async def test_a_publication_reaches_services_ledger_and_disk(
 async def test_gathered_weights_do_not_change_with_the_model(base: Path, tmp_path: Path) -> None:
     model = tiny_model()
     prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
-    made = gather_publication(
-        tmp_path, 0, 0, model, written_form(model), load_tokenizer(str(base)), torch.float32
-    )
-    before = {name: tensor.clone() for name, tensor in made.weights.tensors.items()}
+    staged = WeightGatherer(model, written_form(model), torch.float32).stage()
+    before = {name: tensor.clone() for name, tensor in staged.gather().items()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    assert all(torch.equal(before[name], t) for name, t in made.weights.tensors.items())
+    assert all(torch.equal(before[name], t) for name, t in staged.gather().items())
 
 
 async def test_a_service_that_misses_a_publication_gets_no_work_until_it_has_caught_up(
