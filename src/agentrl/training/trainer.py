@@ -263,6 +263,7 @@ class Trainer:
             began = time.monotonic()
             if self._config.services.inf_share_gpus:
                 self._from_main(lambda coordinator: coordinator.release_gpus())
+                self._learner.bring_back()
             try:
                 statistics, rows = steps.take(self._step + 1, rows, self._between_passes)
             except StepLeft:
@@ -386,7 +387,9 @@ class Trainer:
         self._version += 1
         self._published_step = self._step
         if self._config.services.inf_share_gpus:
-            # All processes release cached memory before a service takes it.
+            # All processes release their memory before a service takes it.
+            staged.copied.result()
+            self._learner.offload()
             if self._accelerator.device.type == "cuda":
                 torch.cuda.empty_cache()
             dist.barrier()
