@@ -1,6 +1,6 @@
 """Training that stands still while weights are published, and the memory of each process.
 
-A random Qwen3 of 152 million parameters is trained in bfloat16 by two processes (FSDP2 over gloo)
+A random Qwen3 of 133 million parameters is trained in bfloat16 by two processes (FSDP2 over gloo)
 and published to a local engine in a process of its own, over a real ledger, by each way of
 `--weight_update` in turn. For each way:
 
@@ -15,9 +15,9 @@ The median of rounds; the ways take turns, so that what else the machine does me
 
     python benchmarks/publication.py [--quick] [--save]
 
-The last line is a JSON object. `--save` keeps the figures of an earlier version of the trainer
-under `before`, which a checkout of that version has measured (its gather held training until rank
-0 had all weights).
+The last line is a JSON object. `before` has the figures of the trainer of 23 November, which held
+training until rank 0 had all weights; they were measured by this program in a checkout of it, with
+that version's `gather_publication` in `Rank.begin`.
 """
 
 import gc

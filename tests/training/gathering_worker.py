@@ -48,7 +48,9 @@ def main(out: Path) -> None:
     )
     learner = Learner(Qwen3ForCausalLM(CONFIG), mesh, config, 10)
     form = written_form(learner.model)
-    gatherer = WeightGatherer(learner.model, form, torch.bfloat16, learner.optimizer, TIMEOUT_S)
+    gatherer = WeightGatherer(
+        learner.model, form, torch.bfloat16, learner.optimizer, timeout_s=TIMEOUT_S
+    )
     rows = linear_rows(4)[dist.get_rank() :: 2]
 
     def step(between_passes: Callable[[], None] = go_on) -> None:

@@ -313,5 +313,6 @@ def _host_bytes(machines: int, model: ModelSizes, asked: Asked, training: Traini
         fsdp=training.gpus * machines // (training.tp * asked.dp_replicate),
     )  # fmt: skip
     offloaded = estimate(shape, setup).host * training.gpus
-    published = setup.compute_bytes * shape.parameters  # the first machine gathers them
+    # The first machine has its part of the published weights, and gathers all of them.
+    published = setup.compute_bytes * shape.parameters * (machines + 1) // machines
     return asked.models * _STATE_BYTES * trained // machines + published + offloaded

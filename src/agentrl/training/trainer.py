@@ -192,7 +192,12 @@ class Trainer:
             value_start=critic_start(config),
         )
         self._gatherer = WeightGatherer(
-            self._learner.model, self._written_form, self._published_dtype, self._learner.optimizer
+            self._learner.model,
+            self._written_form,
+            self._published_dtype,
+            self._learner.optimizer,
+            sent_by_gpu=mesh.device.type == "cuda"
+            and config.services.weight_update == "distributed",
         )
         self._saver = CheckpointSaver(
             self._output, config.checkpoint.save_total_limit, self._hold_run

@@ -67,6 +67,26 @@ class _Weight:
     senders: Mapping[Part, int]
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What stays the same from one publication to the next.
+
+    weights: by name in the model, in order
+    scaling: of the model's adapter
+    stream: that parts are copied on from a GPU; None on a CPU
+    pin_whole: whether rank 0 pins the whole weights
+    """
+
+    weights: Mapping[str, _Weight]
+    form: WrittenForm
+    dtype: torch.dtype
+    scaling: float
+    group: dist.ProcessGroup
+    timeout: timedelta
+    stream: torch.cuda.Stream | None
+    pin_whole: bool
+
+
 class WeightGatherer:
     """Gathers the weights of one model. All processes make one and make the same calls."""
 
@@ -76,31 +96,35 @@ class WeightGatherer:
         form: WrittenForm,
         dtype: torch.dtype,
         optimizer: Optimizer | None = None,
+        *,
+        sent_by_gpu: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """Collective. `optimizer`: the one that changes the weights; None if nothing does.
 
-        `form`: how weights are published, in `dtype`.
+        `form`: how weights are published, in `dtype`. `sent_by_gpu`: whether rank 0's GPU sends the
+        whole weights, which are pinned then.
         """
         self._model = model
-        self._form = form
-        self._dtype = dtype
-        self._timeout = timedelta(seconds=timeout_s)
-        self._group = dist.new_group(backend="gloo", timeout=self._timeout)
+        timeout = timedelta(seconds=timeout_s)
+        group = dist.new_group(backend="gloo", timeout=timeout)
         state = self._state()
         held = {name: held_part(value) for name, value in state.items()}
         everywhere: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, held, self._group)
-        self._weights = {
+        dist.all_gather_object(everywhere, held, group)
+        weights = {
             name: _Weight(
                 value.shape,
-                self._sent_dtype(name, value),
+                _sent_dtype(name, value, form, dtype),
                 _first_holders([parts[name] for parts in everywhere]),
             )
             for name, value in state.items()
         }
         on_gpu = any(value.device.type == "cuda" for value in state.values())
-        self._stream = torch.cuda.Stream() if on_gpu else None
+        stream = torch.cuda.Stream() if on_gpu else None
+        self._plan = _Plan(
+            weights, form, dtype, adapter_scaling(model), group, timeout, stream, sent_by_gpu
+        )
         self._copying: Future[None] | None = None
         self._waited_s = 0.0
         if optimizer is not None:
@@ -115,12 +139,9 @@ class WeightGatherer:
         parts = {
             name: local_part(value).detach()
             for name, value in self._state().items()
-            if rank in self._weights[name].senders.values()
+            if rank in self._plan.weights[name].senders.values()
         }
-        staged = StagedWeights(
-            self._weights, parts, self._model, self._form, self._dtype, self._group, self._timeout,
-            self._stream,
-        )  # fmt: skip
+        staged = StagedWeights(self._plan, parts)
         self._copying = staged.copied
         return staged
 
@@ -142,11 +163,6 @@ class WeightGatherer:
         state: dict[str, Tensor] = self._model.state_dict()
         return {name: value for name, value in state.items() if name not in tied}
 
-    def _sent_dtype(self, name: str, value: Tensor) -> torch.dtype:
-        if is_adapter_weight(name) or adapter_of(name) is not None:
-            return value.dtype  # they are merged in float32
-        return self._form.dtype(base_name(name), self._dtype)
-
 
 class StagedWeights:
     """The weights of one moment, of which each process has its parts in host memory.
@@ -154,32 +170,16 @@ class StagedWeights:
     copied: done when this process's parts are copied, and may change; has the error of the copy
     """
 
-    def __init__(
-        self,
-        weights: Mapping[str, _Weight],
-        parts: Mapping[str, Tensor],
-        model: PreTrainedModel,
-        form: WrittenForm,
-        dtype: torch.dtype,
-        group: dist.ProcessGroup,
-        timeout: timedelta,
-        stream: torch.cuda.Stream | None,
-    ) -> None:
-        """`parts`: those of `weights` that this process sends, on its device."""
-        self._weights = weights
-        self._scaling = adapter_scaling(model)
-        self._form = form
-        self._dtype = dtype
-        self._group = group
-        self._timeout = timeout
-        self._stream = stream
+    def __init__(self, plan: _Plan, parts: dict[str, Tensor]) -> None:
+        """`parts`: the weights' parts that this process sends, on its device."""
+        self._plan = plan
         self._host: dict[str, Tensor] = {}
         self._whole: dict[str, Tensor] | None = None
         self.copied: Future[None] = Future()
-        ready = None if stream is None else torch.cuda.current_stream().record_event()
+        ready = None if plan.stream is None else torch.cuda.current_stream().record_event()
         # A daemon, so that a transfer that hangs does not keep a failed process alive.
         self._thread = threading.Thread(
-            target=self._run, args=(dict(parts), ready), name="publication", daemon=True
+            target=self._run, args=(parts, ready), name="publication", daemon=True
         )
         self._thread.start()
 
@@ -198,7 +198,7 @@ class StagedWeights:
 
     def _run(self, parts: dict[str, Tensor], ready: torch.cuda.Event | None) -> None:
         try:
-            with torch.no_grad(), torch.cuda.stream(self._stream):
+            with torch.no_grad(), torch.cuda.stream(self._plan.stream):
                 self._copy(parts, ready)
         except BaseException as error:  # raised by who waits for it
             self.copied.set_exception(error)
@@ -208,20 +208,22 @@ class StagedWeights:
             self._send()
 
     def _copy(self, parts: dict[str, Tensor], ready: torch.cuda.Event | None) -> None:
-        if self._stream is not None and ready is not None:
-            self._stream.wait_event(ready)
+        stream = self._plan.stream
+        if stream is not None and ready is not None:
+            stream.wait_event(ready)
         for name, part in parts.items():
-            host = self._empty(part.shape, self._weights[name].dtype)
+            dtype = self._plan.weights[name].dtype
+            host = torch.empty(part.shape, dtype=dtype, pin_memory=stream is not None)
             # Without blocking, a GPU changes the dtype before it sends.
             self._host[name] = host.copy_(part, non_blocking=True)
-        if self._stream is not None:
-            self._stream.synchronize()
+        if stream is not None:
+            stream.synchronize()
 
     def _send(self) -> None:
         try:
             for _, names in groupby(list(self._host), key=_unit_of):
                 # Popped, so that the memory of a layer is free once rank 0 has it.
-                sending = [dist.isend(self._host.pop(name), 0, self._group) for name in names]
+                sending = [dist.isend(self._host.pop(name), 0, self._plan.group) for name in names]
                 for work in sending:
                     assert work is not None
                     work.wait(_LONGEST_WAIT)
@@ -231,18 +233,18 @@ class StagedWeights:
     def _receive(self) -> dict[str, Tensor]:
         whole: dict[str, Tensor] = {}
         with torch.no_grad():
-            for _, names in groupby(self._weights, key=_unit_of):
+            for _, names in groupby(self._plan.weights, key=_unit_of):
                 arriving = [self._ask(name) for name in names]
                 layer = {each.name: self._complete(each) for each in arriving}
-                whole |= self._form.names.to_folder(self._merged(layer))
+                whole |= self._plan.form.names.to_folder(self._merged(layer))
         return whole
 
     def _ask(self, name: str) -> "_Arriving":
         """Begin to receive the parts of a weight."""
-        weight, own = self._weights[name], self._host.pop(name, None)
+        weight, own = self._plan.weights[name], self._host.pop(name, None)
         if own is not None and len(weight.senders) == 1:
             return _Arriving(name, own, [])
-        whole = self._empty(weight.shape, weight.dtype)
+        whole = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=self._plan.pin_whole)
         parts = []
         for part, rank in weight.senders.items():
             if rank == dist.get_rank():
@@ -251,7 +253,7 @@ class StagedWeights:
                 continue
             direct = in_place(part, whole)
             values = torch.empty(part_shape(part), dtype=weight.dtype) if direct is None else direct
-            work = dist.irecv(values, rank, self._group)
+            work = dist.irecv(values, rank, self._plan.group)
             assert work is not None
             parts.append((rank, work, None if direct is not None else (values, part)))
         return _Arriving(name, whole, parts)
@@ -260,16 +262,15 @@ class StagedWeights:
         """Wait for the parts of a weight."""
         for rank, work, apart in arriving.parts:
             try:
-                work.wait(self._timeout)
+                work.wait(self._plan.timeout)
             except RuntimeError as error:
-                lost = process_lost(error)
-                if lost is not None and "imed out" not in str(error):
-                    raise lost from error
+                if "timed out" not in str(error).lower():
+                    raise process_lost(error) or error from error
                 raise GatherStalled(
                     f"the weights could not be published: process {rank} of the trainer did not "
-                    f"send its part of {arriving.name} within {self._timeout.total_seconds():g} s; "
-                    "it hangs or its network does, see its log; a new start goes on from the "
-                    "last checkpoint"
+                    f"send its part of {arriving.name} within "
+                    f"{self._plan.timeout.total_seconds():g} s; it hangs or its network does, see "
+                    "its log; a new start goes on from the last checkpoint"
                 ) from error
             if apart is not None:
                 place(*apart, arriving.whole)
@@ -284,14 +285,10 @@ class StagedWeights:
             base, adapter = base_name(name), adapter_of(name)
             if adapter is not None:
                 a, b = (layer[part] for part in adapter)
-                dtype = self._form.dtype(base, self._dtype)
-                weight = self._empty(weight.shape, dtype).copy_(merge(weight, a, b, self._scaling))
+                dtype = self._plan.form.dtype(base, self._plan.dtype)
+                weight = merge(weight, a, b, self._plan.scaling).to(dtype)
             merged[base] = weight
         return merged
-
-    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Host memory, pinned if a GPU copies from or to it."""
-        return torch.empty(shape, dtype=dtype, pin_memory=self._stream is not None)
 
 
 @dataclass(frozen=True)
@@ -302,6 +299,12 @@ class _Arriving:
     name: str
     whole: Tensor
     parts: Sequence[tuple[int, dist.Work, tuple[Tensor, Part] | None]]
+
+
+def _sent_dtype(name: str, value: Tensor, form: WrittenForm, dtype: torch.dtype) -> torch.dtype:
+    if is_adapter_weight(name) or adapter_of(name) is not None:
+        return value.dtype  # they are merged in float32
+    return form.dtype(base_name(name), dtype)
 
 
 def _first_holders(parts: Iterable[Part]) -> dict[Part, int]:
