@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,8 +192,8 @@ class Publisher:
             await _until_served(set(tasks.values()), current)
             outcomes = [task.result() for task in tasks.values() if task.done()]
         except BaseException:
-            # The publication is repeated, and two updates of a service must not meet.
-            await _cancel(tasks.values())
+            # The publication may be repeated, and two updates of a service must not meet.
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
             raise
         self._catching_up |= {url: task for url, task in tasks.items() if not task.done()}
         return max([outcome.stall_s for outcome in outcomes if outcome.ok], default=0.0)
@@ -346,11 +346,3 @@ async def _until_served(
             break
     if left & current:
         await asyncio.wait(left & current, timeout=max(_LATE_S, time.monotonic() - began))
-
-
-async def _cancel(tasks: Iterable["asyncio.Task[Any]"]) -> None:
-    """Cancel tasks and wait for their end."""
-    waiting = list(tasks)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
