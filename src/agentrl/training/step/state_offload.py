@@ -83,7 +83,7 @@ class StateOffload:
 
 def _key(tensor: Tensor) -> int:
     """What tensors of the same memory have in common, also while it is empty."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _bytes(storage: UntypedStorage) -> Tensor:
