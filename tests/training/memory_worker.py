@@ -19,7 +19,7 @@ from tiny import linear_rows, sequences_of, tiny_model
 from agentrl.configs import ComputeConfig, LearnerConfig, LoraConfig, LossConfig, OptimizerConfig
 from agentrl.training.data.planner import assign_rows
 from agentrl.training.model.lora import add_adapter
-from agentrl.training.model.model_folder import gather_weights
+from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.step.learner import Learner
@@ -82,7 +82,11 @@ def main(out: Path) -> None:
     for name, ways in WAYS.items():
         learner = make_learner(**ways)
         steps = train(learner)
-        weights = gather_weights(learner.model, written_form(learner.model), torch.float32)
+        weights = (
+            WeightGatherer(learner.model, written_form(learner.model), torch.float32)
+            .stage()
+            .gather()
+        )
         total = sum(float(weight.double().square().sum()) for weight in weights.values())
         results[name] = {"steps": steps, "square_of_weights": total}
     if dist.get_rank() == 0:

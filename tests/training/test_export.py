@@ -31,9 +31,10 @@ from agentrl.training.model.export import export_checkpoint, main
 from agentrl.training.model.model_folder import load_model, load_tokenizer
 from agentrl.training.model.prepare import prepare_model
 from agentrl.training.model.weight_files import plan_files
+from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import make_mesh
-from agentrl.training.run.publication import gather_publication
+from agentrl.training.run.publication import make_publication
 from agentrl.training.step.learner import Learner
 
 IDS = torch.arange(2, 30)[None]
@@ -65,7 +66,9 @@ def test_an_exported_checkpoint_has_the_trained_logits(tied: bool, tmp_path: Pat
         expected = model(input_ids=IDS).logits
     save(learner, tmp_path, base)
     tokenizer = load_tokenizer(str(base))
-    gather_publication(tmp_path, 7, 1, model, written_form(model), tokenizer, torch.float32).write()
+    form = written_form(model)
+    staged = WeightGatherer(model, form, torch.float32).stage()
+    make_publication(tmp_path, 7, 1, staged, form, tokenizer, torch.float32).write()
     dist.destroy_process_group()
 
     assert main([str(tmp_path), str(tmp_path / "out")]) == 0
@@ -150,12 +153,12 @@ def test_weights_can_be_published_in_bfloat16(tmp_path: Path) -> None:
     base = write_tiny_folder(tmp_path / "base")
     model = tiny_model()
     prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
-    publication = gather_publication(
-        tmp_path, 0, 0, model, written_form(model), load_tokenizer(str(base)), torch.bfloat16
-    )
-    assert {tensor.dtype for tensor in publication.weights.tensors.values()} == {torch.bfloat16}
+    form, tokenizer = written_form(model), load_tokenizer(str(base))
+    staged = WeightGatherer(model, form, torch.bfloat16).stage()
+    publication = make_publication(tmp_path, 0, 0, staged, form, tokenizer, torch.bfloat16)
+    assert {tensor.dtype for tensor in publication.gather().values()} == {torch.bfloat16}
     publication.write()
-    loaded = AutoModelForCausalLM.from_pretrained(publication.weights.folder, dtype="auto")
+    loaded = AutoModelForCausalLM.from_pretrained(publication.folder, dtype="auto")
     assert loaded.dtype == torch.bfloat16
     assert next(model.parameters()).dtype == torch.float32
 

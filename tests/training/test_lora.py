@@ -20,8 +20,9 @@ from agentrl.training.checkpoint.layout import TrainerState, checkpoint_path
 from agentrl.training.checkpoint.save import CheckpointSaver, load_checkpoint
 from agentrl.training.model.export import main as export
 from agentrl.training.model.lora import adapter_off, add_adapter, has_adapter
-from agentrl.training.model.model_folder import gather_weights, load_tokenizer, save_model_folder
+from agentrl.training.model.model_folder import load_tokenizer, save_model_folder
 from agentrl.training.model.prepare import prepare_model
+from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import make_mesh
 
@@ -78,7 +79,7 @@ def test_what_is_published_is_the_merged_model_under_its_own_names(tmp_path: Pat
     train(learner)
     expected = logits(learner.model.eval())
     form = written_form(learner.model)
-    weights = gather_weights(learner.model, form, torch.float32)
+    weights = WeightGatherer(learner.model, form, torch.float32).stage().gather()
     tied = {"lm_head.weight"}
     assert set(weights) == set(tiny_model().state_dict()) - tied
     tokenizer = load_tokenizer(str(base))

@@ -14,7 +14,7 @@ from launching import HERE, launch
 from memory_worker import WAYS, make_learner, train
 from tiny import tiny_model
 
-from agentrl.training.model.model_folder import gather_weights
+from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import offload
 
@@ -23,7 +23,9 @@ EXACT = ("checkpointing", "activation_offloading", "both", "param_offload")
 
 def outcome(way: str) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
     learner = make_learner(**WAYS[way])
-    return train(learner), gather_weights(learner.model, written_form(learner.model), torch.float32)
+    return train(learner), WeightGatherer(
+        learner.model, written_form(learner.model), torch.float32
+    ).stage().gather()
 
 
 @pytest.fixture(scope="module")

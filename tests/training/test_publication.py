@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from agentrl.configs import ComputeConfig
 from agentrl.databases import policies, services
 from agentrl.databases.connection import RunDatabase
 from agentrl.inference.client import SGLangClient
+from agentrl.inference.weights import updates
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.model.model_folder import load_tokenizer
 from agentrl.training.model.prepare import prepare_model
+from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import make_mesh
-from agentrl.training.run.publication import Publication, Publisher, gather_publication
+from agentrl.training.run.publication import Publication, Publisher, make_publication
 
 CPU = torch.device("cpu")
 SILENT_S = 60.0
@@ -73,11 +76,14 @@ def publication(base: Path, tmp_path: Path) -> Callable[[int], Publication]:
     model = tiny_model()
     prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
     tokenizer, form = load_tokenizer(str(base)), written_form(model)
+    gatherer = WeightGatherer(model, form, torch.float32)
 
     def make(version: int) -> Publication:
         with torch.no_grad():
             next(model.parameters()).add_(0.01)
-        return gather_publication(tmp_path, version, version, model, form, tokenizer, torch.float32)
+        staged = gatherer.stage()
+        staged.copied.result()
+        return make_publication(tmp_path, version, version, staged, form, tokenizer, torch.float32)
 
     return make
 
@@ -121,14 +127,12 @@ async def test_a_publication_reaches_services_ledger_and_disk(
 async def test_gathered_weights_do_not_change_with_the_model(base: Path, tmp_path: Path) -> None:
     model = tiny_model()
     prepare_model(model, make_mesh(Accelerator(cpu=True)), ComputeConfig())
-    made = gather_publication(
-        tmp_path, 0, 0, model, written_form(model), load_tokenizer(str(base)), torch.float32
-    )
-    before = {name: tensor.clone() for name, tensor in made.weights.tensors.items()}
+    staged = WeightGatherer(model, written_form(model), torch.float32).stage()
+    before = {name: tensor.clone() for name, tensor in staged.gather().items()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    assert all(torch.equal(before[name], t) for name, t in made.weights.tensors.items())
+    assert all(torch.equal(before[name], t) for name, t in staged.gather().items())
 
 
 async def test_a_service_that_misses_a_publication_gets_no_work_until_it_has_caught_up(
@@ -167,6 +171,67 @@ async def test_a_service_that_misses_a_publication_gets_no_work_until_it_has_cau
     await until(caught_up)
     await until(both_serve)
     keeping.cancel()
+    await publisher.close()
+
+
+async def test_a_hung_service_holds_up_neither_the_others_nor_later_publications(
+    database: RunDatabase, engines, publication, tmp_path: Path
+) -> None:
+    healthy, hung = engines
+    both = {healthy.url, hung.url}
+    await asyncio.gather(healthy.ready(), hung.ready())
+    await services.register_urls(database, both)
+    publisher = Publisher(
+        database, tmp_path, SILENT_S, make_updater("tensor", CPU), "retract", hold=ours
+    )
+    await publisher.publish(publication(0))
+    assert await serving(database) == both
+    hung.process.send_signal(signal.SIGSTOP)
+    try:
+        for version in (1, 2, 3):
+            began = time.monotonic()
+            await publisher.publish(publication(version))
+            assert time.monotonic() - began < updates._GRACE_S, "when it would be cut off"
+            assert await serving(database) == {healthy.url}
+    finally:
+        hung.process.send_signal(signal.SIGCONT)
+    keeping = asyncio.create_task(publisher.keep_current(SILENT_S))
+
+    async def both_serve() -> bool:
+        return await serving(database) == both
+
+    await until(both_serve)
+    async with SGLangClient(hung.url) as client:
+        assert await client.weight_version() == 3
+    keeping.cancel()
+    await publisher.close()
+
+
+async def test_a_service_has_work_as_soon_as_it_has_the_weights(
+    database: RunDatabase, engines, publication, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("agentrl.training.run.publication._LATE_S", 60.0)
+    healthy, hung = engines
+    await asyncio.gather(healthy.ready(), hung.ready())
+    await services.register_urls(database, [healthy.url, hung.url])
+    publisher = Publisher(
+        database, tmp_path, SILENT_S, make_updater("disk", CPU), "retract", hold=ours
+    )
+    hung.process.send_signal(signal.SIGSTOP)
+    try:
+        # Before the first publication no service has work.
+        publishing = asyncio.create_task(publisher.publish(publication(0)))
+
+        async def healthy_serves() -> bool:
+            return await serving(database) == {healthy.url}
+
+        await until(healthy_serves)
+        assert not publishing.done()
+        hung.process.send_signal(signal.SIGCONT)
+        await publishing
+        assert await serving(database) == {healthy.url, hung.url}
+    finally:
+        hung.process.send_signal(signal.SIGCONT)
     await publisher.close()
 
 

@@ -28,7 +28,6 @@ from agentrl.databases.runs import FINISHED, RunLease, load_run, reopen
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import GenerateRequest, SamplingParams
 from agentrl.inference.weights.disk import DiskUpdater
-from agentrl.inference.weights.updates import PublishedWeights
 from agentrl.training.checkpoint.layout import list_checkpoints, read_state
 from agentrl.training.run.publication import Publication, Publisher
 from agentrl.training.trainer import main
@@ -246,8 +245,8 @@ async def check_service(database: RunDatabase, run: Run) -> None:
         """Nobody takes the run."""
 
     publisher = Publisher(database, run.output, 60, DiskUpdater(), "retract", hold=ours)
-    weights = PublishedWeights(9, run.output.resolve() / "weights" / "v2")
-    await publisher.publish(Publication(weights, step=2, write=lambda: None))
+    folder = run.output.resolve() / "weights" / "v2"
+    await publisher.publish(Publication(9, 2, folder, gather=dict, write=lambda: None))
     await services.register(database, service.url, str(run.model), service.capacity)
     keeping = asyncio.create_task(publisher.keep_current(patience_s=60))
     for _ in range(100):

@@ -20,9 +20,10 @@ from agentrl.training.checkpoint.save import CheckpointSaver
 from agentrl.training.model.export import export_checkpoint
 from agentrl.training.model.loading import empty_model, fill
 from agentrl.training.model.prepare import prepare_model
+from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import make_mesh
-from agentrl.training.run.publication import Publication, gather_publication
+from agentrl.training.run.publication import Publication, make_publication
 from agentrl.training.step.learner import Learner
 
 
@@ -57,7 +58,9 @@ def loaded(folder: Path) -> PreTrainedModel:
 
 def published(folder: Path, out: Path) -> Publication:
     model, tokenizer = loaded(folder), AutoTokenizer.from_pretrained(folder)
-    return gather_publication(out, 0, 0, model, written_form(model), tokenizer, torch.bfloat16)
+    form = written_form(model)
+    staged = WeightGatherer(model, form, torch.bfloat16).stage()
+    return make_publication(out, 0, 0, staged, form, tokenizer, torch.bfloat16)
 
 
 def check_same(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -78,7 +81,7 @@ def test_services_are_sent_what_the_folder_holds_of_the_trained_model(
     family: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", logger="agentrl"):
-        sent = dict(published(folder, tmp_path).weights.tensors)
+        sent = published(folder, tmp_path).gather()
     assert "loaded by one process" not in caplog.text
     check_same(sent, trained(family, folder))
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "saved")
@@ -90,7 +93,7 @@ def test_a_published_folder_is_the_start_folder_again_with_all_that_lies_beside_
 ) -> None:
     publication = published(folder, tmp_path)
     publication.write()
-    written = publication.weights.folder
+    written = publication.folder
     check_same(read_all(written), load_file(folder / "model.safetensors"))
     again = AutoModelForCausalLM.from_pretrained(written, dtype=torch.float32)
     start = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -127,7 +130,7 @@ def test_the_local_engine_takes_the_pieces_in_any_order_and_any_requests(
     start = write_family(family, tmp_path / "start", seed=1)
     model = AutoModelForCausalLM.from_pretrained(start)
     expected = AutoModelForCausalLM.from_pretrained(folder).state_dict()
-    sent = list(published(folder, tmp_path).weights.tensors.items())
+    sent = list(published(folder, tmp_path).gather().items())
     random.Random(0).shuffle(sent)
     assembly = make_assembly(model, start)
     assembly.begin()
@@ -145,7 +148,7 @@ def test_the_local_engine_reads_a_published_folder(
     publication = published(folder, tmp_path)
     publication.write()
     assembly = make_assembly(model, start)
-    copy_weights(model, read_weights(model, assembly, publication.weights.folder))
+    copy_weights(model, read_weights(model, assembly, publication.folder))
     expected = AutoModelForCausalLM.from_pretrained(folder).state_dict()
     check_same(dict(model.state_dict()), dict(expected))
 

@@ -21,7 +21,8 @@ from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerC
 from agentrl.training.checkpoint.layout import TrainerState
 from agentrl.training.checkpoint.save import CheckpointSaver
 from agentrl.training.data.planner import assign_rows
-from agentrl.training.model.model_folder import gather_weights, save_model_folder
+from agentrl.training.model.model_folder import save_model_folder
+from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.step.learner import Learner
@@ -64,7 +65,7 @@ def main(out: Path) -> None:
     saver.close()
     dist.barrier()
     form = written_form(learner.model)
-    weights = gather_weights(learner.model, form, torch.float32)
+    weights = WeightGatherer(learner.model, form, torch.float32).stage().gather()
     if weights:
         tokenizer = AutoTokenizer.from_pretrained(out / "base")
         save_model_folder(form, tokenizer, weights, out / "weights", torch.float32)

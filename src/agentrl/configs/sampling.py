@@ -247,7 +247,8 @@ class ServiceConfig:
     )
     inf_share_gpus: bool = flag(
         False,
-        "whether inference services release their GPU memory while the trainer computes; needs "
+        "whether inference services and trainer have the memory of their GPUs in turns: services "
+        "release it while the trainer computes, whose state is on the host otherwise; needs "
         "--sync_sampling",
     )
 

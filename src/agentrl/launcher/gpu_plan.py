@@ -233,7 +233,8 @@ def plan_lines(plan: Placement, parameters: int | None = None) -> list[str]:
             f"idle: {_gpus(tuple(g for s in plan.service_gpus for g in s))} of the other machines "
             "· their services need a key: --inference_api_key_env"
         )
-    return [*lines, f"host memory: {plan.host / GIB:.1f} GiB for staged and offloaded states"]
+    host = f"host memory: {plan.host / GIB:.1f} GiB for staged, published and offloaded states"
+    return [*lines, host]
 
 
 def _gpus(gpus: Sequence[int]) -> str:

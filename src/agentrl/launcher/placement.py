@@ -5,7 +5,8 @@ the layouts of a machine from the best to the last resort, and takes the first a
 services fit their GPUs:
 
     apart       some GPUs train, the others serve; as many as possible of each
-    in turns    on the same GPUs, services release their memory during a step (`--inf_share_gpus`)
+    in turns    on the same GPUs: services release their memory during a step, and the trainer has
+                its state on the host between steps (`--inf_share_gpus`)
     side by side    on the same GPUs, each within its share, only if asked for
 
 All machines have the same layout. Memory is in bytes of one GPU.
@@ -101,7 +102,7 @@ class Placement:
     serve: Serving | None
     in_turns: bool
     reachable: bool
-    host: int  # bytes of host memory of one machine: staged checkpoint, offloaded states, copies
+    host: int  # bytes of host memory of one machine: staged, published and offloaded
 
     @property
     def train_gpus(self) -> tuple[int, ...]:
@@ -198,15 +199,17 @@ def _placed(
     training = _training(inventory.machines, model, asked, train, limit)
     if training is None:
         return None
+    host = _host_bytes(inventory.machines, model, asked, training)
     if in_turns:
-        room = (limit - training.between) / inventory.free
+        host += training.gpus * training.between
+        training = replace(training, between=0)
+        room = limit / inventory.free
         share = asked.inf_mem_ratio or int(100 * room) / 100
         if not 0 < share <= room:
             return None
     services = _serving(model, asked, serve, share, inventory.free) if serve else None
     if serve and services is None:
         return None
-    host = _host_bytes(inventory.machines, model, asked, training)
     if services is not None and in_turns:
         host += services.count * _SERVING_BYTES * model.shape.parameters
     if inventory.host_bytes is not None and host > inventory.host_bytes:
@@ -301,7 +304,7 @@ def service_bytes(model: ModelSizes, tokens: int, tp: int) -> tuple[int, int]:
 
 
 def _host_bytes(machines: int, model: ModelSizes, asked: Asked, training: Training) -> int:
-    """Bytes of a machine's host memory: a checkpoint that is staged, and what is offloaded."""
+    """Bytes of a machine's host memory: what is staged, published and offloaded."""
     shape = model.shape
     trained = shape.layers * shape.layer_trained + shape.root_trained
     setup = replace(
@@ -310,4 +313,6 @@ def _host_bytes(machines: int, model: ModelSizes, asked: Asked, training: Traini
         fsdp=training.gpus * machines // (training.tp * asked.dp_replicate),
     )  # fmt: skip
     offloaded = estimate(shape, setup).host * training.gpus
-    return asked.models * _STATE_BYTES * trained // machines + offloaded
+    # The first machine has its part of the published weights, and gathers all of them.
+    published = setup.compute_bytes * shape.parameters * (machines + 1) // machines
+    return asked.models * _STATE_BYTES * trained // machines + published + offloaded

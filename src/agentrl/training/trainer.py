@@ -60,6 +60,7 @@ from agentrl.training.data.flops import FlopsModel
 from agentrl.training.data.stream import RowStream, StepRows
 from agentrl.training.model.lora import add_adapter
 from agentrl.training.model.model_folder import ModelFolderError
+from agentrl.training.model.weight_gathering import GatherStalled, WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.parallel.agreement import (
@@ -73,7 +74,7 @@ from agentrl.training.run.coordinator import HeldRun, RunCoordinator
 from agentrl.training.run.drain import Drain, StepLeft
 from agentrl.training.run.finite_steps import FiniteSteps, GradientKeepsFailing
 from agentrl.training.run.metrics import MetricsWriter, StepTimes, step_metrics
-from agentrl.training.run.publication import TensorsSkipped, gather_publication
+from agentrl.training.run.publication import TensorsSkipped, make_publication
 from agentrl.training.run.startup import (
     check_input,
     check_same_flags,
@@ -90,9 +91,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _USER_ERRORS = (
-    CheckpointError, ConfigError, DatabaseUnreachable, GradientKeepsFailing, ModelFolderError,
-    RunHopeless,
-    ServiceUnreachable, TaskFileError, TensorsSkipped, TrainerAlive, TrainerReplaced,
+    CheckpointError, ConfigError, DatabaseUnreachable, GatherStalled, GradientKeepsFailing,
+    ModelFolderError, RunHopeless, ServiceUnreachable, TaskFileError, TensorsSkipped, TrainerAlive,
+    TrainerReplaced,
 )  # fmt: skip
 
 
@@ -190,6 +191,14 @@ class Trainer:
             reference=reference_start(config),
             value_start=critic_start(config),
         )
+        self._gatherer = WeightGatherer(
+            self._learner.model,
+            self._written_form,
+            self._published_dtype,
+            self._learner.optimizer,
+            sent_by_gpu=mesh.device.type == "cuda"
+            and config.services.weight_update == "distributed",
+        )
         self._saver = CheckpointSaver(
             self._output, config.checkpoint.save_total_limit, self._hold_run
         )
@@ -259,6 +268,7 @@ class Trainer:
             began = time.monotonic()
             if self._config.services.inf_share_gpus:
                 self._from_main(lambda coordinator: coordinator.release_gpus())
+                self._learner.bring_back()
             try:
                 statistics, rows = steps.take(self._step + 1, rows, self._between_passes)
             except StepLeft:
@@ -271,7 +281,7 @@ class Trainer:
             if self._config.sampling.sync_sampling:
                 # The commit lets samplers continue, so the services must have the new weights.
                 self._finish_publishing()
-            publish_seconds = time.monotonic() - began
+            publish_seconds = time.monotonic() - began + self._gatherer.waited_seconds()
             self._agreement.from_main(partial(self._commit, rows))
             stopping = self._any_rank_stops()
             save_seconds = 0.0
@@ -376,20 +386,23 @@ class Trainer:
             self._publish(evaluate=evaluate)
 
     def _publish(self, *, evaluate: bool) -> None:
-        """Gather the weights as the next version. Services get them in the background."""
+        """Publish the present weights as the next version, in the background."""
         self._finish_publishing()
-        publication = gather_publication(
-            self._output, self._version + 1, self._step, self._learner.model, self._written_form,
-            self._tokenizer, self._published_dtype,
-        )  # fmt: skip
+        staged = self._gatherer.stage()
         self._version += 1
         self._published_step = self._step
         if self._config.services.inf_share_gpus:
-            # All processes release cached memory before a service takes it.
+            # All processes release their memory before a service takes it.
+            staged.copied.result()
+            self._learner.offload()
             if self._accelerator.device.type == "cuda":
                 torch.cuda.empty_cache()
             dist.barrier()
         if self._coordinator:
+            publication = make_publication(
+                self._output, self._version, self._step, staged, self._written_form,
+                self._tokenizer, self._published_dtype,
+            )  # fmt: skip
             # Watched, because a wait for rows never ends if no service has weights.
             self._publishing = self._background.watch(
                 self._coordinator.publish(publication, evaluate)

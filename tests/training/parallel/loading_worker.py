@@ -17,13 +17,15 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from parallel_cases import ARRANGEMENTS
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, Qwen3Config
 
 from agentrl.configs import ComputeConfig, LoraConfig, ModelConfig, ParallelConfig
 from agentrl.training.model.loading import empty_model, fill
 from agentrl.training.model.lora import add_adapter
-from agentrl.training.model.model_folder import gather_weights, load_model, whole_weights
+from agentrl.training.model.model_folder import load_model
 from agentrl.training.model.prepare import prepare_model
+from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import Mesh, exit_process, make_mesh
 
@@ -55,15 +57,16 @@ def check_equal(folder: Path, mesh: Mesh) -> None:
     prepare_model(model, mesh, ComputeConfig())
     fill(model, config, mesh, mesh.device)
     whole = dict(load_model(config).named_parameters())
-    for name, weight in whole_weights(model):
-        assert torch.equal(weight, whole.pop(name)), f"{folder.name}: {name} on {mesh.sizes}"
+    for name, weight in model.named_parameters():
+        full = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        assert torch.equal(full, whole.pop(name)), f"{folder.name}: {name} on {mesh.sizes}"
     assert not whole, f"{folder.name}: {list(whole)} were not loaded"
     check_published(folder, model, mesh)
 
 
 def check_published(folder: Path, model: PreTrainedModel, mesh: Mesh) -> None:
     """What services are sent is what the folder holds, by its names."""
-    sent = gather_weights(model, written_form(model), torch.float32)
+    sent = WeightGatherer(model, written_form(model), torch.float32).stage().gather()
     assert bool(sent) == (dist.get_rank() == 0)
     files = list(folder.glob("*.safetensors")) if sent else []
     stored = {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -89,7 +92,8 @@ def check_adapter(folder: Path, mesh: Mesh) -> None:
         assert whole.abs().sum() > 0
         assert all(torch.equal(copy, whole) for copy in copies)
     weights = dict(load_model(config).named_parameters())
-    for name, weight in whole_weights(model):
+    sent = WeightGatherer(model, written_form(model), torch.float32).stage().gather()
+    for name, weight in sent.items():
         assert torch.equal(weight, weights[name].bfloat16().float()), name
 
 

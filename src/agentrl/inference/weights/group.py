@@ -4,7 +4,8 @@ It does not touch the process's default group. Its keys in the store are those o
 `torch.distributed.init_process_group`, which services such as SGLang use to join.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -57,6 +58,8 @@ class WeightGroup:
         """
         self._store = store  # rank 0's is the server and must live as long as the group
         self._device = device
+        # A stream of its own: what else the device computes is neither waited for nor held up.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         keys: Store = PrefixStore(name, store)
         for prefix in (f"{name}/", f"{_FIRST_DEVICE[backend]}/"):
             keys = PrefixStore(prefix, keys)
@@ -74,18 +77,19 @@ class WeightGroup:
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast from rank 0. Raises RuntimeError when a peer is gone or hangs."""
-        for tensor in tensors:
-            self._broadcast(tensor.to(self._device).contiguous())
-        self._synchronise()
+        # Tensors in host memory are complete, and need not wait for a step that computes.
+        with self._on_stream(after_caller=any(tensor.is_cuda for tensor in tensors)):
+            for tensor in tensors:
+                self._broadcast(tensor.to(self._device, non_blocking=True).contiguous())
 
     def receive(self, shapes: Sequence[tuple[torch.dtype, Sequence[int]]]) -> list[Tensor]:
         """Receive the tensors that rank 0 broadcasts. Raises RuntimeError like `send`."""
         tensors = [
             torch.empty(list(shape), dtype=dtype, device=self._device) for dtype, shape in shapes
         ]
-        for tensor in tensors:
-            self._broadcast(tensor)
-        self._synchronise()
+        with self._on_stream(after_caller=True):
+            for tensor in tensors:
+                self._broadcast(tensor)
         return tensors
 
     def _broadcast(self, tensor: Tensor) -> None:
@@ -94,6 +98,17 @@ class WeightGroup:
         options.rootTensor = 0
         self._group.broadcast([tensor], options).wait()
 
-    def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    @contextmanager
+    def _on_stream(self, *, after_caller: bool) -> Iterator[None]:
+        """Run the block on the group's stream, and wait for its end.
+
+        `after_caller`: after what the caller's stream has begun.
+        """
+        if self._stream is None:
+            yield
+            return
+        if after_caller:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()

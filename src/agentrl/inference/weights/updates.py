@@ -1,7 +1,4 @@
-"""Updates the weights of many services at once: each is paused, loaded and continued.
-
-A service that hangs delays the update by a bounded time. The outcome of each service is returned.
-"""
+"""Updates the weights of many services at once: each is paused, loaded and continued."""
 
 import asyncio
 import time
@@ -17,8 +14,7 @@ from agentrl.inference.protocol import InferenceError, RequestRejected
 
 UpdatePause = Literal["retract", "in_place"]
 
-# After the first success after t seconds, the others get another max(t, _GRACE_S) seconds.
-_GRACE_S = 10.0
+_GRACE_S = 10.0  # at least, for a service that does not have the weights when another has
 _CONTINUE_S = 10.0
 
 
@@ -78,44 +74,65 @@ class WeightUpdater(Protocol):
         """Release the resources that are kept between updates."""
 
 
+class UpdateRound:
+    """Updates of any number of services to one version, each on its own.
+
+    Once a service has the version, the others get the same time again, at least _GRACE_S, and are
+    then cut off. A service that hangs thus delays neither the others nor the caller for long.
+    """
+
+    def __init__(
+        self, updater: WeightUpdater, weights: PublishedWeights, pause: UpdatePause = "retract"
+    ) -> None:
+        """With pause "retract" running requests keep their tokens and recompute keys and values
+        with the new weights, so that each logprob is exact for the version of its token. With
+        "in_place" they continue with the keys and values of the old weights.
+        """
+        self._updater = updater
+        self._weights = weights
+        self._pause: UpdatePause = pause
+        self._began = time.monotonic()
+        self._end: float | None = None  # by the loop's clock
+        self._limits: set[asyncio.Timeout] = set()
+
+    async def update(self, engine: Engine) -> PublishOutcome:
+        """Update a service, and continue it also if that failed. Failures are in the outcome."""
+        limit = asyncio.timeout_at(self._end)
+        try:
+            async with limit:
+                self._limits.add(limit)
+                outcome = await update_service(self._updater, engine, self._weights, self._pause)
+        except TimeoutError:
+            return self._late(engine)
+        finally:
+            self._limits.discard(limit)
+        if outcome.ok and self._end is None:
+            took = time.monotonic() - self._began
+            self._end = asyncio.get_running_loop().time() + max(_GRACE_S, took)
+            for other in self._limits:
+                other.reschedule(self._end)
+        return outcome
+
+    def _late(self, engine: Engine) -> PublishOutcome:
+        waited_s = time.monotonic() - self._began
+        return PublishOutcome(
+            engine.url,
+            self._weights.version,
+            waited_s,
+            f"{engine.url} did not take the weights within {waited_s:.0f} s, when others had them",
+            mixed=True,
+        )
+
+
 async def update_services(
     updater: WeightUpdater,
     engines: Sequence[Engine],
     weights: PublishedWeights,
     pause: UpdatePause = "retract",
 ) -> list[PublishOutcome]:
-    """Update all services concurrently. Returns the outcomes in the order of `engines`.
-
-    With pause "retract" running requests keep their tokens and recompute keys and values with the
-    new weights, so that each logprob is exact for the version of its token. With "in_place" they
-    continue with the keys and values of the old weights. Services are continued also after a failed
-    update. Failures are in the outcomes and not raised.
-    """
-    if not engines:
-        return []
-    began = time.monotonic()
-    tasks = [asyncio.create_task(update_service(updater, c, weights, pause)) for c in engines]
-    waiting = set(tasks)
-    allowed_s: float | None = None
-    try:
-        while waiting:
-            left = None if allowed_s is None else began + allowed_s - time.monotonic()
-            if left is not None and left <= 0:
-                break
-            done, waiting = await asyncio.wait(
-                waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED
-            )
-            if allowed_s is None and any(task.result().ok for task in done):
-                took = time.monotonic() - began
-                allowed_s = took + max(_GRACE_S, took)
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-    return [
-        _late(engine, weights.version, began) if task.cancelled() else task.result()
-        for engine, task in zip(engines, tasks, strict=True)
-    ]
+    """Update all services concurrently. Returns the outcomes in the order of `engines`."""
+    updates = UpdateRound(updater, weights, pause)
+    return list(await asyncio.gather(*map(updates.update, engines)))
 
 
 async def update_service(
@@ -212,14 +229,3 @@ async def _load(
         if await engine.weight_version() != weights.version:
             raise
         await engine.flush_cache()
-
-
-def _late(engine: Engine, version: int, began: float) -> PublishOutcome:
-    waited_s = time.monotonic() - began
-    return PublishOutcome(
-        engine.url,
-        version,
-        waited_s,
-        f"{engine.url} did not take the weights within {waited_s:.0f} s, when others had them",
-        mixed=True,
-    )

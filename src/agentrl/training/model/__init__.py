@@ -10,6 +10,7 @@ logprobs.py, head.py, softmax.py         logprobs and entropy of given tokens, i
 own_logits.py                            logits as the model's own forward computes them
 batch_form.py                            the form in which a model takes micro-batches
 value_head.py                            a critic's values
+weight_gathering.py                      the weights of all processes on rank 0, beside training
 export.py                                a checkpoint as a folder that services load
 memory_model.py, memory_report.py        what a step takes of a device's memory
 """

@@ -4,15 +4,11 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
-from typing import cast
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -24,7 +20,7 @@ from agentrl.training.model.lora import (
     is_adapter_weight,
     merge,
 )
-from agentrl.training.model.weight_files import FILE_BYTES, layer_of, plan_files
+from agentrl.training.model.weight_files import FILE_BYTES, plan_files
 from agentrl.training.model.written_form import WrittenForm
 
 FLAG = "--model_name_or_path"
@@ -83,28 +79,8 @@ def first_attention(config: ModelConfig) -> str | None:
     return None if attention == TREE_ATTENTION else attention
 
 
-def gather_weights(
-    model: PreTrainedModel, form: WrittenForm, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """Gather a sharded model's weights in `dtype` on rank 0's CPU. Collective.
-
-    By names and in pieces of its folder (`form`), some of them views of one tensor. Other ranks
-    return an empty dictionary. Each device holds one full weight at a time.
-    """
-    main = dist.get_rank() == 0
-    gathered: dict[str, Tensor] = {}
-    for _, weights in groupby(whole_weights(model), key=lambda item: layer_of(item[0])):
-        layer = {
-            name: weight.to("cpu", form.dtype(name, dtype), copy=True)
-            for name, weight in weights
-            if main
-        }
-        gathered |= form.names.to_folder(layer)
-    return gathered
-
-
 def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield the model's full weights one by one. Collective if the model is sharded.
+    """Yield the weights of a model that is not sharded, one by one.
 
     A tied weight is yielded once, under its first name. An adapter is merged into its layer.
     """
@@ -113,20 +89,11 @@ def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     for name, value in state.items():
         if name in tied or is_adapter_weight(name):
             continue
-        weight, adapter = _whole(value), adapter_of(name)
+        adapter = adapter_of(name)
         if adapter is not None:
-            a, b = (_whole(state[part]) for part in adapter)
-            weight = merge(weight, a, b, scaling)
-        yield base_name(name), weight
-
-
-def _whole(value: Tensor) -> Tensor:
-    """The full tensor of a weight, on every rank. Collective if it is sharded."""
-    if not isinstance(value, DTensor):
-        return value
-    # Shards in host memory are gathered on the devices, which the mesh's groups need.
-    sharded = cast(DTensor, value.to(value.device_mesh.device_type))
-    return sharded.full_tensor()
+            a, b = (state[part] for part in adapter)
+            value = merge(value, a, b, scaling)
+        yield base_name(name), value
 
 
 def save_model_folder(
@@ -136,7 +103,7 @@ def save_model_folder(
     path: Path,
     dtype: torch.dtype,
 ) -> None:
-    """Write a folder with `weights`, which `gather_weights` returned in `dtype`, atomically.
+    """Write a folder with `weights`, which a `WeightGatherer` gathered in `dtype`, atomically.
 
     Raises `ModelFolderError` if the folder cannot be written.
     """

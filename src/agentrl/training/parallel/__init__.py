@@ -10,6 +10,7 @@
     apply.py              applies all parallelism to a model, in order
     compilation.py        torch.compile of layers
     offload.py            activation offloading
+    held_parts.py         the part of a tensor that a process holds
     agreement.py          decisions of rank 0, and failures, shared with all processes
     gradients.py          reduction, norm and clipping of gradients with any sharding
 

@@ -275,7 +275,7 @@ class RunCoordinator:
 
         Returns the longest pause of a service in seconds.
         """
-        what = f"the publication of version {publication.weights.version}"
+        what = f"the publication of version {publication.version}"
         # Also services that a crashed trainer released, perhaps with another --inf_share_gpus.
         await retry_through_outages(self._sharing.resume, what)
         stall_seconds = await retry_through_outages(

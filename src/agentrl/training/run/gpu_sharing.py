@@ -1,6 +1,9 @@
-"""`--inf_share_gpus`: services on the trainer's GPUs release their memory during a step.
+"""`--inf_share_gpus`: trainer and services on the same GPUs have their memory in turns.
 
-    rows are ready -> release -> train -> gather weights -> resume -> publish -> sample
+    rows are ready -> services release -> the trainer's state returns to the device -> train
+    -> weights are copied -> the trainer's state goes to the host -> services resume -> publish
+
+`training/step/state_offload.py` moves the trainer's state. Here is the memory of services.
 
 The ledger has the state of each service, so that after a crash the next trainer resumes exactly the
 services that the last one released.

@@ -27,7 +27,7 @@ class StepTimes:
     step_seconds: float  # from the end of the last step to the end of this one
     train_seconds: float  # forward, backward and update
     wait_seconds: float  # for rows
-    publish_seconds: float  # pause of training to gather the weights
+    publish_seconds: float  # pause of training for publications
     save_seconds: float  # pause of training to copy the state of a checkpoint
     stall_seconds: float  # longest pause of a service for the last finished publication
 

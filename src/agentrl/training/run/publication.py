@@ -1,8 +1,9 @@
-"""Publication of weights to inference services and to disk.
+"""Publication of weights to inference services and to disk, in the background of training.
 
-Training pauses only while rank 0 gathers the weights into its memory. They are then written to a
-folder and sent to the services, by `--weight_update`, in the background. A service that is new, was
-restarted or failed to update is updated from the folder, and gets no work before.
+The weights are gathered on rank 0, written to a folder, and sent to the services by
+`--weight_update`. Each service gets work with the new weights as soon as it has them. One that
+hangs, is new, was restarted or failed to update is updated from the folder, and gets no work
+before.
 """
 
 import asyncio
@@ -10,14 +11,14 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from agentrl.databases import policies
@@ -34,11 +35,12 @@ from agentrl.inference.weights.updates import (
     PublishedWeights,
     PublishOutcome,
     UpdatePause,
+    UpdateRound,
     WeightUpdater,
     held_version,
-    update_services,
 )
-from agentrl.training.model.model_folder import gather_weights, save_model_folder
+from agentrl.training.model.model_folder import save_model_folder
+from agentrl.training.model.weight_gathering import StagedWeights
 from agentrl.training.model.written_form import WrittenForm
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,9 @@ KEPT_FOLDERS = 3  # of published weights: a service may still be loading the las
 _LOOK_SECONDS = 1.0  # between two looks for services that are not up to date
 _LOOKS_PER_CHECK = 5  # every so many looks services are asked what they hold
 _CHECK_TIMEOUT_S = 5.0
+# A service that needs this much longer than the first one, and longer than as long again, is not
+# waited for.
+_LATE_S = 1.0
 
 
 class TensorsSkipped(RuntimeError):
@@ -55,30 +60,40 @@ class TensorsSkipped(RuntimeError):
 
 @dataclass(frozen=True)
 class Publication:
-    """Weights to publish. `write` writes their folder."""
+    """Weights to publish.
 
-    weights: PublishedWeights
-    step: int  # the optimizer step that made them
+    step: the optimizer step that made them
+    folder: where they are written; absolute, because services are other processes
+    gather: waits for the weights and returns them, as `StagedWeights.gather`
+    write: writes the folder
+    """
+
+    version: int
+    step: int
+    folder: Path
+    gather: Callable[[], Mapping[str, Tensor]]
     write: Callable[[], None]
 
 
-def gather_publication(
+def make_publication(
     output: Path,
     version: int,
     step: int,
-    model: PreTrainedModel,
+    staged: StagedWeights,
     form: WrittenForm,
     tokenizer: PreTrainedTokenizerBase,
     dtype: torch.dtype,
 ) -> Publication:
-    """Copy the model's present weights to rank 0's memory in `dtype`. Collective.
+    """The publication of weights that were staged for publication in `form` and `dtype`.
 
     By every way services get the names and pieces of the folder that the model comes from.
     """
     folder = (output / "weights" / f"v{version}").resolve()
-    tensors = gather_weights(model, form, dtype)
-    write = partial(save_model_folder, form, tokenizer, tensors, folder, dtype)
-    return Publication(PublishedWeights(version, folder, tensors), step, write)
+
+    def write() -> None:
+        save_model_folder(form, tokenizer, staged.gather(), folder, dtype)
+
+    return Publication(version, step, folder, staged.gather, write)
 
 
 async def next_version(database: RunDatabase, service_timeout_s: float) -> int:
@@ -120,7 +135,8 @@ class Publisher:
         self._publishing = asyncio.Lock()
         self._newest: PublishedWeights | None = None  # that is on disk
         self._writing: asyncio.Task[None] | None = None
-        self._catching_up: dict[str, asyncio.Task[None]] = {}
+        # Updates of services that nobody waits for, by URL.
+        self._catching_up: dict[str, asyncio.Task[Any]] = {}
         self._complained: set[tuple[str, str]] = set()
 
     async def publish(self, publication: Publication) -> float:
@@ -130,9 +146,11 @@ class Publisher:
         updated service in seconds. It can be repeated after an error. Raises `TensorsSkipped` if a
         service leaves out some tensors, which is checked at its first update.
         """
-        await self._finish_writing()
+        await self._finish_writing()  # whose weights need not be in memory beside these
+        weights = PublishedWeights(
+            publication.version, publication.folder, await asyncio.to_thread(publication.gather)
+        )
         await self._hold()
-        weights = publication.weights
         from_disk = self._updater.way == "disk"
         async with self._publishing:
             if from_disk:
@@ -141,15 +159,43 @@ class Publisher:
                 self._database, weights.version, publication.step, str(weights.folder)
             )
             found = await live_services(self._database, self._service_timeout_s)
-            live = [service for service in found if service.memory == MemoryState.HELD]
-            # A service that still loads an older publication gets this one afterwards.
-            urls = [service.url for service in live if not self._is_catching_up(service.url)]
-            outcomes = await self._update(self._updater, urls, weights)
+            stall_s = await self._update_live(found, weights)
             self._refuse_skipped()
             await policies.serve(self._database, weights.version)
             self._writing = asyncio.create_task(self._write(publication, written=from_disk))
             if from_disk:
                 await self._finish_writing()
+        return stall_s
+
+    async def _update_live(
+        self, found: Sequence[InferenceService], weights: PublishedWeights
+    ) -> float:
+        """Update live services until those have the weights that are not late.
+
+        The updates of late ones go on. Returns the longest pause of an updated service.
+        """
+        await self._hold()
+        # A service that still loads an older publication gets this one afterwards.
+        live = [
+            service
+            for service in found
+            if service.memory == MemoryState.HELD and not self._is_catching_up(service.url)
+        ]
+        # One that missed earlier publications gets this one, and nobody waits for it.
+        newest = max((service.weight_version for service in live), default=FRESH_VERSION)
+        updates = UpdateRound(self._updater, weights, self._pause)
+        tasks = {
+            service.url: asyncio.create_task(self._update(updates, service.url)) for service in live
+        }
+        current = {tasks[service.url] for service in live if service.weight_version == newest}
+        try:
+            await _until_served(set(tasks.values()), current)
+            outcomes = [task.result() for task in tasks.values() if task.done()]
+        except BaseException:
+            # The publication may be repeated, and two updates of a service must not meet.
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            raise
+        self._catching_up |= {url: task for url, task in tasks.items() if not task.done()}
         return max([outcome.stall_s for outcome in outcomes if outcome.ok], default=0.0)
 
     async def keep_current(self, patience_s: float) -> None:
@@ -165,6 +211,7 @@ class Publisher:
             looks += 1
             async with self._publishing:
                 self._raise_failed()
+                self._refuse_skipped()
                 live = await live_services(self._database, self._service_timeout_s)
                 newest = self._newest
                 if newest is None:
@@ -211,30 +258,25 @@ class Publisher:
         )
 
     async def _catch_up(self, url: str, weights: PublishedWeights) -> None:
-        await self._update(DiskUpdater(), [url], weights)
-
-    async def _update(
-        self, updater: WeightUpdater, urls: list[str], weights: PublishedWeights
-    ) -> list[PublishOutcome]:
-        """Update services to `weights` and record the version that each has."""
-        if not urls:
-            return []
         await self._hold()
-        async with open_engines(urls, self._api_key) as engines:
-            outcomes = await update_services(updater, engines, weights, self._pause)
-        for outcome in outcomes:
-            if outcome.error is None:
-                await acknowledge(self._database, outcome.url, outcome.version)
-                continue
-            if outcome.mixed:
-                await acknowledge(self._database, outcome.url, FRESH_VERSION)
-            if (outcome.url, outcome.error) not in self._complained:
-                self._complained.add((outcome.url, outcome.error))
-                logger.warning(
-                    "inference service %s did not take policy version %d, it is tried again: %s",
-                    outcome.url, outcome.version, outcome.error,
-                )  # fmt: skip
-        return outcomes
+        await self._update(UpdateRound(DiskUpdater(), weights, self._pause), url)
+
+    async def _update(self, updates: UpdateRound, url: str) -> PublishOutcome:
+        """Update a service and record the version that it has."""
+        async with open_engines([url], self._api_key) as (engine,):
+            outcome = await updates.update(engine)
+        if outcome.error is None:
+            await acknowledge(self._database, url, outcome.version)
+            return outcome
+        if outcome.mixed:
+            await acknowledge(self._database, url, FRESH_VERSION)
+        if (url, outcome.error) not in self._complained:
+            self._complained.add((url, outcome.error))
+            logger.warning(
+                "inference service %s did not take policy version %d, it is tried again: %s",
+                url, outcome.version, outcome.error,
+            )  # fmt: skip
+        return outcome
 
     async def _check(self, live: list[InferenceService]) -> None:
         """Correct the ledger where a service holds other weights than it says: it was restarted."""
@@ -265,9 +307,8 @@ class Publisher:
         """Put a publication into its folder, from where services can then catch up."""
         if not written:
             await asyncio.to_thread(publication.write)
-        weights = publication.weights
         # Without its tensors: they need not stay in memory.
-        self._newest = PublishedWeights(weights.version, weights.folder)
+        self._newest = PublishedWeights(publication.version, publication.folder)
         await asyncio.to_thread(self._remove_old)
 
     async def _finish_writing(self) -> None:
@@ -291,3 +332,17 @@ async def _held(engine: Engine) -> int | None:
         return await held_version(engine, timeout_s=_CHECK_TIMEOUT_S)
     except InferenceError:
         return None
+
+
+async def _until_served(
+    updates: set["asyncio.Task[PublishOutcome]"], current: set["asyncio.Task[PublishOutcome]"]
+) -> None:
+    """Wait until all updates have ended, or one has succeeded and `current` had as long again."""
+    began = time.monotonic()
+    left = set(updates)
+    while left:
+        done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        if any(task.result().ok for task in done):
+            break
+    if left & current:
+        await asyncio.wait(left & current, timeout=max(_LATE_S, time.monotonic() - began))

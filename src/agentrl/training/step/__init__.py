@@ -8,5 +8,6 @@ passes.py       from the schedule to gradients
 objective.py    the loss with its weights, masks and penalties, as one share of a batch
 statistics.py   what is counted on the way, over all ranks
 optimizer.py    optimizer and learning-rate schedule
+state_offload.py    what the device holds between steps, on the host
 auxiliary.py    the models beside the policy: reference.py, critic.py (gae.py, critic_loss.py)
 """

@@ -82,8 +82,8 @@ class Critic:
         self._mesh = mesh
         self._config = config
         self._max_grad_norm = optimizer.max_grad_norm
-        self._optimizer = make_optimizer(model, own)
-        self._scheduler = make_scheduler(self._optimizer, own, total_steps)
+        self.optimizer = make_optimizer(model, own)
+        self._scheduler = make_scheduler(self.optimizer, own, total_steps)
 
     @property
     def warms_up(self) -> bool:
@@ -188,17 +188,17 @@ class Critic:
         )
 
     def _update(self) -> None:
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
         """The critic's state for a checkpoint, sharded and not copied. Collective."""
-        model, optimizer = get_state_dict(self.model, self._optimizer)
+        model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer, "scheduler": self._scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the `state_dict` of a critic of the same model; see `Learner`."""
-        load_optimizer(self.model, self._optimizer, self._scheduler, state)
+        load_optimizer(self.model, self.optimizer, self._scheduler, state)
 
     def _values(self, batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor:
         """Values [M] of the states of the batch's predictions."""

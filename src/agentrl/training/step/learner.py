@@ -6,12 +6,14 @@ supervised training supply the rows.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from agentrl.configs import ConfigError, LearnerConfig, ModelConfig
@@ -30,6 +32,7 @@ from agentrl.training.step.optimizer import load_optimizer, make_optimizer, make
 from agentrl.training.step.probe import probe
 from agentrl.training.step.reference import Reference
 from agentrl.training.step.schedule import forget_passes, go_on, make_schedule
+from agentrl.training.step.state_offload import StateOffload
 from agentrl.training.step.statistics import StepStatistics
 from agentrl.training.step.train_step import gradient_is_finite, train_step
 
@@ -97,6 +100,12 @@ class Learner:
             assert reference or has_adapter(model), "a policy is no reference of its own"
             reference_policy = Reference(reference_model, config.compute.loss_seq_chunk_size)
         self._auxiliary = AuxiliaryModels(reference_policy, self.critic)
+        self._models = [model]
+        if self.critic is not None:
+            self._models.append(self.critic.model)
+        if reference_policy is not None and reference_policy.model is not model:
+            self._models.append(reference_policy.model)
+        self._offload = StateOffload(mesh.device)
 
     def step(
         self,
@@ -174,6 +183,33 @@ class Learner:
         if self.critic is not None:
             forget_passes(self.critic.model)
 
+    def offload(self) -> None:
+        """Move all models, gradients and optimizer states to host memory, until `bring_back`.
+
+        Meanwhile only `state_dict` may be called.
+        """
+        for model in self._models:
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+        self._offload.offload(self._state_tensors())
+
+    def bring_back(self) -> None:
+        """Move what was offloaded back to the device."""
+        self._offload.bring_back()
+
+    def _state_tensors(self) -> Iterator[Tensor]:
+        """All that stays on the device between steps."""
+        for model in self._models:
+            for parameter in model.parameters():
+                yield parameter
+                if parameter.grad is not None:
+                    yield parameter.grad
+        optimizers = [self.optimizer, *([self.critic.optimizer] if self.critic else [])]
+        for optimizer in optimizers:
+            for moments in optimizer.state.values():
+                yield from (value for value in moments.values() if isinstance(value, Tensor))
+
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint, sharded and not copied. Collective.
 
@@ -185,7 +221,10 @@ class Learner:
         for name in [name for name, parameter in named if not parameter.requires_grad]:
             del model[name]
         state = {"model": model, "optimizer": optimizer, "scheduler": self.scheduler.state_dict()}
-        return state if self.critic is None else {**state, "critic": self.critic.state_dict()}
+        if self.critic is not None:
+            state["critic"] = self.critic.state_dict()
+        on_host: dict[str, Any] = self._offload.on_host(state)
+        return on_host
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the `state_dict` of a learner of the same model. Collective.

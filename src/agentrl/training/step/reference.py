@@ -23,23 +23,23 @@ class Reference:
 
         `chunk_size`: largest number of tokens whose logits exist at once.
         """
-        self._model = model
+        self.model = model
         self._chunk_size = chunk_size
 
     @torch.no_grad()
     def logprobs(self, schedule: Schedule) -> list[Tensor]:
         """Logprobs [N] of the trained tokens, for each micro-batch. Collective."""
-        self._model.eval()
+        self.model.eval()
         logprobs: list[Tensor] = []
 
         def collect(number: int, batch: MicroBatch, output: tuple[Tensor, Tensor | None]) -> None:
             logprobs.append(output[0][batch.prediction])
 
-        with adapter_off(self._model):
-            run_schedule(self._model, schedule, self._forward, collect)
+        with adapter_off(self.model):
+            run_schedule(self.model, schedule, self._forward, collect)
         return logprobs
 
     def _forward(
         self, batch: MicroBatch, prefix: SharedPrefix | None
     ) -> tuple[Tensor, Tensor | None]:
-        return token_logprobs(self._model, batch, self._chunk_size, prefix=prefix)
+        return token_logprobs(self.model, batch, self._chunk_size, prefix=prefix)
