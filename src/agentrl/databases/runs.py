@@ -44,6 +44,14 @@ async def reopen(database: RunDatabase) -> None:
     )
 
 
+async def go_on(database: RunDatabase) -> None:
+    """Take back that the run is finished. For a launch that trains it further, before samplers
+    look: one that finds a finished run ends."""
+    await database.runs.update_one(
+        {"_id": database.name, "status": FINISHED}, {"$set": {"status": "created"}}
+    )
+
+
 async def describe(
     database: RunDatabase, identity: str, flags: Mapping[str, Any], digests: Mapping[str, str]
 ) -> None:
@@ -113,7 +121,7 @@ class RunLease:
         name = self._database.name
         ours = {"$eq": ["$trainer", {"$literal": self._trainer}]}  # an earlier answer was lost
         over = {"$lt": ["$lease_expires", "$$NOW"]}
-        given_up = {"$eq": ["$status", HOPELESS]}
+        ended = {"$in": ["$status", [FINISHED, HOPELESS]]}
         free = {"$or": [{"$eq": ["$trainer", None]}, over, ours]}
         # Two trainers may create the document at once. Only one gets the lease below.
         with suppress(DuplicateKeyError):
@@ -132,7 +140,7 @@ class RunLease:
                         "lease_expires": self._lease_end(),
                         "heartbeat": "$$NOW",
                         "rows_per_step": rows_per_step,
-                        "status": {"$cond": [given_up, "created", "$status"]},
+                        "status": {"$cond": [ended, "created", "$status"]},
                         "failure": None,
                         "fence": {"$add": ["$fence", 1]},
                     }

@@ -8,7 +8,7 @@ context). The pool handles services that fail.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,8 @@ class SGLangClient(Engine):
         try:
             await self._post("/begin_weight_update", {}, timeout_s)
         except RequestRejected:
-            await self.end_weight_update(timeout_s=timeout_s)
+            with suppress(RequestRejected):  # it is incomplete, and closed nevertheless
+                await self.end_weight_update(timeout_s=timeout_s)
             await self._post("/begin_weight_update", {}, timeout_s)
 
     async def end_weight_update(self, *, timeout_s: float = 60.0) -> None:

@@ -93,6 +93,8 @@ class Launch:
         self._record = record
         self._console = console or Console()
         self._parts: Sequence[Part] = ()
+        self._ended: tuple[Part, ...] = ()  # samplers, as if the run was finished
+        self._too_early: tuple[Part, ...] = ()  # those of them that ended though it is not
         self._supervisor = Supervisor(inherited=lock.fileno() if lock else None)
         self._began = time.monotonic()
         self._stop = StopRequest()
@@ -225,6 +227,7 @@ class Launch:
             runs.refuse_second_trainer(run)
         entry = await enter(database, config, demo_tools=self._stack.tools)
         await settle(database, config, entry)
+        await runs.go_on(database)
         step = last_checkpoint(config.output) or 0
         print_lines(self._console, [f"{change} (since step {step})" for change in entry.changes])
 
@@ -240,7 +243,7 @@ class Launch:
             reader.add_done_callback(lambda task: _tell_failure(task, view))
             checking = asyncio.create_task(self._check_on())
             try:
-                while (outcome := self._judge(self._supervisor.poll(), view)) is None:
+                while (outcome := self._judge(self._events(), view)) is None:
                     if checking.done() and (mistakes := checking.result()) is not None:
                         outcome = mistakes
                         break
@@ -327,6 +330,17 @@ class Launch:
         drain = config.sampling.drain_seconds
         return Saved(run_arguments(config), config.output, snapshot.step, drain, snapshot.attempts)
 
+    def _events(self) -> list[Event]:
+        """What became of parts since the last call. Samplers that ended too early are started
+        again: without them the trainer would wait for ever."""
+        again = [self._supervisor.revive(part) for part in self._too_early]
+        self._too_early = ()
+        events = self._supervisor.poll()
+        if self._stack.trainers:
+            done = (event.part for event in events if event.change == Change.DONE)
+            self._ended += tuple(part for part in done if part.kind == Kind.SAMPLER)
+        return again + events
+
     def _judge(self, events: Sequence[Event], view: LiveView) -> Outcome | None:
         """The outcome if the run has ended, by the events of its parts; else None."""
         if self._stop.first is not None:
@@ -379,10 +393,15 @@ class Launch:
         silent = False
         saved = time.monotonic()
         while True:
+            # Samplers that end later may know what this look does not show yet.
+            ended, self._ended = self._ended, ()
             try:
                 self._snapshot = await reader.read()
                 silent = False
+                if self._snapshot.status != FINISHED:
+                    self._too_early += ended
             except PyMongoError as error:
+                self._ended += ended
                 if not silent:
                     view.notice(f"MongoDB does not answer: {error}"[:200])
                 silent = True

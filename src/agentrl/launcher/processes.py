@@ -154,6 +154,12 @@ class Supervisor:
             events.append(change)
         return events
 
+    def revive(self, part: Part) -> Event:
+        """A part that ended with `Change.DONE` had work left: it counts as one that died."""
+        watched = self._parts[part.name]
+        assert watched.process is None and watched.start_at is None
+        return self._died(watched, 0)
+
     def alive(self, kind: Kind) -> int:
         """How many parts of this kind run now."""
         return sum(w.process is not None for w in self._of(kind))
@@ -223,9 +229,12 @@ class Supervisor:
             )
 
     def _judge(self, watched: _Watched, status: int) -> Event:
+        if status == 0 and watched.part.may_end:
+            return Event(watched.part, Change.DONE, status)
+        return self._died(watched, status)
+
+    def _died(self, watched: _Watched, status: int) -> Event:
         part = watched.part
-        if status == 0 and part.may_end:
-            return Event(part, Change.DONE, status)
         now = time.monotonic()
         watched.deaths += 1
         in_a_row = watched.row.died(now, self._forgiven_after_s)

@@ -7,6 +7,7 @@ several requests; a weight is made once it has all of them.
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ class WeightsError(ValueError):
 
 
 class WeightAssembly:
-    """Collects the tensors of one update."""
+    """Collects the tensors of one update. That of the model has none; `begin` makes others."""
 
     def __init__(self, model: PreTrainedModel, beside: Collection[str]) -> None:
         """`beside`: tensors that may come though the model has none of them; they are left out."""
@@ -42,9 +43,11 @@ class WeightAssembly:
         self._counts = Counter(weight for weight, pattern in places if pattern is not None)
         self._pieces: defaultdict[str, dict[str, tuple[str, Tensor]]] = defaultdict(dict)
 
-    def begin(self) -> None:
-        """Forget the pieces of an earlier update."""
-        self._pieces.clear()
+    def begin(self) -> Self:
+        """An assembly of the same model for one update; no two updates share pieces."""
+        begun = copy.copy(self)
+        begun._pieces = defaultdict(dict)
+        return begun
 
     def add(self, tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
         """Return the weights that are complete with `tensors`, by their names in the model.

@@ -158,12 +158,13 @@ class LocalEngine:
     ) -> str:
         """Replace the model's tensors by those that `read` returns. Returns SGLang's message.
 
-        `read` is called in a thread. While the engine is paused the update happens at once;
+        `read` is called in a thread, never two at once, and a cancelled update changes nothing.
+        While the engine is paused the update happens at once;
         otherwise present requests end first and later ones wait. Raises the WeightsError of `read`
         before anything changed, or CacheNotFlushed after the update.
         """
         async with self._updating:
-            tensors = await asyncio.to_thread(read)
+            tensors = await _in_thread(read)
             if abort_all:
                 self.scheduler.abort()
             self.scheduler.hold_back()
@@ -184,6 +185,21 @@ class LocalEngine:
                 " running or queued. Retract or finish them, then call /flush_cache."
             )
         return f" Weight version updated to {version}." if version is not None else ""
+
+
+async def _in_thread(read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The result of `read`. A thread cannot be cancelled: a cancellation waits for its end."""
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    cancelled: asyncio.CancelledError | None = None
+    while not reading.done():
+        try:
+            await asyncio.wait({reading})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        reading.exception()  # nobody is left to be told
+        raise cancelled
+    return reading.result()
 
 
 def _live(

@@ -98,7 +98,7 @@ class WeightRoutes:
         if not self._session.open:
             return _outside_session("update_weights_from_tensor")
         try:
-            said = await self._update(body, partial(self._session.from_shared, texts))
+            said = await self._update_in_session(body, partial(self._session.from_shared, texts))
         except WeightsError as error:
             return done(False, str(error))
         return done(True, f"Success{said}")
@@ -114,10 +114,16 @@ class WeightRoutes:
             return _outside_session("update_weights_from_distributed")
         receive = partial(self._session.from_group, group, names, dtypes, shapes)
         try:
-            said = await self._update(body, receive)
+            said = await self._update_in_session(body, receive)
         except WeightsError as error:
             return done(False, str(error))
         return done(True, f"Succeeded to update parameter online.{said}")
+
+    async def _update_in_session(
+        self, body: ControlBody, read: Callable[[], dict[str, Tensor]]
+    ) -> str:
+        with self._session.request():
+            return await self._update(body, read)
 
     async def _update(self, body: ControlBody, read: Callable[[], dict[str, Tensor]]) -> str:
         return await self._engine.update_weights(

@@ -4,6 +4,9 @@ As in SGLang, tensors are accepted only between `begin` and `end`, in any number
 each request changes the model at once. `weight_routes` has the HTTP routes.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -22,10 +25,16 @@ class WeightSession:
     """
 
     def __init__(self, assembly: WeightAssembly, device: torch.device) -> None:
-        self.open = False
         self._assembly = assembly
+        self._update: WeightAssembly | None = None  # of the open session
+        self._lost = False
         self._device = device
         self._groups: dict[str, WeightGroup] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether tensors are accepted."""
+        return self._update is not None
 
     def begin(self) -> None:
         """Open the session."""
@@ -33,15 +42,30 @@ class WeightSession:
             raise WeightsError(
                 "a weight-update session is already open; call end_weight_update() first"
             )
-        self.open = True
-        self._assembly.begin()
+        self._update = self._assembly.begin()
+        self._outside = set()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Entered until the weights of a request are in the model."""
+        outside, this = self._outside, object()
+        outside.add(this)
+        try:
+            yield
+        except WeightsError:
+            outside.remove(this)  # its client is told
+            raise
+        outside.remove(this)
 
     def end(self) -> None:
-        """Close the session. Weights that lack pieces are an error."""
-        if not self.open:
-            raise WeightsError("no weight-update session is open; call begin_weight_update() first")
-        self.open = False
-        self._assembly.end()
+        """Close the session. Weights that lack pieces, or are not in the model, are an error."""
+        update, self._update = self._begun(), None
+        update.end()
+        if self._outside:
+            raise WeightsError(
+                "the client of a weight update hung up before its weights were in the model:"
+                " publish all of them again"
+            )
 
     def join(
         self, name: str, address: str, port: int, rank: int, world_size: int, backend: str
@@ -76,6 +100,7 @@ class WeightSession:
         self, name: str, names: list[str], dtypes: list[str], shapes: list[list[int]]
     ) -> dict[str, Tensor]:
         """Receive the tensors that rank 0 of a group broadcasts. Returns complete weights."""
+        update = self._begun()
         group = self._groups.get(name)
         if group is None:
             raise WeightsError(
@@ -92,17 +117,23 @@ class WeightSession:
             tensors = group.receive(wanted)
         except RuntimeError as error:
             raise WeightsError(f"Failed to receive weights: {error}") from error
-        return self._assembly.add(dict(zip(names, tensors, strict=True)), f"group {name}")
+        return update.add(dict(zip(names, tensors, strict=True)), f"group {name}")
 
     def from_shared(self, texts: list[str]) -> dict[str, Tensor]:
         """Open tensors in shared memory. Returns complete weights.
 
         `texts` has one entry, for the engine's only rank.
         """
+        update = self._begun()
         if len(texts) != 1:
             raise WeightsError(f"{len(texts)} serialized_named_tensors for one rank")
         try:
             tensors = receive(texts[0])
         except ValueError as error:
             raise WeightsError(str(error)) from error
-        return self._assembly.add(tensors, "serialized_named_tensors")
+        return update.add(tensors, "serialized_named_tensors")
+
+    def _begun(self) -> WeightAssembly:
+        if self._update is None:
+            raise WeightsError("no weight-update session is open; call begin_weight_update() first")
+        return self._update

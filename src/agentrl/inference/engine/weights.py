@@ -46,9 +46,9 @@ def read_weights(
         with _opened(file) as reader:
             for name in reader.keys():  # noqa: SIM118  (not a mapping)
                 tensors[name] = reader.get_tensor(name)
-    assembly.begin()
-    weights = assembly.add(tensors, str(folder))
-    assembly.end()
+    update = assembly.begin()
+    weights = update.add(tensors, str(folder))
+    update.end()
     given = {state[name].data_ptr() for name in weights}
     missing = [name for name, tensor in state.items() if tensor.data_ptr() not in given]
     if missing:
