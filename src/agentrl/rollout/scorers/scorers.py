@@ -39,7 +39,7 @@ class Scorers:
         self._service = RewardService(agents.http_scorer)
         self._bound: dict[str, ScorerFunction] = {
             "math": self._math.score,
-            "agentcpm": Judge(self._judging).score,
+            "agentcpm": Judge(self._judging, agents.judge.judge_prompt_template).score,
             "http": self._service.score,
             "ruler": Ruler(self._ranking).score_group,
         }
