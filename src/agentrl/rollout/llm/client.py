@@ -108,10 +108,11 @@ class LLMClient:
         """The first usable reply.
 
         `instruction`: the system message; None: there is none. `material`: the user message.
-        `read`: reads a reply; returns None if it is unusable. `form`: the expected form in words, for the error. A model
-        is asked again after an unusable reply or an error, `retries` times, then the next model is
-        asked; errors that would repeat are not retried. Raises `NoModelAnswered` after the last
-        model, or `ModelsUnreachable` if no model replied or refused the request's content.
+        `read`: reads a reply; returns None if it is unusable. `form`: the expected form in words,
+        for the error. A model is asked again after an unusable reply or an error, `retries` times,
+        then the next model is asked; errors that would repeat are not retried. Raises
+        `NoModelAnswered` after the last model, or `ModelsUnreachable` if no model replied or refused
+        the request's content.
         """
         from openai import APIStatusError, OpenAIError
 
