@@ -15,6 +15,7 @@ TOOL_CALL_PARSERS = (
     "qwen25", "qwen", "qwen3_coder", "mistral", "llama3", "deepseekv3", "pythonic", "kimi_k2",
     "glm45", "gpt-oss", "minicpm", "gemma4",
 )  # fmt: skip
+ANSWER_SCHEMAS = ("answer", "boxed")
 NEW_CONTEXTS = ("disabled", "discard_all_tools", "discard_all")
 TOOL_OUTAGES = ("hand_back", "text")
 WEIGHT_UPDATES = ("disk", "distributed", "tensor")
@@ -340,7 +341,18 @@ class AgentConfig:
         belongs=FlagClass.OWN,
     )
     system_prompt: str | None = flag(
-        None, "system message of every conversation", unset="none", belongs=FlagClass.DATA
+        None,
+        "system message of every conversation whose task has none",
+        unset="none",
+        belongs=FlagClass.DATA,
+    )
+    answer_schema: str | None = flag(
+        None,
+        "form of the final answer of tasks that name none: answer, as in <answer>...</answer>, or "
+        "boxed; a conversation without a system message then has one that asks for the form",
+        choices=ANSWER_SCHEMAS,
+        unset="the whole text is the answer",
+        belongs=FlagClass.DATA,
     )
 
 

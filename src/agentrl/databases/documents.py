@@ -210,6 +210,7 @@ class Task(Document):
     scorer: str = "agentcpm"  # a name or a weighted sum: `scorer_notation.py`
     answer_schema: str | None = None
     agent_name: str | None = None  # None: --agent_name
+    system_prompt: str | None = None  # None: --system_prompt
     messages: list[dict[str, Any]] | None = None  # a prompt given as a conversation
     fields: dict[str, Any] = Field(default_factory=dict)  # further fields of the line
     pending: int  # number of pending slots, for the claim query
@@ -293,6 +294,7 @@ class Record(Document):
     score: float | None = None  # of a scored Record, None means that a scorer gave no score
     scores: dict[str, float | None] = Field(default_factory=dict)  # by scorer
     explanations: dict[str, str] = Field(default_factory=dict)  # by scorer
+    meta_infos: dict[str, Any] = Field(default_factory=dict)  # what an agent notes, for its scoring
     score_history: list[Scoring] = Field(default_factory=list)  # by `agentrl rescore`, oldest first
     advantage: float | None = None
     left_out: str | None = None  # why an abandoned Record is not trained

@@ -1,8 +1,9 @@
 """What a sampler is: the base class that agents subclass, and what all samplers of a process share.
 
 An `AsyncSampler` drives one attempt at one task: `run()` holds the conversation, turn by turn, and
-`evaluate_record()` scores it, by its task's scorer unless a subclass does otherwise. Claims, leases
-and retries are the scheduler's (`scheduling/scheduler.py`).
+`evaluate_record()` scores it, by its task's scorer unless a subclass does otherwise. `run()` may
+call `create_chat_completions`, or hold the conversation turn by turn itself. Claims, leases and
+retries are the scheduler's (`scheduling/scheduler.py`).
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.databases.arrays import pack_floats, pack_ints
@@ -31,8 +32,10 @@ from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, Generation, PromptTooLong, SamplingParams
+from agentrl.rollout.agents.answers import INSTRUCTIONS
 from agentrl.rollout.agents.limits import LimitReached, Limits
 from agentrl.rollout.agents.repetition import loops
+from agentrl.rollout.agents.task_view import TaskView
 from agentrl.rollout.agents.turn_status import turn_status
 from agentrl.rollout.chat import (
     ChatRenderer,
@@ -47,7 +50,13 @@ from agentrl.rollout.chat import (
 from agentrl.rollout.chat.tokens import PromptChange, TokenContext, TurnTokens
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT
 from agentrl.rollout.scorers import Scorers
+from agentrl.rollout.scorers.results import as_score
 from agentrl.rollout.tool_calls.calls import tool_names
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion
+
+    from agentrl.rollout.agents.completions import Completions
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +110,7 @@ class AsyncSampler(ABC):
         self.outage: InfrastructureFailure | None = None  # the first one of this attempt
         self.on_outage: Callable[[InfrastructureFailure], None] | None = None  # ends the attempt
         self._conversation: Conversation | None = None
+        self._completions: Completions | None = None  # of `create_chat_completions`
         self._n_asked = 0
 
     @classmethod
@@ -128,30 +138,82 @@ class AsyncSampler(ABC):
 
     async def sample(self) -> Record:
         """Call `run()`. An uncaught `LimitReached` ends the record with the turns so far."""
+        ended = False
         try:
-            return await self.run()
+            made = await self.run()
+            ended = True
         except LimitReached as limit:
             self.record.stop_reason = limit.stop_reason
-            return self.record
+            made = None
+        finally:
+            if self._completions is not None:
+                await self._completions.finish(ended=ended)
+        return self.record if made is None else made
 
     @abstractmethod
-    async def run(self) -> Record:
-        """Run the conversation. Returns the Record with turns, counts, stop reason and answer."""
+    async def run(self) -> Record | None:
+        """Run the conversation.
 
-    async def evaluate_record(self, record: Record) -> Record:
-        """Score a Record whose conversation is over. Returns it with `score` and `scores`.
+        Returns the Record with turns, counts, stop reason and answer; or None if all turns came
+        from `create_chat_completions`, which keeps the Record.
+        """
 
-        The default uses the task's scorer. An override may use `record`, its turns
-        (`self.resources.records.turns([record.id])`), `self.claim.task` and `self.resources`, but
+    async def create_chat_completions(
+        self,
+        messages: Sequence[Any],
+        model: str | None = None,
+        tools: Sequence[ToolSchema] | None = None,
+        **options: Any,
+    ) -> "ChatCompletion":
+        """An answer of the model to these messages, as the openai client gives it.
+
+        `messages`: OpenAI's, of which those that show earlier answers stand for their tokens.
+        `tools`: schemas offered to the model. `options`: `max_tokens` bounds the answer; others
+        have no effect, which is logged. Raises `LimitReached` at the record's limits.
+        """
+        if self._completions is None:
+            # Imported here: it builds on this module.
+            from agentrl.rollout.agents.completions import Completions
+
+            self._completions = Completions(self)
+        return await self._completions.create(messages, tools, {**options, "model": model})
+
+    async def score(self, record: Record) -> Record:
+        """Call `evaluate_record()`. A number that it returns becomes the Record's score."""
+        said = await self.evaluate_record(record)
+        if isinstance(said, Record):
+            return said
+        name = record.agent_name or type(self).__name__
+        made = as_score(f"{name}.evaluate_record", said)
+        scores = {**record.scores, name: made.value}
+        return record.model_copy(update={"score": made.value, "scores": scores})
+
+    async def evaluate_record(self, record: Record) -> "Record | float | None":
+        """Score a Record whose conversation is over.
+
+        Returns the Record with `score` and `scores`, or a number, which becomes its score (None:
+        not scored). The default uses the task's scorer. An override may use `record`, its turns
+        (`self.resources.records.turns([record.id])`), `self.task` and `self.resources`, but
         not state that `run()` left on `self`: a Record may be scored again by a new sampler in
-        another process, without `run()`. `run()` passes data for scoring in `record.scores`
-        (numbers) and `record.explanations` (texts), which are stored before scoring.
+        another process, without `run()`. `run()` passes data for scoring in `record.meta_infos`,
+        `record.scores` (numbers) and `record.explanations` (texts), which are stored before
+        scoring.
 
         An exception fails the scoring, not the trajectory. The Record is scored again after a
         pause, and quarantined after `--max_scoring_failures` failures. An `InfrastructureFailure`
         does not count as one.
         """
         return await self.resources.scorers.score(self.claim.task, record)
+
+    @property
+    def task(self) -> TaskView:
+        """The task, with the further fields of its line as attributes."""
+        return TaskView.of(self.claim.task, type(self).__module__)
+
+    @property
+    def answer_schema(self) -> str | None:
+        """The schema by which the answer is taken from the last turn."""
+        return self.claim.task.answer_schema or self.resources.config.agent.answer_schema
 
     def meet_outage(self, failure: InfrastructureFailure) -> None:
         """Hand the attempt back because a dependency is unreachable.
@@ -166,13 +228,17 @@ class AsyncSampler(ABC):
     def opening_messages(self) -> list[Message]:
         """The first messages of the conversation: the task's messages, or its query.
 
-        `--system_prompt` comes first, unless the messages begin with a system message.
+        The task's `system_prompt`, or else `--system_prompt`, comes first, unless the messages
+        begin with a system message.
         """
         task = self.claim.task
         messages: list[Message] = list(task.messages or [])
         if not messages:
             messages = [{"role": "user", "content": task.query}]
-        system = self.resources.config.agent.system_prompt
+        agent = self.resources.config.agent
+        system = task.system_prompt or agent.system_prompt
+        if system is None and agent.answer_schema is not None:
+            system = INSTRUCTIONS[self.answer_schema or agent.answer_schema]
         if system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
         return messages

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 from agentrl.databases.documents import Rewrite, StopReason, ToolCall
 from agentrl.databases.records import turn_id
-from agentrl.rollout.agents.base import Turn
-from agentrl.rollout.agents.tool_sampler import ToolSampler
+from agentrl.rollout.agents.base import AsyncSampler, Turn
 from agentrl.rollout.agents.turn_status import format_error
 from agentrl.rollout.chat import (
     Conversation,
@@ -92,7 +91,7 @@ class _Prompt:
 class ChatModel:
     """The policy, as the `llm` of one record's agent function."""
 
-    def __init__(self, sampler: ToolSampler) -> None:
+    def __init__(self, sampler: AsyncSampler) -> None:
         self.last: OpenTurn | None = None  # of the latest reply
         self._sampler = sampler
         self._threads: list[_Thread] = []

@@ -62,9 +62,8 @@ class MCPSampler(ToolSampler):
         reason = turn.stop_reason or self.limit_reached()
         if not parsed.calls and turn.stop_reason is None:
             reason = StopReason.ANSWERED
-            schema = self.claim.task.answer_schema
             answer = self.resources.renderer.said(parsed.content)
-            self.record.final_answer = extract_answer(answer, schema)
+            self.record.final_answer = extract_answer(answer, self.answer_schema)
         if reason is not None:  # no later turn could read the results
             await self._write(turn, _unanswered(parsed.calls), self._fault(parsed.calls))
             return reason

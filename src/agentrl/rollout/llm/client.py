@@ -111,8 +111,8 @@ class LLMClient:
         `read`: reads a reply; returns None if it is unusable. `form`: the expected form in words,
         for the error. A model is asked again after an unusable reply or an error, `retries` times,
         then the next model is asked; errors that would repeat are not retried. Raises
-        `NoModelAnswered` after the last model, or `ModelsUnreachable` if no model replied or refused
-        the request's content.
+        `NoModelAnswered` after the last model, or `ModelsUnreachable` if no model replied or
+        refused the request's content.
         """
         from openai import APIStatusError, OpenAIError
 
@@ -176,7 +176,7 @@ class LLMClient:
 async def _complete(
     client: "AsyncOpenAI", model: AgentModel, instruction: str | None, material: str
 ) -> str:
-    from openai import NOT_GIVEN
+    from openai import omit
     from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": material}]
@@ -186,7 +186,7 @@ async def _complete(
         model=model.model,
         messages=messages,
         temperature=model.temperature,
-        max_tokens=NOT_GIVEN if model.max_tokens is None else model.max_tokens,
+        max_tokens=omit if model.max_tokens is None else model.max_tokens,
         extra_body=model.extra_body,
     )
     # The library accepts any answer with status 200 as a completion.

@@ -91,6 +91,13 @@ class AgentModels(BaseModel):
         return split_sections(content) if isinstance(content, dict) else content
 
     @property
+    def scorer_section(self) -> dict[str, Any]:
+        """The section `scorer_agent` as the file may have it: a mapping with `models`."""
+        models = [{**model.model_dump(), "api_key": model.key} for model in self.scorer_agent]
+        tries = [model.retries + 1 for model in self.scorer_agent]
+        return {"models": models, "max_retries": max(tries, default=1), **self.judge.model_dump()}
+
+    @property
     def ranking_models(self) -> tuple[AgentModel, ...]:
         """The models of the scorer `ruler`: `ruler_agent`, else `scorer_agent`."""
         return self.ruler_agent or self.scorer_agent

@@ -43,6 +43,7 @@ class Scorers:
             "http": self._service.score,
             "ruler": Ruler(self._ranking).score_group,
         }
+        self._config = agents.scorer_section
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -122,8 +123,8 @@ class Scorers:
 
     def _find(self, name: str) -> Scorer:
         found = find_scorer(name)
-        bound = self._bound.get(name)
-        return found if bound is None else replace(found, function=bound)
+        bound = self._bound.get(name, found.function)
+        return replace(found, function=bound, config=self._config)
 
     async def _conversations(self, records: Sequence[Record]) -> list[Messages]:
         turns = await self._records.turns([record.id for record in records])
