@@ -27,10 +27,9 @@ def _of_sampling(config: Config) -> Refusals:
     sampling = config.sampling
     longest = sampling.max_prompt_tokens
     yield (
-        config.context.new_context != "disabled"
-        and not (longest is not None and longest < sampling.max_tokens),
+        config.context.new_context != "disabled" and longest in (None, sampling.max_tokens),
         f"--new_context {config.context.new_context}: needs --max_prompt_tokens, below "
-        f"--max_tokens ({sampling.max_tokens}), which ends a record",
+        f"--max_tokens ({sampling.max_tokens}), so that a prompt leaves room for its answer",
     )
     compares = config.reward.estimator != "score" and config.loss.loss_calculator != "CrossEntropy"
     yield (

@@ -102,7 +102,8 @@ class SamplingConfig:
     max_turns: int = flag(200, "largest number of turns of a trajectory", least=1)
     max_tokens: int = flag(
         65536,
-        "largest number of tokens of a trajectory, with its prompt and tool results",
+        "largest number of tokens of a context, a prompt and its answer; the longest sequence that "
+        "is trained (a trajectory has several contexts if --new_context rewrites it)",
         least=2,
     )
     max_new_tokens: int = flag(8192, "largest number of sampled tokens of one turn", least=1)

@@ -75,7 +75,7 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"  # a turn without tool calls
     MAX_TURNS = "max_turns"
-    MAX_TOKENS = "max_tokens"  # the whole trajectory reached --max_tokens
+    MAX_TOKENS = "max_tokens"  # a context reached --max_tokens
     MAX_PROMPT_TOKENS = "max_prompt_tokens"
     MAX_NEW_TOKENS = "max_new_tokens"  # one turn was truncated
     REPETITION = "repetition"  # --repetition_early_stop_times turns repeated earlier ones

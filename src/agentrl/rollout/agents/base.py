@@ -139,16 +139,18 @@ class AsyncSampler(ABC):
     async def sample(self) -> Record:
         """Call `run()`. An uncaught `LimitReached` ends the record with the turns so far."""
         ended = False
+        made: Record | None = self.record
         try:
             made = await self.run()
             ended = True
         except LimitReached as limit:
             self.record.stop_reason = limit.stop_reason
-            made = None
         finally:
             if self._completions is not None:
                 await self._completions.finish(ended=ended)
-        return self.record if made is None else made
+        if made is None and self._completions is not None:
+            made = self.record
+        return cast(Record, made)  # None is refused where it is stored
 
     @abstractmethod
     async def run(self) -> Record | None:
@@ -181,18 +183,18 @@ class AsyncSampler(ABC):
     async def score(self, record: Record) -> Record:
         """Call `evaluate_record()`. A number that it returns becomes the Record's score."""
         said = await self.evaluate_record(record)
-        if isinstance(said, Record):
-            return said
+        if isinstance(said, Record) or said is None:
+            return said  # None is refused where it is stored
         name = record.agent_name or type(self).__name__
         made = as_score(f"{name}.evaluate_record", said)
         scores = {**record.scores, name: made.value}
         return record.model_copy(update={"score": made.value, "scores": scores})
 
-    async def evaluate_record(self, record: Record) -> "Record | float | None":
+    async def evaluate_record(self, record: Record) -> Record | float:
         """Score a Record whose conversation is over.
 
-        Returns the Record with `score` and `scores`, or a number, which becomes its score (None:
-        not scored). The default uses the task's scorer. An override may use `record`, its turns
+        Returns the Record with `score` and `scores`, or a number, which becomes its score. The
+        default uses the task's scorer. An override may use `record`, its turns
         (`self.resources.records.turns([record.id])`), `self.task` and `self.resources`, but
         not state that `run()` left on `self`: a Record may be scored again by a new sampler in
         another process, without `run()`. `run()` passes data for scoring in `record.meta_infos`,
@@ -312,11 +314,11 @@ class AsyncSampler(ABC):
     def limit_reached(self) -> StopReason | None:
         """Why no further turn may be generated; None if one may."""
         context = self.context
-        return self.limits.reached(context.n_turns, context.n_tokens, context.prompt_len)
+        return self.limits.reached(context.n_turns, context.prompt_len)
 
     async def generate(self) -> Turn:
         """Generate a turn from the tokens so far and append it. Raises the errors of `ask`."""
-        left = self.limits.tokens_left(self.context.n_tokens)
+        left = self.limits.tokens_left(self.context.prompt_len)
         return self.add_turn(*await self.ask(self.context.ids, left))
 
     async def ask(
@@ -324,7 +326,7 @@ class AsyncSampler(ABC):
     ) -> tuple[Generation, StopReason | None]:
         """Generate from a prompt. The record does not change, so calls may run concurrently.
 
-        `left`: tokens that the record may still get. `max_new_tokens`: a further limit besides
+        `left`: tokens that the context has room for. `max_new_tokens`: a further limit besides
         `--max_new_tokens`. Returns the answer and the limit that truncated it, if any. Raises
         `LimitReached` if the service's context leaves no room for an answer, `InferenceError` if no
         service answers, and RuntimeError if the answer is empty or continues after a stop token.

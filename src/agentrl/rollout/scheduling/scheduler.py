@@ -88,6 +88,7 @@ class SamplingScheduler:
             self.config.temperature,
             sampling.record_timeout,
             self._breakers.met_by_group,
+            sampling.max_tokens,
         )
         self._observer = Observer(
             self.database,
