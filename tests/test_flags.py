@@ -262,7 +262,7 @@ def test_what_a_paper_has_is_said_as_the_trainer_takes_it(loss: str) -> None:
         held = in_force([Layer("command line", {"loss_calculator": loss}), _layer(flags)])
         below, above = config.loss.clip_range
         assert (1 - below, above - 1) == pytest.approx(
-            (held["epsilon"].value, held["epsilon_higher"].value)
+            (held["epsilon"].value, held["clip_ratio_high"].value)
         )
         assert held["proximal_policy"].value == config.loss.centre
         assert held["advantage"].value == config.reward.advantage

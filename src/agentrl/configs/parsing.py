@@ -99,16 +99,21 @@ def _of_the_paper(loss: str, given: Mapping[str, Value]) -> dict[str, Value]:
     if loss not in LOSSES:
         return {}
     paper = loss_defaults(loss)
-    higher, strict = paper.epsilon_higher, given.get("strict_in_bound", False)
+    of_loss: dict[str, Any] = {n: v for n, v in given.items() if FLAGS[n].group == "loss"}
+    config = LossConfig(**of_loss)
     values: dict[str, Value] = {
         "advantage": paper.advantage,
         "epsilon": paper.epsilon,
-        "epsilon_higher": given.get("epsilon", paper.epsilon) if higher is None else higher,
-        "proximal_policy": LossConfig(loss, strict_in_bound=bool(strict)).centre,
+        "proximal_policy": config.centre,
+        "rollout_is_threshold": paper.rollout_is_threshold,
         "normalize_advantages": paper.normalize_advantages,
+        "strict_in_bound": config.is_strict,
     }
-    if paper.importance_weight_cap_ratio is not None:
-        values["importance_weight_cap_ratio"] = paper.importance_weight_cap_ratio
+    if "epsilon_higher" not in given:
+        higher = paper.clip_ratio_high
+        values["clip_ratio_high"] = (
+            given.get("epsilon", paper.epsilon) if higher is None else higher
+        )
     if "token_level_loss" not in given and not given.get("skip_length_normalization"):
         values["token_level_loss"] = paper.normalisation == "token"
         values["skip_length_normalization"] = paper.normalisation == "constant"
