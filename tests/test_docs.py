@@ -17,8 +17,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from agentrl.configs.familiar import FAMILIAR
 from agentrl.configs import Config, parse_config
+from agentrl.configs.familiar import FAMILIAR
 from agentrl.launcher.deployment import Deployment
 from agentrl.launcher.presets import GRPO, preset_flags
 from agentrl.training.model.lora import add_adapter

@@ -359,7 +359,7 @@ def test_the_page_of_flags_is_as_the_code_has_them() -> None:
         from flags_page import PAGES, rewritten
     finally:
         sys.path.pop(0)
-    assert {page.name for page in PAGES} == {"flags.md", "checkpoints.md"}
+    assert {page.name for page in PAGES} == {"flags.md", "checkpoints.md", "from-agentrl.md"}
     for path, lines in PAGES.items():
         page = path.read_text(encoding="utf-8")
         assert page == rewritten(page, lines()), f"{path}: run `python scripts/flags_page.py`"

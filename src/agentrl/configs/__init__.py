@@ -68,9 +68,9 @@ __all__ = [
     "RunConfig",
     "SamplingConfig",
     "ServiceConfig",
-    "trackers_of",
     "comma_separated",
     "model_folder",
     "parse_config",
+    "trackers_of",
     "trainable_folder",
 ]

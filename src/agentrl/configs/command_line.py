@@ -55,6 +55,7 @@ class Parser(ArgumentParser):
         )
         self._run_flags: dict[str, Flag] = {}
         self._takes_familiar = False
+        self._listed_by = f"`{prog} --help` lists them all"
         self._spellings = {
             f"--{alias}": f"--{flag.name}" for flag in FLAGS.values() for alias in flag.info.aliases
         }
@@ -64,8 +65,11 @@ class Parser(ArgumentParser):
     ) -> None:
         """Accept the run's flags, or those in `only`.
 
-        `shown`: the text in brackets behind each help. Without it the help does not list the flags.
+        `shown`: the text in brackets behind each help. Without it the help does not list the flags,
+        and refers to `agentrl train --help`; if it is empty, another parser prints the help.
         """
+        if shown is None:
+            self._listed_by = f"`{self.prog} --help` and `agentrl train --help` list them all"
         alone: dict[str, Any] = {"nargs": "?", "const": "true"}
         if only is None:
             self.add_familiar_flags()
@@ -140,7 +144,7 @@ class Parser(ArgumentParser):
             negated = spelt.removeprefix("--no_")
             if spelt in known:
                 words.append(spelt + equals + value)
-            elif not equals and self._is_switch(negated):
+            elif not equals and negated != spelt and self._is_switch(negated):
                 words += [f"--{negated}", "false"]
             elif re.match(r"-[\d.]", word) and words and words[-1] in known:
                 words[-1] += f"={word}"
@@ -154,7 +158,7 @@ class Parser(ArgumentParser):
         return name in self._run_flags and self._run_flags[name].type is bool
 
     def _not_known(self, word: str) -> str:
-        hint = f"`{self.prog} --help` lists them all"
+        hint = self._listed_by
         if not word.startswith("-"):
             return f"{word!r} belongs to no flag: {hint}"
         flag = word.partition("=")[0]
@@ -171,10 +175,10 @@ class Parser(ArgumentParser):
 
 
 def run_parser(prog: str) -> Parser:
-    """Return a parser of the run's flags only, without help."""
+    """Return a parser of the run's flags only, without help. `prog --help` lists these flags."""
     parser = Parser(prog, "")
     parser.add_config()
-    parser.add_run_flags()
+    parser.add_run_flags(shown={})
     return parser
 
 

@@ -13,6 +13,7 @@ from agentrl.configs.combinations import check_combinations
 from agentrl.configs.command_line import run_parser
 from agentrl.configs.config import Config
 from agentrl.configs.flags import FLAGS, Value, holds_secret, shown, written
+from agentrl.configs.hub import with_models_here
 from agentrl.configs.losses import LOSSES, loss_defaults
 from agentrl.configs.run_file import read_run_file
 from agentrl.configs.secret_variables import (
@@ -161,11 +162,11 @@ def given_values(
 ) -> dict[str, Any]:
     """Return the flags given in `argv`, its files and `environment`, without defaults.
 
-    Raises `ConfigError`.
+    Models that are named as on the hub are downloaded. Raises `ConfigError`.
     """
     given = run_parser(prog).parse(argv)
     secrets = Layer("environment", flags_in_environment(environment or {}))
-    return merged(layers_given(given.values, given.files, [secrets]))
+    return with_models_here(merged(layers_given(given.values, given.files, [secrets])))
 
 
 def handed_on(
@@ -175,7 +176,7 @@ def handed_on(
 
     `environment`: further secrets that are not in `flags`.
     """
-    values = given_values(flags, "agentrl", environment)
+    values = given_values(flags, "agentrl train", environment)
     return as_words([Layer("", without_secret_flags(values))]), secret_environment(values)
 
 

@@ -412,8 +412,8 @@ class RewardConfig:
     )
     balance_sample: bool = flag(
         False,
-        "whether, with m the smaller number of a group's wrong trajectories (score 0) and of its "
-        "right ones, at most m + 1 wrong and m + 2 right ones are trained, drawn at random",
+        "whether a group trains at most m + 1 wrong (score 0) and m + 2 right trajectories, drawn "
+        "at random, where m is the smaller of their numbers",
     )
     balance_equally: bool = flag(
         False,

@@ -30,7 +30,7 @@ class ModelConfig:
 
     model_name_or_path: str | None = flag(
         None,
-        "folder of the model to train",
+        "folder of the model to train, or its name on the Hugging Face hub",
         unset="none; training needs it",
         kind="DIR",
         belongs=FlagClass.DATA,

@@ -1,6 +1,7 @@
 """How a flag of another trainer is taken: as flags of this one, without effect, or not at all."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -73,14 +74,11 @@ def asks_for(text: str, values: Sequence[str]) -> bool:
 
 
 def _spelt(word: str) -> str:
+    with suppress(ValueError):
+        word = f"{float(word):g}"
     if word in _TRUE:
         return "true"
-    if word in _FALSE:
-        return "false"
-    try:
-        return f"{float(word):g}"
-    except ValueError:
-        return word
+    return "false" if word in _FALSE else word
 
 
 def truth(text: str) -> bool:

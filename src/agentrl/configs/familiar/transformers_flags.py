@@ -13,9 +13,12 @@ from agentrl.configs.familiar.familiar_flag import (
     named,
     refused,
     translated,
+    truth,
 )
 
 _LOGGING_STEPS = 500  # there, steps between two evaluations if only --eval_strategy steps is given
+
+_NO = ("no", "false")  # YAML reads no as false
 
 _LOADER = "rows come from the database, read ahead in the background; there is no DataLoader"
 _COLUMNS = "rows have fixed columns; there is no dataset whose columns could be chosen"
@@ -25,7 +28,10 @@ _NO_LOSS_EVALUATION = (
 _LOG = (
     "metrics.jsonl has a line for every --logging_steps steps, and each part of a run its own log"
 )
-_SHARDS = "parameters are always sharded, by FSDP2; there is no DistributedDataParallel"
+_SHARDS = (
+    "parameters are always sharded, by FSDP2 (docs/reference/parallelism.md), and there is no "
+    "DistributedDataParallel"
+)
 _HUB = "nothing is uploaded by a run"
 _BEST = "no checkpoint is chosen by a metric: `agentrl eval` compares checkpoints"
 _SCRIPT = "a run trains; `agentrl eval` evaluates"
@@ -54,7 +60,7 @@ def _warmup_share(text: str, given: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def _when_evaluated(text: str, given: Mapping[str, Any]) -> dict[str, Value]:
-    if text == "no":
+    if text in _NO:
         return {"eval_steps": "0"}
     if text == "steps":
         steps = given.get("eval_steps", given.get("logging_steps", _LOGGING_STEPS))
@@ -63,7 +69,7 @@ def _when_evaluated(text: str, given: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def _when_saved(text: str, given: Mapping[str, Any]) -> dict[str, Value]:
-    if text == "no":
+    if text in _NO:
         return {"save_steps": "0"}
     if text == "steps":
         return {}
@@ -73,6 +79,12 @@ def _when_saved(text: str, given: Mapping[str, Any]) -> dict[str, Value]:
     )
 
 
+def _first_line(text: str, given: Mapping[str, Any]) -> dict[str, Value]:
+    if truth(text) and int(given.get("logging_steps", 1)) != 1:
+        raise ValueError("the first line is that of step --logging_steps; give --logging_steps 1")
+    return {}
+
+
 TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
     # the optimizer
     "optim": refused(
@@ -80,7 +92,7 @@ TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
         "adamw_torch", "adamw_torch_fused", "adamw_hf",
     ),
     "optim_args": translated(
-        "`--adam_beta1`, `--adam_beta2`, `--adam_epsilon`; transformers itself ignores it for AdamW",
+        "`--adam_beta1 --adam_beta2 --adam_epsilon`; transformers ignores it for AdamW",
         _adam_arguments,
     ),
     "optim_target_modules": refused(
@@ -130,7 +142,9 @@ TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
         "whole"
     ),
     "use_cache": idle("a forward pass of training has no cache"),
-    "torch_empty_cache_steps": idle("micro-batches have one size, so that memory does not fragment"),
+    "torch_empty_cache_steps": idle(
+        "micro-batches have one size, so that memory does not fragment"
+    ),
     "auto_find_batch_size": refused(
         "micro-batches are filled by tokens: give --micro_batch_tokens, which `agentrl memory` "
         "finds",
@@ -140,7 +154,9 @@ TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
     "logging_strategy": refused(
         "metrics are written by steps: give --logging_steps", "steps"
     ),
-    "logging_first_step": idle(_LOG),
+    "logging_first_step": translated(
+        "nothing with `--logging_steps 1`, and is refused with more", _first_line
+    ),
     "logging_dir": idle("TensorBoard's files are in the run's folder, in tensorboard/"),
     "log_on_each_node": idle(_LOG),
     "logging_nan_inf_filter": idle(
@@ -179,13 +195,15 @@ TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
     "save_safetensors": idle("`agentrl export` always writes safetensors"),
     "enable_jit_checkpoint": idle("a stop signal always saves a checkpoint, see --drain_seconds"),
     "overwrite_output_dir": refused(
-        "a run continues in its folder: `agentrl delete RUN` deletes it, or give another --run_name",
+        "a run continues in its folder; `agentrl delete RUN` deletes it, or give another name",
         "false",
     ),
     "load_best_model_at_end": refused(_BEST, "false"),
     "metric_for_best_model": idle(_BEST),
     "greater_is_better": idle(_BEST),
-    "ignore_data_skip": idle("a resumed run goes on with the rows that its checkpoint has not seen"),
+    "ignore_data_skip": idle(
+        "a resumed run goes on with the rows that its checkpoint has not seen"
+    ),
     "restore_callback_states_from_checkpoint": idle("there are no callbacks"),
     "push_to_hub": refused(
         "give `agentrl export CHECKPOINT FOLDER` and `hf upload NAME FOLDER` afterwards", "false"
@@ -225,8 +243,8 @@ TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
     "parallelism_config": refused(
         "give --tp_size, --cp_size, --ep_size and --dp_replicate_size"
     ),
-    "fsdp": idle("parameters are always sharded, by FSDP2, see docs/reference/parallelism.md"),
-    "fsdp_config": idle("parameters are always sharded, by FSDP2, see docs/reference/parallelism.md"),
+    "fsdp": idle(_SHARDS),
+    "fsdp_config": idle(_SHARDS),
     "fsdp_min_num_params": idle(_SHARDS),
     "fsdp_transformer_layer_cls_to_wrap": idle(_SHARDS),
     "deepspeed": refused(
@@ -240,7 +258,7 @@ TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
     "ddp_backend": refused(
         "processes use NCCL on GPUs and Gloo on the CPU, see --use_cpu", "nccl", "gloo"
     ),
-    "local_rank": idle("a process takes its rank from the environment that `accelerate launch` sets"),
+    "local_rank": idle("a process takes its rank from the environment of `accelerate launch`"),
     "no_cuda": named("use_cpu"),
     "use_mps_device": refused(_OTHER_DEVICES, "false"),
     "use_ipex": refused(_OTHER_DEVICES, "false"),
