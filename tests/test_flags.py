@@ -262,7 +262,7 @@ def test_what_a_paper_has_is_said_as_the_trainer_takes_it(loss: str) -> None:
         held = in_force([Layer("command line", {"loss_calculator": loss}), _layer(flags)])
         below, above = config.loss.clip_range
         assert (1 - below, above - 1) == pytest.approx(
-            (held["epsilon"].value, held["epsilon_higher"].value)
+            (held["epsilon"].value, held["clip_ratio_high"].value)
         )
         assert held["proximal_policy"].value == config.loss.centre
         assert held["advantage"].value == config.reward.advantage
@@ -359,7 +359,7 @@ def test_the_page_of_flags_is_as_the_code_has_them() -> None:
         from flags_page import PAGES, rewritten
     finally:
         sys.path.pop(0)
-    assert {page.name for page in PAGES} == {"flags.md", "checkpoints.md"}
+    assert {page.name for page in PAGES} == {"flags.md", "checkpoints.md", "from-agentrl.md"}
     for path, lines in PAGES.items():
         page = path.read_text(encoding="utf-8")
         assert page == rewritten(page, lines()), f"{path}: run `python scripts/flags_page.py`"

@@ -167,7 +167,7 @@ def test_the_table_of_losses_is_that_of_the_code() -> None:
         if clip_range not in ("—", "none, 4"):
             low, _, high = clip_range.partition(", ")
             assert float(low) == defaults.epsilon
-            assert float(high or low) == (defaults.epsilon_higher or defaults.epsilon)
+            assert float(high or low) == (defaults.clip_ratio_high or defaults.epsilon)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -408,17 +408,36 @@ class RewardConfig:
         unset="that of the loss's paper",
     )
     adv_scaling: float = flag(1.0, "factor by which every advantage is multiplied", above=0)
+    min_score_spread: float = flag(
+        0.0,
+        "difference between the highest and the lowest score of a group below which none of it is "
+        "trained",
+        least=0,
+    )
     drop_zero_advantage: bool = flag(
         True, "whether trajectories whose advantage is 0 are left out of training"
     )
     minimal_advantage: float | None = flag(
-        None, "advantage that a trajectory must exceed to be trained", unset="none"
+        None,
+        "smallest advantage of a trained trajectory, in place of --drop_zero_advantage (0: that "
+        "flag decides)",
+        unset="--drop_zero_advantage decides",
     )
     balance_sample: bool = flag(
         False,
-        "whether a group trains equally many right and wrong trajectories",
+        "whether a group trains at most m + 1 wrong (score 0) and m + 2 right trajectories, drawn "
+        "at random, where m is the smaller of their numbers",
+    )
+    balance_equally: bool = flag(
+        False,
+        "whether a group trains equally many right and wrong trajectories, drawn at random",
     )
     efficient_rewarding: bool = flag(
+        False,
+        "whether scores are moved by up to 0.1 before the advantage, by the rank of the number of "
+        "turns: of right trajectories, the fewer turns the higher; of wrong ones, the more",
+    )
+    efficiency_bonus: bool = flag(
         False,
         "whether the advantage of a group's right trajectories is larger the fewer turns they took",
     )

@@ -131,6 +131,7 @@ def sft_parser() -> Parser:
         "at the end (default: none)",
     )
     parser.add_run_flags(SFT_FLAGS, in_brackets(in_force([SFT_PRESET])))
+    parser.add_familiar_flags()
     return parser
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from agentrl.configs import ConfigError, check_tracker, trainable_folder
+from agentrl.configs import ConfigError, trackers_of, trainable_folder
 from agentrl.configs.flags import FLAGS, holds_secret
 from agentrl.configs.parsing import COMMAND_LINE, read_flags, recorded
 from agentrl.configs.secret_variables import VARIABLES
@@ -126,7 +126,7 @@ def _check(stack: Stack) -> list[TaskFileCheck]:
     the run begins. Raises `ConfigError`, `AgentModelsError` or `TaskFileError`.
     """
     config = stack.config
-    check_tracker(config.run.report_to)
+    trackers_of(config.run.report_to)
     model = check_model(config.model.model_name_or_path)
     if stack.trainers:
         trainable_folder(str(model), "MODEL or --model_name_or_path")

@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl.configs import Config, ConfigError, ParallelConfig, ServiceConfig, parse_config
 from agentrl.configs.command_line import run_parser
 from agentrl.configs.flags import FLAGS
+from agentrl.configs.hub import with_models_here
 from agentrl.configs.parsing import (
     Layer,
     as_words,
@@ -150,8 +151,10 @@ def placed_layers(
 ) -> tuple[list[Layer], Placement | None]:
     """All flags of a launch, and the placement that some of them follow from, if GPUs are used.
 
-    Raises `ConfigError` if the launch does not fit the GPUs.
+    Models that are named as on the hub are downloaded. Raises `ConfigError` if the launch does not
+    fit the GPUs.
     """
+    own = [Layer(layer.origin, with_models_here(layer.values)) for layer in own]
     if not inventory.gpus or merged(own).get("use_cpu"):
         return launch_layers(preset, run, own, deployment, 0), None
     base = [*preset_layers(preset, 1, demo=is_demo(own)), *own]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from accelerate import Accelerator
 
-from agentrl.configs import Config
+from agentrl.configs import Config, trackers_of
 from agentrl.databases.row_ledger import RowCounts, RowHeader
 from agentrl.training.checkpoint.layout import recorded_config
 from agentrl.training.step.statistics import StepStatistics
@@ -100,10 +100,10 @@ class MetricsWriter:
     def __init__(self, output: Path, accelerator: Accelerator, config: Config, step: int) -> None:
         """Continue after `step`. Lines of later steps, which are trained again, are set aside.
 
-        Raises `ConfigError` if the tracker of `report_to` is not installed.
+        Raises `ConfigError` if a tracker of `report_to` is not installed.
         """
         self._accelerator = accelerator
-        self._tracks = config.run.report_to != "none"
+        self._tracks = bool(trackers_of(config.run.report_to))
         self._every = config.run.logging_steps
         self._file = output / "metrics.jsonl"
         if accelerator.is_main_process:
