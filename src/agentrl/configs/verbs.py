@@ -55,22 +55,36 @@ _CHECKED = {
 
 def train_parser() -> Parser:
     """The parser of `agentrl train`."""
-    return _whole("agentrl train", "Run one trainer process of a run, under `accelerate launch`.")
+    return _whole(
+        "agentrl train",
+        "Run one trainer process of a run, under `accelerate launch`. It needs "
+        "--db_connection_string.",
+    )
 
 
 def sample_parser() -> Parser:
     """The parser of `agentrl sample`."""
-    return _whole("agentrl sample", "Sample trajectories for a run until it is finished.")
+    parser = _whole(
+        "agentrl sample",
+        "Sample trajectories: with --model and --tasks for a run of its own with fixed weights, "
+        "until all tasks are done; else for the run of that name in --db_connection_string, until "
+        "it is finished.",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="model to sample with: a folder, a checkpoint, or a run for its last one (default: "
+        "that of the run that is joined)",
+    )
+    parser.add_argument(
+        "--tasks", metavar="FILE", help="tasks to sample: JSONL, JSON or Parquet (with --model)"
+    )
+    return parser
 
 
 def _whole(prog: str, description: str) -> Parser:
     """The parser of a verb that takes only the run's flags."""
-    parser = Parser(
-        prog,
-        f"{description} It needs --db_connection_string.",
-        usage=f"{prog} [--flag value ...]",
-        epilog=RUN_FLAGS_EPILOG,
-    )
+    parser = Parser(prog, description, usage=f"{prog} [--flag value ...]", epilog=RUN_FLAGS_EPILOG)
     parser.add_config()
     parser.add_run_flags(shown=_GIVEN)
     return parser

@@ -492,7 +492,7 @@ class Run(Document):
     flags: dict[str, Any] | None = None
     digests: dict[str, str] = Field(default_factory=dict)
     data: list[DataSet] = Field(default_factory=list)  # in order of use; the last one is current
-    status: str = "created"  # created | training | evaluating | finished | hopeless
+    status: str = "created"  # created | training | evaluating | sampling | finished | hopeless
     failure: str | None = None  # why it is hopeless, one sentence
     trainer: str | None = None
     trainer_host: str | None = None
@@ -503,4 +503,5 @@ class Run(Document):
     max_steps: int = 0
     rows_per_step: int = 0  # over all data-parallel ranks; samplers' staleness bound uses it
     version: int = -1
+    n_groups: int = 0  # groups to sample, of a run without a trainer
     heartbeat: datetime | None = None
