@@ -480,6 +480,21 @@ class DataSet(SubDocument):
     world: dict[str, str | None] = Field(default_factory=dict)  # flags that define the environment
 
 
+class Evaluation(Document):
+    """An evaluation by `agentrl eval`. Its Tasks have split `eval` and a negative `epoch`.
+
+    What is evaluated anew is equal in all fields but these two and `created_at`.
+    """
+
+    epoch: int
+    model: str  # its name in the report
+    model_digest: str
+    task_digest: str  # of the task file
+    rollouts: int
+    flags: dict[str, Any]  # by which its trajectories are made
+    created_at: datetime
+
+
 class Run(Document):
     """The run: its trainer and its progress. `_id` is the run's name.
 

@@ -15,6 +15,7 @@ from agentrl.inference.engines import open_engines
 from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
 from agentrl.inference.weights.disk import DiskUpdater
 from agentrl.inference.weights.updates import PublishedWeights, update_services
+from agentrl.launcher.deployment import Deployment
 
 _TICK_S = 0.25
 
@@ -58,3 +59,13 @@ async def await_services(database: RunDatabase, config: Config, version: int, mo
     raise ServiceUnreachable(
         f"no inference service loaded the weights within {patience:.0f} s: {loaded.reason}"
     )
+
+
+def fixed_services(config: Config, deployment: Deployment, gpus: int) -> int:
+    """Number of services to start here: by NUM_SERVICES, else one, or as many as SGLang fills the
+    GPUs with."""
+    if config.inference_urls:
+        return 0
+    if deployment.num_services is not None or deployment.service_command(gpus) is None:
+        return deployment.services
+    return max(1, gpus // config.services.inf_tp_size)

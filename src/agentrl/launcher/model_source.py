@@ -39,11 +39,14 @@ class ModelSource:
     run: Path | None = None
 
     @property
+    def path(self) -> Path:
+        """Where the weights are."""
+        return (self.checkpoint or self.folder).absolute()
+
+    @property
     def name(self) -> str:
-        """A name for tables and files: the folder's, or RUN-checkpoint-N."""
-        if self.checkpoint is None:
-            return self.folder.absolute().name
-        return f"{self.checkpoint.absolute().parent.name}-{self.checkpoint.name}"
+        """A short name for tables: the last two folders of its path."""
+        return "/".join(self.path.parts[-2:])
 
     def as_folder(self, made: Path) -> Path:
         """The model as a folder: its own, or `made`, where the checkpoint is written if it is new.

@@ -44,6 +44,7 @@ MINIRL = Preset(
     flags=("--loss_calculator", "MINIRL"),
 )
 
+EVALUATIONS = "eval"  # in the place of a preset, of a run of evaluations only; its default name
 # Of `agentrl sample` without a trainer. The advantages are those that a GRPO trainer would take.
 SAMPLE = Preset(
     name="sample",

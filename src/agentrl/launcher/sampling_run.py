@@ -26,6 +26,7 @@ from agentrl.launcher.deployment import (
     usable_cores,
 )
 from agentrl.launcher.feeding import FIXED_VERSION
+from agentrl.launcher.fixed_weights import fixed_services
 from agentrl.launcher.launch import Launch
 from agentrl.launcher.model_source import ModelSource, find_model
 from agentrl.launcher.presets import SAMPLE, preset_layers
@@ -107,13 +108,3 @@ def _plan(config: Config, layers: list[Layer], deployment: Deployment) -> Stack:
         feeds=True,
         weight_version=FIXED_VERSION,
     )
-
-
-def fixed_services(config: Config, deployment: Deployment, gpus: int) -> int:
-    """Number of services to start here: by NUM_SERVICES, else one, or as many as SGLang fills the
-    GPUs with."""
-    if config.inference_urls:
-        return 0
-    if deployment.num_services is not None or deployment.service_command(gpus) is None:
-        return deployment.services
-    return max(1, gpus // config.services.inf_tp_size)

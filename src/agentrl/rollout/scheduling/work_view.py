@@ -34,7 +34,7 @@ class Observer:
 
     `evaluation`: sample only this evaluation; None: the run. `sampling`: whether to sample training
     groups. `steps_ahead`: by which samplers may run ahead of the trainer. `group_size`: rollouts of
-    a group.
+    a group. `endpoint`: URL of an API that is asked instead of services.
     """
 
     database: RunDatabase
@@ -42,6 +42,7 @@ class Observer:
     sampling: bool
     steps_ahead: int
     group_size: int
+    endpoint: str | None = None
 
     def changes(self) -> Changes:
         """The changes after which to look again: steps, publications, new tasks."""
@@ -86,6 +87,8 @@ class Observer:
         )
 
     async def _services(self) -> tuple[str, ...]:
+        if self.endpoint is not None:
+            return (self.endpoint,)
         serving = await services.serving(self.database)
         return tuple(service.url for service in serving)
 
