@@ -30,6 +30,7 @@ from agentrl.configs.training import (
 )
 
 TRACKERS = ("tensorboard", "swanlab")
+NO_BOUND = 2**31 - 1  # optimizer steps that no run takes
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,12 @@ class Config:
 
     @property
     def staleness_bound(self) -> int:
-        """Largest staleness of a trained token in optimizer steps; 0 with `--sync_sampling`."""
+        """Largest staleness of a trained token in optimizer steps; 0 with `--sync_sampling`.
+
+        There is no bound where nothing is sampled: no fresher rows would follow the evicted ones.
+        """
+        if not self.sampling.enable_sampling:
+            return NO_BOUND
         return 0 if self.sampling.sync_sampling else self.sampling.max_staleness
 
     @property

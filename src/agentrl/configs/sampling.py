@@ -70,7 +70,7 @@ class SamplingConfig:
     max_staleness: int = flag(
         2,
         "largest number of optimizer steps by which the trained weights may be newer than those "
-        "that sampled a token",
+        "that sampled a token; without a bound where --enable_sampling is false",
         least=0,
     )
     num_generations: int = flag(

@@ -106,6 +106,7 @@ class RunDatabase:
     services = _Collection("inference_services")  # InferenceService
     policy_versions = _Collection("policy_versions")  # PolicyVersion
     runs = _Collection("runs")  # the one Run
+    evaluations = _Collection("evaluations")  # Evaluation, of `agentrl eval`
     outages = _Collection("outages")  # what each sampler waits for: `outages.py`
 
     def durable(self, collection: Documents) -> Documents:

@@ -482,6 +482,21 @@ class DataSet(SubDocument):
     world: dict[str, str | None] = Field(default_factory=dict)  # flags that define the environment
 
 
+class Evaluation(Document):
+    """An evaluation by `agentrl eval`. Its Tasks have split `eval` and a negative `epoch`.
+
+    What is evaluated anew is equal in all fields but these two and `created_at`.
+    """
+
+    epoch: int
+    model: str  # its name in the report
+    model_digest: str
+    task_digest: str  # of the task file
+    rollouts: int
+    flags: dict[str, Any]  # by which its trajectories are made
+    created_at: datetime
+
+
 class Run(Document):
     """The run: its trainer and its progress. `_id` is the run's name.
 
@@ -494,7 +509,7 @@ class Run(Document):
     flags: dict[str, Any] | None = None
     digests: dict[str, str] = Field(default_factory=dict)
     data: list[DataSet] = Field(default_factory=list)  # in order of use; the last one is current
-    status: str = "created"  # created | training | evaluating | finished | hopeless
+    status: str = "created"  # created | training | evaluating | sampling | finished | hopeless
     failure: str | None = None  # why it is hopeless, one sentence
     trainer: str | None = None
     trainer_host: str | None = None
@@ -505,4 +520,5 @@ class Run(Document):
     max_steps: int = 0
     rows_per_step: int = 0  # over all data-parallel ranks; samplers' staleness bound uses it
     version: int = -1
+    n_groups: int = 0  # groups to sample, of a run without a trainer
     heartbeat: datetime | None = None

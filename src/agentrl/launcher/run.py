@@ -57,11 +57,11 @@ def main(argv: Sequence[str]) -> int:
     stack = plan_stack(preset, rest[0], rest[1:], deployment, inventory, command, usable_cores())
     if stack.placement is not None:
         print_lines(Console(), plan_lines(stack.placement))
-    checks = _check(stack)
+    checks = check_start(stack)
     if stack.is_first_machine:
         _refuse_other_data(stack)
     if not _is_finished(stack):
-        _try_services(stack, checks)
+        try_services(stack, checks)
         if stack.services:
             set_up_sglang(stack.deployment.service_command(stack.gpus))
     with RunLock(stack.config.output, stack.deployment.machine_rank) as lock:
@@ -104,7 +104,7 @@ def _add_samplers(
     """Start samplers for a run on other machines, with the flags from its database."""
     flags = sampler_flags(run, user_flags, deployment, command)
     stack = plan_samplers(flags, asyncio.run(join(flags, command)), deployment, usable_cores())
-    _try_services(stack, _check(stack))
+    try_services(stack, check_start(stack))
     return asyncio.run(Launch(stack, preset).run())
 
 
@@ -119,7 +119,7 @@ def _refuse_other_data(stack: Stack) -> None:
         refuse_other_data(stack.config, mark.data, now)
 
 
-def _check(stack: Stack) -> list[TaskFileCheck]:
+def check_start(stack: Stack) -> list[TaskFileCheck]:
     """Check model, tools, task files and folders of this machine, and print warnings.
 
     Returns the checks of task files if a trainer is started; that of a large file continues while
@@ -136,7 +136,7 @@ def _check(stack: Stack) -> list[TaskFileCheck]:
         check_tools(config)
     check_output(LOGS, 0)
     checks: list[TaskFileCheck] = []
-    if stack.trainers:
+    if stack.trainers or stack.feeds:
         checks = check_tasks(config)
         check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
     doubts = [doubt for check in checks for doubt in check.found.doubts]
@@ -156,16 +156,16 @@ def _shown_secrets(stack: Stack) -> list[str]:
     ]
 
 
-def _try_services(stack: Stack, checks: Sequence[TaskFileCheck]) -> None:
+def try_services(stack: Stack, checks: Sequence[TaskFileCheck]) -> None:
     """Check that external services answer. Raises `ConfigError` or `ToolServerUnreachable`."""
     agent = stack.config.agent
     check_services(stack.config, _tell)
     if stack.samplers and (agent.mcp_manager_url or agent.agent_config_path):
         # Imported here: the MCP SDK loads slowly, and most first runs have no such services.
-        from agentrl.launcher.probes import try_services
+        from agentrl.launcher import probes
 
         kinds = [kind for check in checks for kind in check.found.kinds]
-        try_services(stack.config, kinds, _tell)
+        probes.try_services(stack.config, kinds, _tell)
 
 
 def _tell(told: str) -> None:

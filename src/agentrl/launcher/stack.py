@@ -25,6 +25,7 @@ from agentrl.configs.parsing import (
     origins_of,
 )
 from agentrl.configs.verbs import SGLANG_FLAGS
+from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import REPOSITORY, Deployment, default_sampler_processes
 from agentrl.launcher.gpu_plan import plan_gpus
 from agentrl.launcher.inventory import Inventory
@@ -62,6 +63,8 @@ class Stack:
     gpus: int  # number of GPUs to use here
     deployment: Deployment
     placement: Placement | None = None  # of the GPUs, if any are used
+    feeds: bool = False  # whether this launch feeds a run without a trainer
+    weight_version: int = FRESH_VERSION  # of the services that are started here
 
     @property
     def is_first_machine(self) -> bool:
@@ -77,7 +80,7 @@ class Stack:
             self._tools,
             f"inference services {self.services or 'given'}",
             f"samplers {self.samplers}",
-            f"trainer processes {self.trainers}",
+            "no trainer" if self.feeds else f"trainer processes {self.trainers}",
         ]
         return " · ".join(parts)
 
@@ -307,6 +310,7 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
             address=_address(stack),
             threads=threads,
             sglang_command=stack.deployment.service_command(stack.gpus),
+            weight_version=stack.weight_version,
         )
         parts.append(service)
     if stack.trainers:

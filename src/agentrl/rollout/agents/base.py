@@ -263,6 +263,11 @@ class AsyncSampler(ABC):
         offered += sorted(tool_names(tools).difference(offered))
 
     @property
+    def n_turns(self) -> int:
+        """Number of generated turns, all of which are to be stored."""
+        return self.context.n_turns
+
+    @property
     def entries(self) -> tuple[Entry, ...]:
         """The conversation's messages in order; generated ones have their token ids."""
         assert self._conversation is not None, "the conversation has not begun"

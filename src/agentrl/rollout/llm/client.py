@@ -55,6 +55,24 @@ class LLMReply(Generic[T]):
     model: str
 
 
+async def open_client(model: AgentModel) -> "AsyncOpenAI":
+    """The connection to a model. Its caller retries and logs, so the library does not retry."""
+    # Imported here: the import takes a second, and few runs need it.
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    return AsyncOpenAI(
+        base_url=model.base_url,
+        api_key=model.key,
+        timeout=model.timeout,
+        max_retries=0,
+        default_headers=UNPACKED,
+        http_client=DefaultAsyncHttpxClient(
+            event_hooks={"response": [limit_answer]},
+            verify=await asyncio.to_thread(tls_context),
+        ),
+    )
+
+
 class LLMClient:
     """Models of the agent config and their connections; an async context manager.
 
@@ -72,24 +90,7 @@ class LLMClient:
     async def __aenter__(self) -> Self:
         if not self._models:
             return self
-        # Imported here: the import takes a second, and few runs need it.
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
-        context = await asyncio.to_thread(tls_context)
-        # `ask` retries and logs, so the library does not retry.
-        self._clients = [
-            AsyncOpenAI(
-                base_url=model.base_url,
-                api_key=model.key,
-                timeout=model.timeout,
-                max_retries=0,
-                default_headers=UNPACKED,
-                http_client=DefaultAsyncHttpxClient(
-                    event_hooks={"response": [limit_answer]}, verify=context
-                ),
-            )
-            for model in self._models
-        ]
+        self._clients = [await open_client(model) for model in self._models]
         return self
 
     async def __aexit__(

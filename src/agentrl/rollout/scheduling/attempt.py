@@ -133,7 +133,7 @@ class Attempt:
         """Sample the Record and store it."""
         record = await self._unless_stopped(self._sample(), self._agent)
         assert self._sampler is not None, "what was sampled had a sampler"
-        check_sampled(record, self.claim.record_id, self._sampler.context.n_turns)
+        check_sampled(record, self.claim.record_id, self._sampler.n_turns)
         self.breakers.sampled(self.claim)
         record = record.model_copy(update={"status": RecordStatus.SAMPLED})
         await self.records.sampled(record)
