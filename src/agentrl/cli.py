@@ -8,7 +8,7 @@ from importlib import import_module
 
 from agentrl import __version__
 from agentrl.importing import importing
-from agentrl.user_errors import is_user_error
+from agentrl.user_errors import status_of
 
 USAGE = """\
 agentrl trains language models that act through tools, by reinforcement
@@ -142,13 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if {"-h", "--help"} & {*arguments} and VERBS[name].print_help(arguments[1:]):
         return 0
-    try:
-        return VERBS[name].load()(arguments[1:])
-    except Exception as error:
-        if not is_user_error(error):
-            raise
-        print(f"agentrl {name}: {error}", file=sys.stderr)
-        return 2
+    return status_of(f"agentrl {name}", VERBS[name].load(), arguments[1:])
 
 
 if __name__ == "__main__":

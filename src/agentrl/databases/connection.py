@@ -107,6 +107,7 @@ class RunDatabase:
     policy_versions = _Collection("policy_versions")  # PolicyVersion
     runs = _Collection("runs")  # the one Run
     evaluations = _Collection("evaluations")  # Evaluation, of `agentrl eval`
+    keys = _Collection("keys")  # of its services: `service_key.py`
     outages = _Collection("outages")  # what each sampler waits for: `outages.py`
 
     def durable(self, collection: Documents) -> Documents:

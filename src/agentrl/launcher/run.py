@@ -55,6 +55,13 @@ def main(argv: Sequence[str]) -> int:
         return _add_samplers(preset, rest[0], rest[1:], deployment, command)
     inventory = read_inventory(os.environ, deployment.num_machines)
     stack = plan_stack(preset, rest[0], rest[1:], deployment, inventory, command, usable_cores())
+    return start(stack, preset)
+
+
+def start(stack: Stack, preset: Preset) -> int:
+    """Check a planned launch and run it to its end; returns the exit status. Raises for bad
+    input."""
+    run = stack.config.run.run_name
     if stack.placement is not None:
         print_lines(Console(), plan_lines(stack.placement))
     checks = check_start(stack)
@@ -70,14 +77,14 @@ def main(argv: Sequence[str]) -> int:
         if _is_finished(stack):
             if stack.config.run.change_data:
                 raise ConfigError(
-                    f"--change_data: run {rest[0]} has all its {stack.config.optimizer.max_steps} "
+                    f"--change_data: run {run} has all its {stack.config.optimizer.max_steps} "
                     "steps; give it more with --max_steps to go on with other data"
                 )
             console = Console()
             print_lines(
                 console,
                 [
-                    f"run {rest[0]} is finished: its report is in {stack.config.output}; to "
+                    f"run {run} is finished: its report is in {stack.config.output}; to "
                     f"continue, give a larger --max_steps than {stack.config.optimizer.max_steps}",
                     "",
                 ],

@@ -65,6 +65,7 @@ class Stack:
     placement: Placement | None = None  # of the GPUs, if any are used
     feeds: bool = False  # whether this launch feeds a run without a trainer
     weight_version: int = FRESH_VERSION  # of the services that are started here
+    own_rank: bool = False  # whether the trainer here is one process, of a rank that is given
 
     @property
     def is_first_machine(self) -> bool:
@@ -107,6 +108,21 @@ def plan_stack(
     """
     given = run_parser(command).parse(user_flags)
     own = layers_given(given.values, given.files, deployment.layers)
+    return plan_layers(preset, run, own, deployment, inventory, cores)
+
+
+def plan_layers(
+    preset: Preset,
+    run: str,
+    own: Sequence[Layer],
+    deployment: Deployment,
+    inventory: Inventory,
+    cores: int = 1,
+) -> Stack:
+    """Plan the parts of a launch whose flags, beside the preset's, are `own`.
+
+    The other arguments are those of `plan_stack`. Raises `ConfigError`.
+    """
     layers, placement = placed_layers(preset, run, own, deployment, inventory)
     config = config_of(merged(layers))
     use_gpus = 0 if placement is None else len(inventory.gpus)
@@ -177,10 +193,16 @@ def _services(config: Config, deployment: Deployment, placement: Placement | Non
     if config.sampling.inference_urls is not None:
         return 0
     if placement is None:
-        return deployment.services if deployment.machine_rank == 0 else 0
+        reached = _are_reached(config, deployment) and deployment.num_services is not None
+        return deployment.services if deployment.machine_rank == 0 or reached else 0
     if placement.serve is None or not placement.serves(deployment.machine_rank):
         return 0
     return placement.serve.count
+
+
+def _are_reached(config: Config, deployment: Deployment) -> bool:
+    """Whether other machines ask the services of this one: they may if they have a key."""
+    return deployment.num_machines > 1 and config.sampling.inference_api_key_env is not None
 
 
 def _refuse_processes_that_do_not_fit(
@@ -335,8 +357,8 @@ def _devices(stack: Stack, service: int) -> str | None:
 
 def _address(stack: Stack) -> str | None:
     """This machine's address for services that other machines ask; None if none do."""
-    deployment = stack.deployment
-    if stack.placement is None or not stack.placement.reachable:
+    deployment, placement = stack.deployment, stack.placement
+    if not (placement.reachable if placement else _are_reached(stack.config, deployment)):
         return None
     first = deployment.master_addr if deployment.machine_rank == 0 else None
     return deployment.node_address or first or socket.getfqdn()
@@ -347,14 +369,18 @@ def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Pa
     placement = stack.placement
     drain = stack.config.sampling.drain_seconds
     flags, secrets = handed_on(stack.flags)
+    command: tuple[str, ...] = (sys.executable, "-m", "agentrl.training.trainer", *flags)
+    if not stack.own_rank:
+        command = trainer_command(
+            "agentrl.training.trainer", flags, deployment, stack.trainers, port,
+            on_gpus=stack.gpus > 0,
+        )  # fmt: skip
+    log = trainer_log(stack.config.run.run_name, deployment.machine_rank)
     return Part(
         name="trainer",
         kind=Kind.TRAINER,
-        command=trainer_command(
-            "agentrl.training.trainer", flags, deployment, stack.trainers, port,
-            on_gpus=stack.gpus > 0,
-        ),
-        log=trainer_log(stack.config.run.run_name, deployment.machine_rank),
+        command=command,
+        log=None if stack.own_rank else log,
         environment={
             **threads,
             **secrets,

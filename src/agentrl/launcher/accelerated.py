@@ -1,0 +1,133 @@
+"""`accelerate launch ... src/main.py --flag value`: a run whose processes Accelerate starts.
+
+The same command is started on each machine. The first process of a machine is its launch: it starts
+the machine's services and samplers, and a trainer process with the rank that Accelerate gave it;
+it ends them with the run, and reports on the first machine. Every other process is a trainer
+process. The flags have the original AgentRL's defaults (`configs/familiar/original_defaults.py`).
+
+Its own output and the trainer's go where Accelerate's goes, which the scripts direct to
+logs/as/RUN_train_RANK.log; the other parts have their own logs beside it.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from agentrl.configs import ConfigError
+from agentrl.configs.command_line import run_parser
+from agentrl.configs.familiar.original_defaults import ORIGIN, original_layer
+from agentrl.configs.parsing import Layer, layers_given, merged
+from agentrl.databases.connection import connect
+from agentrl.databases.service_key import shared_key
+from agentrl.launcher.deployment import Deployment, read_deployment, usable_cores
+from agentrl.launcher.inventory import read_inventory
+from agentrl.launcher.presets import Preset
+from agentrl.launcher.report import print_lines
+from agentrl.launcher.run import start
+from agentrl.launcher.script_environment import (
+    Place,
+    environment_layers,
+    forget_fsdp,
+    not_followed,
+)
+from agentrl.launcher.stack import Stack, plan_layers
+
+MAIN = Preset(name="main", title="fixed by its flags", flags=())
+_KEY_VARIABLE = "AGENTRL_SERVICE_KEY"
+_PATIENCE_S = 60.0  # the wait for MongoDB before anything is started
+
+
+def train(argv: Sequence[str]) -> NoReturn:
+    """Be one process of `src/main.py`. Raises for bad input."""
+    place = Place.read(os.environ)
+    place.settle(os.environ)
+    layers = given_layers(argv, os.environ, "src/main.py")
+    deployment = read_deployment(place.variables(os.environ))
+    if place.machines > 1 and not merged(layers).get("inference_api_key_env"):
+        layers = [*layers, _shared_key(merged(layers))]
+        deployment = replace(deployment, node_address=_own_address(deployment))
+    inventory = read_inventory(os.environ, deployment.num_machines)
+    run = str(merged(layers)["run_name"])
+    stack = plan_layers(MAIN, run, layers, deployment, inventory, usable_cores())
+    if place.local_rank == 0:
+        told = not_followed(os.environ)
+        forget_fsdp(os.environ)
+        print_lines(Console(), told)
+        sys.exit(start(replace(stack, own_rank=True), MAIN))
+    forget_fsdp(os.environ)
+    _be_a_trainer(stack)
+
+
+def given_layers(argv: Sequence[str], environment: Mapping[str, str], command: str) -> list[Layer]:
+    """The flags of a script of the original: its defaults, the environment's and the given ones.
+
+    `command`: the program, for messages. Raises `ConfigError` without a model, or if run and
+    database have different names.
+    """
+    given = run_parser(command).parse(argv)
+    own = layers_given(given.values, given.files, environment_layers(environment))
+    values = merged(own)
+    if values.get("model_name_or_path") is None:
+        raise ConfigError(f"{command}: --model_name_or_path is needed, the model to train")
+    named = {"run_name": _run_name(values)}
+    defaults = {name: v for name, v in original_layer(values).items() if v is not None}
+    return [Layer(ORIGIN, defaults), *own, Layer("command line", named)]
+
+
+def _run_name(values: Mapping[str, object]) -> str:
+    """The run's name: `--run_name`, or that of the database in `--db_connection_string`."""
+    url = values.get("db_connection_string")
+    database = urlsplit(str(url)).path.strip("/") if url else ""
+    name = values.get("run_name")
+    if name is not None and database and database != name:
+        raise ConfigError(
+            f"--run_name {name}: the run's database has its name, and --db_connection_string names "
+            f"{database!r}: give both the same name"
+        )
+    return str(name or database or "run")
+
+
+def _shared_key(values: Mapping[str, object]) -> Layer:
+    """The flag of the services' key, which all machines of the run find in its database."""
+    url = values.get("db_connection_string")
+    if url is None:
+        raise ConfigError(
+            "--db_connection_string: several machines share a run through its MongoDB, so give one "
+            "that all of them reach"
+        )
+
+    async def key() -> str:
+        database = await connect(str(url), str(values["run_name"]), _PATIENCE_S)
+        try:
+            return await shared_key(database)
+        finally:
+            await database.close()
+
+    os.environ[_KEY_VARIABLE] = asyncio.run(key())
+    return Layer("several machines", {"inference_api_key_env": _KEY_VARIABLE})
+
+
+def _own_address(deployment: Deployment) -> str:
+    """NODE_ADDRESS, or the address by which this machine reaches the first one."""
+    if deployment.node_address:
+        return deployment.node_address
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        probe.connect((deployment.master_addr or "127.0.0.1", deployment.master_port or 29500))
+        return str(probe.getsockname()[0])
+
+
+def _be_a_trainer(stack: Stack) -> NoReturn:
+    from agentrl.training.trainer import run_process
+
+    flags = list(stack.flags)
+    if stack.mongod:  # only the first process asks it
+        flags += ["--db_connection_string", "mongodb://of-the-first-process"]
+    run_process(flags)
