@@ -55,10 +55,13 @@ def train(argv: Sequence[str]) -> NoReturn:
         layers = [*layers, _shared_key(merged(layers))]
         deployment = replace(deployment, node_address=_own_address(deployment))
     inventory = read_inventory(os.environ, deployment.num_machines)
+    told = not_followed(os.environ)
+    if not inventory.gpus and "inf_mem_ratio" in merged(layers):
+        layers = _without("inf_mem_ratio", layers)
+        told.append("--inf_mem_ratio: has nothing to do on this machine, which has no GPU")
     run = str(merged(layers)["run_name"])
     stack = plan_layers(MAIN, run, layers, deployment, inventory, usable_cores())
     if place.local_rank == 0:
-        told = not_followed(os.environ)
         forget_fsdp(os.environ)
         print_lines(Console(), told)
         sys.exit(start(replace(stack, own_rank=True), MAIN))
@@ -80,6 +83,14 @@ def given_layers(argv: Sequence[str], environment: Mapping[str, str], command: s
     named = {"run_name": _run_name(values)}
     defaults = {name: v for name, v in original_layer(values).items() if v is not None}
     return [Layer(ORIGIN, defaults), *own, Layer("command line", named)]
+
+
+def _without(flag: str, layers: Sequence[Layer]) -> list[Layer]:
+    """The layers without a flag."""
+    return [
+        replace(layer, values={name: v for name, v in layer.values.items() if name != flag})
+        for layer in layers
+    ]
 
 
 def _run_name(values: Mapping[str, object]) -> str:

@@ -72,7 +72,6 @@ KEPT: Mapping[str, str] = {
 
 # Flags that are taken with another effect in part, and what differs.
 DIFFERENT: Mapping[str, str] = {
-    "max_tokens": "the longest row, as there; a record also ends when it is reached",
     "repetition_early_stop_times": "counts turns that repeat the tool calls of an earlier one; "
     "there, the appearances of one text",
     "enable_repetition_compress": "takes a repeating turn out of the conversation; there, it "
@@ -80,7 +79,7 @@ DIFFERENT: Mapping[str, str] = {
 }
 
 # What its losses and groups do without a flag.
-_WITHOUT_FLAG: Mapping[str, Value] = {"min_score_spread": 0.1}
+_WITHOUT_FLAG: Mapping[str, Value] = {"min_score_spread": 0.1, "answer_schema": "answer"}
 _OF_ITS_LOSSES: Mapping[str, Value] = {"advantage": "leave_one_out_clipped"}
 _LOSS_FLAGS = (
     "epsilon", "epsilon_higher", "importance_weight_cap_ratio", "strict_in_bound",

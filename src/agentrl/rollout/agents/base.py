@@ -238,7 +238,7 @@ class AsyncSampler(ABC):
         if not messages:
             messages = [{"role": "user", "content": task.query}]
         agent = self.resources.config.agent
-        system = task.system_prompt or agent.system_prompt
+        system = agent.system_prompt if task.system_prompt is None else task.system_prompt
         if system is None and agent.answer_schema is not None:
             system = INSTRUCTIONS[self.answer_schema or agent.answer_schema]
         if system and messages[0]["role"] != "system":
