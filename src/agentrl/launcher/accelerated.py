@@ -1,12 +1,13 @@
-"""`accelerate launch ... src/main.py --flag value`: a run whose processes Accelerate starts.
+"""`accelerate launch ... src/main.py`, or `src/sampling.py`: processes that Accelerate starts.
 
 The same command is started on each machine. The first process of a machine is its launch: it starts
 the machine's services and samplers, and a trainer process with the rank that Accelerate gave it;
 it ends them with the run, and reports on the first machine. Every other process is a trainer
-process. The flags have the original AgentRL's defaults (`configs/familiar/original_defaults.py`).
+process. `src/sampling.py` has no trainer, and fixed weights (`sampling_run.py`).
 
-Its own output and the trainer's go where Accelerate's goes, which the scripts direct to
-logs/as/RUN_train_RANK.log; the other parts have their own logs beside it.
+The flags have the original AgentRL's defaults (`configs/familiar/original_defaults.py`). The output
+of a launch and of trainers goes where Accelerate's goes, which the scripts direct to
+logs/as/RUN_train_RANK.log; the other parts have logs of their own beside it.
 """
 
 import asyncio
@@ -27,11 +28,18 @@ from agentrl.configs.familiar.original_defaults import ORIGIN, original_layer
 from agentrl.configs.parsing import Layer, layers_given, merged
 from agentrl.databases.connection import connect
 from agentrl.databases.service_key import shared_key
-from agentrl.launcher.deployment import Deployment, read_deployment, usable_cores
+from agentrl.launcher.deployment import (
+    Deployment,
+    count_gpus,
+    read_deployment,
+    usable_cores,
+)
 from agentrl.launcher.inventory import read_inventory
-from agentrl.launcher.presets import Preset
+from agentrl.launcher.model_source import find_model
+from agentrl.launcher.presets import SAMPLE, Preset, preset_layers
 from agentrl.launcher.report import print_lines
 from agentrl.launcher.run import start
+from agentrl.launcher.sampling_run import add_samplers, sample_tasks
 from agentrl.launcher.script_environment import (
     Place,
     environment_layers,
@@ -67,6 +75,32 @@ def train(argv: Sequence[str]) -> NoReturn:
         sys.exit(start(replace(stack, own_rank=True), MAIN))
     forget_fsdp(os.environ)
     _be_a_trainer(stack)
+
+
+def sample(argv: Sequence[str]) -> int:
+    """Be one process of `src/sampling.py`; returns its exit status. Raises for bad input.
+
+    The first process of the first machine feeds the run. The first one of each machine starts the
+    services and samplers there; the others have nothing to do.
+    """
+    place = Place.read(os.environ)
+    if place.local_rank:
+        return 0
+    layers = given_layers(argv, os.environ, "src/sampling.py")
+    values = merged(layers)
+    if values.get("train_file") is None:
+        raise ConfigError("src/sampling.py: --train_file is needed, the tasks to sample")
+    deployment = read_deployment(place.variables(os.environ))
+    if place.machines > 1 and not values.get("inference_api_key_env"):
+        layers = [*layers, _shared_key(values)]
+        deployment = replace(deployment, node_address=_own_address(deployment))
+    layers = [*preset_layers(SAMPLE, 1, demo=False), *layers]
+    if count_gpus(os.environ) == 0:
+        layers = _without("inf_mem_ratio", layers)
+    source = find_model(str(values["model_name_or_path"]))
+    if place.machine:
+        return add_samplers(layers, source, deployment)
+    return sample_tasks(layers, source, deployment)
 
 
 def given_layers(argv: Sequence[str], environment: Mapping[str, str], command: str) -> list[Layer]:

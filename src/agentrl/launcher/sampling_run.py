@@ -6,6 +6,7 @@ with a trainer does. The run then has Records and rows like any other, of policy
 
 import asyncio
 import os
+from dataclasses import replace
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.command_line import Given
@@ -86,6 +87,21 @@ def sample_tasks(layers: list[Layer], source: ModelSource, deployment: Deploymen
             origins=stack.origins,
         )
         return asyncio.run(Launch(stack, SAMPLE, lock=lock, record=record, checks=checks).run())
+
+
+def add_samplers(layers: list[Layer], source: ModelSource, deployment: Deployment) -> int:
+    """Start services and samplers of a further machine for the run that `sample_tasks` feeds on the
+    first; returns the exit status. Raises as it does."""
+    config = config_of(merged(layers))
+    model = source.as_folder(config.output / f"{_MODEL}-{deployment.machine_rank}")
+    layers = [*layers, Layer("--model", {"model_name_or_path": str(model)})]
+    config = config_of(merged(layers))
+    stack = replace(_plan(config, layers, deployment), feeds=False)
+    check_start(stack)
+    if stack.services:
+        set_up_sglang(deployment.service_command(stack.gpus))
+    with RunLock(config.output, deployment.machine_rank) as lock:
+        return asyncio.run(Launch(stack, SAMPLE, lock=lock).run())
 
 
 def _plan(config: Config, layers: list[Layer], deployment: Deployment) -> Stack:

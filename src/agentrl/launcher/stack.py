@@ -320,13 +320,16 @@ def thread_environment(stack: Stack, cores: int, environment: Mapping[str, str])
 
 def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> list[Part]:
     """The processes of a stack from `with_urls`, in the order in which they are started."""
-    run = stack.config.run.run_name
+    run, machine = stack.config.run.run_name, stack.deployment.machine_rank
+    # Machines may share the folder of logs.
+    prefix = f"{machine}-" if machine else ""
     parts: list[Part] = []
     for number, port in enumerate(addresses.service_ports[: stack.services]):
         service = service_part(
             stack.config,
             port,
             number=number if stack.services > 1 else None,
+            machine=machine,
             gpus=stack.gpus,
             devices=_devices(stack, number),
             address=_address(stack),
@@ -343,7 +346,7 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
                 ProcessShare(number, stack.samplers),
                 stack.flags,
                 stack.config.sampling.drain_seconds,
-                LOGS / f"{run}_sample-{number}.log",
+                LOGS / f"{run}_sample-{prefix}{number}.log",
             )
         )
     return parts
