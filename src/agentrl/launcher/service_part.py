@@ -27,11 +27,11 @@ def service_part(
 ) -> Part:
     """An inference service for the model of `config`, which must have the database's URL.
 
-    `number`: index of the service if there are several. `machine`: this one's number. `gpus`: number
-    of GPUs of this machine to use (0: the CPU). `devices`: CUDA_VISIBLE_DEVICES of the service;
-    None: the services take the machine's GPUs in turn. `address`: this machine's, for other
-    machines that ask the service; None if there are none. `sglang_command`: starts SGLang; None for
-    the local engine. `weight_version`: policy version of the model's weights.
+    `number`: index of the service if there are several. `machine`: this one's number. `gpus`:
+    number of GPUs of this machine to use (0: the CPU). `devices`: CUDA_VISIBLE_DEVICES of the
+    service; None: the services take the machine's GPUs in turn. `address`: this machine's, for
+    other machines that ask the service; None if there are none. `sglang_command`: starts SGLang;
+    None for the local engine. `weight_version`: policy version of the model's weights.
     """
     suffix = "" if number is None else f"-{number}"
     variable = config.sampling.inference_api_key_env
