@@ -72,9 +72,7 @@ class Script:
 
 
 SCRIPTS = {
-    "grpo": Script(
-        "src/main.py", ALL + TRAINING + GRPO, {"generations": "8", "presence": "0.0"}
-    ),
+    "grpo": Script("src/main.py", ALL + TRAINING + GRPO, {"generations": "8", "presence": "0.0"}),
     "minirl": Script(
         "src/main.py", ALL + TRAINING + MINIRL, {"generations": "8", "presence": "0.0"}
     ),

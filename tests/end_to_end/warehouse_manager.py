@@ -1,6 +1,6 @@
 """A manager of tools with an HTTP API under `/mcpapi`, in front of the demo's warehouse.
 
-    python warehouse_manager.py PORT
+python warehouse_manager.py PORT
 """
 
 import sys
