@@ -376,7 +376,7 @@ def test_a_file_of_flags_takes_them_too(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_launch_get_flags_of_this_trainer_only() -> None:
-    user = "--warmup_ratio 0.1 --lr_scheduler_type cosine --dataloader_num_workers 4 --optim adamw_torch"
+    user = "--warmup_ratio 0.1 --lr_scheduler_type cosine --dataloader_num_workers 4 --do_train"
     stack = plan_stack(GRPO, "demo", user.split(), read_deployment({}), Inventory(()))
     assert {word[2:] for word in stack.flags if word.startswith("--")} <= set(FLAGS)
     assert stack.config.optimizer.warmup_steps == 0.1
