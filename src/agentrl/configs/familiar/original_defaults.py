@@ -73,10 +73,6 @@ KEPT: Mapping[str, str] = {
 # Flags that are taken with another effect in part, and what differs.
 DIFFERENT: Mapping[str, str] = {
     "max_tokens": "the longest row, as there; a record also ends when it is reached",
-    "repetition_early_stop_times": "counts turns that repeat the tool calls of an earlier one; "
-    "there, the appearances of one text",
-    "enable_repetition_compress": "takes a repeating turn out of the conversation; there, it "
-    "begins a new context by `--new_context`",
 }
 
 # What its losses and groups do without a flag.
