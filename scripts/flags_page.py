@@ -14,6 +14,7 @@ from agentrl.configs.familiar import FAMILIAR, FamiliarFlag, Treatment
 from agentrl.configs.familiar.original_defaults import (
     DIFFERENT,
     KEPT,
+    NOT_SET,
     ORIGINAL_DEFAULTS,
     TRANSFORMERS_DEFAULTS,
 )
@@ -86,7 +87,7 @@ def _here(name: str) -> str:
     if name in FAMILIAR:
         return _treated(FAMILIAR[name])
     flag = next(flag for flag in FLAGS.values() if name in (flag.name, *flag.info.aliases))
-    there = {**TRANSFORMERS_DEFAULTS, **ORIGINAL_DEFAULTS}[name]
+    there = {**TRANSFORMERS_DEFAULTS, **ORIGINAL_DEFAULTS, **NOT_SET}[name]
     if flag.name in DIFFERENT:
         return DIFFERENT[flag.name]
     if flag.name in KEPT:
