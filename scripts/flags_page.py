@@ -12,8 +12,8 @@ from pathlib import Path
 
 from agentrl.configs.familiar import FAMILIAR, FamiliarFlag, Treatment
 from agentrl.configs.familiar.original_defaults import (
-    DIFFERENT,
     KEPT,
+    NOT_SET,
     ORIGINAL_DEFAULTS,
     TRANSFORMERS_DEFAULTS,
 )
@@ -86,9 +86,7 @@ def _here(name: str) -> str:
     if name in FAMILIAR:
         return _treated(FAMILIAR[name])
     flag = next(flag for flag in FLAGS.values() if name in (flag.name, *flag.info.aliases))
-    there = {**TRANSFORMERS_DEFAULTS, **ORIGINAL_DEFAULTS}[name]
-    if flag.name in DIFFERENT:
-        return DIFFERENT[flag.name]
+    there = {**TRANSFORMERS_DEFAULTS, **ORIGINAL_DEFAULTS, **NOT_SET}[name]
     if flag.name in KEPT:
         return f"the same; if it is not given: {KEPT[flag.name]}"
     if there in (flag.default, None, "") or written(there) == written(flag.default or False):

@@ -256,7 +256,7 @@ def test_a_flag_that_is_left_out_has_the_value_that_it_has_there() -> None:
     assert (config.optimizer.per_device_train_batch_size, config.optimizer.adam_beta2) == (8, 0.999)
     assert config.optimizer.lr_scheduler_type == "linear"
     assert (config.run.logging_steps, config.checkpoint.save_steps) == (500, 500)
-    assert config.checkpoint.save_total_limit is None
+    assert config.checkpoint.save_total_limit == 0  # all are kept
     assert config.reward.balance_sample and config.loss.band == 4.0
     assert config.agent.mcp_manager_url == "http://localhost:9876/mcpapi"
     # and here the one that we recommend
@@ -376,7 +376,7 @@ def test_a_file_of_flags_takes_them_too(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_launch_get_flags_of_this_trainer_only() -> None:
-    user = "--warmup_ratio 0.1 --lr_scheduler_type cosine --dataloader_num_workers 4 --optim adamw_torch"
+    user = "--warmup_ratio 0.1 --lr_scheduler_type cosine --dataloader_num_workers 4 --do_train"
     stack = plan_stack(GRPO, "demo", user.split(), read_deployment({}), Inventory(()))
     assert {word[2:] for word in stack.flags if word.startswith("--")} <= set(FLAGS)
     assert stack.config.optimizer.warmup_steps == 0.1

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from fake_hub import COMMIT, served_hub
 
+from agentrl.configs import ConfigError, parse_config
+from agentrl.configs.model_path import model_folder
+
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "assets" / "demo" / "model"
 NO_HUB = "http://127.0.0.1:1"
@@ -56,20 +59,26 @@ def test_a_name_becomes_the_folder_of_its_download_which_is_made_once(tmp_path: 
     ids=["no such model", "no hub"],
 )
 def test_a_name_that_is_not_to_be_had_is_one_sentence(
-    tmp_path: Path, reachable: bool, sentence: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reachable: bool, sentence: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     with served_hub("lab/tiny", MODEL) as (hub, downloaded):
-        endpoint = hub if reachable else NO_HUB
-        result = agentrl(tmp_path, endpoint, "train", "--model_name_or_path", "lab/none")
-    assert result.returncode == 2 and not downloaded
-    *_, line = result.stderr.splitlines()
-    assert "--model_name_or_path lab/none: there is no such folder here" in line
-    assert sentence in line
-    assert list((tmp_path / "empty").iterdir()) == []
+        monkeypatch.setenv("HF_ENDPOINT", hub if reachable else NO_HUB)
+        with pytest.raises(ConfigError) as error:
+            parse_config(["--reference_model_name_or_path", "lab/none", "--beta", "0.1"])
+    said = str(error.value)
+    assert said.startswith(
+        "--reference_model_name_or_path lab/none: there is no such folder here, "
+    )
+    assert sentence in said and "\n" not in said and not downloaded
 
 
-def test_a_folder_is_never_looked_for_on_a_hub(tmp_path: Path) -> None:
-    with served_hub("lab/tiny", MODEL) as (hub, downloaded):
-        (tmp_path / "empty" / "lab").mkdir(parents=True)
-        result = agentrl(tmp_path, hub, "doctor", "--model", "lab/tiny")
-    assert "there is no such folder in" in result.stdout and not downloaded
+def test_a_folder_is_never_looked_for_on_a_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", NO_HUB)
+    with pytest.raises(ConfigError, match="--model lab/tiny: there is no such folder in /"):
+        model_folder("lab/tiny", "--model")
+    assert parse_config(["--model_name_or_path", "lab/tiny"]).model.model_name_or_path == "lab/tiny"

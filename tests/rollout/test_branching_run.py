@@ -190,7 +190,7 @@ async def test_branches_are_trained_as_they_were_sampled(
     flags: list[str], scripts: dict[str, list[str]], rewritings: dict[str, list[str]],
 ) -> None:  # fmt: skip
     said = {attempt: list(lines) for attempt, lines in scripts.items()}
-    compress = ["--enable_repetition_compress", "true"]
+    compress = ["--remove_repeated_turns", "true"]
     async with serving(HonestService(demo_renderer, scripts=scripts)) as service:
         rows = await sample_group(database, service, hostile_server.url, *flags, *compress)
     assert len(rows) == 2

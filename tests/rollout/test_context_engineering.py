@@ -217,7 +217,7 @@ async def test_turns_that_repeat_others_are_marked_and_end_the_record(
     same, other = ask("echo", '{"text": "a"}'), ask("echo", '{"text": "b"}')
     changing = ask("tally")  # the same call, another result
     script = (same, changing, changing, other, f"Again: {same}", same + "never said")
-    async with talk(*script, flags=["--repetition_early_stop_times", "2"]) as (sampler, _):
+    async with talk(*script, flags=["--repeated_turns_limit", "2"]) as (sampler, _):
         service.script[-1] = same
         record = await sampler.run()
     turns = await check_tokens(database, record, service)
@@ -226,12 +226,41 @@ async def test_turns_that_repeat_others_are_marked_and_end_the_record(
     assert record.turn_statuses == {"completed": 4, "repeaterror": 2}
 
 
+async def test_a_text_that_was_said_so_many_times_ends_the_record_whatever_its_calls_give(
+    talk: Talk, service: ScriptedService, database: RunDatabase
+) -> None:
+    changing, other = ask("tally"), ask("echo", '{"text": "b"}')  # the same call, another result
+    script = (changing, other, changing, f"Again: {other}", changing, ANSWER)
+    async with talk(*script, flags=["--repetition_early_stop_times", "3"]) as (sampler, _):
+        record = await sampler.run()
+    turns = await check_tokens(database, record, service)
+    assert (record.stop_reason, len(turns)) == (StopReason.REPETITION, 5)
+
+
+async def test_a_record_that_says_the_same_again_goes_on_in_a_new_context(
+    talk: Talk, service: ScriptedService, database: RunDatabase
+) -> None:
+    flags = [
+        "--repetition_early_stop_times", "2", "--enable_repetition_compress", "true",
+        "--new_context", "discard_all_tools", *ROOM, "5000",
+    ]  # fmt: skip
+    big_results = (big(300), big(300), big(300), big(300), ANSWER)
+    async with talk(*big_results, flags=flags) as (sampler, _):
+        record = await sampler.run()
+    turns = await check_tokens(database, record, service)
+    # The second of a pair begins a new context, in which the text counts anew.
+    assert [turn.rewrite for turn in turns] == [
+        None, None, "discard_all_tools", None, "discard_all_tools",
+    ]  # fmt: skip
+    assert record.stop_reason == StopReason.ANSWERED
+
+
 async def test_a_repeated_turn_is_taken_out_and_the_model_told(
     talk: Talk, service: ScriptedService, database: RunDatabase
 ) -> None:
     same, other = ask("echo", '{"text": "a"}'), ask("echo", '{"text": "b"}')
     script = (same, other, f"Once more: {same}", f"And again: {same}", ANSWER)
-    async with talk(*script, flags=["--enable_repetition_compress", "true"]) as (sampler, _):
+    async with talk(*script, flags=["--remove_repeated_turns", "true"]) as (sampler, _):
         record = await sampler.run()
     turns = await check_tokens(database, record, service)
     assert [turn.segment for turn in turns] == [0, 0, 0, 1, 2]

@@ -50,6 +50,17 @@ def _of_sampling(config: Config) -> Refusals:
         f"--new_context {config.context.new_context}: needs --max_prompt_tokens, below "
         f"--max_tokens ({sampling.max_tokens}), so that a prompt leaves room for its answer",
     )
+    goes_on = config.context.enable_repetition_compress
+    yield (
+        goes_on and config.context.new_context == "disabled",
+        "--enable_repetition_compress true: has no effect without --new_context, by which a "
+        "trajectory goes on; give it, or --remove_repeated_turns",
+    )
+    yield (
+        goes_on and config.context.repetition_early_stop_times < 1,
+        "--enable_repetition_compress true: has no effect without --repetition_early_stop_times, "
+        "at which a trajectory goes on in a new context; give it, or --remove_repeated_turns",
+    )
     compares = config.reward.estimator != "score" and config.loss.loss_calculator != "CrossEntropy"
     yield (
         sampling.num_generations < 2 and compares,

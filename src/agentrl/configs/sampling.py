@@ -369,14 +369,24 @@ class ContextConfig:
     )
     repetition_early_stop_times: int = flag(
         0,
-        "number of turns that repeat an earlier one after which a trajectory ends (0 or -1: no "
-        "limit)",
+        "number of turns of one same text at which a trajectory ends (0 or -1: no limit)",
         least=-1,
     )
     enable_repetition_compress: bool = flag(
         False,
-        "whether a turn that repeats an earlier one is removed from the conversation, together "
-        "with its tool results",
+        "whether a trajectory that --repetition_early_stop_times would end goes on in a new "
+        "context instead, by --new_context",
+    )
+    repeated_turns_limit: int = flag(
+        0,
+        "number of turns that repeat the tool calls of earlier ones, with the same results, or "
+        "that loop, at which a trajectory ends (0: no limit)",
+        least=0,
+    )
+    remove_repeated_turns: bool = flag(
+        False,
+        "whether a turn that repeats the tool calls of earlier ones, with the same results, is "
+        "removed from the conversation, together with its results",
     )
     browse_tools: str = flag(
         "*",

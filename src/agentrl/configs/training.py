@@ -533,8 +533,8 @@ class CheckpointConfig:
         "last step is saved too",
         least=0,
     )
-    save_total_limit: int | None = flag(
-        3, "largest number of checkpoints that are kept, the newest ones", least=1
+    save_total_limit: int = flag(
+        3, "largest number of checkpoints that are kept, the newest ones (0: all)", least=0
     )
     resume_from_checkpoint: str | None = flag(
         None,

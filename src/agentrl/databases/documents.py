@@ -78,7 +78,9 @@ class StopReason(StrEnum):
     MAX_TOKENS = "max_tokens"  # a context reached --max_tokens
     MAX_PROMPT_TOKENS = "max_prompt_tokens"
     MAX_NEW_TOKENS = "max_new_tokens"  # one turn was truncated
-    REPETITION = "repetition"  # --repetition_early_stop_times turns repeated earlier ones
+    REPETITION = (
+        "repetition"  # --repetition_early_stop_times turns said the same, or --repeated_turns_limit
+    )
 
 
 class TurnStatus(StrEnum):

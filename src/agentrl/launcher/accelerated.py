@@ -115,8 +115,7 @@ def given_layers(argv: Sequence[str], environment: Mapping[str, str], command: s
     if values.get("model_name_or_path") is None:
         raise ConfigError(f"{command}: --model_name_or_path is needed, the model to train")
     named = {"run_name": _run_name(values)}
-    defaults = {name: v for name, v in original_layer(values).items() if v is not None}
-    return [Layer(ORIGIN, defaults), *own, Layer("command line", named)]
+    return [Layer(ORIGIN, original_layer(values)), *own, Layer("command line", named)]
 
 
 def _without(flag: str, layers: Sequence[Layer]) -> list[Layer]:

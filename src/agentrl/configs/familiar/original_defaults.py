@@ -70,24 +70,22 @@ KEPT: Mapping[str, str] = {
     "bf16": "the weights of its `--torch_dtype` are in bfloat16 in any case",
 }
 
-# Flags that are taken with another effect in part, and what differs.
-DIFFERENT: Mapping[str, str] = {
-    "repetition_early_stop_times": "counts turns that repeat the tool calls of an earlier one; "
-    "there, the appearances of one text",
-    "enable_repetition_compress": "takes a repeating turn out of the conversation; there, it "
-    "begins a new context by `--new_context`",
-}
+# What a value that is not set there is here.
+NOT_SET: Mapping[str, Value] = {"save_total_limit": 0}
 
-# What its losses and groups do without a flag.
-_WITHOUT_FLAG: Mapping[str, Value] = {"min_score_spread": 0.1, "answer_schema": "answer"}
-_OF_ITS_LOSSES: Mapping[str, Value] = {"advantage": "leave_one_out_clipped"}
+# What its tasks and losses have, without a flag there.
+_OF_ITS_TASKS: Mapping[str, Value] = {"answer_schema": "answer"}
+_OF_ITS_LOSSES: Mapping[str, Value] = {
+    "advantage": "leave_one_out_clipped",
+    "min_score_spread": 0.1,
+}
 _LOSS_FLAGS = (
     "epsilon", "epsilon_higher", "importance_weight_cap_ratio", "strict_in_bound",
     "token_level_loss", "skip_length_normalization",
 )  # fmt: skip
 
 
-def original_layer(given: Mapping[str, Any]) -> dict[str, Value | None]:
+def original_layer(given: Mapping[str, Any]) -> dict[str, Value]:
     """Return the flags that a script of the original AgentRL means by leaving them out.
 
     `given`: the flags that it gives, under the names of this trainer. A loss of its own gets its
@@ -95,13 +93,12 @@ def original_layer(given: Mapping[str, Any]) -> dict[str, Value | None]:
     that are not set there and here are left out.
     """
     loss = given.get("loss_calculator", "GRPO")
-    values: dict[str, Value | None] = {
+    values: dict[str, Value] = {
         name: value
-        for name, value in {**TRANSFORMERS_DEFAULTS, **ORIGINAL_DEFAULTS}.items()
-        if name in FLAGS and name not in KEPT and value != FLAGS[name].default
-        if value is not None or name == "save_total_limit"
+        for name, value in {**TRANSFORMERS_DEFAULTS, **ORIGINAL_DEFAULTS, **NOT_SET}.items()
+        if name in FLAGS and name not in KEPT and value not in (None, FLAGS[name].default)
     }
-    values |= {"bf16": True, **_WITHOUT_FLAG, **_OF_ITS_LOSSES}
+    values |= {"bf16": True, **_OF_ITS_TASKS, **_OF_ITS_LOSSES}
     if "clip_ratio_high" in given:
         del values["epsilon_higher"]  # both say where the clip range ends
     if loss == "MINIRL":
