@@ -74,9 +74,12 @@ FIRST = {
     "reward": 1.0, "segment": 0, "parent_turn": None, "shared": 0,
     "turns": [
         {"turn": 0, "start": 3, "end": 5, "status": "completed", "finish_reason": "stop",
-         "text": "ab"},
+         "text": "ab", "messages": [{"role": "user", "content": "how many?"}],
+         "tool_calls": [{"name": "stock", "arguments": {"bin": 5}, "result": "46",
+                         "is_error": False}], "rewrite": None},
         {"turn": 1, "start": 7, "end": 9, "status": "formaterror", "finish_reason": "stop",
-         "text": "cd"},
+         "text": "cd", "messages": [{"role": "tool", "content": "46"}], "tool_calls": [],
+         "rewrite": None},
     ],
 }  # fmt: skip
 SECOND = {
@@ -86,12 +89,12 @@ SECOND = {
     "shared": 3,
     "turns": [
         {"turn": 2, "start": 4, "end": 5, "status": "completed", "finish_reason": "length",
-         "text": "e"},
+         "text": "e", "messages": [], "tool_calls": [], "rewrite": "agent"},
     ],
 }  # fmt: skip
 OF_RECORD = {
-    "temperature": 0.7, "trained": True, "record": "train-0-x-t1-a0", "task": "train-0-x",
-    "task_id": "x", "rollout": 1, "query": "how many?", "answer": "46", "scorer": "exact_match",
+    "temperature": 0.7, "trained": True, "tools": TOOLS, "record": "train-0-x-t1-a0",
+    "task": "train-0-x", "task_id": "x", "rollout": 1, "query": "how many?", "answer": "46", "scorer": "exact_match",
     "final_answer": "46", "stop_reason": "answered", "score": 1.0, "scores": {"exact_match": 1.0},
     "advantage": 0.5,
 }  # fmt: skip
@@ -138,7 +141,7 @@ MESSAGES = [
             {"role": "assistant", "content": "<answer>46</answer>"},
         ],
         "tools": TOOLS, "conversation": 0,
-        **{k: v for k, v in OF_RECORD.items() if k not in ("temperature", "trained")},
+        **{k: v for k, v in OF_RECORD.items() if k not in ("temperature", "trained", "tools")},
     },
 ]  # fmt: skip
 
@@ -200,7 +203,7 @@ def test_what_cannot_be_imported_is_said_in_one_sentence(
     assert "which cannot be" in said(
         {**FIRST, **OF_RECORD, "turns": [{"turn": 0, "start": 3, "end": 99}]}
     )
-    assert "lacks 'versions'" in said({**OF_RECORD, "input_ids": [1]})
+    assert "lacks 'loss_mask'" in said({**OF_RECORD, "input_ids": [1]})
     imported(run, MESSAGES)
     capsys.readouterr()
     other = {"messages": [{"role": "assistant", "content": "another"}]}
@@ -238,7 +241,8 @@ def test_a_runs_files_are_what_trl_trains_on_and_a_run_made_of_them_trains_the_s
             agentrl("import", "sample-tokens.parquet", "--run_name", "again")
         agentrl("export-data", run, "--format", "tokens")
         agentrl("export-data", run, "--format", "tokens", "--to", "jsonl")
-    for name in ("tokens.jsonl", "tokens.parquet"):
+        agentrl("export-data", run, "--format", "messages", "--to", "jsonl", "--model", MODEL)
+    for name in ("tokens.jsonl", "tokens.parquet", "messages.jsonl"):
         files = [tmp_path / f"{run}-{name}" for run in ("sample", "again")]
         if name.endswith("jsonl"):
             assert files[0].read_bytes() == files[1].read_bytes()

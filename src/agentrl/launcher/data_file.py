@@ -36,7 +36,8 @@ _MESSAGE: Kind = {
 }  # fmt: skip
 _TURN: Kind = {
     "turn": "int64", "start": "int64", "end": "int64", "status": "string",
-    "finish_reason": "string", "text": "string",
+    "finish_reason": "string", "text": "string", "messages": "json", "tool_calls": "json",
+    "rewrite": "string",
 }  # fmt: skip
 KINDS: dict[Format, dict[str, Kind]] = {
     "messages": {"messages": [_MESSAGE], "tools": "json", "conversation": "int64", **_OF_RECORD},
@@ -44,7 +45,7 @@ KINDS: dict[Format, dict[str, Kind]] = {
         "input_ids": ["int32"], "loss_mask": ["uint8"], "logprobs": ["float"],
         "versions": ["int32"], "advantages": ["float"], "reward": "double",
         "segment": "int64", "parent_turn": "int64", "shared": "int64", "turns": [_TURN],
-        "temperature": "double", "trained": "bool", **_OF_RECORD,
+        "temperature": "double", "trained": "bool", "tools": "json", **_OF_RECORD,
     },
     "preferences": {
         "prompt": [_MESSAGE], "chosen": [_MESSAGE], "rejected": [_MESSAGE], "tools": "json",

@@ -24,6 +24,7 @@ from agentrl.databases.documents import (
     Split,
     Task,
     TaskStatus,
+    ToolCall,
     ToolList,
     TurnStatus,
 )
@@ -191,7 +192,9 @@ def _turns_of_segment(
             id=turn_id(record, turn["turn"]), record_id=record, turn=turn["turn"],
             status=turn.get("status") or TurnStatus.COMPLETED, segment=number,
             parent=turn_id(record, parent) if begins and parent is not None else None,
-            shared_len=shared if begins else 0, service=OWNER, messages=[],
+            shared_len=shared if begins else 0, service=OWNER,
+            messages=turn.get("messages") or [], rewrite=turn.get("rewrite"),
+            tool_calls=[ToolCall(**call) for call in turn.get("tool_calls") or ()],
             prompt_delta_ids=pack_ints(ids[before:start]), prompt_len=start,
             output_ids=pack_ints(ids[start:end]), output_logprobs=pack_floats(logprobs[start:end]),
             output_text=turn.get("text") or "", finish_reason=turn.get("finish_reason") or "stop",

@@ -30,6 +30,8 @@ from agentrl.rollout.groups.row_building import replay
 
 Fields = dict[str, Any]
 
+_OF_CALL = {"name", "arguments", "result", "is_error"}
+
 
 class NotExported(ValueError):
     """A Record has no row in a format. The message says why."""
@@ -166,6 +168,7 @@ def _segments(stored: Stored, context: TokenContext) -> Iterator[Fields]:
             "turns": [_turn(turn) for turn in turns],
             "temperature": stored.temperature,
             "trained": stored.row is not None,
+            "tools": list(stored.tools) or None,
             **stored.fields,
         }
 
@@ -178,6 +181,9 @@ def _turn(turn: DispatchedSamplingTask) -> Fields:
         "status": turn.status,
         "finish_reason": turn.finish_reason,
         "text": turn.output_text,
+        "messages": turn.messages,
+        "tool_calls": [call.model_dump(include=_OF_CALL) for call in turn.tool_calls],
+        "rewrite": turn.rewrite,
     }
 
 
