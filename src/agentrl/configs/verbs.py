@@ -96,7 +96,7 @@ def eval_parser() -> Parser:
         "agentrl eval",
         "Evaluate a run's checkpoint on its held-out tasks, or any models side by side. An "
         "evaluation that was interrupted goes on.",
-        usage="agentrl eval (RUN [--checkpoint STEP] | --model MODEL ... --tasks FILE ...) [flags]",
+        usage="agentrl eval (RUN | --model MODEL ... --tasks FILE ...) [flags]",
         epilog=f"{_RUN_FLAGS_FOLLOW} {_LAUNCHED} Environment variables as for a launch.",
     )
     parser.add_argument(
@@ -187,7 +187,7 @@ def export_data_parser() -> Parser:
     parser = Parser(
         "agentrl export-data",
         "Write a run's trajectories to a file for Hugging Face datasets.",
-        usage="agentrl export-data RUN --format messages|tokens|preferences [flags]",
+        usage="agentrl export-data RUN --format FORMAT [flags]",
     )
     _add_run(parser)
     parser.add_argument(
