@@ -93,6 +93,16 @@ VERBS = {
         "agentrl.training.model.export",
         parser="export_parser",
     ),
+    "export-data": Verb(
+        "write trajectories for Hugging Face datasets",
+        "agentrl.launcher.export_data",
+        parser="export_data_parser",
+    ),
+    "import": Verb(
+        "make a run of the trajectories in a file",
+        "agentrl.launcher.import_data",
+        parser="import_parser",
+    ),
     "show": Verb("print trajectories", "agentrl.launcher.show", parser="show_parser"),
     "release": Verb(
         "put back what is in quarantine",

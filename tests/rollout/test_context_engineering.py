@@ -4,6 +4,7 @@ In every one of them, what is stored must give back each prompt that the model w
 for token.
 """
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, StopReason, TurnStatus
 from agentrl.rollout.agents.context_strategies import DISCARDED, SUMMARY_REQUEST, TAKEN_OUT
+from agentrl.rollout.demonstrations.of_record import conversations
 from agentrl.rollout.groups.row_building import build_row, replay
 from agentrl.rollout.llm import client as llm_client
 
@@ -65,7 +67,38 @@ async def check_tokens(
     if not unmade:
         assert (record.n_segments, record.tokens) == (len(context.segments), context.counts)
     assert sum(record.turn_statuses.values()) == len(turns)
+    await check_messages(database, record, turns, service)
     return turns
+
+
+async def check_messages(
+    database: RunDatabase,
+    record: Record,
+    turns: Sequence[DispatchedSamplingTask],
+    service: ScriptedService,
+) -> None:
+    """The conversations told as messages are those that the model was asked with, and each turn is
+    trained once."""
+    stored = await database.tool_lists.find_one({"_id": record.tool_list})
+    assert stored is not None
+    tools = json.loads(stored["schemas"])
+    for number, request in enumerate(service.requests, start=1):
+        told = conversations(turns[:number], service.renderer, tools)[-1]
+        asked = [{k: v for k, v in message.items() if k != "train"} for message in told.messages]
+        written = service.renderer.render_prompt(asked[:-1], tools)
+        # The template writes a line end before a call that the model may leave out.
+        texts = [service.renderer.codec.decode(ids) for ids in (written, request["input_ids"])]
+        assert "".join(texts[0].split()) == "".join(texts[1].split())
+    completed = sum(turn.status == TurnStatus.COMPLETED for turn in turns)
+    every = conversations(turns, service.renderer, tools)
+    assert len(every) == 1 + sum(turn.rewrite is not None for turn in turns)
+    trained = [
+        message.get("train") is not False
+        for told in every
+        for message in told.messages
+        if message["role"] == "assistant"
+    ]
+    assert sum(trained) == completed
 
 
 async def test_earlier_results_make_room_and_the_last_ones_stay(

@@ -96,7 +96,7 @@ def eval_parser() -> Parser:
         "agentrl eval",
         "Evaluate a run's checkpoint on its held-out tasks, or any models side by side. An "
         "evaluation that was interrupted goes on.",
-        usage="agentrl eval (RUN [--checkpoint STEP] | --model MODEL ... --tasks FILE ...) [flags]",
+        usage="agentrl eval (RUN | --model MODEL ... --tasks FILE ...) [flags]",
         epilog=f"{_RUN_FLAGS_FOLLOW} {_LAUNCHED} Environment variables as for a launch.",
     )
     parser.add_argument(
@@ -180,6 +180,64 @@ def sft_parser() -> Parser:
     )
     parser.add_run_flags(SFT_FLAGS, in_brackets(in_force([SFT_PRESET])))
     parser.add_familiar_flags()
+    return parser
+
+
+def export_data_parser() -> Parser:
+    """The parser of `agentrl export-data`."""
+    parser = Parser(
+        "agentrl export-data",
+        "Write a run's trajectories to a file for Hugging Face datasets.",
+        usage="agentrl export-data RUN --format FORMAT [flags]",
+    )
+    _add_run(parser)
+    parser.add_argument(
+        "--format",
+        choices=("messages", "tokens", "preferences"),
+        required=True,
+        help="conversations with their tools, segments with all per-token data, or the best and "
+        "the worst conversation of each task (needed)",
+    )
+    parser.add_argument(
+        "--to", choices=("parquet", "jsonl"), default="parquet",
+        help="kind of the file (default: parquet)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", metavar="FILE", help="file to write, which must not exist (default: RUN-FORMAT.TO)"
+    )
+    parser.add_argument(
+        "--where",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="conditions that all trajectories fulfil, as those of `agentrl show` (default: none)",
+    )
+    parser.add_argument(
+        "--split",
+        choices=("train", "eval"),
+        default="train",
+        help="split of the trajectories: training or evaluation (default: train)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="DIR",
+        help="folder of the model whose chat template reads the turns (default: the run's)",
+    )
+    return parser
+
+
+def import_parser() -> Parser:
+    """The parser of `agentrl import`."""
+    parser = Parser(
+        "agentrl import",
+        "Make a run of the trajectories in a file: one of `agentrl export-data`, or another file "
+        "of messages or preferences.",
+        usage="agentrl import FILE --run_name RUN [flags]",
+    )
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, help="file to read: Parquet, JSONL or JSON"
+    )
+    parser.add_run_flags(("run_name", "output_dir", "db_connection_string"), _ITS_OWN)
     return parser
 
 

@@ -101,6 +101,7 @@ class RunDatabase:
     records = _Collection("records")  # Record, the trajectories
     turns = _Collection("dispatched_sampling_tasks")  # DispatchedSamplingTask
     tool_results = _Collection("tool_results")  # ToolResult
+    tool_lists = _Collection("tool_lists")  # ToolList
     rows = _Collection("record_data")  # DBRecordData, what the trainer reads
     parts = _Collection("record_data_parts")  # columns of long rows: `row_parts.py`
     services = _Collection("inference_services")  # InferenceService

@@ -288,6 +288,7 @@ class Record(Document):
     n_drifts: int = 0  # continuations where the chat template does not extend the sampled tokens
     turn_statuses: dict[str, int] = Field(default_factory=dict)  # number of turns by TurnStatus
     tools_offered: list[str] = Field(default_factory=list)  # tools named in its prompts
+    tool_list: str | None = None  # id of the ToolList of its first prompt with tools
     own_calls: list[ToolCall] = Field(default_factory=list)  # calls of the agent's code
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     versions: VersionRange | None = None
@@ -313,6 +314,12 @@ class ResultFile(SubDocument):
     mime_type: str
     uri: str | None = None  # of a resource
     data: bytes
+
+
+class ToolList(Document):
+    """The tools that a prompt offered, with their parameters. `_id` is a digest of the list."""
+
+    schemas: str  # JSON: OpenAI's function schemas, whose keys MongoDB might not take
 
 
 class ToolResult(Document):

@@ -10,7 +10,7 @@ from agentrl.rollout.llm.endpoint import ChatEndpoint, EndpointRefused, Endpoint
 from agentrl.rollout.llm.models import AgentModel
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
-_PATIENCE_S = 10.0
+_PATIENCE_S = 3.0
 _FIRST_TOKENS = 16
 
 
@@ -43,14 +43,20 @@ def endpoint_of(own: Namespace, config: Config) -> AgentModel | None:
     )
 
 
-def check_endpoint(model: AgentModel, config: Config) -> None:
-    """Ask the endpoint for a few tokens. Raises `ConfigError` if it gives none."""
-    asyncio.run(_ask(model))
+def check_endpoint(model: AgentModel) -> str | None:
+    """Ask the endpoint for a few tokens. Returns a sentence if it cannot answer just now.
+
+    Raises `ConfigError` if it does not answer at all, or refuses our key or the model's name.
+    """
+    return asyncio.run(_ask(model))
 
 
-async def _ask(model: AgentModel) -> None:
+async def _ask(model: AgentModel) -> str | None:
     try:
         async with ChatEndpoint(model, {}, _PATIENCE_S) as endpoint:
             await endpoint.complete([{"role": "user", "content": "Hello"}], (), _FIRST_TOKENS)
     except (EndpointUnreachable, EndpointRefused) as error:
+        if isinstance(error, EndpointUnreachable) and error.for_now:
+            return f"--endpoint is waited for: {error}"
         raise ConfigError(f"--endpoint: {error}") from None
+    return None

@@ -237,8 +237,8 @@ def _flags_of_runs(sources: Sequence[ModelSource]) -> tuple[list[Layer], list[st
             if first.values.get(name) != other.values.get(name)
         )
         if differing:
-            flags = ", ".join(f"--{name}" for name in differing)
-            notes.append(f"the {other.origin} had other values of {flags}")
+            names = ", ".join(f"--{name}" for name in differing)
+            notes.append(f"the {other.origin} had other values of {names}")
     return [first], notes
 
 
@@ -249,7 +249,8 @@ def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
     needed = 0
     for entrant in asked.entrants:
         if isinstance(entrant.model, AgentModel):
-            check_endpoint(entrant.model, config)
+            doubt = check_endpoint(entrant.model)
+            doubts += [doubt] if doubt else []
             continue
         model = check_model(str(entrant.model.folder))
         doubts += check_lengths(config, model)

@@ -13,7 +13,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, cast
+
+import orjson
 
 from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.databases.arrays import pack_floats, pack_ints
@@ -112,6 +115,7 @@ class AsyncSampler(ABC):
         self._conversation: Conversation | None = None
         self._completions: Completions | None = None  # of `create_chat_completions`
         self._n_asked = 0
+        self._tools: bytes | None = None  # their list, until it is stored
 
     @classmethod
     @asynccontextmanager
@@ -258,9 +262,18 @@ class AsyncSampler(ABC):
         return prompt_change
 
     def note_tools(self, tools: Sequence[ToolSchema]) -> None:
-        """Record the tools that a prompt offers."""
+        """Record the tools that a prompt offers. Their list is stored with the next turn."""
         offered = self.record.tools_offered
         offered += sorted(tool_names(tools).difference(offered))
+        if tools and self.record.tool_list is None:
+            self._tools = orjson.dumps(list(tools))  # in their order, which prompts have
+            self.record.tool_list = blake2b(self._tools, digest_size=16).hexdigest()
+
+    async def keep_tools(self) -> None:
+        """Store the list of tools that was noted."""
+        if self.record.tool_list is not None and self._tools is not None:
+            await self.resources.records.keep_tools(self.record.tool_list, self._tools.decode())
+            self._tools = None
 
     @property
     def n_turns(self) -> int:
@@ -468,6 +481,7 @@ class AsyncSampler(ABC):
             tools_latency_s=tools_latency_s,
             created_at=datetime.now(UTC),
         )
+        await self.keep_tools()
         await self.resources.records.add_turn(document)
         self.record.turns.append(document.id)
         counts = self.record.turn_statuses

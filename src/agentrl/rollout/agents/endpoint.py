@@ -254,6 +254,7 @@ class EndpointSampler(ToolSampler):
             tools_latency_s=tools_latency_s,
             created_at=datetime.now(UTC),
         )
+        await self.keep_tools()
         await self.resources.records.add_turn(document)
         self.record.turns.append(document.id)
         counts = self.record.turn_statuses

@@ -33,9 +33,13 @@ _SHOWN = 300
 
 
 class EndpointUnreachable(InfrastructureFailure):
-    """The API does not answer, refuses every request for now, or refuses our key."""
+    """The API does not answer, refuses every request for now, or refuses our key.
+
+    `for_now`: whether it answers that it cannot serve now.
+    """
 
     need = Need.SAMPLING
+    for_now = False
 
 
 class EndpointRefused(ValueError):
@@ -176,11 +180,15 @@ class ChatEndpoint:
         return EndpointRefused(f"{self._name} refuses the request: {told}")
 
     def _unreachable(self, error: Exception) -> EndpointUnreachable:
-        return EndpointUnreachable(
+        from openai import APIStatusError
+
+        unreachable = EndpointUnreachable(
             f"{self._name} gives no answer of model {self.model.model}: {_one_line(error)}",
             dependency=self._name,
             probe=self.check,
         )
+        unreachable.for_now = isinstance(error, APIStatusError) and _is_for_now(error)
+        return unreachable
 
 
 class _NoTurn(ValueError):
