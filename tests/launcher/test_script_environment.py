@@ -22,18 +22,24 @@ def test_a_process_knows_its_machine_by_what_accelerate_says() -> None:
     place = Place.read(THIRD)
     assert (place.machine, place.machines, place.processes_here) == (1, 2, 2)
     # What a script exports for `accelerate launch` says the same, or nothing.
-    variables = place.variables({**THIRD, "MACHINE_RANK": "0", "NUM_MACHINES": " ", "DB_URL": ""})
+    variables = place.variables(
+        {**THIRD, "MACHINE_RANK": "0", "NUM_MACHINES": " ", "DB_URL": ""}, 0
+    )
     deployment = read_deployment(variables)
     assert (deployment.machine_rank, deployment.num_machines) == (1, 2)
     assert (deployment.num_processes, deployment.meeting_port) == (4, 29511)
     assert deployment.master_addr == "10.0.0.1"
     # As there: a sampler process for each trainer process, a service on each machine.
     assert (deployment.samplers(9), deployment.num_services) == (2, 1)
+    # On GPUs by the plan of a launch; none where others are given.
+    assert read_deployment(place.variables(THIRD, 8)).num_services is None
+    given = {**THIRD, "INFERENCE_URLS": "http://a:1"}
+    assert read_deployment(place.variables(given, 0)).num_services is None
 
 
 def test_a_user_says_otherwise_how_many_samplers_and_services_there_are() -> None:
     given = {**THIRD, "NUM_SAMPLERS": "5", "NUM_SERVICES": "3"}
-    deployment = read_deployment(Place.read(given).variables(given))
+    deployment = read_deployment(Place.read(given).variables(given, 8))
     assert (deployment.samplers(9), deployment.num_services) == (5, 3)
 
 
@@ -43,7 +49,7 @@ def test_without_accelerate_a_process_is_the_only_one() -> None:
     assert (place.rank, place.processes, place.machines) == (0, 1, 1)
     place.settle(environment)
     assert (environment["WORLD_SIZE"], environment["RANK"]) == ("1", "0")
-    assert read_deployment(place.variables(environment)).meeting_port is None
+    assert read_deployment(place.variables(environment, 0)).meeting_port is None
     before = dict(THIRD)
     Place.read(before).settle(before)
     assert before == THIRD

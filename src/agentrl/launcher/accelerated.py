@@ -11,11 +11,12 @@ logs/as/RUN_train_RANK.log; the other parts have logs of their own beside it.
 """
 
 import asyncio
+import io
 import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, redirect_stderr
 from dataclasses import replace
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from rich.console import Console
 from agentrl.configs import ConfigError
 from agentrl.configs.command_line import run_parser
 from agentrl.configs.familiar.original_defaults import ORIGIN, original_layer
+from agentrl.configs.flags import Value
 from agentrl.configs.parsing import Layer, layers_given, merged
 from agentrl.databases.connection import connect
 from agentrl.databases.service_key import shared_key
@@ -47,9 +49,11 @@ from agentrl.launcher.script_environment import (
     not_followed,
 )
 from agentrl.launcher.stack import Stack, plan_layers
+from agentrl.user_errors import is_user_error
 
 MAIN = Preset(name="main", title="fixed by its flags", flags=())
 _KEY_VARIABLE = "AGENTRL_SERVICE_KEY"
+_IN_TURNS: dict[str, Value] = {"inf_share_gpus": True, "sync_sampling": True}
 _PATIENCE_S = 60.0  # the wait for MongoDB before anything is started
 
 
@@ -57,24 +61,46 @@ def train(argv: Sequence[str]) -> NoReturn:
     """Be one process of `src/main.py`. Raises for bad input."""
     place = Place.read(os.environ)
     place.settle(os.environ)
+    if place.local_rank:
+        _be_a_trainer(_planned_silently(argv, place))
+    stack, told = _planned(argv, place)
+    forget_fsdp(os.environ)
+    print_lines(Console(), told)
+    sys.exit(start(replace(stack, own_rank=True), MAIN))
+
+
+def _planned_silently(argv: Sequence[str], place: Place) -> Stack:
+    """`_planned`, in a process beside the first one of a machine, which tells the user."""
+    try:
+        with redirect_stderr(io.StringIO()):
+            return _planned(argv, place)[0]
+    except Exception as error:
+        if not is_user_error(error):
+            raise
+        sys.exit(2)
+
+
+def _planned(argv: Sequence[str], place: Place) -> tuple[Stack, list[str]]:
+    """The parts of this machine, and lines for the user. All its processes plan the same."""
     layers = given_layers(argv, os.environ, "src/main.py")
-    deployment = read_deployment(place.variables(os.environ))
+    inventory = read_inventory(os.environ, place.machines)
+    deployment = read_deployment(place.variables(os.environ, len(inventory.gpus)))
     if place.machines > 1 and not merged(layers).get("inference_api_key_env"):
         layers = [*layers, _shared_key(merged(layers))]
         deployment = replace(deployment, node_address=_own_address(deployment))
-    inventory = read_inventory(os.environ, deployment.num_machines)
     told = not_followed(os.environ)
+    given = "inference_urls" in merged(layers)
+    if len(inventory.gpus) == place.processes_here and not given:
+        layers = [Layer(ORIGIN, _IN_TURNS), *layers]
+        told.append(
+            "every GPU trains, so that trainer and services take turns on them: nothing is sampled "
+            "during a step (or give fewer --num_processes)"
+        )
     if not inventory.gpus and "inf_mem_ratio" in merged(layers):
         layers = _without("inf_mem_ratio", layers)
         told.append("--inf_mem_ratio: has nothing to do on this machine, which has no GPU")
     run = str(merged(layers)["run_name"])
-    stack = plan_layers(MAIN, run, layers, deployment, inventory, usable_cores())
-    if place.local_rank == 0:
-        forget_fsdp(os.environ)
-        print_lines(Console(), told)
-        sys.exit(start(replace(stack, own_rank=True), MAIN))
-    forget_fsdp(os.environ)
-    _be_a_trainer(stack)
+    return plan_layers(MAIN, run, layers, deployment, inventory, usable_cores()), told
 
 
 def sample(argv: Sequence[str]) -> int:
@@ -90,7 +116,7 @@ def sample(argv: Sequence[str]) -> int:
     values = merged(layers)
     if values.get("train_file") is None:
         raise ConfigError("src/sampling.py: --train_file is needed, the tasks to sample")
-    deployment = read_deployment(place.variables(os.environ))
+    deployment = read_deployment(place.variables(os.environ, count_gpus(os.environ)))
     if place.machines > 1 and not values.get("inference_api_key_env"):
         layers = [*layers, _shared_key(values)]
         deployment = replace(deployment, node_address=_own_address(deployment))
@@ -169,6 +195,7 @@ def _own_address(deployment: Deployment) -> str:
 
 
 def _be_a_trainer(stack: Stack) -> NoReturn:
+    forget_fsdp(os.environ)
     from agentrl.training.trainer import run_process
 
     flags = list(stack.flags)

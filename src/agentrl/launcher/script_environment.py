@@ -70,16 +70,15 @@ class Place:
                 MASTER_ADDR="127.0.0.1", MASTER_PORT="0",
             )  # fmt: skip
 
-    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+    def variables(self, environment: Mapping[str, str], gpus: int) -> dict[str, str]:
         """The variables of a launch (`deployment.py`), with what Accelerate says of this machine.
 
-        As there, each trainer process has a sampler process, and each machine a service.
+        As there, each trainer process has a sampler process, and each machine services: on its
+        `gpus` by a plan, without any one.
         """
-        defaults = {"NUM_SAMPLERS": str(self.processes_here), "NUM_SERVICES": "1"}
-        if environment.get("INFERENCE_URLS") or environment.get("CUDA_VISIBLE_DEVICES") != "":
-            defaults.pop("NUM_SERVICES")
-        if self.machines > 1:
-            defaults["NUM_SERVICES"] = environment.get("NUM_SERVICES") or "1"
+        defaults = {"NUM_SAMPLERS": str(self.processes_here)}
+        if not gpus and not environment.get("INFERENCE_URLS", "").strip():
+            defaults["NUM_SERVICES"] = "1"
         given = {name: text for name, text in environment.items() if text.strip()}
         return {
             **defaults,
