@@ -140,7 +140,6 @@ def configuration(flags: Sequence[str], staleness: int) -> Config:
             "--micro_batch_tokens", "4096",
             "--max_staleness", str(staleness),
             "--adam_epsilon", "1e-5",  # the demo's
-            "--warmup_steps", "10",  # Adam's first steps have the size of the rate in every weight
             *flags,
         ]
     )  # fmt: skip

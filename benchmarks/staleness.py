@@ -42,14 +42,14 @@ LOSSES = {
     # Its ratio is 1, because it is to the policy before the step: nothing in it knows of staleness.
     "GSPO, weighted": (
         "--loss_calculator", "GSPO", "--rollout_is", "sequence",
-        "--importance_weight_cap_ratio", "5",
+        "--rollout_is_threshold", "5",
     ),
     # The clip range around a policy between the sampler's and the current one, and the ratio of
     # that policy to the sampler's as a weight: with one update a step, the policy before the step
     # is the current one, around which nothing is ever clipped. AReaL caps the weight at 5.
     "decoupled PPO": (
         "--loss_calculator", "GRPO", "--proximal_policy", "loglinear",
-        "--rollout_is", "token", "--importance_weight_cap_ratio", "5",
+        "--rollout_is", "token", "--rollout_is_threshold", "5",
     ),
 }  # fmt: skip
 STALENESS = (0, 1, 2, 4, 8)

@@ -47,8 +47,41 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--kl_estimator", "k4"], "known: k1, k2, k3, abs"),
         (["--dual_clip", "0.5"], "--dual_clip 0.5: must be at least 1"),
         (["--epsilon", "1.5"], "--epsilon 1.5: must lie between 0 and 1"),
-        (["--out_of_date_decay", "2"], "--out_of_date_decay 2: must lie between 0 and 1"),
+        (["--advantage_decay", "2"], "--advantage_decay 2: must lie between 0 and 1"),
         (["--importance_weight_cap_ratio", "0"], "must be above 0"),
+        (["--out_of_date_decay", "0.1"], "has no effect without --importance_weight_cap_ratio"),
+        (
+            [
+                "--out_of_date_decay",
+                "0.1",
+                "--importance_weight_cap_ratio",
+                "4",
+                "--strict_in_bound",
+            ],
+            "--out_of_date_decay: with --strict_in_bound true the band is the clip range",
+        ),
+        (
+            ["--epsilon_higher", "0.1", "--clip_ratio_high", "0.3"],
+            "--epsilon_higher and --clip_ratio_high: both say where the clip range ends above 1",
+        ),
+        (
+            ["--warmup_steps", "5"],
+            "--warmup_steps 5: has no effect with --lr_scheduler_type constant",
+        ),
+        (
+            ["--balance_sample", "true", "--efficient_rewarding", "true"],
+            "--efficient_rewarding true: has no effect with --balance_sample true",
+        ),
+        (["--balance_sample", "--min_turns", "2"], "--min_turns 2: has no effect with --balance"),
+        (
+            ["--efficient_rewarding", "--reserve_context_error_count", "2"],
+            "--reserve_context_error_count 2: has no effect with --efficient_rewarding true",
+        ),
+        (["--report_to", "wandb"], "--report_to wandb: not known"),
+        (
+            ["--report_to", "none,tensorboard"],
+            "--report_to none,tensorboard: none and all stand alone",
+        ),
         (["--loss_calculator", "KL-Cov", "--kl_cov_ratio", "2"], "must lie between 0 and 1"),
         (["--loss_calculator", "Clip-Cov", "--clip_cov_ratio", "-1"], "between 0 and 1"),
         (["--loss_calculator", "PPO", "--value_clip", "0"], "--value_clip 0: must be above 0"),
@@ -60,21 +93,21 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--normalization_length", "9"], "give --skip_length_normalization true too"),
         (
             ["--token_level_loss", "true", "--skip_length_normalization", "true"],
-            "a loss has one length normalization",
+            "has no effect with --token_level_loss true",
         ),
         (
             ["--loss_calculator", "MINIRL", "--rollout_is", "token"],
             "MINIRL has the weight between trainer and sampler already",
         ),
         (
-            ["--loss_calculator", "GSPO", "--importance_weight_cap_ratio", "2"],
+            ["--loss_calculator", "GSPO", "--rollout_is_threshold", "2"],
             "the ratio of GSPO is to the proximal policy (--proximal_policy recompute)",
         ),
         (["--rollout_is", "token"], "give --proximal_policy recompute"),
         (["--rollout_is", "turn"], "known: token, sequence, geometric"),
         (["--kl_in_advantage", "true"], "has no effect without --beta"),
         (
-            ["--proximal_policy", "recompute", "--importance_weight_cap_ratio", "2"],
+            ["--proximal_policy", "recompute", "--rollout_is_threshold", "2"],
             "no weight between trainer and sampler to cap; give it one with --rollout_is",
         ),
         (["--weight_update", "pigeon"], "known: disk, distributed, tensor"),
@@ -99,7 +132,7 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--adam_epsilon", "0"], "--adam_epsilon 0: must be above 0"),
         (["--learning_rate", "inf"], "--learning_rate inf: must be a finite number"),
         (["--epsilon", "nan"], "--epsilon nan: must be a finite number"),
-        (["--save_steps", "0"], "--save_steps 0: must be at least 1"),
+        (["--save_steps", "-1"], "--save_steps -1: must be at least 0"),
     ],
 )
 def test_a_wrong_flag_is_one_sentence_that_names_it(argv: list[str], message: str) -> None:

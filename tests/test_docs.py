@@ -18,6 +18,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from agentrl.configs import Config, parse_config
+from agentrl.configs.familiar import FAMILIAR
 from agentrl.launcher.deployment import Deployment
 from agentrl.launcher.presets import GRPO, preset_flags
 from agentrl.training.model.lora import add_adapter
@@ -164,7 +165,7 @@ def test_every_flag_that_a_page_names_is_one() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for name in set(re.findall(r"(?<![\w-])--([a-z][a-z_0-9-]+\b)(?!\*)", text)):
-            known = name in ours or name in _OF_OTHERS or f"--{name}" in source
+            known = name in {*ours, *FAMILIAR, *_OF_OTHERS} or f"--{name}" in source
             assert known or f'flag("{name}' in source, f"{page.name}: there is no --{name}"
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -151,10 +152,10 @@ def test_flags_travel_to_other_processes_as_they_are() -> None:
     [
         (["config", "demo", "--max_turn", "3"],
          "agentrl config: unknown flag --max_turn: did you mean --max_turns? "
-         "`agentrl config --help` lists them all"),
+         "`agentrl config --help` and `agentrl train --help` list them all"),
         (["eval", "demo", "--chekpoint", "3"],
          "agentrl eval: unknown flag --chekpoint: did you mean --checkpoint? "
-         "`agentrl eval --help` lists them all"),
+         "`agentrl eval --help` and `agentrl train --help` list them all"),
         (["launch", "grpo", "demo", "--lerning-rate=1"],
          "agentrl launch: unknown flag --lerning-rate: did you mean --learning_rate? "
          "`agentrl launch grpo --help` lists them all"),
@@ -178,6 +179,24 @@ def test_what_is_wrong_is_one_sentence_with_what_was_meant(
 ) -> None:
     assert cli.main(words) == 2
     assert capsys.readouterr().err == sentence + "\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["sample"], ["launch", "grpo", "demo"], ["eval", "demo"], ["config", "demo"], ["memory"],
+     ["plan"], ["rescore", "demo", "--scorer", "f1"], ["doctor"]],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_the_helps_that_an_error_names_list_what_the_verb_takes(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, "--no_such_flag_at_all"]) == 2
+    named = re.findall(r"`agentrl ([\w ]+) --help`", capsys.readouterr().err)
+    for help in named:
+        with suppress(SystemExit):  # argparse's own help ends the process
+            assert cli.main([*help.split(), "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert ("--max_tokens" if words == ["doctor"] else "--max_turns") in listed
 
 
 def test_the_hint_names_the_script_that_was_called(
@@ -262,7 +281,7 @@ def test_what_a_paper_has_is_said_as_the_trainer_takes_it(loss: str) -> None:
         held = in_force([Layer("command line", {"loss_calculator": loss}), _layer(flags)])
         below, above = config.loss.clip_range
         assert (1 - below, above - 1) == pytest.approx(
-            (held["epsilon"].value, held["epsilon_higher"].value)
+            (held["epsilon"].value, held["clip_ratio_high"].value)
         )
         assert held["proximal_policy"].value == config.loss.centre
         assert held["advantage"].value == config.reward.advantage
@@ -359,7 +378,7 @@ def test_the_page_of_flags_is_as_the_code_has_them() -> None:
         from flags_page import PAGES, rewritten
     finally:
         sys.path.pop(0)
-    assert {page.name for page in PAGES} == {"flags.md", "checkpoints.md"}
+    assert {page.name for page in PAGES} == {"flags.md", "checkpoints.md", "from-agentrl.md"}
     for path, lines in PAGES.items():
         page = path.read_text(encoding="utf-8")
         assert page == rewritten(page, lines()), f"{path}: run `python scripts/flags_page.py`"

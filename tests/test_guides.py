@@ -103,6 +103,18 @@ def test_the_guide_to_supervised_training_leads_to_a_model_folder(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.timeout(320)
+def test_the_guide_to_evaluation_leads_from_a_model_to_a_better_one_and_files(
+    tmp_path: Path,
+) -> None:
+    printed = run_guide(ROOT / "docs" / "guides" / "evaluation.md", tmp_path)
+    assert "384 trajectories" in printed
+    assert re.search(r"against demo/model on held\.jsonl: success \+0\.\d+", printed)
+    assert "held.jsonl: evaluated before" in printed
+    assert "the same, byte by byte" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(320)
 def test_each_part_started_by_hand_as_the_page_on_deployment_says_is_a_run(tmp_path: Path) -> None:
     printed = run_guide(ROOT / "docs" / "guides" / "deployment.md", tmp_path)
     assert "finished after step 2 of 2" in printed
@@ -176,7 +188,7 @@ def test_the_table_of_losses_is_that_of_the_code() -> None:
         if clip_range not in ("—", "none, 4"):
             low, _, high = clip_range.partition(", ")
             assert float(low) == defaults.epsilon
-            assert float(high or low) == (defaults.epsilon_higher or defaults.epsilon)
+            assert float(high or low) == (defaults.clip_ratio_high or defaults.epsilon)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

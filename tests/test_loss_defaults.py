@@ -39,7 +39,7 @@ def test_one_flag_names_a_whole_algorithm(
 def test_flags_that_are_given_go_before_those_of_the_loss() -> None:
     config = parse_config(
         ["--loss_calculator", "Dr.GRPO", "--advantage", "score", "--token_level_loss",
-         "--normalize_advantages", "--epsilon_higher", "0.5"]
+         "--normalize_advantages", "--epsilon_higher", "0.3"]
     )  # fmt: skip
     assert config.reward.advantage == "score"
     assert config.loss.normalisation == "token"
@@ -65,6 +65,8 @@ def test_skipping_the_length_normalisation_goes_before_all() -> None:
 def test_the_constant_length_is_the_longest_answer_of_a_turn_unless_it_is_given() -> None:
     flags = ["--loss_calculator", "MINIRL", "--max_new_tokens", "48"]
     assert parse_config(flags).learner.loss.divisor == 48
+    summed = parse_config([*flags, "--skip_length_normalization", "true"])
+    assert summed.learner.loss.divisor == 1
     assert parse_config([*flags, "--normalization_length", "7"]).learner.loss.divisor == 7
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from agentrl import __version__
 from agentrl.importing import importing
-from agentrl.user_errors import is_user_error
+from agentrl.user_errors import status_of
 
 USAGE = """\
 agentrl trains language models that act through tools, by reinforcement
@@ -93,6 +93,16 @@ VERBS = {
         "agentrl.training.model.export",
         parser="export_parser",
     ),
+    "export-data": Verb(
+        "write trajectories for Hugging Face datasets",
+        "agentrl.launcher.export_data",
+        parser="export_data_parser",
+    ),
+    "import": Verb(
+        "make a run of the trajectories in a file",
+        "agentrl.launcher.import_data",
+        parser="import_parser",
+    ),
     "show": Verb("print trajectories", "agentrl.launcher.show", parser="show_parser"),
     "release": Verb(
         "put back what is in quarantine",
@@ -142,13 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if {"-h", "--help"} & {*arguments} and VERBS[name].print_help(arguments[1:]):
         return 0
-    try:
-        return VERBS[name].load()(arguments[1:])
-    except Exception as error:
-        if not is_user_error(error):
-            raise
-        print(f"agentrl {name}: {error}", file=sys.stderr)
-        return 2
+    return status_of(f"agentrl {name}", VERBS[name].load(), arguments[1:])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,22 @@
 """Logs one traceback for each kind of error, because the same error often occurs many times."""
 
 import logging
+import os
 from collections import Counter
 
 from agentrl.foreign_text import text_of
 
 
 def log_to_stderr(form: str, level: int = logging.INFO) -> None:
-    """Set up the log of a process: lines of `form`, one traceback for each kind of error."""
+    """Set up the log of a process: lines of `form`, one traceback for each kind of error.
+
+    The variable LOG_LEVEL sets the level of AgentRL's own lines, except where only warnings are
+    wanted.
+    """
     logging.basicConfig(level=level, format=form)
+    name = os.environ.get("LOG_LEVEL", "").strip().upper()
+    if level == logging.INFO and name in logging.getLevelNamesMapping():
+        logging.getLogger("agentrl").setLevel(name)
     for handler in logging.getLogger().handlers:
         if not any(isinstance(known, OneTraceback) for known in handler.filters):
             handler.addFilter(OneTraceback())

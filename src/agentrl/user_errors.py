@@ -5,6 +5,7 @@ only the modules that it needs.
 """
 
 import sys
+from collections.abc import Callable, Sequence
 
 USER_ERRORS = (
     ("agentrl.access", "KeyNeeded"),
@@ -25,3 +26,14 @@ def is_user_error(error: BaseException) -> bool:
     # Of a module that is not loaded no error can have been raised.
     loaded = [(sys.modules.get(module), name) for module, name in USER_ERRORS]
     return any(isinstance(error, getattr(module, name)) for module, name in loaded if module)
+
+
+def status_of(name: str, command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """The exit status of a command; 2, with the message on stderr, for an error of the user's."""
+    try:
+        return command(argv)
+    except Exception as error:
+        if not is_user_error(error):
+            raise
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2

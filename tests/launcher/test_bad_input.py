@@ -70,7 +70,7 @@ def written(folder: Path) -> list[str]:
         (["demo", "--loss_calculator", "nowhere.py:loss"], ["nowhere.py", "no such Python file"]),
         (["demo", "--advantage", "nowhere.py:mine"], ["nowhere.py", "no such Python file"]),
         (["demo", "--model_name_or_path", "nowhere"], ["nowhere", "no such folder"]),
-        (["demo", "--model_name_or_path", "Qwen/Qwen3-0.6B"], ["hf download Qwen/Qwen3-0.6B --"]),
+        (["demo", "--optim", "adafactor"], ["--optim adafactor", "--param_offload"]),
         (["demo", "--train_file", "nowhere.jsonl"], ["nowhere.jsonl"]),
         (["demo", "--mcp_manager_url", "tools.json"], ["tools.json", "neither a http:// URL"]),
         (["demo", "--report_to", "swanlab"], ["--report_to swanlab", "is not installed"]),

@@ -44,7 +44,6 @@ def test_a_model_that_is_no_folder_is_one_sentence_that_says_how_to_get_one(
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for path, words in (
-        ("Qwen/Qwen3-0.6B", "`hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B`"),
         (str(tmp_path / "nowhere"), "there is no such folder: give the folder of a Hugging Face"),
         (str(tmp_path / "file"), "is a file"),
         (str(tmp_path / "empty"), "has no config.json"),

@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from plans import noted_plans
-from rich.console import Console
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
@@ -20,12 +19,12 @@ from agentrl.databases.documents import (
     VersionRange,
     group_order,
 )
+from agentrl.databases.evaluations import begin_evaluation, open_tasks
 from agentrl.databases.failed_tasks import count_failed_tasks, failed_tasks
 from agentrl.databases.policies import publish
 from agentrl.databases.quarantine import list_quarantined
 from agentrl.databases.task_file import TaskLine
-from agentrl.launcher.evaluate import Evaluation, _open_tasks
-from agentrl.launcher.evaluation import HeldOutFile, read_rollouts
+from agentrl.launcher.evaluation import read_rollouts
 from agentrl.launcher.progress import ProgressReader
 from agentrl.launcher.report import gather_report
 from agentrl.launcher.show import find_record
@@ -129,15 +128,23 @@ async def test_an_evaluation_reads_its_own_groups(database: RunDatabase) -> None
     assert plans.documents <= 40
 
 
-async def test_an_evaluation_of_a_checkpoint_is_numbered_by_an_index(
+async def test_an_evaluation_goes_on_and_is_numbered_by_an_index(
     database: RunDatabase,
 ) -> None:
     await add_run(database)
-    evaluation = Evaluation(
-        flags=(), checkpoint=Path("c"), model=Path("m"), tasks=[TaskLine(id="a", query="?")],
-        task_file=HeldOutFile(Path("f"), ""), demo_tools=False, console=Console(),
-    )  # fmt: skip
+    same = {
+        "model": "m", "model_digest": "d", "task_digest": "t", "rollouts": 2, "flags": {"a": 1},
+    }  # fmt: skip
+    lines = [TaskLine(id="a", query="?")]
+
+    async def begin(again: bool = False, **other: object) -> int:
+        return await begin_evaluation(database, lines, **{**same, **other}, again=again)  # type: ignore[arg-type]
+
     async with noted_plans(database) as plans:
-        assert [await evaluation._add_tasks(database, 2) for _ in range(2)] == [-1, -2]
-        assert await _open_tasks(database, -2) == 1
-    assert plans.documents <= 1
+        assert [await begin(), await begin(), await begin(model_digest="e")] == [-1, -1, -2]
+        assert await open_tasks(database, -2) == 1
+        assert await begin(again=True) == -1  # it has not ended yet
+        assert await begin(flags={"a": 2}) == -3
+    assert plans.documents <= 8
+    await database.tasks.update_many({"epoch": -1}, {"$set": {"status": TaskStatus.COMPLETED}})
+    assert [await begin(), await begin(again=True), await begin()] == [-1, -4, -4]

@@ -343,7 +343,9 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     assert (write_report(tmp_path, report), write_report(tmp_path, other)) == (first, second)
     assert [json.loads(path.read_text())["epoch"] for path in (first, second)] == [-3, -4]
     with pytest.raises(ValueError):
-        summarise_rollouts("demo", "c", 7, -3, [TaskRollouts([], [], 2, 1)], HeldOutFile.of(tasks))
+        summarise_rollouts(
+            "demo", "c", 7, -3, [TaskRollouts("x", [], [], 2, 1)], HeldOutFile.of(tasks)
+        )
 
 
 async def test_a_trajectory_is_printed_with_its_calls_results_and_score(

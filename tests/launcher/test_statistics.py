@@ -1,6 +1,9 @@
 """Success rates against numbers worked out by hand, and against brute force."""
 
-from itertools import combinations
+import random
+from itertools import combinations, product
+from math import comb, sqrt
+from statistics import NormalDist, mean
 
 import pytest
 from hypothesis import given
@@ -13,6 +16,7 @@ from agentrl.launcher.statistics import (
     pass_at_k,
     pass_curve,
     powers_of_two,
+    sign_flip,
     wilson,
 )
 
@@ -112,3 +116,29 @@ def test_powers_of_two_end_with_the_number_of_attempts() -> None:
     assert powers_of_two(1) == [1]
     assert powers_of_two(4) == [1, 2, 4]
     assert powers_of_two(6) == [1, 2, 4, 6]
+
+
+def test_the_sign_flip_test_is_mcnemars_exact_test_with_one_rollout_a_task() -> None:
+    for better, worse in ((9, 1), (3, 3), (30, 14), (1, 0), (200, 150)):
+        differences = [1.0] * better + [-1.0] * worse + [0.0] * 50
+        n, least = better + worse, max(better, worse)
+        exact = min(1.0, 2 * sum(comb(n, k) for k in range(least, n + 1)) / 2**n)
+        assert sign_flip(differences) == pytest.approx(exact)
+        assert sign_flip([0.25 * value for value in differences]) == pytest.approx(exact)
+    assert sign_flip([0.0, 0.0]) == 1.0
+
+
+def test_the_sign_flip_test_counts_all_patterns_of_signs() -> None:
+    differences = [0.5, -0.25, 0.75, 0.25, 0.0, 0.5, -0.75, 1.0]
+    sums = [
+        abs(sum(sign * value for sign, value in zip(signs, differences, strict=True)))
+        for signs in product((1, -1), repeat=len(differences))
+    ]
+    exact = mean(value >= abs(sum(differences)) - 1e-12 for value in sums)
+    assert sign_flip(differences) == pytest.approx(exact)
+    # Patterns of many differences are drawn; their sums are nearly normal.
+    rng = random.Random(1)
+    many = [rng.choice([0.25, 0.5, 0.75, -0.25, -0.5]) for _ in range(60)]
+    deviation = sqrt(sum(value**2 for value in many))
+    normal = 2 * (1 - NormalDist().cdf(abs(sum(many)) / deviation))
+    assert sign_flip(many) == pytest.approx(normal, abs=0.02)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from scripted_service import DEMO, END, ScriptedService, serving, stored_turns, tool_call
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from agentrl.configs import (
     ComputeConfig,
@@ -36,6 +36,7 @@ from agentrl.databases.policies import Lineage
 from agentrl.databases.runs import RunLease
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
+from agentrl.rollout.agents.context_strategies import SUMMARY_REQUEST
 from agentrl.rollout.agents.mcp import MCPSampler
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.training.data.sequences import row_sequences
@@ -43,8 +44,10 @@ from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import make_mesh
 from agentrl.training.step.objective import Objective
 from agentrl.training.step.optimizer import make_optimizer, make_scheduler
+from agentrl.training.step.statistics import StepStatistics
 from agentrl.training.step.train_step import train_step
 
+ROOM = ("--max_tokens", "6000", "--max_prompt_tokens")
 VERSION = 2  # of the policy that the service has
 
 
@@ -74,6 +77,40 @@ class HonestService(ScriptedService):
         return [float(logprob) for logprob in chosen]
 
 
+@dataclass
+class LongService(HonestService):
+    """Asks for a long text in every turn until `answer_at`, sums up when it is asked to, and
+    computes the logprobs of a prompt that goes on from the last one only for what is new."""
+
+    answer_at: int = 0
+    summaries: int = 0
+    _n_said: int = 0
+    _held: list[int] = field(default_factory=list)
+    _cache: DynamicCache = field(default_factory=DynamicCache)
+
+    def next_line(self, request_id: str) -> str:
+        if "-t1-" in request_id:
+            return WRONG
+        self._n_said += 1
+        if SUMMARY_REQUEST[:80] in self.renderer.codec.decode(
+            self.requests[-1]["input_ids"][-600:]
+        ):
+            self.summaries += 1
+            return f"Many x, {self.summaries} times.{END}"
+        return RIGHT if self._n_said == self.answer_at else big(600 + self._n_said)
+
+    def logprobs(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> list[float]:
+        tokens = [*prompt_ids, *ids]
+        if tokens[: len(self._held)] != self._held:
+            self._held, self._cache = [], DynamicCache()
+        new = torch.tensor([tokens[len(self._held) :]])
+        with torch.no_grad():
+            logits = self.model(input_ids=new, past_key_values=self._cache).logits[0]
+        self._held = tokens
+        chosen = torch.log_softmax(logits[-len(ids) - 1 : -1], -1)
+        return chosen[torch.arange(len(ids)), torch.tensor(ids)].tolist()
+
+
 @pytest.fixture(autouse=True)
 def process_group() -> Iterator[None]:
     yield
@@ -82,12 +119,12 @@ def process_group() -> Iterator[None]:
 
 
 async def sample_group(
-    database: RunDatabase, service: HonestService, tools_url: str, *flags: str
+    database: RunDatabase, service: HonestService, tools_url: str, *flags: str, within_s: float = 60
 ) -> list[DBRecordData]:
     """Sample one task's two attempts; returns the rows that its finalisation wrote."""
     config = parse_config(
         ["--model_name_or_path", str(DEMO / "model"), "--mcp_manager_url", tools_url,
-         "--num_generations", "2", "--max_failures", "1", "--max_tokens", "6000", *flags]
+         "--num_generations", "2", "--max_failures", "1", *flags]
     )  # fmt: skip
     lease = RunLease(database, "trainer", "here", lease_seconds=60)
     await lease.acquire(rows_per_step=2)
@@ -101,7 +138,7 @@ async def sample_group(
     await ledger.add(make_tasks([line], Split.TRAIN, 0, 2, [0]))
     async with scripted_run.scheduler(database, MCPSampler, config) as scheduler:
         sampling = asyncio.create_task(scheduler.run())
-        await scripted_run.until(scripted_run.completed(database, 1))
+        await scripted_run.until(scripted_run.completed(database, 1), within_s)
         scheduler.stop()
         await sampling
     return [DBRecordData.from_mongo(row) async for row in database.rows.find().sort("_id", 1)]
@@ -123,7 +160,7 @@ RIGHT, WRONG = f"<answer>42</answer>{END}", f"<answer>41</answer>{END}"
     ("flags", "scripts", "rewritings"),
     [
         pytest.param(
-            ["--max_prompt_tokens", "1500", "--new_context", "discard_all"],
+            [*ROOM, "1500", "--new_context", "discard_all"],
             {
                 "-t0-": [big(300), big(400), big(450), f"Many x.{END}", SAME, SAME, RIGHT],
                 "-t1-": [big(700), big(500), f"Some x.{END}", big(600), f"More x.{END}", WRONG],
@@ -135,7 +172,7 @@ RIGHT, WRONG = f"<answer>42</answer>{END}", f"<answer>41</answer>{END}"
             id="discard_all",
         ),
         pytest.param(
-            ["--max_prompt_tokens", "1300", "--new_context", "discard_all_tools"],
+            [*ROOM, "1300", "--new_context", "discard_all_tools"],
             {
                 "-t0-": [big(200), SAME, SAME, big(400), big(401), big(402), RIGHT],
                 "-t1-": [big(600), big(500), big(400), big(501), WRONG],
@@ -153,7 +190,7 @@ async def test_branches_are_trained_as_they_were_sampled(
     flags: list[str], scripts: dict[str, list[str]], rewritings: dict[str, list[str]],
 ) -> None:  # fmt: skip
     said = {attempt: list(lines) for attempt, lines in scripts.items()}
-    compress = ["--enable_repetition_compress", "true"]
+    compress = ["--remove_repeated_turns", "true"]
     async with serving(HonestService(demo_renderer, scripts=scripts)) as service:
         rows = await sample_group(database, service, hostile_server.url, *flags, *compress)
     assert len(rows) == 2
@@ -173,7 +210,15 @@ async def test_branches_are_trained_as_they_were_sampled(
         assert len(row.tree.nodes) > 3
         assert row.n_tokens < sum(map(len, asked)) / 2
 
-    # The trainer's model, which is the one that sampled, finds the sampler's logprobs again.
+    statistics = train(rows, micro_batch_tokens=4000)
+    assert statistics.n_train_tokens == sum(
+        len(demo_renderer.encode(line)) for lines in said.values() for line in lines
+    )
+
+
+def train(rows: list[DBRecordData], micro_batch_tokens: int) -> StepStatistics:
+    """One step. The trainer's model, which is the one that sampled, must find the sampler's
+    logprobs again."""
     model = demo_model()
     mesh = make_mesh(Accelerator(cpu=True))
     prepare_model(model, mesh, ComputeConfig())
@@ -184,12 +229,44 @@ async def test_branches_are_trained_as_they_were_sampled(
         make_scheduler(optimizer, OptimizerConfig(), 10),
         [row_sequences(row, Lineage({VERSION: 0}), 0) for row in rows],
         Objective(LossConfig()),
-        LearnerConfig(ComputeConfig(micro_batch_tokens=4000)),
+        LearnerConfig(ComputeConfig(micro_batch_tokens=micro_batch_tokens)),
         mesh,
-    )
-    assert statistics.n_train_tokens == sum(
-        len(demo_renderer.encode(line)) for lines in said.values() for line in lines
     )
     assert statistics.ratio_min == pytest.approx(1.0, abs=2e-3)
     assert statistics.ratio_max == pytest.approx(1.0, abs=2e-3)
     assert np.isfinite(statistics.loss) and statistics.grad_norm > 0
+    return statistics
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_record_of_200_turns_goes_through_many_contexts_and_is_trained(
+    database: RunDatabase, demo_renderer: ChatRenderer, hostile_server: Any
+) -> None:
+    context, prompt = 16_384, 15_872
+    flags = [
+        "--max_tokens", str(context), "--max_prompt_tokens", str(prompt), "--max_new_tokens", "256",
+        "--max_turns", "200", "--new_context", "discard_all",
+    ]  # fmt: skip
+    async with serving(LongService(demo_renderer, answer_at=200)) as service:
+        rows = await sample_group(database, service, hostile_server.url, *flags, within_s=600)
+    found = await database.records.find_one({"rollout": 0})
+    assert found is not None
+    record = Record.from_mongo(found)
+    assert (record.n_turns, record.stop_reason, record.score) == (200, "answered", 1.0)
+    assert service.summaries > 5 and record.n_drifts == 0
+    longest = max(len(request["input_ids"]) for request in service.requests)
+    assert prompt - 1500 < longest <= prompt
+    row = next(row for row in rows if row.id == record.id)
+    assert row.n_tokens > 100_000  # of the record, which no limit bounds
+    paths = [sum(row.tree.lengths[node] for node in path) for path in row.tree.paths()]
+    assert len(paths) > service.summaries and max(paths) <= context
+    statistics = train(rows, micro_batch_tokens=context)
+    turns = [
+        turn for each in await _records(database) for turn in await stored_turns(database, each)
+    ]
+    assert statistics.n_train_tokens == sum(len(unpack_ints(turn.output_ids)) for turn in turns)
+
+
+async def _records(database: RunDatabase) -> list[Record]:
+    return [Record.from_mongo(document) async for document in database.records.find()]

@@ -10,7 +10,7 @@ from agentrl.rollout.llm import client as llm_client
 from agentrl.rollout.llm.client import LLMClient, LLMReply, ModelsUnreachable
 from agentrl.rollout.llm.models import AgentModel
 from agentrl.rollout.tool_calls import ParsedCall
-from agentrl.rollout.tools.browse import BrowseAgent
+from agentrl.rollout.tools.browse import BrowseAgent, BrowseRules
 
 FETCH = ParsedCall("fetch", {"url": "http://a.example/größe"})
 PAGE = "<p>The tower is 330 m high.</p>" * 20
@@ -28,7 +28,8 @@ async def summarise(
 ) -> LLMReply[str] | None:
     models = [AgentModel(model=name, base_url=endpoint.url, retries=1) for name in names]
     async with LLMClient(models, "the browse agent") as opened:
-        browse = BrowseAgent(opened, config or ContextConfig())
+        flags = config or ContextConfig(browse_min_chars=100)
+        browse = BrowseAgent(opened, BrowseRules.of_flags(flags))
         return await browse.summarise("How high is the tower?", FETCH, PAGE)
 
 
@@ -48,7 +49,7 @@ async def test_a_result_that_no_model_could_take_in_is_cut_and_says_so(
     endpoint: ChatEndpoint,
 ) -> None:
     endpoint.replies = {"a": ["Little."]}
-    await summarise(endpoint, "a", config=ContextConfig(browse_max_chars=100))
+    await summarise(endpoint, "a", config=ContextConfig(browse_min_chars=50, browse_max_chars=100))
     material = endpoint.requests[0]["messages"][-1]["content"]
     assert material.endswith(f"{PAGE[:100]}\n[{len(PAGE) - 100} further characters are not shown]")
 
@@ -86,12 +87,13 @@ async def test_when_no_reply_will_do_there_is_no_summary(
         ("fetch_*, browse", "search", 11, False),
     ],
 )
-def test_long_results_of_the_named_tools_are_read(
-    patterns: str, tool: str, length: int, read: bool
+async def test_long_results_of_the_named_tools_are_read(
+    endpoint: ChatEndpoint, patterns: str, tool: str, length: int, read: bool
 ) -> None:
-    config = ContextConfig(browse_tools=patterns, browse_min_chars=10)
-    models = [AgentModel(model="a", base_url="http://a.example")]
-    assert (
-        BrowseAgent(LLMClient(models, "the browse agent"), config).reads(tool, "x" * length) is read
-    )
-    assert not BrowseAgent(LLMClient([], "the browse agent"), config).reads(tool, "x" * length)
+    rules = BrowseRules.of_flags(ContextConfig(browse_tools=patterns, browse_min_chars=10))
+    endpoint.replies = {"a": ["Many x."]}
+    for models in ([AgentModel(model="a", base_url=endpoint.url)], []):
+        async with LLMClient(models, "the browse agent") as opened:
+            browse = BrowseAgent(opened, rules)
+            summary = await browse.summarise("?", ParsedCall(tool, {}), "x" * length)
+            assert (summary is not None) is (read and bool(models))

@@ -22,7 +22,7 @@ from agentrl.databases.documents import (
 )
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.chat.tokens import PromptChange, TokenContext, TurnTokens
-from agentrl.rollout.groups.row_building import build_row, replay
+from agentrl.rollout.groups.row_building import TooLong, build_row, replay
 
 
 def make_record(score: float | None = 1.0) -> Record:
@@ -355,3 +355,24 @@ def test_replaying_the_stored_turns_gives_the_context_they_came_from(
     assert again.counts == context.counts
     assert again.versions == context.versions
     assert (again.n_continuations, again.n_tokens) == (context.n_continuations, context.n_tokens)
+
+
+def test_turns_beyond_the_longest_sequence_are_not_trained_and_not_in_the_row() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2, 3])
+    turns = [generate(context, output_of(10, 11, 99))]  # ends at 6
+    context.observe([4, 5])
+    turns.append(generate(context, output_of(20, 21, 99)))  # ends at 11
+    context.begin_segment([1, 2, 3, 30])
+    turns.append(generate(context, output_of(40, 99)))  # another context, ends at 6
+    whole = build_row(make_record(), turns, 0.5, 1.0, 7, 11)
+    assert whole == build_row(make_record(), turns, 0.5, 1.0, 7)
+    row = build_row(make_record(), turns, 0.5, 1.0, 7, 10)
+    ids, mask = row.tree["ids"], row.tree["mask"]
+    assert ids[mask == 1].tolist() == [10, 11, 99, 40, 99] and row.n_train_tokens == 5
+    paths = [row.tree.take(row.tree.places(path))["ids"].tolist() for path in row.tree.paths()]
+    assert paths == [[1, 2, 3, 10, 11, 99, 4, 5, 20, 21], [1, 2, 3, 30, 40, 99]]
+    short = build_row(make_record(), turns, 0.5, 1.0, 7, 7)
+    assert max(sum(short.tree.lengths[n] for n in path) for path in short.tree.paths()) == 7
+    with pytest.raises(TooLong, match="no turn of record r ends within 5 tokens"):
+        build_row(make_record(), turns, 0.5, 1.0, 7, 5)

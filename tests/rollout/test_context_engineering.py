@@ -4,6 +4,7 @@ In every one of them, what is stored must give back each prompt that the model w
 for token.
 """
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, StopReason, TurnStatus
 from agentrl.rollout.agents.context_strategies import DISCARDED, SUMMARY_REQUEST, TAKEN_OUT
+from agentrl.rollout.demonstrations.of_record import conversations
 from agentrl.rollout.groups.row_building import build_row, replay
 from agentrl.rollout.llm import client as llm_client
 
@@ -65,7 +67,38 @@ async def check_tokens(
     if not unmade:
         assert (record.n_segments, record.tokens) == (len(context.segments), context.counts)
     assert sum(record.turn_statuses.values()) == len(turns)
+    await check_messages(database, record, turns, service)
     return turns
+
+
+async def check_messages(
+    database: RunDatabase,
+    record: Record,
+    turns: Sequence[DispatchedSamplingTask],
+    service: ScriptedService,
+) -> None:
+    """The conversations told as messages are those that the model was asked with, and each turn is
+    trained once."""
+    stored = await database.tool_lists.find_one({"_id": record.tool_list})
+    assert stored is not None
+    tools = json.loads(stored["schemas"])
+    for number, request in enumerate(service.requests, start=1):
+        told = conversations(turns[:number], service.renderer, tools)[-1]
+        asked = [{k: v for k, v in message.items() if k != "train"} for message in told.messages]
+        written = service.renderer.render_prompt(asked[:-1], tools)
+        # The template writes a line end before a call that the model may leave out.
+        texts = [service.renderer.codec.decode(ids) for ids in (written, request["input_ids"])]
+        assert "".join(texts[0].split()) == "".join(texts[1].split())
+    completed = sum(turn.status == TurnStatus.COMPLETED for turn in turns)
+    every = conversations(turns, service.renderer, tools)
+    assert len(every) == 1 + sum(turn.rewrite is not None for turn in turns)
+    trained = [
+        message.get("train") is not False
+        for told in every
+        for message in told.messages
+        if message["role"] == "assistant"
+    ]
+    assert sum(trained) == completed
 
 
 async def test_earlier_results_make_room_and_the_last_ones_stay(
@@ -217,7 +250,7 @@ async def test_turns_that_repeat_others_are_marked_and_end_the_record(
     same, other = ask("echo", '{"text": "a"}'), ask("echo", '{"text": "b"}')
     changing = ask("tally")  # the same call, another result
     script = (same, changing, changing, other, f"Again: {same}", same + "never said")
-    async with talk(*script, flags=["--repetition_early_stop_times", "2"]) as (sampler, _):
+    async with talk(*script, flags=["--repeated_turns_limit", "2"]) as (sampler, _):
         service.script[-1] = same
         record = await sampler.run()
     turns = await check_tokens(database, record, service)
@@ -226,12 +259,41 @@ async def test_turns_that_repeat_others_are_marked_and_end_the_record(
     assert record.turn_statuses == {"completed": 4, "repeaterror": 2}
 
 
+async def test_a_text_that_was_said_so_many_times_ends_the_record_whatever_its_calls_give(
+    talk: Talk, service: ScriptedService, database: RunDatabase
+) -> None:
+    changing, other = ask("tally"), ask("echo", '{"text": "b"}')  # the same call, another result
+    script = (changing, other, changing, f"Again: {other}", changing, ANSWER)
+    async with talk(*script, flags=["--repetition_early_stop_times", "3"]) as (sampler, _):
+        record = await sampler.run()
+    turns = await check_tokens(database, record, service)
+    assert (record.stop_reason, len(turns)) == (StopReason.REPETITION, 5)
+
+
+async def test_a_record_that_says_the_same_again_goes_on_in_a_new_context(
+    talk: Talk, service: ScriptedService, database: RunDatabase
+) -> None:
+    flags = [
+        "--repetition_early_stop_times", "2", "--enable_repetition_compress", "true",
+        "--new_context", "discard_all_tools", *ROOM, "5000",
+    ]  # fmt: skip
+    big_results = (big(300), big(300), big(300), big(300), ANSWER)
+    async with talk(*big_results, flags=flags) as (sampler, _):
+        record = await sampler.run()
+    turns = await check_tokens(database, record, service)
+    # The second of a pair begins a new context, in which the text counts anew.
+    assert [turn.rewrite for turn in turns] == [
+        None, None, "discard_all_tools", None, "discard_all_tools",
+    ]  # fmt: skip
+    assert record.stop_reason == StopReason.ANSWERED
+
+
 async def test_a_repeated_turn_is_taken_out_and_the_model_told(
     talk: Talk, service: ScriptedService, database: RunDatabase
 ) -> None:
     same, other = ask("echo", '{"text": "a"}'), ask("echo", '{"text": "b"}')
     script = (same, other, f"Once more: {same}", f"And again: {same}", ANSWER)
-    async with talk(*script, flags=["--enable_repetition_compress", "true"]) as (sampler, _):
+    async with talk(*script, flags=["--remove_repeated_turns", "true"]) as (sampler, _):
         record = await sampler.run()
     turns = await check_tokens(database, record, service)
     assert [turn.segment for turn in turns] == [0, 0, 0, 1, 2]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentrl.configs import RewardConfig
 from agentrl.databases.documents import Record, Split, StopReason, TurnStatus
-from agentrl.rollout.groups.group_rules import apply_group_rules, efficiency, turn_advantages
+from agentrl.rollout.groups.group_rules import apply_group_rules, ranked_by_turns, turn_advantages
 
 
 def record(rollout: int, score: float, turns: int = 3, **values: Any) -> Record:
@@ -37,15 +37,15 @@ def left_out(records: Sequence[Record], task: str = "a", **flags: Any) -> list[s
 def test_efficiency_of_three_right_records_by_hand() -> None:
     # ranks by turns: 2 -> 0, 5 and 5 share (1 + 2) / 2; the middle rank is 1
     # 0.2 * (1 - 0) / 2 = 0.1 and 0.2 * (1 - 1.5) / 2 = -0.05; the wrong one is not ranked
-    added = efficiency([1.0, 1.0, 0.0, 1.0], [5, 2, 1, 5])
+    added = ranked_by_turns([5, 2, 1, 5], [0, 1, 3])
     assert added == pytest.approx([-0.05, 0.1, 0.0, -0.05])
-    assert efficiency([1.0, 0.0], [2, 9]) == [0.0, 0.0]  # nothing to compare with
-    assert efficiency([1.0, 1.0], [4, 4]) == [0.0, 0.0]
+    assert ranked_by_turns([2, 9], [0]) == [0.0, 0.0]  # nothing to compare with
+    assert ranked_by_turns([4, 4], [0, 1]) == [0.0, 0.0]
 
 
-def test_efficiency_moves_a_group_that_is_all_right_by_a_tenth_and_no_standard_deviation() -> None:
+def test_the_bonus_moves_a_group_that_is_all_right_by_a_tenth_and_no_standard_deviation() -> None:
     records = group(1.0, 1.0, turns=[2, 4])
-    rewards = apply_group_rules("a", records, RewardConfig(efficient_rewarding=True))
+    rewards = apply_group_rules("a", records, RewardConfig(efficiency_bonus=True))
     assert [reward.advantage for reward in rewards] == pytest.approx([0.1, -0.1])
     assert [reward.left_out for reward in rewards] == [None, None]
 
@@ -85,27 +85,27 @@ def test_of_records_that_ended_at_a_limit_so_many_stay_as_are_reserved() -> None
     assert left_out(records) == [None] * 5
 
 
-def test_a_balanced_group_has_as_many_right_records_as_wrong_ones() -> None:
-    out = left_out(group(1.0, 0.0, 0.0, 1.0, 0.0, 0.0), balance_sample=True)
+def test_a_group_balanced_equally_has_as_many_right_records_as_wrong_ones() -> None:
+    out = left_out(group(1.0, 0.0, 0.0, 1.0, 0.0, 0.0), balance_equally=True)
     assert (out[0], out[3]) == (None, None)
     assert [out[i] for i in (1, 2, 4, 5)].count(None) == 2
 
 
 def test_where_all_are_right_or_all_wrong_there_is_nothing_to_balance() -> None:
-    assert left_out(group(0.6, 0.9, 1.0), balance_sample=True) == [None] * 3
+    assert left_out(group(0.6, 0.9, 1.0), balance_equally=True) == [None] * 3
 
 
 def test_rules_follow_each_other_and_the_first_that_leaves_a_record_out_is_named() -> None:
     # The shortcut is left out first, so that one right record remains to be balanced with.
     records = group(1.0, 1.0, 0.0, 0.0, turns=[1, 4, 4, 4])
-    out = left_out(records, min_turns=1, balance_sample=True, minimal_advantage=0.0)
+    out = left_out(records, min_turns=1, balance_equally=True, minimal_advantage=0.1)
     assert out[:2] == ["min_turns", None]
-    assert sorted(map(str, out[2:])) == ["balance_sample", "minimal_advantage"]
+    assert sorted(map(str, out[2:])) == ["balance_equally", "minimal_advantage"]
 
 
 def test_which_records_are_drawn_depends_on_the_task() -> None:
     records = group(1.0, *[0.0] * 7)
-    drawn = {tuple(left_out(records, task=f"task-{n}", balance_sample=True)) for n in range(50)}
+    drawn = {tuple(left_out(records, task=f"task-{n}", balance_equally=True)) for n in range(50)}
     assert len(drawn) == 7  # each of the wrong ones, in some task
 
 
@@ -143,9 +143,12 @@ configs = st.builds(
     advantage=st.sampled_from(["mean_std", "mean", "leave_one_out"]),
     adv_scaling=st.floats(0.1, 4),
     drop_zero_advantage=st.booleans(),
+    min_score_spread=st.sampled_from([0.0, 0.1]),
     minimal_advantage=st.none() | st.floats(-1, 1),
     balance_sample=st.booleans(),
+    balance_equally=st.booleans(),
     efficient_rewarding=st.booleans(),
+    efficiency_bonus=st.booleans(),
     min_turns=st.integers(0, 4),
     reserve_context_error_count=st.none() | st.integers(0, 4),
 )
@@ -163,7 +166,8 @@ def test_the_advantages_of_every_group_sum_to_zero(
 def test_efficiency_sums_to_zero_favours_fewer_turns_and_stays_within_its_spread(
     drawn: list[tuple[float, int]],
 ) -> None:
-    added = efficiency([score for score, _ in drawn], [turns for _, turns in drawn])
+    members = [place for place, (score, _) in enumerate(drawn) if score >= 0.5]
+    added = ranked_by_turns([turns for _, turns in drawn], members)
     assert sum(added) == pytest.approx(0.0, abs=1e-9)
     assert max(map(abs, added)) <= 0.1 + 1e-9
     right = [(turns, b) for (score, turns), b in zip(drawn, added, strict=True) if score >= 0.5]

@@ -16,24 +16,29 @@ def test_the_longest_prompt_is_as_long_as_the_record_unless_its_flag_says_otherw
     assert Limits.of(flags) == LIMITS
 
 
+def test_prompts_may_be_longer_than_what_is_trained_of_them() -> None:
+    flags = SamplingConfig(max_turns=3, max_tokens=100, max_new_tokens=20, max_prompt_tokens=150)
+    assert Limits.of(flags) == Limits(3, 170, 150, 20)
+
+
 @pytest.mark.parametrize(
-    ("n_turns", "n_tokens", "prompt_len", "reason"),
+    ("n_turns", "prompt_len", "reason"),
     [
-        (2, 99, 60, None),
-        (3, 100, 61, StopReason.MAX_TURNS),
-        (2, 100, 61, StopReason.MAX_TOKENS),
-        (2, 99, 61, StopReason.MAX_PROMPT_TOKENS),
+        (2, 60, None),
+        (3, 100, StopReason.MAX_TURNS),
+        (2, 100, StopReason.MAX_TOKENS),
+        (2, 61, StopReason.MAX_PROMPT_TOKENS),
     ],
 )
 def test_a_record_ends_at_the_first_limit_that_it_has_reached(
-    n_turns: int, n_tokens: int, prompt_len: int, reason: StopReason | None
+    n_turns: int, prompt_len: int, reason: StopReason | None
 ) -> None:
-    assert LIMITS.reached(n_turns, n_tokens, prompt_len) is reason
+    assert LIMITS.reached(n_turns, prompt_len) is reason
     if reason is None:
-        assert LIMITS.room(n_turns, n_tokens, prompt_len) == 1
+        assert LIMITS.room(n_turns, prompt_len) == 40
     else:
         with pytest.raises(LimitReached) as raised:
-            LIMITS.room(n_turns, n_tokens, prompt_len)
+            LIMITS.room(n_turns, prompt_len)
         assert raised.value.stop_reason is reason
 
 

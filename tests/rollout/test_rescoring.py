@@ -285,7 +285,7 @@ async def test_other_rules_may_be_applied_to_the_same_scores(
     database: RunDatabase, scorers: Scorers
 ) -> None:
     await completed_group(database)
-    efficient = RewardConfig(advantage="mean", efficient_rewarding=True)
+    efficient = RewardConfig(advantage="mean", efficiency_bonus=True)
     await rescore(database, scorers, "exact_match", reward=efficient)
     # Of the right ones the second took 2 turns and the third 3: a tenth more, and a tenth less.
     found = advantages(await rows_of(database))

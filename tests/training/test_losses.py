@@ -26,7 +26,7 @@ def test_every_name_has_a_function_and_defaults() -> None:
 
 def test_the_surrogate_clips_the_ratio_where_the_advantage_pushes_outward() -> None:
     given = inputs(RATIOS, ADVANTAGES)
-    loss = loss_of("GRPO", given, epsilon=0.2, epsilon_higher=0.3)
+    loss = loss_of("GRPO", given, epsilon=0.2, clip_ratio_high=0.3)
     # r A, or clip(r) A = 1.3 * 2 and 0.8 * -2 where that is smaller
     assert loss.token_losses.tolist() == pytest.approx([-2.0, -2.6, 3.0, -1.0, 1.6], abs=1e-6)
     assert loss.clipped_high.tolist() == [False, True, False, False, False]
@@ -39,13 +39,13 @@ def test_the_surrogate_clips_the_ratio_where_the_advantage_pushes_outward() -> N
 def test_what_shares_the_surrogate_differs_by_its_clip_range_only(name: str) -> None:
     given = inputs(RATIOS, ADVANTAGES)
     low, high = LossConfig(loss_calculator=name).clip_range
-    same = loss_of("GRPO", given, epsilon=1 - low, epsilon_higher=high - 1)
+    same = loss_of("GRPO", given, epsilon=1 - low, clip_ratio_high=high - 1)
     assert loss_of(name, given).token_losses.tolist() == same.token_losses.tolist()
 
 
 def test_the_upper_clip_range_is_the_lower_one_unless_it_is_given_or_the_paper_has_one() -> None:
     assert LossConfig(epsilon=0.1).clip_range == pytest.approx((0.9, 1.1))
-    assert LossConfig(epsilon=0.1, epsilon_higher=0.3).clip_range == pytest.approx((0.9, 1.3))
+    assert LossConfig(epsilon=0.1, clip_ratio_high=0.3).clip_range == pytest.approx((0.9, 1.3))
     assert LossConfig(loss_calculator="DAPO").clip_range == pytest.approx((0.8, 1.28))
     assert LossConfig(loss_calculator="GSPO").clip_range == pytest.approx((0.9997, 1.0004))
 
@@ -53,7 +53,7 @@ def test_the_upper_clip_range_is_the_lower_one_unless_it_is_given_or_the_paper_h
 def test_gspo_clips_the_geometric_mean_of_a_sequence() -> None:
     # rows of 2 and 3: s = sqrt(2 * 1/2) = 1, and (1.5^3)^(1/3) = 1.5, which is clipped to 1.2
     given = inputs([2.0, 0.5, 1.5, 1.5, 1.5], [1.0, 1.0, 1.0, 1.0, 1.0], rows=[2, 3])
-    loss = loss_of("GSPO", given, epsilon=0.2, epsilon_higher=0.2)
+    loss = loss_of("GSPO", given, epsilon=0.2, clip_ratio_high=0.2)
     assert loss.token_losses.tolist() == pytest.approx([-1.0, -1.0, -1.2, -1.2, -1.2])
     assert loss.clipped_high.tolist() == [False, False, True, True, True]
     # d(-2 s A)/d log pi_t = -2 s A / 2: each of the two token_losses has the whole s
@@ -69,7 +69,7 @@ def test_the_token_variant_of_gspo_has_its_gradient_where_a_sequence_has_one_adv
     given = random_inputs([3, 5, 1, 4])
     gradients = []
     for name in ("GSPO", "GSPO-token"):
-        loss = loss_of(name, given, epsilon=0.2, epsilon_higher=0.3)
+        loss = loss_of(name, given, epsilon=0.2, clip_ratio_high=0.3)
         assert loss.token_losses.tolist() == pytest.approx((-torch.minimum(
             loss.ratio * given.advantages, loss.ratio.clamp(0.8, 1.3) * given.advantages
         )).tolist(), abs=1e-6)  # fmt: skip
@@ -83,14 +83,14 @@ def test_the_token_variant_of_gspo_gives_each_token_the_gradient_of_its_own_adva
     assert gradient(loss_of("GSPO", given).token_losses, given) == [-2.0, -2.0]
 
 
-def test_minirl_weighs_the_policy_gradient_and_masks_what_is_out_of_range() -> None:
+def test_minirl_weighs_the_policy_gradient_by_the_ratio_to_the_sampler() -> None:
     given = inputs(RATIOS, ADVANTAGES)
     loss = loss_of("MINIRL", given)
     log_pi = given.logprobs.tolist()
-    expected = [-2.0 * log_pi[0], 0.0, 3.0 * log_pi[2], -1.0 * log_pi[3], 0.0]
+    expected = [-r * a * p for r, a, p in zip(RATIOS, ADVANTAGES, log_pi, strict=True)]
     assert loss.token_losses.tolist() == pytest.approx(expected, abs=1e-6)
-    # the weight is a constant: the gradient is -M r A
-    assert gradient(loss.token_losses, given) == [-2.0, 0.0, 3.0, -1.0, 0.0]
+    # the weight is a constant: the gradient is -r A
+    assert gradient(loss.token_losses, given) == [-2.0, -3.0, 3.0, -1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["RLOO", "ReMax", "OPO"])
@@ -101,7 +101,7 @@ def test_reinforce_weighs_the_policy_gradient_and_masks_nothing(name: str) -> No
 
 def test_cispo_clips_the_weight_from_above_and_keeps_every_gradient() -> None:
     given = inputs([1.0, 9.0, 9.0, 0.01], [1.0, 1.0, -1.0, -1.0])
-    loss = loss_of("CISPO", given, epsilon_higher=4.0)
+    loss = loss_of("CISPO", given, clip_ratio_high=4.0)
     assert gradient(loss.token_losses, given) == [-1.0, -5.0, 5.0, 0.01]
     assert loss.clipped_high.tolist() == [False, True, True, False]
 
@@ -189,14 +189,14 @@ def test_cross_entropy_is_the_negative_logprob() -> None:
 
 def test_the_cap_on_the_weight_bounds_a_bad_token_of_the_surrogate() -> None:
     given = inputs([10.0, 10.0], [-1.0, 1.0])
-    loss = loss_of("GRPO", given, importance_weight_cap_ratio=3.0)
+    loss = loss_of("GRPO", given, rollout_is_threshold=3.0)
     assert loss.token_losses.tolist() == pytest.approx([3.0, -1.2])
     assert gradient(loss.token_losses, given) == [0.0, 0.0]
 
 
 def test_the_cap_truncates_the_weight_of_minirl_and_keeps_its_gradient() -> None:
     given = inputs([10.0], [-1.0])
-    loss = loss_of("MINIRL", given, importance_weight_cap_ratio=3.0)
+    loss = loss_of("MINIRL", given, rollout_is_threshold=3.0)
     assert gradient(loss.token_losses, given) == [3.0]
 
 
@@ -214,7 +214,7 @@ def test_dual_clip_caps_the_ratio_of_bad_tokens_only(name: str, capped: float) -
         assert dual.token_losses[0].item() == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize("flag", ["importance_weight_cap_ratio", "dual_clip"])
+@pytest.mark.parametrize("flag", ["rollout_is_threshold", "dual_clip"])
 @pytest.mark.parametrize("name", ["GRPO", "KL-Cov", "RLOO"])
 def test_a_cap_of_one_keeps_the_whole_gradient_of_what_is_on_policy(name: str, flag: str) -> None:
     given = inputs([1.0], [-1.0])
@@ -222,15 +222,15 @@ def test_a_cap_of_one_keeps_the_whole_gradient_of_what_is_on_policy(name: str, f
     assert gradient(loss.token_losses, given) == [1.0]
 
 
-@pytest.mark.parametrize("name", ["GRPO", "GSPO", "GSPO-token", "MINIRL", "Clip-Cov"])
+@pytest.mark.parametrize("name", ["GRPO", "GSPO", "GSPO-token", "Clip-Cov"])
 def test_beta1_and_beta2_keep_a_bounded_gradient_of_what_is_clipped(name: str) -> None:
     given = inputs([1.0, 1.5, 0.5], [2.0, 2.0, -2.0], rows=[1, 1, 1])
-    flags = {"epsilon": 0.2, "epsilon_higher": 0.3}
+    flags = {"epsilon": 0.2, "clip_ratio_high": 0.3}
     if name == "Clip-Cov":
         flags |= {"clip_cov_lb": 1e6, "clip_cov_ub": 1e7}
     assert gradient(loss_of(name, given, **flags).token_losses, given) == [-2.0, 0.0, 0.0]
     loss = loss_of(name, given, **flags, beta1=0.5, beta2=0.25)
-    # beta2 (1 + epsilon_higher) A = 0.25 * 1.3 * 2 and beta1 (1 - epsilon) A = 0.5 * 0.8 * 2
+    # beta2 (1 + clip_ratio_high) A = 0.25 * 1.3 * 2 and beta1 (1 - epsilon) A = 0.5 * 0.8 * 2
     assert gradient(loss.token_losses, given) == [-2.0, -0.65, 0.8]
 
 

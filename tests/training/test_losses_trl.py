@@ -95,18 +95,18 @@ def trl_loss(
         ),
         (
             {"loss_calculator": "GSPO", "proximal_policy": "behaviour", "epsilon": 0.2,
-             "epsilon_higher": 0.3},
+             "clip_ratio_high": 0.3},
             {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_high": 0.3},
             1.0,
         ),
         (
-            {"loss_calculator": "CISPO", "epsilon_higher": 1.0},
+            {"loss_calculator": "CISPO", "clip_ratio_high": 1.0},
             {"loss_type": "cispo", "epsilon_high": 2.0},
             1.0,
         ),
         ({"loss_calculator": "SAPO"}, {"loss_type": "sapo"}, 1.0),
         (
-            {"importance_weight_cap_ratio": 1.3, "epsilon_higher": 0.5},
+            {"rollout_is_threshold": 1.3, "epsilon_higher": 0.3},
             {"loss_type": "dapo", "delta": 1.3, "epsilon_high": 0.5},
             1.0,
         ),

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from agentrl.configs import Config, ConfigError, check_tracker, parse_config
+from agentrl.configs import Config, ConfigError, parse_config, trackers_of
 from agentrl.databases.row_ledger import RowCounts, RowHeader
 from agentrl.training.run.metrics import MetricsWriter, StepTimes, step_metrics
 from agentrl.training.step.train_step import StepStatistics
@@ -38,10 +38,9 @@ COUNTS = RowCounts(ready=3, evicted=2)
 
 def writer(output: Path, step: int = 0, *flags: str) -> MetricsWriter:
     config: Config = parse_config(["--output_dir", str(output), *flags])
-    tracker = config.run.report_to
     accelerator = Accelerator(
         cpu=True,
-        log_with=None if tracker == "none" else tracker,
+        log_with=trackers_of(config.run.report_to) or None,
         project_config=ProjectConfiguration(str(output), logging_dir=str(output / "tensorboard")),
     )
     return MetricsWriter(output, accelerator, config, step)
@@ -97,8 +96,9 @@ def test_going_on_from_a_step_sets_later_lines_aside(tmp_path: Path) -> None:
     assert len(aside) == 2
 
 
-def test_a_tracker_that_is_not_installed_is_named() -> None:
-    check_tracker("none")
-    check_tracker("tensorboard")
-    with pytest.raises(ConfigError, match="package no_such_tracker is not installed"):
-        check_tracker("no_such_tracker")
+def test_trackers_are_those_that_are_named_or_all_that_are_installed() -> None:
+    assert trackers_of("none") == []
+    assert trackers_of("tensorboard") == ["tensorboard"]
+    assert trackers_of("all") == ["tensorboard"]  # swanlab is not in requirements-dev.txt
+    with pytest.raises(ConfigError, match="package swanlab is not installed"):
+        trackers_of("tensorboard,swanlab")

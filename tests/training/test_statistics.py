@@ -56,6 +56,6 @@ def test_figures_of_four_tokens_by_hand(parts: int) -> None:
 def test_weights_that_were_cut_are_counted() -> None:
     given = inputs([1.0, 2.0, 0.5, 4.0], [1.0, 1.0, 1.0, 1.0])
     s = statistics_of(given, proximal_policy="recompute", rollout_is="token",
-                      importance_weight_cap_ratio=1.5)  # fmt: skip
+                      rollout_is_threshold=1.5)  # fmt: skip
     assert s.truncated_fraction == 0.5
     assert (s.left_out_fraction, s.clip_fraction) == (0.0, 0.0)

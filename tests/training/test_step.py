@@ -52,9 +52,9 @@ def one_step(
         LossConfig(loss_calculator="MINIRL"),
         LossConfig(loss_calculator="CrossEntropy", skip_length_normalization=True),
         LossConfig(
-            entropy_coef=0.1, normalize_advantages=True, out_of_date_decay=0.9,
+            entropy_coef=0.1, normalize_advantages=True, advantage_decay=0.9,
             strict_in_bound=True,
-            proximal_policy="loglinear", rollout_is="token", importance_weight_cap_ratio=2.0,
+            proximal_policy="loglinear", rollout_is="token", rollout_is_threshold=2.0,
         ),
     ],
     ids=["token", "sequence", "minirl", "none", "layers"],

@@ -11,12 +11,13 @@ from agentrl.configs.training import CriticConfig
 from agentrl.training.losses import BatchTotals
 from agentrl.training.step.objective import Objective
 
-RANGE = {"epsilon": 0.05, "epsilon_higher": 0.05}
+RANGE = {"epsilon": 0.05, "clip_ratio_high": 0.05}
 RECOMPUTED = {"proximal_policy": "recompute", "rollout_is": "token"}
 # A value of each flag, and the flags beside which it has an effect.
 VALUES: dict[str, tuple[object, dict[str, object]]] = {
     "epsilon": (0.01, {}),
-    "epsilon_higher": (0.01, {}),
+    "epsilon_higher": (0.5, {}),
+    "clip_ratio_high": (0.01, {}),
     "beta1": (0.5, RANGE),
     "beta2": (0.5, RANGE),
     "dual_clip": (1.01, {}),
@@ -26,8 +27,10 @@ VALUES: dict[str, tuple[object, dict[str, object]]] = {
     "rollout_rs": ("token", {}),
     "rollout_rs_threshold": (1.1, {"rollout_rs": "token"}),
     "rollout_rs_threshold_lower": (0.9, {"rollout_rs": "token"}),
-    "importance_weight_cap_ratio": (1.01, RECOMPUTED),
-    "out_of_date_decay": (0.5, {}),
+    "rollout_is_threshold": (1.01, RECOMPUTED),
+    "importance_weight_cap_ratio": (1.01, RANGE),
+    "out_of_date_decay": (0.5, {**RANGE, "importance_weight_cap_ratio": 6.0}),
+    "advantage_decay": (0.5, {}),
     "normalize_advantages": (True, {}),
     "kl_in_advantage": (True, {"beta": 0.5, "kl_estimator": "k2"}),
     "sapo_temperature_pos": (3.0, {}),
@@ -38,9 +41,13 @@ VALUES: dict[str, tuple[object, dict[str, object]]] = {
     "kl_cov_ratio": (0.5, {}),
     "ppo_kl_coef": (0.1, {"kl_cov_ratio": 0.5}),
 }
-# Refused although the layer would have an effect: PPO normalises its advantages in any case, and
-# without advantages CrossEntropy only loses the penalty.
-ELSEWHERE = {("PPO", "normalize_advantages"), ("CrossEntropy", "kl_in_advantage")}
+# Refused although the flag would have an effect: PPO normalises its advantages in any case, without
+# advantages CrossEntropy only loses the penalty, and CISPO has no epsilon to which more is added.
+ELSEWHERE = {
+    ("PPO", "normalize_advantages"),
+    ("CrossEntropy", "kl_in_advantage"),
+    ("CISPO", "epsilon_higher"),
+}
 
 
 def outcome(loss: str, flags: dict[str, object]) -> tuple[Tensor, Tensor]:
@@ -62,18 +69,21 @@ def test_a_loss_uses_the_flags_that_it_names_and_no_other(loss: str) -> None:
         if name == "normalize_advantages":
             value = not LOSSES[loss].normalize_advantages
         beside = {"proximal_policy": "behaviour", **beside}
-        if name == "importance_weight_cap_ratio" and LOSSES[loss].weighs_sampler:
+        if name == "rollout_is_threshold" and LOSSES[loss].weighs_sampler:
             beside = {}
         if name == "strict_in_bound" and LOSSES[loss].weighs_sampler:
             beside = RANGE  # it is the centre of that range
+        if name == "importance_weight_cap_ratio" and LOSSES[loss].weighs_sampler:
+            value = 8.0  # its band is the clip range already
         plain, changed = outcome(loss, beside), outcome(loss, {**beside, name: value})
         same = all(torch.equal(a, b) for a, b in zip(plain, changed, strict=True))
         assert same == (name in unused_by(loss)), name
 
 
 OF_A_RATIO = (
-    "epsilon", "epsilon_higher", "beta1", "beta2", "dual_clip", "strict_in_bound",
-    "sapo_temperature_pos", "sapo_temperature_neg",
+    "epsilon", "epsilon_higher", "clip_ratio_high", "beta1", "beta2", "dual_clip",
+    "strict_in_bound", "importance_weight_cap_ratio", "sapo_temperature_pos",
+    "sapo_temperature_neg",
 )  # fmt: skip
 
 
@@ -148,10 +158,6 @@ def test_every_flag_of_some_losses_is_tried() -> None:
             "--strict_in_bound true: has no effect with --proximal_policy recompute, where",
         ),
         (
-            ["--loss_calculator", "MINIRL", "--strict_in_bound", "--proximal_policy", "loglinear"],
-            "--strict_in_bound true: the mask of MINIRL is around --proximal_policy loglinear",
-        ),
-        (
             ["--loss_calculator", "KL-Cov", "--proximal_policy", "recompute"],
             "--proximal_policy recompute with --loss_calculator KL-Cov: its penalty |log r|",
         ),
@@ -169,7 +175,7 @@ def test_a_flag_without_effect_is_refused_by_name(flags: list[str], message: str
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--loss_calculator", "CISPO", "--epsilon", "0.1", "--strict_in_bound", "true"],
+        ["--loss_calculator", "MINIRL", "--strict_in_bound", "--proximal_policy", "loglinear"],
         ["--loss_calculator", "CrossEntropy", "--strict_in_bound", "false"],
         ["--loss_calculator", "GRPO", "--sapo_temperature_pos", "1"],
         ["--loss_calculator", "my.py:loss", "--sapo_temperature_pos", "2"],
@@ -188,7 +194,7 @@ def test_a_flag_without_effect_is_refused_by_name(flags: list[str], message: str
         ],
     ],
     ids=[
-        "a bound of what is left out",
+        "a mask around another policy",
         "switched off",
         "its default",
         "a loss of the user's",

@@ -42,7 +42,7 @@ def objective(folder: Path, text: str, **flags: object) -> Objective:
 
 
 def test_a_loss_of_a_file_is_trained_with_all_layers(tmp_path: Path) -> None:
-    mine = objective(tmp_path, LINEAR, epsilon=0.2, strict_in_bound=True, out_of_date_decay=0.5)
+    mine = objective(tmp_path, LINEAR, epsilon=0.2, strict_in_bound=True, advantage_decay=0.5)
     given = inputs([1.0, 1.1, 9.0], [1.0, 1.0, 1.0], staleness=[0, 1, 0])
     share, terms = mine.share(given, BatchTotals(tokens=3, sequences=1))
     assert gradient(share * 3, given) == [-2.0, -1.1, 0.0]

@@ -5,11 +5,14 @@ The bounds and choices of one flag are in its declaration.
 
 from collections.abc import Iterator
 
-from agentrl.configs.config import Config
-from agentrl.configs.flag import ConfigError
+from agentrl.configs.config import Config, RunConfig
+from agentrl.configs.flag import ConfigError, comma_separated
 from agentrl.configs.losses import loss_defaults
-from agentrl.configs.training import LossConfig
+from agentrl.configs.sampling import RewardConfig
+from agentrl.configs.training import LossConfig, OptimizerConfig
 from agentrl.configs.unused_flags import check_unused
+
+_MIN_TURNS = 1  # the original AgentRL's default, which counts as not given
 
 Refusals = Iterator[tuple[bool, str]]  # whether the refusal applies, and its message
 
@@ -17,26 +20,74 @@ Refusals = Iterator[tuple[bool, str]]  # whether the refusal applies, and its me
 def check_combinations(config: Config) -> None:
     """Raise `ConfigError` if flags contradict each other or if one of them would be ignored."""
     check_unused(config)
-    for refusals in (_of_the_loss(config.loss), _of_sampling(config), _of_devices(config)):
+    for refusals in (
+        _of_the_run(config.run),
+        _of_the_loss(config.loss),
+        _of_the_group(config.reward),
+        _of_the_optimizer(config.optimizer),
+        _of_sampling(config),
+        _of_devices(config),
+    ):
         for refused, reason in refusals:
             if refused:
                 raise ConfigError(reason)
+
+
+def _of_the_run(run: RunConfig) -> Refusals:
+    trackers = comma_separated(run.report_to)
+    yield (
+        len(trackers) > 1 and not {"none", "all"}.isdisjoint(trackers),
+        f"--report_to {run.report_to}: none and all stand alone; name the trackers, or give one of "
+        "the two",
+    )
 
 
 def _of_sampling(config: Config) -> Refusals:
     sampling = config.sampling
     longest = sampling.max_prompt_tokens
     yield (
-        config.context.new_context != "disabled"
-        and not (longest is not None and longest < sampling.max_tokens),
+        config.context.new_context != "disabled" and longest in (None, sampling.max_tokens),
         f"--new_context {config.context.new_context}: needs --max_prompt_tokens, below "
-        f"--max_tokens ({sampling.max_tokens}), which ends a record",
+        f"--max_tokens ({sampling.max_tokens}), so that a prompt leaves room for its answer",
+    )
+    goes_on = config.context.enable_repetition_compress
+    yield (
+        goes_on and config.context.new_context == "disabled",
+        "--enable_repetition_compress true: has no effect without --new_context, by which a "
+        "trajectory goes on; give it, or --remove_repeated_turns",
+    )
+    yield (
+        goes_on and config.context.repetition_early_stop_times < 1,
+        "--enable_repetition_compress true: has no effect without --repetition_early_stop_times, "
+        "at which a trajectory goes on in a new context; give it, or --remove_repeated_turns",
     )
     compares = config.reward.estimator != "score" and config.loss.loss_calculator != "CrossEntropy"
     yield (
         sampling.num_generations < 2 and compares,
         f"--num_generations {sampling.num_generations}: an advantage compares the rollouts of one "
         "task, so there must be at least 2",
+    )
+
+
+def _of_the_group(reward: RewardConfig) -> Refusals:
+    given = {
+        "balance_equally true": reward.balance_equally,
+        "efficient_rewarding true": reward.efficient_rewarding,
+        f"min_turns {reward.min_turns}": reward.min_turns > _MIN_TURNS,
+        f"reserve_context_error_count {reward.reserve_context_error_count}": bool(
+            reward.reserve_context_error_count
+        ),
+    }
+    for flag, is_given in given.items():
+        yield (
+            reward.balance_sample and is_given,
+            f"--{flag}: has no effect with --balance_sample true, which decides alone what is "
+            "trained of a group; give --balance_sample false too",
+        )
+    yield (
+        reward.efficient_rewarding and bool(reward.reserve_context_error_count),
+        f"--reserve_context_error_count {reward.reserve_context_error_count}: has no effect with "
+        "--efficient_rewarding true, which keeps all; leave one of the two out",
     )
 
 
@@ -61,14 +112,22 @@ def _of_devices(config: Config) -> Refusals:
     )
 
 
+def _of_the_optimizer(optimizer: OptimizerConfig) -> Refusals:
+    yield (
+        optimizer.warmup_steps > 0 and optimizer.lr_scheduler_type == "constant",
+        f"--warmup_steps {optimizer.warmup_steps:g}: has no effect with --lr_scheduler_type "
+        "constant; give --lr_scheduler_type constant_with_warmup",
+    )
+
+
 def _of_the_loss(config: LossConfig) -> Refusals:
     loss = config.loss_calculator
     of_loss = loss_defaults(loss)
     decoupled = config.centre != "behaviour"
-    cap_on_ratio = config.importance_weight_cap_ratio is not None and config.rollout_is is None
+    cap_on_ratio = bool(config.rollout_is_threshold) and config.rollout_is is None
     yield (
         not of_loss.has_ratio and cap_on_ratio,
-        f"--importance_weight_cap_ratio with --loss_calculator {loss}: it has no ratio to cap; "
+        f"--rollout_is_threshold with --loss_calculator {loss}: it has no ratio to cap; "
         "give it a weight with --rollout_is",
     )
     yield (
@@ -83,7 +142,7 @@ def _of_the_loss(config: LossConfig) -> Refusals:
     )
     yield (
         decoupled and cap_on_ratio and of_loss.has_ratio and not of_loss.weighs_sampler,
-        f"--importance_weight_cap_ratio: the ratio of {loss} is to the proximal policy "
+        f"--rollout_is_threshold: the ratio of {loss} is to the proximal policy "
         f"(--proximal_policy {config.centre}), so that there is no weight between trainer and "
         "sampler to cap; give it one with --rollout_is",
     )
@@ -93,14 +152,19 @@ def _of_the_loss(config: LossConfig) -> Refusals:
         "penalty's gradient are 0 where the ratio is always 1; leave --proximal_policy out",
     )
     yield (
-        config.strict_in_bound and of_loss.weighs_sampler and config.centre == "loglinear",
-        f"--strict_in_bound true: the mask of {loss} is around --proximal_policy loglinear "
-        "already; leave one of the two out",
+        config.epsilon_higher is not None and config.clip_ratio_high is not None,
+        "--epsilon_higher and --clip_ratio_high: both say where the clip range ends above 1; "
+        "give one of the two",
+    )
+    yield (
+        config.out_of_date_decay is not None and config.is_strict,
+        "--out_of_date_decay: with --strict_in_bound true the band is the clip range, whatever "
+        "the staleness; leave one of the two out",
     )
     yield (
         bool(config.token_level_loss) and config.skip_length_normalization,
-        "--token_level_loss true and --skip_length_normalization true: a loss has one length "
-        "normalization; give one of the two",
+        "--skip_length_normalization true: has no effect with --token_level_loss true, the mean "
+        "over tokens; give --token_level_loss false too",
     )
     yield (
         config.normalization_length is not None and config.normalisation != "constant",

@@ -1,16 +1,19 @@
 """The command-line parser of all verbs, on argparse.
 
 Each flag has one listed spelling. An error is one sentence. The help is grouped and at most 80
-columns wide.
+columns wide. Flags of other trainers are taken under their names (`familiar/`) and not listed.
 """
 
+import os
 import re
 import shutil
+import sys
 from argparse import SUPPRESS, ArgumentParser, HelpFormatter, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from agentrl.configs.familiar import FAMILIAR, translate
 from agentrl.configs.flag import ConfigError, nearest
 from agentrl.configs.flags import FLAGS, TITLES, Flag, Value
 
@@ -51,6 +54,8 @@ class Parser(ArgumentParser):
             ),
         )
         self._run_flags: dict[str, Flag] = {}
+        self._takes_familiar = False
+        self._listed_by = f"`{prog} --help` lists them all"
         self._spellings = {
             f"--{alias}": f"--{flag.name}" for flag in FLAGS.values() for alias in flag.info.aliases
         }
@@ -60,9 +65,14 @@ class Parser(ArgumentParser):
     ) -> None:
         """Accept the run's flags, or those in `only`.
 
-        `shown`: the text in brackets behind each help. Without it the help does not list the flags.
+        `shown`: the text in brackets behind each help. Without it the help does not list the flags,
+        and refers to `agentrl train --help`; if it is empty, another parser prints the help.
         """
+        if shown is None:
+            self._listed_by = f"`{self.prog} --help` and `agentrl train --help` list them all"
         alone: dict[str, Any] = {"nargs": "?", "const": "true"}
+        if only is None:
+            self.add_familiar_flags()
         for group, title in TITLES.items():
             flags = [flag for flag in FLAGS.values() if flag.group == group]
             flags = [flag for flag in flags if only is None or flag.name in only]
@@ -78,6 +88,17 @@ class Parser(ArgumentParser):
                     help=help.replace("%", "%%"),
                     **(alone if flag.type is bool else {}),
                 )
+
+    def add_familiar_flags(self) -> None:
+        """Accept flags of other trainers. What they become must be flags that are accepted."""
+        self._takes_familiar = True
+        for name, flag in FAMILIAR.items():
+            words: dict[str, Any] = {"nargs": "?", "const": "true"}
+            if flag.several:
+                words = {"nargs": "*"}
+            self.add_argument(
+                f"--{name}", dest=f"familiar {name}", default=SUPPRESS, help=SUPPRESS, **words
+            )
 
     def add_config(self) -> None:
         """Accept `--config FILE`, any number of times."""
@@ -96,6 +117,12 @@ class Parser(ArgumentParser):
             text = own.__dict__.pop(f"flag {name}", None)
             if text is not None:
                 values[name] = flag.read(text)
+        familiar: dict[str, str] = {}
+        for name in FAMILIAR if self._takes_familiar else ():
+            said = own.__dict__.pop(f"familiar {name}", None)
+            if said is not None:
+                familiar[name] = ",".join(said) if isinstance(said, list) else said
+        values |= read_familiar(familiar, values)
         return Given(own, values, own.__dict__.pop("files", []))
 
     def error(self, message: str) -> NoReturn:
@@ -117,7 +144,7 @@ class Parser(ArgumentParser):
             negated = spelt.removeprefix("--no_")
             if spelt in known:
                 words.append(spelt + equals + value)
-            elif not equals and self._is_switch(negated):
+            elif not equals and negated != spelt and self._is_switch(negated):
                 words += [f"--{negated}", "false"]
             elif re.match(r"-[\d.]", word) and words and words[-1] in known:
                 words[-1] += f"={word}"
@@ -126,14 +153,21 @@ class Parser(ArgumentParser):
         return words
 
     def _is_switch(self, name: str) -> bool:
+        if self._takes_familiar and name in FAMILIAR:
+            return True
         return name in self._run_flags and self._run_flags[name].type is bool
 
     def _not_known(self, word: str) -> str:
-        hint = f"`{self.prog} --help` lists them all"
+        hint = self._listed_by
         if not word.startswith("-"):
             return f"{word!r} belongs to no flag: {hint}"
         flag = word.partition("=")[0]
-        known = (option for action in self._actions for option in action.option_strings)
+        known = (
+            option
+            for action in self._actions
+            if not action.dest.startswith("familiar ")
+            for option in action.option_strings
+        )
         meant = nearest(flag.replace("-", "_"), (o.replace("-", "_") for o in known if len(o) > 2))
         if meant is None:
             return f"unknown flag {flag}: {hint}"
@@ -141,8 +175,33 @@ class Parser(ArgumentParser):
 
 
 def run_parser(prog: str) -> Parser:
-    """Return a parser of the run's flags only, without help."""
+    """Return a parser of the run's flags only, without help. `prog --help` lists these flags."""
     parser = Parser(prog, "")
     parser.add_config()
-    parser.add_run_flags()
+    parser.add_run_flags(shown={})
     return parser
+
+
+def read_familiar(familiar: Mapping[str, str], given: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the flags of a run that flags of other trainers become, and print why others are idle.
+
+    `given`: the run's flags beside them. Raises `ConfigError` for what is refused.
+    """
+    values, lines = translate(
+        {name: (FAMILIAR[name], said) for name, said in familiar.items()}, given
+    )
+    _print_once(lines)
+    return {name: FLAGS[name].read(str(value)) for name, value in values.items()}
+
+
+_printed: set[str] = set()
+
+
+def _print_once(lines: Sequence[str]) -> None:
+    """Print lines to stderr, in one block, on the first process of a trainer only."""
+    new = [line for line in lines if line not in _printed]
+    _printed.update(new)
+    if new and os.environ.get("RANK", "0") == "0":
+        print(
+            "Taken, without effect here:", *(f"  {line}" for line in new), sep="\n", file=sys.stderr
+        )

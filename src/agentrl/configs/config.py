@@ -29,7 +29,8 @@ from agentrl.configs.training import (
     ReservedConfig,
 )
 
-TRACKERS = ("none", "tensorboard", "swanlab")
+TRACKERS = ("tensorboard", "swanlab")
+NO_BOUND = 2**31 - 1  # optimizer steps that no run takes
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,11 @@ class RunConfig:
         kind="URL",
     )
     report_to: str = flag(
-        "none", "tracker that metrics go to in addition to the JSONL file", choices=TRACKERS
+        "none",
+        "trackers that metrics go to in addition to the JSONL file, separated by commas; all means "
+        "those that are installed",
+        choices=("none", "all", *TRACKERS),
+        kind="LIST",
     )
     change_data: bool = flag(
         False,
@@ -130,7 +135,12 @@ class Config:
 
     @property
     def staleness_bound(self) -> int:
-        """Largest staleness of a trained token in optimizer steps; 0 with `--sync_sampling`."""
+        """Largest staleness of a trained token in optimizer steps; 0 with `--sync_sampling`.
+
+        There is no bound where nothing is sampled: no fresher rows would follow the evicted ones.
+        """
+        if not self.sampling.enable_sampling:
+            return NO_BOUND
         return 0 if self.sampling.sync_sampling else self.sampling.max_staleness
 
     @property
@@ -150,7 +160,8 @@ class Config:
     @property
     def learner(self) -> LearnerConfig:
         """The groups that a `Learner` reads, with the numbers that follow from other groups."""
-        length = self.loss.normalization_length or self.sampling.max_new_tokens
+        summed = self.loss.skip_length_normalization
+        length = self.loss.normalization_length or (1 if summed else self.sampling.max_new_tokens)
         return LearnerConfig(
             compute=replace(self.compute, micro_batch_tokens=self.micro_batch_tokens),
             loss=replace(self.loss, normalization_length=length),
@@ -161,10 +172,19 @@ class Config:
         )
 
 
-def check_tracker(report_to: str) -> None:
-    """Raise `ConfigError` if the package of the tracker is not installed."""
-    if report_to != "none" and importlib.util.find_spec(report_to) is None:
-        raise ConfigError(
-            f"--report_to {report_to}: the package {report_to} is not installed: "
-            f"pip install {report_to}, or leave the flag out"
-        )
+def trackers_of(report_to: str) -> list[str]:
+    """Return the trackers of `--report_to`. Raises `ConfigError` if one is not installed."""
+    if report_to == "all":
+        return [name for name in TRACKERS if _is_installed(name)]
+    names = [name for name in comma_separated(report_to) if name != "none"]
+    for name in names:
+        if not _is_installed(name):
+            raise ConfigError(
+                f"--report_to {report_to}: the package {name} is not installed: "
+                f"pip install {name}, or leave the flag out"
+            )
+    return names
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

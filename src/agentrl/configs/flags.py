@@ -75,17 +75,19 @@ class Flag:
 
     def _check_text(self, value: str) -> None:
         info = self.info
-        if info.choices and value not in info.choices:
+        parts = comma_separated(value) if info.kind == "LIST" else [value]
+        unknown = next((part for part in parts if part not in info.choices), None)
+        if info.choices and unknown is not None:
             if info.function and is_function(value):
                 return
-            meant = nearest(value, info.choices)
+            meant = nearest(unknown, info.choices)
             raise ConfigError(
-                f"--{self.name} {value}: not known"
+                f"--{self.name} {unknown}: not known"
                 + (f" (did you mean {meant}?)" if meant else "")
                 + f"; known: {', '.join(info.choices)}"
                 + (", and path/to/file.py:function" if info.function else "")
             )
-        for part in comma_separated(value) if info.kind == "LIST" else [value]:
+        for part in parts:
             try:
                 if info.kind == "JSON":
                     json_object(part)

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-ADVANTAGES = ("mean_std", "mean", "leave_one_out", "remax", "opo", "score")
+ADVANTAGES = (
+    "mean_std", "mean", "leave_one_out", "leave_one_out_clipped", "remax", "opo", "score",
+)  # fmt: skip
 NORMALISATIONS = ("token", "sequence", "constant")
 PROXIMAL_POLICIES = ("behaviour", "recompute", "loglinear")
 RATIO_LEVELS = ("token", "sequence", "geometric")
@@ -18,12 +20,15 @@ KL_ESTIMATORS = ("k1", "k2", "k3", "abs")
 
 # Flags that only some losses use, in the groups that losses share.
 _LAYERS = (
-    "strict_in_bound", "proximal_policy", "rollout_is", "rollout_rs", "rollout_rs_threshold",
-    "rollout_rs_threshold_lower", "importance_weight_cap_ratio", "out_of_date_decay",
-    "normalize_advantages", "kl_in_advantage",
+    "proximal_policy", "rollout_is", "rollout_is_threshold", "rollout_rs", "rollout_rs_threshold",
+    "rollout_rs_threshold_lower", "advantage_decay", "normalize_advantages", "kl_in_advantage",
 )  # fmt: skip
 _RATIO = (*_LAYERS, "dual_clip")
-_CLIP = (*_RATIO, "epsilon", "epsilon_higher", "beta1", "beta2")
+_RANGE = (
+    *_RATIO, "epsilon", "epsilon_higher", "clip_ratio_high", "importance_weight_cap_ratio",
+    "out_of_date_decay", "strict_in_bound",
+)  # fmt: skip
+_CLIP = (*_RANGE, "beta1", "beta2")
 _CRITIC = (
     "critic_model_name_or_path", "critic_learning_rate", "critic_updates", "critic_warmup_steps",
     "gae_gamma", "gae_lambda", "value_clip",
@@ -46,9 +51,10 @@ class LossDefaults:
     advantage: str = "mean_std"
     normalisation: str = "token"
     epsilon: float = 0.2
-    epsilon_higher: float | None = None  # None: the value of `epsilon`
+    clip_ratio_high: float | None = None  # None: the value of `epsilon`
+    strict_in_bound: bool = False
     proximal_policy: str = "behaviour"
-    importance_weight_cap_ratio: float | None = None
+    rollout_is_threshold: float = 0.0
     normalize_advantages: bool = False
     uses: tuple[str, ...] = _CLIP
     # Properties of the function, without a flag:
@@ -65,7 +71,7 @@ _REINFORCE = LossDefaults(
 # The ratio of a sequence to its sampler's policy is rarely within 4e-4 of 1 because of rounding
 # alone: around that policy, the range would clip most sequences that are on policy.
 _GSPO = LossDefaults(
-    "clipped.gspo", normalisation="sequence", epsilon=3e-4, epsilon_higher=4e-4,
+    "clipped.gspo", normalisation="sequence", epsilon=3e-4, clip_ratio_high=4e-4,
     proximal_policy="recompute", kl_span="sequence",
 )  # fmt: skip
 
@@ -74,19 +80,21 @@ LOSSES: Mapping[str, LossDefaults] = {
     # equation 3) has the mean of each sequence first, which is `--token_level_loss false`.
     "GRPO": LossDefaults(),
     "Dr.GRPO": LossDefaults(advantage="mean", normalisation="constant"),
-    "DAPO": LossDefaults(epsilon_higher=0.28),
+    "DAPO": LossDefaults(clip_ratio_high=0.28),
     "GSPO": _GSPO,
     "GSPO-token": replace(_GSPO, function="clipped.gspo_token", kl_span="token"),
-    "CISPO": LossDefaults("weighted.cispo", epsilon_higher=4.0, uses=(*_RATIO, "epsilon_higher")),
+    "CISPO": LossDefaults("weighted.cispo", clip_ratio_high=4.0, uses=(*_RATIO, "clip_ratio_high")),
     # Without division by the standard deviation or by the own length, the sum over tokens is the
     # sequence's reward to first order, times a constant. The weight is truncated as in the paper.
     "MINIRL": LossDefaults(
         "weighted.minirl",
         advantage="mean",
         normalisation="constant",
-        epsilon_higher=0.27,
+        clip_ratio_high=0.27,
+        strict_in_bound=True,
         proximal_policy="recompute",
-        importance_weight_cap_ratio=5.0,
+        rollout_is_threshold=5.0,
+        uses=_RANGE,
         weighs_sampler=True,
     ),
     "SAPO": LossDefaults(

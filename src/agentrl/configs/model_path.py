@@ -1,26 +1,24 @@
-"""Checks that a path is a model folder on this machine. Models are never downloaded.
+"""Checks that a path is a model folder on this machine, or a name of the hub, which becomes one.
 
-A hub name, a run's checkpoint or a PEFT adapter is recognised; the error says how to make a model
-folder of it.
+A run's checkpoint or a PEFT adapter is recognised; the error says how to make a model folder of it.
 """
 
 import json
-import re
 from pathlib import Path
 
 from agentrl.configs.flag import ConfigError
+from agentrl.configs.hub import model_here
 
 CONFIG_FILE = "config.json"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_folder(path: str, given_with: str) -> Path:
-    """Return the model folder at `path`.
+    """Return the model folder at `path`, or that of a name of the hub.
 
     `given_with`: the flag or variable that has the path, for the message. Raises `ConfigError` if
     the path is no folder with a config.json.
     """
-    folder = Path(path)
+    folder = Path(model_here(path, given_with))
     if (folder / CONFIG_FILE).is_file():
         return folder
     if folder.is_dir():
@@ -29,16 +27,10 @@ def model_folder(path: str, given_with: str) -> Path:
         raise ConfigError(
             f"{given_with} {path}: is a file; a model is the folder that holds its config.json"
         )
-    missing = f"{given_with} {path}: there is no such folder"
-    if _HUB_NAME.fullmatch(path) and not folder.parent.exists():
-        raise ConfigError(
-            f"{missing}, and models are not downloaded by name: get it with "
-            f"`hf download {path} --local-dir models/{folder.name}` and give models/{folder.name}"
-        )
     where = "" if folder.is_absolute() else f" in {Path.cwd()}"
     raise ConfigError(
-        f"{missing}{where}: give the folder of a Hugging Face model, the one with its config.json "
-        "(`hf download NAME --local-dir FOLDER` gets one)"
+        f"{given_with} {path}: there is no such folder{where}: give the folder of a Hugging Face "
+        "model, the one with its config.json, or the name of one, as organisation/model"
     )
 
 

@@ -13,6 +13,7 @@ from agentrl.configs.combinations import check_combinations
 from agentrl.configs.command_line import run_parser
 from agentrl.configs.config import Config
 from agentrl.configs.flags import FLAGS, Value, holds_secret, shown, written
+from agentrl.configs.hub import with_models_here
 from agentrl.configs.losses import LOSSES, loss_defaults
 from agentrl.configs.run_file import read_run_file
 from agentrl.configs.secret_variables import (
@@ -99,16 +100,21 @@ def _of_the_paper(loss: str, given: Mapping[str, Value]) -> dict[str, Value]:
     if loss not in LOSSES:
         return {}
     paper = loss_defaults(loss)
-    higher, strict = paper.epsilon_higher, given.get("strict_in_bound", False)
+    of_loss: dict[str, Any] = {n: v for n, v in given.items() if FLAGS[n].group == "loss"}
+    config = LossConfig(**of_loss)
     values: dict[str, Value] = {
         "advantage": paper.advantage,
         "epsilon": paper.epsilon,
-        "epsilon_higher": given.get("epsilon", paper.epsilon) if higher is None else higher,
-        "proximal_policy": LossConfig(loss, strict_in_bound=bool(strict)).centre,
+        "proximal_policy": config.centre,
+        "rollout_is_threshold": paper.rollout_is_threshold,
         "normalize_advantages": paper.normalize_advantages,
+        "strict_in_bound": config.is_strict,
     }
-    if paper.importance_weight_cap_ratio is not None:
-        values["importance_weight_cap_ratio"] = paper.importance_weight_cap_ratio
+    if "epsilon_higher" not in given:
+        higher = paper.clip_ratio_high
+        values["clip_ratio_high"] = (
+            given.get("epsilon", paper.epsilon) if higher is None else higher
+        )
     if "token_level_loss" not in given and not given.get("skip_length_normalization"):
         values["token_level_loss"] = paper.normalisation == "token"
         values["skip_length_normalization"] = paper.normalisation == "constant"
@@ -156,11 +162,11 @@ def given_values(
 ) -> dict[str, Any]:
     """Return the flags given in `argv`, its files and `environment`, without defaults.
 
-    Raises `ConfigError`.
+    Models that are named as on the hub are downloaded. Raises `ConfigError`.
     """
     given = run_parser(prog).parse(argv)
     secrets = Layer("environment", flags_in_environment(environment or {}))
-    return merged(layers_given(given.values, given.files, [secrets]))
+    return with_models_here(merged(layers_given(given.values, given.files, [secrets])))
 
 
 def handed_on(
@@ -170,7 +176,7 @@ def handed_on(
 
     `environment`: further secrets that are not in `flags`.
     """
-    values = given_values(flags, "agentrl", environment)
+    values = given_values(flags, "agentrl train", environment)
     return as_words([Layer("", without_secret_flags(values))]), secret_environment(values)
 
 

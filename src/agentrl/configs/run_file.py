@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from agentrl.configs.command_line import read_familiar
+from agentrl.configs.familiar import FAMILIAR
 from agentrl.configs.flag import ConfigError, nearest
 from agentrl.configs.flags import FLAGS, Flag, Value
 
@@ -28,11 +30,20 @@ def read_run_file(path: str) -> dict[str, Value]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must be lines of `flag: value`, as `max_turns: 8`")
     values: dict[str, Value] = {}
+    familiar: dict[str, str] = {}
     for key, value in content.items():
+        name = str(key).removeprefix("--").replace("-", "_")
+        if name in FAMILIAR:
+            if value is not None:
+                familiar[name] = _text(value)
+            continue
         flag = _flag(path, str(key))
         if value is not None:
             values[flag.name] = _value(path, flag, value)
-    return values
+    try:
+        return values | read_familiar(familiar, values)
+    except ConfigError as error:
+        raise _of_file(path, error) from None
 
 
 def _flag(path: str, key: str) -> Flag:
@@ -58,9 +69,21 @@ def _value(path: str, flag: Flag, value: Any) -> Value:
         wanted = {"JSON": "a mapping", "LIST": "a list"}.get(kind, "a single value")
         given = "mapping" if isinstance(value, dict) else "list"
         raise ConfigError(f"{path}: {flag.name}: must be {wanted}, and is a {given}")
-    text = str(value).lower() if isinstance(value, bool) else str(value)
     try:
-        return flag.read(text)
+        return flag.read(_text(value))
     except ConfigError as error:
-        # "--max_turns many: must be ..." becomes "FILE: max_turns many: must be ..."
-        raise ConfigError(f"{path}: {str(error).removeprefix('--')}") from None
+        raise _of_file(path, error) from None
+
+
+def _of_file(path: str, error: ConfigError) -> ConfigError:
+    """ "--max_turns many: must be ..." becomes "FILE: max_turns many: must be ..." """
+    return ConfigError(f"{path}: {str(error).removeprefix('--')}")
+
+
+def _text(value: Any) -> str:
+    """A YAML value as the text of a flag."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,6 +15,7 @@ TOOL_CALL_PARSERS = (
     "qwen25", "qwen", "qwen3_coder", "mistral", "llama3", "deepseekv3", "pythonic", "kimi_k2",
     "glm45", "gpt-oss", "minicpm", "gemma4",
 )  # fmt: skip
+ANSWER_SCHEMAS = ("answer", "boxed")
 NEW_CONTEXTS = ("disabled", "discard_all_tools", "discard_all")
 TOOL_OUTAGES = ("hand_back", "text")
 WEIGHT_UPDATES = ("disk", "distributed", "tensor")
@@ -69,7 +70,7 @@ class SamplingConfig:
     max_staleness: int = flag(
         2,
         "largest number of optimizer steps by which the trained weights may be newer than those "
-        "that sampled a token",
+        "that sampled a token; without a bound where --enable_sampling is false",
         least=0,
     )
     num_generations: int = flag(
@@ -101,7 +102,8 @@ class SamplingConfig:
     max_turns: int = flag(200, "largest number of turns of a trajectory", least=1)
     max_tokens: int = flag(
         65536,
-        "largest number of tokens of a trajectory, with its prompt and tool results",
+        "largest number of tokens of a context, a prompt and its answer; the longest sequence that "
+        "is trained (a trajectory has several contexts if --new_context rewrites it)",
         least=2,
     )
     max_new_tokens: int = flag(8192, "largest number of sampled tokens of one turn", least=1)
@@ -356,7 +358,18 @@ class AgentConfig:
         belongs=FlagClass.OWN,
     )
     system_prompt: str | None = flag(
-        None, "system message of every conversation", unset="none", belongs=FlagClass.DATA
+        None,
+        "system message of every conversation whose task has none",
+        unset="none",
+        belongs=FlagClass.DATA,
+    )
+    answer_schema: str | None = flag(
+        None,
+        "form of the final answer of tasks that name none: answer, as in <answer>...</answer>, or "
+        "boxed; a conversation without a system message then has one that asks for the form",
+        choices=ANSWER_SCHEMAS,
+        unset="the whole text is the answer",
+        belongs=FlagClass.DATA,
     )
 
 
@@ -372,14 +385,24 @@ class ContextConfig:
     )
     repetition_early_stop_times: int = flag(
         0,
-        "number of turns that repeat an earlier one after which a trajectory ends (0 or -1: no "
-        "limit)",
+        "number of turns of one same text at which a trajectory ends (0 or -1: no limit)",
         least=-1,
     )
     enable_repetition_compress: bool = flag(
         False,
-        "whether a turn that repeats an earlier one is removed from the conversation, together "
-        "with its tool results",
+        "whether a trajectory that --repetition_early_stop_times would end goes on in a new "
+        "context instead, by --new_context",
+    )
+    repeated_turns_limit: int = flag(
+        0,
+        "number of turns that repeat the tool calls of earlier ones, with the same results, or "
+        "that loop, at which a trajectory ends (0: no limit)",
+        least=0,
+    )
+    remove_repeated_turns: bool = flag(
+        False,
+        "whether a turn that repeats the tool calls of earlier ones, with the same results, is "
+        "removed from the conversation, together with its results",
     )
     browse_tools: str = flag(
         "*",
@@ -411,17 +434,36 @@ class RewardConfig:
         unset="that of the loss's paper",
     )
     adv_scaling: float = flag(1.0, "factor by which every advantage is multiplied", above=0)
+    min_score_spread: float = flag(
+        0.0,
+        "difference between the highest and the lowest score of a group below which none of it is "
+        "trained",
+        least=0,
+    )
     drop_zero_advantage: bool = flag(
         True, "whether trajectories whose advantage is 0 are left out of training"
     )
     minimal_advantage: float | None = flag(
-        None, "advantage that a trajectory must exceed to be trained", unset="none"
+        None,
+        "smallest advantage of a trained trajectory, in place of --drop_zero_advantage (0: that "
+        "flag decides)",
+        unset="--drop_zero_advantage decides",
     )
     balance_sample: bool = flag(
         False,
-        "whether a group trains equally many right and wrong trajectories",
+        "whether a group trains at most m + 1 wrong (score 0) and m + 2 right trajectories, drawn "
+        "at random, where m is the smaller of their numbers",
+    )
+    balance_equally: bool = flag(
+        False,
+        "whether a group trains equally many right and wrong trajectories, drawn at random",
     )
     efficient_rewarding: bool = flag(
+        False,
+        "whether scores are moved by up to 0.1 before the advantage, by the rank of the number of "
+        "turns: of right trajectories, the fewer turns the higher; of wrong ones, the more",
+    )
+    efficiency_bonus: bool = flag(
         False,
         "whether the advantage of a group's right trajectories is larger the fewer turns they took",
     )

@@ -19,6 +19,8 @@ TREE_ATTENTION = "tree"
 CONTEXT_MODES = ("ulysses", "allgather")
 SCHEDULES = (
     "linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "polynomial",
+    "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr",
+    "warmup_stable_decay",
 )  # fmt: skip
 
 
@@ -28,7 +30,7 @@ class ModelConfig:
 
     model_name_or_path: str | None = flag(
         None,
-        "folder of the model to train",
+        "folder of the model to train, or its name on the Hugging Face hub",
         unset="none; training needs it",
         kind="DIR",
         belongs=FlagClass.DATA,
@@ -97,13 +99,13 @@ class LossConfig:
     skip_length_normalization: bool = flag(
         False,
         "whether the loss is the mean over sequences of each sequence's sum over its tokens, "
-        "divided by --normalization_length",
+        "divided by --normalization_length if that is given",
     )
     normalization_length: int | None = flag(
         None,
         "number of tokens, the same for all sequences, by which a loss without another length "
         "normalization divides a sequence's sum over its tokens",
-        unset="--max_new_tokens",
+        unset="--max_new_tokens; 1 with --skip_length_normalization",
         least=1,
     )
     epsilon: float | None = flag(
@@ -115,7 +117,14 @@ class LossConfig:
     )
     epsilon_higher: float | None = flag(
         None,
-        "width of the clip range above 1 of the importance ratio",
+        "what is added to --epsilon above 1: the clip range is 1 - epsilon to 1 + epsilon + "
+        "epsilon_higher",
+        unset="--clip_ratio_high decides",
+        least=0,
+    )
+    clip_ratio_high: float | None = flag(
+        None,
+        "width of the clip range above 1 of the importance ratio, in place of --epsilon_higher",
         unset="that of the loss's paper, else --epsilon",
         least=0,
     )
@@ -137,30 +146,44 @@ class LossConfig:
         unset="none",
         least=1,
     )
-    strict_in_bound: bool = flag(
-        False,
-        "whether tokens outside the clip range are left out of the loss, whatever the sign of "
-        "their advantage; for MINIRL, whether its mask is around the sampler's policy",
-    )
     importance_weight_cap_ratio: float | None = flag(
         None,
-        "largest importance weight between the trainer's policy and the sampler's",
-        unset="5 for MINIRL, else none",
+        "width of the band around 1, in widths of the clip range, in which a token's ratio must "
+        "be; a token whose advantage would move it further out is left out of the loss",
+        unset="nothing is left out",
         above=0,
+    )
+    out_of_date_decay: float | None = flag(
+        None,
+        "rate at which staleness narrows the band of --importance_weight_cap_ratio: its width is "
+        "multiplied by exp(-rate * staleness)",
+        unset="the band does not depend on staleness",
+        least=0,
+    )
+    strict_in_bound: bool | None = flag(
+        None,
+        "whether the band of --importance_weight_cap_ratio is the clip range itself",
+        unset="true for MINIRL, else false",
     )
     proximal_policy: str | None = flag(
         None,
         "policy that the clip range is centred on",
-        unset="recompute for GSPO, GSPO-token and MINIRL (with --strict_in_bound behaviour), else "
-        "behaviour",
+        unset="recompute for GSPO, GSPO-token and MINIRL without --strict_in_bound and "
+        "--importance_weight_cap_ratio, else behaviour",
         choices=PROXIMAL_POLICIES,
     )
     rollout_is: str | None = flag(
         None,
         "level of the weight on the loss, the ratio of the proximal policy to the sampler's, which "
-        "--importance_weight_cap_ratio caps",
+        "--rollout_is_threshold caps",
         choices=RATIO_LEVELS,
         unset="no such weight",
+    )
+    rollout_is_threshold: float | None = flag(
+        None,
+        "largest importance weight between the trainer's policy and the sampler's (0: no bound)",
+        unset="5 for MINIRL, else 0",
+        least=0,
     )
     rollout_rs: str | None = flag(
         None,
@@ -179,7 +202,7 @@ class LossConfig:
         least=0,
         most=1,
     )
-    out_of_date_decay: float | None = flag(
+    advantage_decay: float | None = flag(
         None,
         "factor by which a token's advantage is multiplied for each optimizer step of staleness",
         unset="1",
@@ -235,8 +258,28 @@ class LossConfig:
         """Lower and upper bound of the importance ratio, around 1."""
         defaults = loss_defaults(self.loss_calculator)
         below = defaults.epsilon if self.epsilon is None else self.epsilon
-        above = defaults.epsilon_higher if self.epsilon_higher is None else self.epsilon_higher
+        if self.epsilon_higher is not None:
+            return 1.0 - below, 1.0 + below + self.epsilon_higher
+        above = defaults.clip_ratio_high if self.clip_ratio_high is None else self.clip_ratio_high
         return 1.0 - below, 1.0 + (below if above is None else above)
+
+    @property
+    def band(self) -> float | None:
+        """Width of the band of ratios of a new token, in widths of the clip range; None: no band.
+
+        Only `--importance_weight_cap_ratio` gives a band whose width depends on staleness. A loss
+        without a clip range has no band.
+        """
+        if "strict_in_bound" not in loss_defaults(self.loss_calculator).uses:
+            return None
+        return 1.0 if self.is_strict else self.importance_weight_cap_ratio
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether the band is the clip range."""
+        if self.strict_in_bound is None and self.importance_weight_cap_ratio is None:
+            return loss_defaults(self.loss_calculator).strict_in_bound
+        return bool(self.strict_in_bound)
 
     @property
     def normalisation(self) -> str:
@@ -254,30 +297,23 @@ class LossConfig:
 
     @property
     def centre(self) -> str:
-        """The policy that the clip range is centred on, one of `PROXIMAL_POLICIES`."""
-        defaults = loss_defaults(self.loss_calculator)
+        """The policy that the clip range is centred on, one of `PROXIMAL_POLICIES`.
+
+        A band that is asked for is around the sampler's policy, as in the original AgentRL.
+        """
         if self.proximal_policy is not None:
             return self.proximal_policy
-        if self.strict_in_bound and defaults.weighs_sampler:
+        if self.strict_in_bound or self.importance_weight_cap_ratio is not None:
             return "behaviour"
-        return defaults.proximal_policy
-
-    @property
-    def leaves_out_of_range(self) -> bool:
-        """Whether a layer leaves out what is out of the clip range; MINIRL has a mask of its own.
-
-        The original AgentRL, whose scripts give MINIRL `--strict_in_bound true`, masks by
-        r = pi / mu where A > 0 and r > 1 + epsilon_higher, or A < 0 and r < 1 - epsilon. That is
-        MINIRL's mask around the sampler's policy, see `centre`.
-        """
-        return self.strict_in_bound and not loss_defaults(self.loss_calculator).weighs_sampler
+        return loss_defaults(self.loss_calculator).proximal_policy
 
     @property
     def weight_cap(self) -> float | None:
         """The largest importance weight; None without a bound."""
-        if self.importance_weight_cap_ratio is None:
-            return loss_defaults(self.loss_calculator).importance_weight_cap_ratio
-        return self.importance_weight_cap_ratio
+        cap = self.rollout_is_threshold
+        if cap is None:
+            cap = loss_defaults(self.loss_calculator).rollout_is_threshold
+        return cap or None
 
     @property
     def normalizes_advantages(self) -> bool:
@@ -357,8 +393,17 @@ class OptimizerConfig:
     lr_scheduler_type: str = flag(
         "constant", "schedule of the learning rate after warm-up", choices=SCHEDULES
     )
-    warmup_steps: int = flag(
-        0, "number of first optimizer steps in which the learning rate rises linearly", least=0
+    lr_scheduler_kwargs: str = flag(
+        "{}",
+        "arguments of the schedule as JSON, by their names in transformers, for example "
+        '{"min_lr_rate": 0.1}',
+        kind="JSON",
+    )
+    warmup_steps: float = flag(
+        0.0,
+        "number of first optimizer steps in which the learning rate rises linearly; below 1, the "
+        "share of the run's steps",
+        least=0,
     )
     max_steps: int = flag(
         -1,
@@ -410,6 +455,9 @@ class ComputeConfig:
         False, "whether master weights, gradients and optimizer state are kept in host memory"
     )
     compile: bool = flag(False, "whether each transformer layer is compiled with torch.compile")
+    tf32: bool = flag(
+        False, "whether GPUs multiply float32 matrices in TensorFloat-32, faster and less exact"
+    )
     micro_batch_tokens: int | None = flag(
         None,
         "largest number of tokens of one forward pass, padding included",
@@ -462,6 +510,12 @@ class ParallelConfig:
         "send between stages; use --dp_replicate_size, --tp_size, --cp_size or --ep_size",
     )
     use_cpu: bool = flag(False, "whether training uses the CPU although there is a GPU")
+    ddp_timeout: int = flag(
+        1800,
+        "seconds that trainer processes wait for each other before they fail",
+        least=1,
+        belongs=FlagClass.OWN,
+    )
 
     @property
     def processes_per_rank(self) -> int:
@@ -475,11 +529,12 @@ class CheckpointConfig:
 
     save_steps: int = flag(
         100,
-        "number of optimizer steps from one checkpoint to the next; the last step is saved too",
-        least=1,
+        "number of optimizer steps from one checkpoint to the next (0: only the last step); the "
+        "last step is saved too",
+        least=0,
     )
-    save_total_limit: int | None = flag(
-        3, "largest number of checkpoints that are kept, the newest ones", least=1
+    save_total_limit: int = flag(
+        3, "largest number of checkpoints that are kept, the newest ones (0: all)", least=0
     )
     resume_from_checkpoint: str | None = flag(
         None,
@@ -488,6 +543,10 @@ class CheckpointConfig:
         kind="DIR",
         belongs=FlagClass.OWN,
     )
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint of this step is saved, also if it is not the last one."""
+        return self.save_steps > 0 and step % self.save_steps == 0
 
 
 @dataclass(frozen=True)
@@ -498,11 +557,6 @@ class ReservedConfig:
         "merged",
         "form in which inference services get an adapter, always merged (docs/reference/memory.md)",
         only="this version has only merged; leave the flag out",
-    )
-    dynamic_batching: bool = flag(
-        True,
-        "whether micro-batches are filled up to a number of tokens, always true",
-        only="this version has only true; leave the flag out",
     )
 
 

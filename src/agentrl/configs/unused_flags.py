@@ -12,18 +12,18 @@ from agentrl.configs.flags import written
 from agentrl.configs.losses import LOSSES, loss_defaults, unused_by
 from agentrl.configs.training import LossConfig
 
-_CLIP_RANGE = ("epsilon", "epsilon_higher")  # --strict_in_bound has it with every loss
-
 # Flags that describe a layer, by the flag that switches the layer on.
 _SWITCHES: Mapping[str, tuple[str, ...]] = {
     "beta": ("kl_estimator", "kl_in_advantage", "reference_model_name_or_path"),
     "rollout_rs": ("rollout_rs_threshold", "rollout_rs_threshold_lower"),
+    "importance_weight_cap_ratio": ("out_of_date_decay",),
 }
 
 # Flags that act where the ratio is not 1. With --proximal_policy recompute it is always 1.
 _OF_A_RATIO = (
-    "strict_in_bound", "epsilon", "epsilon_higher", "beta1", "beta2", "dual_clip",
-    "sapo_temperature_pos", "sapo_temperature_neg",
+    "strict_in_bound", "importance_weight_cap_ratio", "epsilon", "epsilon_higher",
+    "clip_ratio_high", "beta1", "beta2", "dual_clip", "sapo_temperature_pos",
+    "sapo_temperature_neg",
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def check_unused(config: Config) -> None:
     given = dict(_given(config))
     loss = config.loss.loss_calculator
     for name, users in unused_by(loss).items():
-        if name in given and not _bounds_what_is_left_out(name, config.loss):
+        if name in given:
             raise ConfigError(
                 f"--{name} {given[name]}: --loss_calculator {loss} does not use it, only "
                 f"{', '.join(users)}; leave it out"
@@ -63,14 +63,13 @@ def _check_ratio(loss: LossConfig, given: Mapping[str, str]) -> None:
             )
 
 
-def _bounds_what_is_left_out(name: str, loss: LossConfig) -> bool:
-    return name in _CLIP_RANGE and loss.strict_in_bound
-
-
 def _given(config: Config) -> Iterator[tuple[str, str]]:
-    """The name and text of each flag of the trainer that has another value than its default."""
+    """The name and text of each flag of the trainer that has another value than its default.
+
+    What is switched off counts as not given, also where its default is that of a loss.
+    """
     for group in (config.loss, config.critic, config.model):
         for item in fields(group):
             value = getattr(group, item.name)
-            if value != item.default:
+            if value != item.default and value is not False:
                 yield item.name, written(value)

@@ -11,6 +11,7 @@ from typing import Any
 
 from agentrl.configs.flag import ConfigError
 from agentrl.foreign_text import error_line
+from agentrl.original_names import install
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ def load_user_function(value: str, flag: str) -> Callable[..., Any]:
 
 
 def load_user_module(path: str, flag: str) -> ModuleType:
-    """Run the file, once in each process. It can import other files of its folder.
+    """Run the file, once in each process. It can import other files of its folder, and what it
+    imported from AgentRL's first version (`original_names`).
 
     `flag`: the flag that has the path, for messages. Raises `ConfigError` if the file does not
     exist or raises.
@@ -43,6 +45,7 @@ def load_user_module(path: str, flag: str) -> ModuleType:
     module = module_from_spec(spec)
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # last: none of its files takes the place of a module
+    install()
     sys.modules[name] = module  # before it runs: dataclasses in it look themselves up there
     try:
         spec.loader.exec_module(module)

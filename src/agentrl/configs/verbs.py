@@ -55,22 +55,36 @@ _CHECKED = {
 
 def train_parser() -> Parser:
     """The parser of `agentrl train`."""
-    return _whole("agentrl train", "Run one trainer process of a run, under `accelerate launch`.")
+    return _whole(
+        "agentrl train",
+        "Run one trainer process of a run, under `accelerate launch`. It needs "
+        "--db_connection_string.",
+    )
 
 
 def sample_parser() -> Parser:
     """The parser of `agentrl sample`."""
-    return _whole("agentrl sample", "Sample trajectories for a run until it is finished.")
+    parser = _whole(
+        "agentrl sample",
+        "Sample trajectories: with --model and --tasks for a run of its own with fixed weights, "
+        "until all tasks are done; else for the run of that name in --db_connection_string, until "
+        "it is finished.",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="model to sample with: a folder, a checkpoint, or a run for its last one (default: "
+        "that of the run that is joined)",
+    )
+    parser.add_argument(
+        "--tasks", metavar="FILE", help="tasks to sample: JSONL, JSON or Parquet (with --model)"
+    )
+    return parser
 
 
 def _whole(prog: str, description: str) -> Parser:
     """The parser of a verb that takes only the run's flags."""
-    parser = Parser(
-        prog,
-        f"{description} It needs --db_connection_string.",
-        usage=f"{prog} [--flag value ...]",
-        epilog=RUN_FLAGS_EPILOG,
-    )
+    parser = Parser(prog, description, usage=f"{prog} [--flag value ...]", epilog=RUN_FLAGS_EPILOG)
     parser.add_config()
     parser.add_run_flags(shown=_GIVEN)
     return parser
@@ -80,15 +94,49 @@ def eval_parser() -> Parser:
     """The parser of `agentrl eval`."""
     parser = Parser(
         "agentrl eval",
-        "Evaluate a run's checkpoint on its held-out tasks.",
-        usage="agentrl eval RUN [--checkpoint STEP] [--flag value ...]",
+        "Evaluate a run's checkpoint on its held-out tasks, or any models side by side. An "
+        "evaluation that was interrupted goes on.",
+        usage="agentrl eval (RUN | --model MODEL ... --tasks FILE ...) [flags]",
         epilog=f"{_RUN_FLAGS_FOLLOW} {_LAUNCHED} Environment variables as for a launch.",
     )
-    _add_name(parser)
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="name of the run whose checkpoint is evaluated"
+    )
     parser.add_argument(
         "--checkpoint",
         metavar="STEP",
-        help="step or folder of the checkpoint to evaluate (default: the last one)",
+        help="step or folder of the run's checkpoint to evaluate (default: the last one)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        action="extend",
+        nargs="+",
+        default=[],
+        help="models to evaluate instead, each a folder, a checkpoint, or a run for its last one",
+    )
+    parser.add_argument(
+        "--tasks",
+        metavar="FILE",
+        action="extend",
+        nargs="+",
+        default=[],
+        help="task files to evaluate on: JSONL, JSON or Parquet (default: --eval_file)",
+    )
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="base URL of an OpenAI-compatible API, up to /v1, whose model is evaluated too",
+    )
+    parser.add_argument("--endpoint_model", metavar="NAME", help="name of the model at --endpoint")
+    parser.add_argument(
+        "--endpoint_key_env",
+        metavar="VARIABLE",
+        type=_variable_name,
+        help="environment variable with the key of --endpoint (default: OPENAI_API_KEY, if set)",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="evaluate anew what has been evaluated before"
     )
     parser.add_config()
     parser.add_run_flags()
@@ -131,6 +179,65 @@ def sft_parser() -> Parser:
         "at the end (default: none)",
     )
     parser.add_run_flags(SFT_FLAGS, in_brackets(in_force([SFT_PRESET])))
+    parser.add_familiar_flags()
+    return parser
+
+
+def export_data_parser() -> Parser:
+    """The parser of `agentrl export-data`."""
+    parser = Parser(
+        "agentrl export-data",
+        "Write a run's trajectories to a file for Hugging Face datasets.",
+        usage="agentrl export-data RUN --format FORMAT [flags]",
+    )
+    _add_run(parser)
+    parser.add_argument(
+        "--format",
+        choices=("messages", "tokens", "preferences"),
+        required=True,
+        help="conversations with their tools, segments with all per-token data, or the best and "
+        "the worst conversation of each task (needed)",
+    )
+    parser.add_argument(
+        "--to", choices=("parquet", "jsonl"), default="parquet",
+        help="kind of the file (default: parquet)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", metavar="FILE", help="file to write, which must not exist (default: RUN-FORMAT.TO)"
+    )
+    parser.add_argument(
+        "--where",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="conditions that all trajectories fulfil, as those of `agentrl show` (default: none)",
+    )
+    parser.add_argument(
+        "--split",
+        choices=("train", "eval"),
+        default="train",
+        help="split of the trajectories: training or evaluation (default: train)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="DIR",
+        help="folder of the model whose chat template reads the turns (default: the run's)",
+    )
+    return parser
+
+
+def import_parser() -> Parser:
+    """The parser of `agentrl import`."""
+    parser = Parser(
+        "agentrl import",
+        "Make a run of the trajectories in a file: one of `agentrl export-data`, or another file "
+        "of messages or preferences.",
+        usage="agentrl import FILE --run_name RUN [flags]",
+    )
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, help="file to read: Parquet, JSONL or JSON"
+    )
+    parser.add_run_flags(("run_name", "output_dir", "db_connection_string"), _ITS_OWN)
     return parser
 
 

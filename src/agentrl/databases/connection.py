@@ -101,11 +101,14 @@ class RunDatabase:
     records = _Collection("records")  # Record, the trajectories
     turns = _Collection("dispatched_sampling_tasks")  # DispatchedSamplingTask
     tool_results = _Collection("tool_results")  # ToolResult
+    tool_lists = _Collection("tool_lists")  # ToolList
     rows = _Collection("record_data")  # DBRecordData, what the trainer reads
     parts = _Collection("record_data_parts")  # columns of long rows: `row_parts.py`
     services = _Collection("inference_services")  # InferenceService
     policy_versions = _Collection("policy_versions")  # PolicyVersion
     runs = _Collection("runs")  # the one Run
+    evaluations = _Collection("evaluations")  # Evaluation, of `agentrl eval`
+    keys = _Collection("keys")  # of its services: `service_key.py`
     outages = _Collection("outages")  # what each sampler waits for: `outages.py`
 
     def durable(self, collection: Documents) -> Documents:

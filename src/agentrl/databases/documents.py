@@ -75,10 +75,12 @@ class StopReason(StrEnum):
 
     ANSWERED = "answered"  # a turn without tool calls
     MAX_TURNS = "max_turns"
-    MAX_TOKENS = "max_tokens"  # the whole trajectory reached --max_tokens
+    MAX_TOKENS = "max_tokens"  # a context reached --max_tokens
     MAX_PROMPT_TOKENS = "max_prompt_tokens"
     MAX_NEW_TOKENS = "max_new_tokens"  # one turn was truncated
-    REPETITION = "repetition"  # --repetition_early_stop_times turns repeated earlier ones
+    REPETITION = (
+        "repetition"  # --repetition_early_stop_times turns said the same, or --repeated_turns_limit
+    )
 
 
 class TurnStatus(StrEnum):
@@ -210,6 +212,7 @@ class Task(Document):
     scorer: str = "agentcpm"  # a name or a weighted sum: `scorer_notation.py`
     answer_schema: str | None = None
     agent_name: str | None = None  # None: --agent_name
+    system_prompt: str | None = None  # None: --system_prompt
     messages: list[dict[str, Any]] | None = None  # a prompt given as a conversation
     fields: dict[str, Any] = Field(default_factory=dict)  # further fields of the line
     pending: int  # number of pending slots, for the claim query
@@ -285,6 +288,7 @@ class Record(Document):
     n_drifts: int = 0  # continuations where the chat template does not extend the sampled tokens
     turn_statuses: dict[str, int] = Field(default_factory=dict)  # number of turns by TurnStatus
     tools_offered: list[str] = Field(default_factory=list)  # tools named in its prompts
+    tool_list: str | None = None  # id of the ToolList of its first prompt with tools
     own_calls: list[ToolCall] = Field(default_factory=list)  # calls of the agent's code
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     versions: VersionRange | None = None
@@ -293,6 +297,7 @@ class Record(Document):
     score: float | None = None  # of a scored Record, None means that a scorer gave no score
     scores: dict[str, float | None] = Field(default_factory=dict)  # by scorer
     explanations: dict[str, str] = Field(default_factory=dict)  # by scorer
+    meta_infos: dict[str, Any] = Field(default_factory=dict)  # what an agent notes, for its scoring
     score_history: list[Scoring] = Field(default_factory=list)  # by `agentrl rescore`, oldest first
     advantage: float | None = None
     left_out: str | None = None  # why an abandoned Record is not trained
@@ -309,6 +314,12 @@ class ResultFile(SubDocument):
     mime_type: str
     uri: str | None = None  # of a resource
     data: bytes
+
+
+class ToolList(Document):
+    """The tools that a prompt offered, with their parameters. `_id` is a digest of the list."""
+
+    schemas: str  # JSON: OpenAI's function schemas, whose keys MongoDB might not take
 
 
 class ToolResult(Document):
@@ -480,6 +491,21 @@ class DataSet(SubDocument):
     world: dict[str, str | None] = Field(default_factory=dict)  # flags that define the environment
 
 
+class Evaluation(Document):
+    """An evaluation by `agentrl eval`. Its Tasks have split `eval` and a negative `epoch`.
+
+    What is evaluated anew is equal in all fields but these two and `created_at`.
+    """
+
+    epoch: int
+    model: str  # its name in the report
+    model_digest: str
+    task_digest: str  # of the task file
+    rollouts: int
+    flags: dict[str, Any]  # by which its trajectories are made
+    created_at: datetime
+
+
 class Run(Document):
     """The run: its trainer and its progress. `_id` is the run's name.
 
@@ -492,7 +518,7 @@ class Run(Document):
     flags: dict[str, Any] | None = None
     digests: dict[str, str] = Field(default_factory=dict)
     data: list[DataSet] = Field(default_factory=list)  # in order of use; the last one is current
-    status: str = "created"  # created | training | evaluating | finished | hopeless
+    status: str = "created"  # created | training | evaluating | sampling | finished | hopeless
     failure: str | None = None  # why it is hopeless, one sentence
     trainer: str | None = None
     trainer_host: str | None = None
@@ -503,4 +529,5 @@ class Run(Document):
     max_steps: int = 0
     rows_per_step: int = 0  # over all data-parallel ranks; samplers' staleness bound uses it
     version: int = -1
+    n_groups: int = 0  # groups to sample, of a run without a trainer
     heartbeat: datetime | None = None

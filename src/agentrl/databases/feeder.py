@@ -58,6 +58,7 @@ def make_tasks(
             scorer=line.scorer,
             answer_schema=line.answer_schema,
             agent_name=line.agent_name,
+            system_prompt=line.system_prompt,
             messages=line.messages,
             fields=line.fields,
             pending=rollouts,

@@ -93,6 +93,7 @@ class RecordLedger:
         self._records = GroupCommit(database.records, self.pace)
         self._turns = GroupCommit(database.turns, self.pace)
         self._tool_results = GroupCommit(database.tool_results, self.pace)
+        self._kept_tools: set[str] = set()
         # Not at its moments: the rows of a group are written one step after the other.
         self._rows = GroupCommit(database.rows)
         self._parts = GroupCommit(database.parts)
@@ -109,6 +110,17 @@ class RecordLedger:
         Content that MongoDB cannot store is converted or cut (`storable.py`).
         """
         await self._write_held([turn.record_id], self._turns, await _storable_insertions([turn]))
+
+    async def keep_tools(self, tool_list: str, schemas: str) -> None:
+        """Store a list of tools, once. `schemas`: as `ToolList` has them."""
+        if tool_list in self._kept_tools:
+            return
+        kept = {"$setOnInsert": {"schemas": schemas}}
+        await retry_through_outages(
+            lambda: self._database.tool_lists.update_one({"_id": tool_list}, kept, upsert=True),
+            "a list of tools",
+        )
+        self._kept_tools.add(tool_list)
 
     async def add_tool_result(self, result: ToolResult) -> None:
         """Store a tool's result whole. It stays if the Record fails later."""

@@ -12,6 +12,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, Run, TrainerStart
 
 TRAINING, EVALUATING, FINISHED = "training", "evaluating", "finished"
+SAMPLING = "sampling"  # without a trainer: the weights stay as they are
 HOPELESS = "hopeless"  # the trainer gave it up, see `failure`; it can be resumed
 
 
@@ -192,6 +193,12 @@ class RunLease:
                 "heartbeat": "$$NOW",
             }
         )
+
+    async def sample(self, *, version: int, n_groups: int) -> None:
+        """Record that the run samples `n_groups` groups with the weights of `version`, and trains
+        nothing. Raises `TrainerReplaced`.
+        """
+        await self._update({"status": SAMPLING, "version": version, "n_groups": n_groups})
 
     async def give_up(self, failure: str) -> None:
         """Mark the run as hopeless, for samplers and the launcher. Raises `TrainerReplaced`."""

@@ -181,6 +181,26 @@ class TokenTree:
         nodes = (Node(0, len(places), -1),) if len(places) else ()
         return TokenTree(nodes, {name: values[places] for name, values in self.columns.items()})
 
+    def up_to(self, depth: int) -> "TokenTree":
+        """The tokens that have fewer than `depth` tokens before them on their paths."""
+        kept: dict[int, int] = {}  # from old to new nodes
+        nodes: list[Node] = []
+        places: list[NDArray[np.int64]] = []
+        before: list[int] = []
+        n_tokens = 0
+        for index, node in enumerate(self.nodes):
+            above = before[node.parent] + self.nodes[node.parent].length if node.parent >= 0 else 0
+            before.append(above)
+            length = min(node.length, depth - above)
+            if length > 0:
+                kept[index] = len(nodes)
+                nodes.append(Node(n_tokens, n_tokens + length, kept.get(node.parent, -1)))
+                places.append(np.arange(node.start, node.start + length))
+                n_tokens += length
+        taken = np.concatenate(places) if places else np.empty(0, dtype=np.int64)
+        columns = {name: values[taken] for name, values in self.columns.items()}
+        return TokenTree(tuple(nodes), columns)
+
     def paths(self) -> list[list[int]]:
         """For each leaf in depth-first order, the node indices from its root to the leaf."""
         inner = {node.parent for node in self.nodes}

@@ -78,11 +78,14 @@ class OpenDatabase:
 
 
 @asynccontextmanager
-async def run_database(config: Config, *, run_lives: bool) -> AsyncIterator[OpenDatabase]:
+async def run_database(
+    config: Config, *, run_lives: bool, may_begin: bool = False
+) -> AsyncIterator[OpenDatabase]:
     """Open the run's database: at the given URL, of a live run, or of a mongod that is started.
 
     A mongod that is started here is stopped at the end. `run_lives`: whether a mongod that already
-    runs on the folder may be used. Raises `ConfigError` if there is no database.
+    runs on the folder may be used. `may_begin`: whether a database is made if there is none;
+    else `ConfigError` is raised.
     """
     run = config.run
     data_dir = config.output / "mongo"
@@ -92,7 +95,7 @@ async def run_database(config: Config, *, run_lives: bool) -> AsyncIterator[Open
     elif run_lives and mongod_holds(data_dir):
         port = int(json.loads((data_dir / "port").read_text(encoding="utf-8")))
         url = f"mongodb://127.0.0.1:{port}/?replicaSet={REPLICA_SET}&directConnection=true"
-    elif data_dir.is_dir():
+    elif data_dir.is_dir() or may_begin:
         mongod = mongod_of(config)
         url = mongod.start()
     else:

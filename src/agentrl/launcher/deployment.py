@@ -48,7 +48,9 @@ class Deployment:
         None, "port on machine 0 where trainers meet (default: a free one; 29500 on several)"
     )
     model: str | None = _variable(
-        None, "folder of the model to train (default: the demo's)", "model_name_or_path"
+        None,
+        "folder of the model to train, or its name on the Hugging Face hub (default: the demo's)",
+        "model_name_or_path",
     )
     train_file: str | None = _variable(
         None,

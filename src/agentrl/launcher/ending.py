@@ -35,6 +35,7 @@ class Saved:
     step: int  # the last optimizer step
     drain_seconds: float
     attempts: AttemptCounts  # of this launch
+    trains: bool = True
 
     @property
     def checkpoint(self) -> int | None:
@@ -45,6 +46,8 @@ class Saved:
     def sentence(self) -> str:
         """One sentence on what was saved and what was lost."""
         trajectories = f"{self.attempts.stored} trajectories stored by this launch"
+        if not self.trains:
+            return f"saved: {trajectories}"
         if self.checkpoint is None:
             return f"saved: no checkpoint yet, {trajectories}"
         lost = self.step - self.checkpoint
@@ -59,6 +62,8 @@ class Saved:
     @property
     def way_on(self) -> str:
         """How the run is continued."""
+        if not self.trains:
+            return "the same command goes on with the other tasks"
         if self.checkpoint is None:
             return "the same command starts it again: there is no checkpoint yet"
         return f"the same command resumes from checkpoint-{self.checkpoint}"

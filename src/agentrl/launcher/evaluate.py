@@ -1,129 +1,159 @@
-"""`agentrl eval`: evaluates a checkpoint on the held-out tasks; trajectories stay in the database.
+"""`agentrl eval`: evaluates models with fixed weights on tasks; trajectories stay in a database.
 
-It starts the same processes as a launch, except the trainer; the engine serves the checkpoint. Its
-tasks belong to an evaluation with a negative number, because those of training are numbered by
-step.
+    agentrl eval RUN [--checkpoint STEP]           a run's checkpoint, in the run's own database
+    agentrl eval --model A --model B --tasks F     any models side by side, in a run of their own
+    agentrl eval --endpoint URL --endpoint_model N --tasks F     also a model behind an API
+
+All models of one command have the same tasks, tools and limits. `evaluations.py` does the work.
 """
 
 import asyncio
 import os
-import tempfile
-from collections.abc import Coroutine, Sequence
-from contextlib import ExitStack, suppress
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from agentrl.configs import Config, ConfigError, parse_config
-from agentrl.configs.parsing import Layer, as_words, config_of, layers_given, merged, read_flags
-from agentrl.configs.verbs import eval_parser
-from agentrl.databases import policies
-from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Split, epoch_places
-from agentrl.databases.feeder import make_tasks
-from agentrl.databases.services import acknowledge, live_services, register_urls
-from agentrl.databases.task_file import TaskLine
-from agentrl.databases.tasks import TaskLedger
-from agentrl.databases.transitions import OPEN_TASKS
-from agentrl.held_port import HeldPort
-from agentrl.inference.engines import open_engines
-from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
-from agentrl.inference.weights.disk import DiskUpdater
-from agentrl.inference.weights.updates import PublishedWeights, update_services
-from agentrl.launcher.database import OpenDatabase, run_database
-from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
-from agentrl.launcher.evaluation import (
-    EvaluationReport,
-    HeldOutFile,
-    print_report,
-    read_rollouts,
-    summarise_rollouts,
-    write_report,
+from agentrl.configs import Config, ConfigError
+from agentrl.configs.command_line import Given
+from agentrl.configs.parsing import (
+    Layer,
+    as_words,
+    config_of,
+    layers_given,
+    merged,
+    read_flags,
+    recorded,
 )
+from agentrl.configs.verbs import eval_parser
+from agentrl.launcher.comparison import (
+    compare_all,
+    comparison_lines,
+    print_table,
+    write_comparison,
+)
+from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.endpoint import check_endpoint, endpoint_of
+from agentrl.launcher.evaluation import EvaluationReport, HeldOutFile, print_report, write_report
+from agentrl.launcher.evaluations import Entrant, EvaluationFailed, Evaluations, TaskFileOf
+from agentrl.launcher.model_source import ModelSource, find_model
 from agentrl.launcher.preflight import (
+    agent_of,
     check_lengths,
     check_model,
     check_output,
     check_task_file,
 )
-from agentrl.launcher.presets import DEMO_TOOLS
-from agentrl.launcher.processes import Change, Supervisor, last_lines
+from agentrl.launcher.presets import DEMO_TOOLS, EVALUATIONS
 from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
-from agentrl.launcher.run_folder import LaunchRecord, RunLock, read_launch, refuse_withheld
+from agentrl.launcher.run_folder import (
+    LaunchRecord,
+    RunLock,
+    read_launch,
+    refuse_withheld,
+    write_launch,
+)
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.service_checks import check_services
-from agentrl.launcher.service_part import service_part
-from agentrl.launcher.sglang_setup import set_up_sglang
-from agentrl.rollout.scheduling.worker import sample
-from agentrl.training.checkpoint.layout import CheckpointError, list_checkpoints, read_state
-from agentrl.training.model.export import export_checkpoint
+from agentrl.rollout.agents.endpoint import can_evaluate
+from agentrl.rollout.llm.models import AgentModel
+from agentrl.training.checkpoint.layout import list_checkpoints, read_state
 
-_TICK_S = 0.25
-_LINE_EVERY_S = 5.0
-_SHOWN_LOG_LINES = 12
 _INTERRUPTED = 130
 
 
-class EvaluationFailed(RuntimeError):
-    """A part of the evaluation ended and is not restarted. The message is for the user."""
+@dataclass(frozen=True)
+class _Asked:
+    """What a command asks for. `layers`: flags of the run that holds the evaluations. `own_run`:
+    whether that run is one of evaluations only. `notes`: to tell the user first."""
+
+    layers: Sequence[Layer]
+    entrants: Sequence[Entrant]
+    tasks: Sequence[str]
+    own_run: bool
+    notes: Sequence[str] = ()
 
 
 def main(argv: Sequence[str]) -> int:
-    """`agentrl eval RUN [--checkpoint N] [flags]`; returns the exit status.
+    """`agentrl eval [RUN] [--model ...] [flags]`; returns the exit status.
 
     Raises for bad input, before anything is started.
     """
     given = eval_parser().parse(argv)
-    arguments = given.own
-    _refuse_checkpoint_as_run(arguments.run)
-    layers = layers_given(given.values, given.files, read_deployment(os.environ).layers)
-    launch, layers = _launched(arguments.run, layers)
-    flags = as_words(layers)
-    config = config_of(merged(layers))
-    checkpoint = _find_checkpoint(config, arguments.checkpoint)
-    model = check_model(config.model.model_name_or_path)
-    if not config.data.eval_file:
-        raise ConfigError("no tasks to evaluate on: set EVAL_FILE or --eval_file to a task file")
-    checked = check_task_file(config.data.eval_file, config)
-    task_file = HeldOutFile.of(Path(config.data.eval_file))
-    folder = config.output / "eval"
-    check_services(config, lambda told: print_lines(Console(), [told]))
-    check_output(LOGS, 0)
-    check_output(folder, 2 * sum(file.stat().st_size for file in model.glob("*.safetensors")))
+    asked = _asked(given)
+    config = config_of(merged(asked.layers))
+    if not asked.tasks:
+        wanted = "--tasks" if asked.own_run else "EVAL_FILE or --eval_file"
+        raise ConfigError(f"no tasks to evaluate on: set {wanted} to a task file")
     console = Console()
-    print_lines(console, [*check_lengths(config, model), *checked.doubts])
+    print_lines(console, asked.notes)
+    files = _check(config, asked, console)
     with RunLock(config.output) as lock:
-        folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
-            exported = Path(scratch).resolve() / checkpoint.name
-            try:
-                export_checkpoint(checkpoint, model, exported)
-            except CheckpointError as error:
-                raise ConfigError(str(error)) from None
-            evaluation = Evaluation(
-                flags, checkpoint, exported, checked.tasks, task_file, launch.demo_tools, console
-            )
-            try:
-                report = asyncio.run(evaluation.run(lock))
-            except KeyboardInterrupt:
-                report = None
-            except EvaluationFailed as error:
-                console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-                return 1
-    if report is None:
-        console.print("stopped before the end: nothing is reported")
+        (config.output / "eval").mkdir(exist_ok=True)
+        if asked.own_run:
+            _keep_launch(config, asked.layers, None)
+        words = as_words(asked.layers)
+        work = Evaluations(words, asked.own_run, asked.entrants, files, given.own.again, console)
+        try:
+            reports = asyncio.run(work.run(lock))
+        except KeyboardInterrupt:
+            reports = None
+        except EvaluationFailed as error:
+            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            return 1
+        if asked.own_run and reports is not None:
+            _keep_launch(config, asked.layers, 0)
+    if reports is None:
+        console.print("stopped before the end: the same command goes on from here")
         return _INTERRUPTED
-    print_report(console, report)
-    path = write_report(folder, report)
-    show = f"{agentrl_command()} show {run_arguments(config)}"
-    lines = [f"written to {path}", f"look at a trajectory: {show} --split eval"]
-    if report.failed_rollouts:
-        lines.append(f"look at what failed: {show} --failed")
-    if report.most_failed:
-        lines.append("most rollouts failed: the exit status is 1")
-    print_lines(console, lines)
-    return 1 if report.most_failed else 0
+    return _tell(config, reports, console)
+
+
+def _asked(given: Given) -> _Asked:
+    own = given.own
+    layers = layers_given(given.values, given.files, read_deployment(os.environ).layers)
+    if own.run is not None and (own.model or own.endpoint):
+        raise ConfigError(
+            f"{own.run} and {'--model' if own.model else '--endpoint'}: give a run's name alone, "
+            f"or --model {own.run} beside the others"
+        )
+    if own.run is not None:
+        asked = _of_run(own, layers)
+        if asked is not None:
+            return asked
+    return _of_models(own, layers)
+
+
+def _of_run(own: Namespace, given: Sequence[Layer]) -> _Asked | None:
+    """A checkpoint of a run, evaluated as the run was launched; None for a new name with a model.
+
+    Raises `ConfigError` if it is no run.
+    """
+    _refuse_checkpoint_as_run(own.run)
+    layers = [*given, Layer("command line", {"run_name": own.run})]
+    output = config_of(merged(layers)).output
+    launch = read_launch(output)
+    if launch is None or launch.preset == EVALUATIONS:
+        if own.checkpoint is None and "model_name_or_path" in merged(given):
+            return None
+        raise ConfigError(
+            f"run {own.run!r} was never launched in {output}: is the name right, and is this the "
+            "folder that it was launched in? (a model as it is: --model DIR)"
+        )
+    refuse_withheld(launch, merged(layers), launch.withheld)
+    layers = [read_flags(launch.flags, "the run's launch"), *layers]
+    if launch.demo_tools and "mcp_manager_url" not in merged(layers):
+        layers.append(Layer("demo", {"mcp_manager_url": DEMO_TOOLS}))
+    config = config_of(merged(layers))
+    checkpoint = _find_checkpoint(config, own.checkpoint)
+    model = check_model(config.model.model_name_or_path)
+    source = ModelSource(
+        str(checkpoint), model, checkpoint, read_state(checkpoint).step, config.output
+    )
+    tasks = own.tasks or ([config.data.eval_file] if config.data.eval_file else [])
+    return _Asked(layers, [Entrant(checkpoint.name, source)], tasks, own_run=False)
 
 
 def _refuse_checkpoint_as_run(run: str) -> None:
@@ -133,23 +163,6 @@ def _refuse_checkpoint_as_run(run: str) -> None:
             f"{run} is a checkpoint of run {name}: `agentrl eval {name} --checkpoint {run}` "
             "evaluates it"
         )
-
-
-def _launched(run: str, given: Sequence[Layer]) -> tuple[LaunchRecord, list[Layer]]:
-    """How the run was launched, and its flags under those `given`.
-
-    Raises `ConfigError` if it never was.
-    """
-    given = [*given, Layer("command line", {"run_name": run})]
-    output = config_of(merged(given)).output
-    launch = read_launch(output)
-    if launch is None:
-        raise ConfigError(
-            f"run {run!r} was never launched in {output}: is the name right, and is this the "
-            "folder that it was launched in?"
-        )
-    refuse_withheld(launch, merged(given), launch.withheld)
-    return launch, [read_flags(launch.flags, "the run's launch"), *given]
 
 
 def _find_checkpoint(config: Config, wanted: str | None) -> Path:
@@ -168,172 +181,124 @@ def _find_checkpoint(config: Config, wanted: str | None) -> Path:
     raise ConfigError(f"--checkpoint {wanted}: no such checkpoint; {config.output} holds {known}")
 
 
-@dataclass
-class Evaluation:
-    """One evaluation, from starting its parts to its report."""
-
-    flags: Sequence[str]  # of the run; what is started here is added to them
-    checkpoint: Path
-    model: Path  # the checkpoint as a model folder
-    tasks: Sequence[TaskLine]
-    task_file: HeldOutFile
-    demo_tools: bool  # use the demo's tools, unless tools are given
-    console: Console
-
-    async def run(self, lock: RunLock) -> EvaluationReport | None:
-        """The report, or None if a signal stopped it. Raises `EvaluationFailed`."""
-        config = parse_config(self.flags)
-        supervisor = Supervisor(inherited=lock.fileno())
-        with ExitStack() as ports:
-            async with run_database(config, run_lives=False) as opened:
-                try:
-                    return await self._evaluate(supervisor, ports, opened)
-                finally:
-                    await supervisor.stop_all()
-
-    async def _evaluate(
-        self, supervisor: Supervisor, ports: ExitStack, opened: OpenDatabase
-    ) -> EvaluationReport | None:
-        database = opened.database
-        latest = await policies.latest(database)
-        version = latest.version + 1 if latest else 0
-        config = self._start_parts(supervisor, ports, opened.url, version)
-        await _while_alive(supervisor, self._bring_services(database, config, version))
-        step = read_state(self.checkpoint).step
-        await policies.publish(database, version, step, str(self.checkpoint))
-        await policies.serve(database, version)
-        epoch = await self._add_tasks(database, config.data.eval_rollouts)
-        self.console.print(
-            f"{self.checkpoint.name} on {len(self.tasks)} tasks of {self.task_file.path}, "
-            f"{config.data.eval_rollouts} rollouts each",
-            highlight=False,
+def _of_models(own: Namespace, given: Sequence[Layer]) -> _Asked:
+    """Any models, in a run of evaluations. Raises `ConfigError`."""
+    if own.checkpoint is not None:
+        raise ConfigError("--checkpoint belongs to a RUN; give the checkpoint's folder as --model")
+    values = merged(given)
+    models = own.model or ([] if own.endpoint else [values.get("model_name_or_path")])
+    if models == [None]:
+        raise ConfigError(
+            "what is to be evaluated? Give a RUN, --model (a folder, a checkpoint or a run), or "
+            "--endpoint with --endpoint_model"
         )
-        progress = asyncio.create_task(self._print_progress(database, epoch))
-        try:
-            await _while_alive(supervisor, sample(config, evaluation=epoch))
-        finally:
-            progress.cancel()
-            with suppress(asyncio.CancelledError):
-                await progress
-        if await _open_tasks(database, epoch):
-            return None  # a signal told the sampler to stop
-        try:
-            return summarise_rollouts(
-                database.name,
-                self.checkpoint.name,
-                step,
-                epoch,
-                await read_rollouts(database, epoch),
-                self.task_file,
+    sources = [find_model(str(model)) for model in models]
+    entrants = _named(sources)
+    endpoint = endpoint_of(own, config_of(values))
+    if endpoint is not None:
+        entrants.append(Entrant(endpoint.model, endpoint))
+    name = {"run_name": own.run} if own.run is not None else {}
+    below, notes = _flags_of_runs(sources)
+    layers = [Layer("eval", {"run_name": EVALUATIONS}), *below, *given, Layer("", name)]
+    config = config_of(merged(layers))
+    launch = read_launch(config.output)
+    if launch is not None and launch.preset != EVALUATIONS:
+        raise ConfigError(
+            f"{config.output} is the folder of a run: give the evaluations another --run_name"
+        )
+    file = config.data.eval_file or config.data.train_file
+    tasks = own.tasks or ([file] if file else [])
+    return _Asked(layers, entrants, tasks, own_run=True, notes=notes)
+
+
+def _named(sources: Sequence[ModelSource]) -> list[Entrant]:
+    """The models by their names, or by their whole paths where two have one name."""
+    names = [source.name for source in sources]
+    found: dict[str, Entrant] = {}
+    for source in sources:
+        unique = source.name if names.count(source.name) == 1 else str(source.path)
+        if unique in found:
+            raise ConfigError(f"--model {source.given}: is given twice")
+        found[unique] = Entrant(unique, source)
+    return list(found.values())
+
+
+def _flags_of_runs(sources: Sequence[ModelSource]) -> tuple[list[Layer], list[str]]:
+    """The flags by which the first run among the models makes trajectories, for all of them."""
+    of_runs = [flags for source in sources if (flags := source.flags()) is not None]
+    if not of_runs:
+        return [], []
+    first, *others = of_runs
+    notes = [f"all models are evaluated with the agent, tools and limits of the {first.origin}"]
+    for other in others:
+        differing = sorted(
+            name
+            for name in {*first.values, *other.values}
+            if first.values.get(name) != other.values.get(name)
+        )
+        if differing:
+            names = ", ".join(f"--{name}" for name in differing)
+            notes.append(f"the {other.origin} had other values of {names}")
+    return [first], notes
+
+
+def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
+    """Check models, tasks, services and folders; returns the task files. Raises for bad input."""
+    folder = config.output / "eval"
+    doubts: list[str] = []
+    needed = 0
+    for entrant in asked.entrants:
+        if isinstance(entrant.model, AgentModel):
+            doubt = check_endpoint(entrant.model)
+            doubts += [doubt] if doubt else []
+            continue
+        model = check_model(str(entrant.model.folder))
+        doubts += check_lengths(config, model)
+        if entrant.model.checkpoint is not None:
+            sizes = [file.stat().st_size for file in model.glob("*.safetensors")]
+            needed = max(needed, 2 * sum(sizes))
+    files = []
+    for file in asked.tasks:
+        checked = check_task_file(file, config)
+        doubts += checked.doubts
+        agents = {agent_of(kind.first, config) for kind in checked.kinds}
+        unfit = sorted(agent for agent in agents if not can_evaluate(agent))
+        if unfit and any(isinstance(entrant.model, AgentModel) for entrant in asked.entrants):
+            raise ConfigError(
+                f"--endpoint: agent {unfit[0]} of {file} asks for tokens, which an API does not "
+                "take; the agents mcp, single_turn and math can be evaluated with it"
             )
-        except ValueError as error:
-            raise EvaluationFailed(
-                f"{error}: `agentrl show {run_arguments(config)} --failed` says why"
-            ) from None
-
-    def _start_parts(
-        self, supervisor: Supervisor, ports: ExitStack, url: str, version: int
-    ) -> Config:
-        """Start services unless some are given; returns the config with tools and all URLs.
-
-        `ports`: holds theirs.
-        """
-        deployment = read_deployment(os.environ)
-        flags = [
-            *self.flags,
-            "--db_connection_string", url,
-            "--model_name_or_path", str(self.model),
-        ]  # fmt: skip
-        config = parse_config(flags)
-        if self.demo_tools and config.agent.mcp_manager_url is None:
-            config = parse_config([*flags, "--mcp_manager_url", DEMO_TOOLS])
-        if not config.inference_urls:
-            services = deployment.services
-            threads = str(max(1, usable_cores() // (services + 1)))
-            gpus = 0 if config.parallel.use_cpu else count_gpus(os.environ)
-            command = deployment.service_command(gpus)
-            set_up_sglang(command)
-            for number in range(services):
-                part = service_part(
-                    config,
-                    ports.enter_context(HeldPort()).number,
-                    number=number if services > 1 else None,
-                    gpus=gpus,
-                    threads={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)},
-                    sglang_command=command,
-                    weight_version=version,
-                )
-                supervisor.start(part)
-        return config
-
-    async def _bring_services(self, database: RunDatabase, config: Config, version: int) -> None:
-        """Wait for services, and load the checkpoint into those that have other weights.
-
-        A service that cannot load it is not used. Raises `ServiceUnreachable`.
-        """
-        await register_urls(database, config.inference_urls)
-        deadline = asyncio.get_running_loop().time() + config.sampling.startup_timeout
-        reason = "none is registered"
-        while asyncio.get_running_loop().time() < deadline:
-            live = await live_services(database)
-            behind = [service.url for service in live if service.weight_version != version]
-            async with open_engines(behind, config.sampling.inference_api_key) as engines:
-                outcomes = await update_services(
-                    DiskUpdater(), engines, PublishedWeights(version, self.model)
-                )
-            for outcome in outcomes:
-                reason = outcome.error or ""
-                await acknowledge(database, outcome.url, version if outcome.ok else FRESH_VERSION)
-            if len(live) > len([outcome for outcome in outcomes if not outcome.ok]):
-                return
-            await asyncio.sleep(_TICK_S)
-        raise ServiceUnreachable(
-            f"no inference service loaded the checkpoint within "
-            f"{config.sampling.startup_timeout:.0f} s: {reason}"
-        )
-
-    async def _add_tasks(self, database: RunDatabase, rollouts: int) -> int:
-        """Add the held-out tasks as an evaluation of its own; returns its number."""
-        oldest = await database.tasks.find_one(
-            {"split": Split.EVAL}, {"epoch": 1}, sort=[("group_order", 1)], hint="order"
-        )
-        epoch = min(oldest["epoch"] if oldest else 0, 0) - 1
-        ledger = TaskLedger(database, owner="evaluation", lease_seconds=60, max_failures=1)
-        order = range(len(self.tasks))
-        await ledger.add(make_tasks(self.tasks, Split.EVAL, epoch, rollouts, order))
-        return epoch
-
-    async def _print_progress(self, database: RunDatabase, epoch: int) -> None:
-        while True:
-            await asyncio.sleep(_LINE_EVERY_S)
-            done = len(self.tasks) - await _open_tasks(database, epoch)
-            self.console.print(f"{done} of {len(self.tasks)} tasks", highlight=False)
+        files.append(TaskFileOf(HeldOutFile.of(Path(file)), checked.tasks))
+    check_services(config, lambda told: print_lines(Console(), [told]))
+    check_output(LOGS, 0)
+    check_output(folder, needed)
+    print_lines(console, list(dict.fromkeys(doubts)))
+    return files
 
 
-async def _open_tasks(database: RunDatabase, epoch: int) -> int:
-    """How many tasks of the evaluation are not finished."""
-    return await database.tasks.count_documents(
-        {
-            "split": Split.EVAL,
-            "group_order": epoch_places(epoch),
-            "status": {"$in": OPEN_TASKS},
-        },
-        hint="state",
-    )
+def _keep_launch(config: Config, layers: Sequence[Layer], status: int | None) -> None:
+    """Store the flags, for `agentrl show` and `agentrl runs`."""
+    flags, withheld = recorded(as_words(layers))
+    launch = LaunchRecord(EVALUATIONS, flags, withheld=withheld, status=status)
+    write_launch(config.output, launch)
 
 
-async def _while_alive(supervisor: Supervisor, work: Coroutine[None, None, None]) -> None:
-    """Do `work` as long as all parts live or come back. Raises `EvaluationFailed`."""
-    task = asyncio.create_task(work)
-    try:
-        while not task.done():
-            for event in supervisor.poll():
-                if event.change == Change.LOST:
-                    lines = last_lines(event.part.log, _SHOWN_LOG_LINES)
-                    log = "".join(f"\n    {line}" for line in lines)
-                    raise EvaluationFailed(f"{event.sentence}. The log ends:{log}")
-            await asyncio.wait([task], timeout=_TICK_S)
-        await task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
+def _tell(config: Config, reports: Sequence[EvaluationReport], console: Console) -> int:
+    folder = config.output / "eval"
+    paths = [write_report(folder, report) for report in reports]
+    if len(reports) == 1:
+        print_report(console, reports[0])
+    else:
+        comparisons = compare_all(reports)
+        print_table(console, reports)
+        print_lines(console, comparison_lines(comparisons))
+        paths = [write_comparison(folder, reports, comparisons)]
+    show = f"{agentrl_command()} show {run_arguments(config)}"
+    lines = [f"written to {paths[0]}", f"look at a trajectory: {show} --split eval"]
+    if any(report.failed_rollouts for report in reports):
+        lines.append(f"look at what failed: {show} --failed")
+    most_failed = any(report.most_failed for report in reports)
+    if most_failed:
+        lines.append("most rollouts failed: the exit status is 1")
+    print_lines(console, lines)
+    return 1 if most_failed else 0

@@ -30,6 +30,7 @@ _AT_ONCE = 1000  # tasks whose records are asked for in one query
 class TaskRollouts:
     """All rollouts of one held-out task."""
 
+    task: str  # id of its line in the task file
     scores: Sequence[float]  # of the rollouts with a score
     turns: Sequence[int]  # of the same rollouts
     failed: int  # rollouts given up after errors; they count in no rate
@@ -45,8 +46,9 @@ class TaskRollouts:
 class EvaluationReport:
     """The content of `eval/CHECKPOINT-TASKS.json`.
 
-    Intervals are of 95 % confidence: Wilson's for pass@k, bootstrap for the others. Both account
-    for the correlation of rollouts of one task.
+    `checkpoint`: the checkpoint's name, or that of another model. `scores`: those of each task, by
+    its id. Intervals are of 95 % confidence: Wilson's for pass@k, bootstrap for the others. Both
+    account for the correlation of rollouts of one task.
     """
 
     run: str
@@ -62,6 +64,7 @@ class EvaluationReport:
     mean_score: Estimate
     pass_at: Mapping[int, Estimate]  # by k
     mean_turns: Estimate
+    scores: Mapping[str, Sequence[float]]
 
     @property
     def most_failed(self) -> bool:
@@ -114,13 +117,14 @@ def summarise_rollouts(
         mean_score=bootstrap([mean(task.scores) for task in scored]),
         pass_at=pass_curve([task.outcome for task in scored], ks),
         mean_turns=bootstrap([mean(task.turns) for task in scored]),
+        scores={task.task: task.scores for task in rollouts},
     )
 
 
 async def read_rollouts(database: RunDatabase, epoch: int) -> list[TaskRollouts]:
     """Read the rollouts of evaluation `epoch`, one entry per task."""
     of_epoch = {"split": Split.EVAL, "group_order": epoch_places(epoch)}
-    tasks = await database.tasks.find(of_epoch, {"slots": 1}, hint="order").to_list()
+    tasks = await database.tasks.find(of_epoch, {"slots": 1, "task_id": 1}, hint="order").to_list()
     turns: dict[str, int] = {}
     for first in range(0, len(tasks), _AT_ONCE):
         some = [task["_id"] for task in tasks[first : first + _AT_ONCE]]
@@ -132,6 +136,7 @@ async def read_rollouts(database: RunDatabase, epoch: int) -> list[TaskRollouts]
         scored = [slot for slot in task["slots"] if slot["score"] is not None]
         rollouts.append(
             TaskRollouts(
+                task=task["task_id"],
                 scores=[slot["score"] for slot in scored],
                 turns=[turns[slot["record"]] for slot in scored],
                 failed=statuses.count(SlotStatus.FAILED),
@@ -180,11 +185,13 @@ def _cells(estimate: Estimate) -> tuple[str, str]:
 
 
 def write_report(folder: Path, report: EvaluationReport) -> Path:
-    """Write the report atomically. Its name has the checkpoint and the task file.
+    """Write the report atomically. Its name has the checkpoint, or model-NAME, and the task file.
 
     If a report on another task file has the name, part of the tasks' hash is added.
     """
-    name = f"{report.checkpoint}-{Path(report.task_file).stem}"
+    model = report.checkpoint.strip("/").replace("/", "_")
+    kind = "" if model.startswith("checkpoint-") else "model-"
+    name = f"{kind}{model}-{Path(report.task_file).stem}"
     path = folder / f"{name}.json"
     if path.is_file():
         taken = json.loads(path.read_text(encoding="utf-8"))["task_file_sha256"]

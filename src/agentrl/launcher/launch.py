@@ -15,7 +15,13 @@ from rich.console import Console
 from agentrl.databases import runs
 from agentrl.databases.connection import PATIENCE_S, RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod, MongodError
-from agentrl.databases.runs import FINISHED, HOPELESS, load_run
+from agentrl.databases.runs import (
+    FINISHED,
+    HOPELESS,
+    RunHopeless,
+    TrainerReplaced,
+    load_run,
+)
 from agentrl.databases.task_file import TaskFileError
 from agentrl.held_port import HeldPort
 from agentrl.launcher.database import ended, mongod_of
@@ -30,6 +36,7 @@ from agentrl.launcher.ending import (
     part_failed,
     stopped_by,
 )
+from agentrl.launcher.feeding import feed
 from agentrl.launcher.preflight import TaskFileCheck
 from agentrl.launcher.presets import Preset
 from agentrl.launcher.processes import (
@@ -47,6 +54,7 @@ from agentrl.launcher.report import (
     next_steps,
     print_lines,
     run_arguments,
+    sampled_lines,
     write_summary,
 )
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, write_launch
@@ -60,7 +68,7 @@ from agentrl.launcher.stack import (
 )
 from agentrl.launcher.view import LiveView, duration
 from agentrl.stop_signals import StopRequest, stop_signals
-from agentrl.training.run.entry import enter, settle
+from agentrl.training.run.entry import RunEntry, enter, settle
 
 _TICK_S = 0.25
 _READ_EVERY_S = 3.0  # the database is asked so often; a step takes longer than this
@@ -103,6 +111,7 @@ class Launch:
         self._mongod_deaths = DeathsInARow(started=self._began)
         self._disk_full = False  # so that mongod cannot run
         self._given_up: int | None = None  # the trainer that had given the run up before
+        self._entry: RunEntry | None = None
         self._ports = ExitStack()  # held as long as anything is started on them
         self._addresses = Addresses(
             service_ports=tuple(self._hold_port() for _ in range(stack.services)),
@@ -227,7 +236,11 @@ class Launch:
             runs.refuse_second_trainer(run)
         entry = await enter(database, config, demo_tools=self._stack.tools)
         await settle(database, config, entry)
+<<<<<<< HEAD
         await runs.go_on(database)
+=======
+        self._entry = entry
+>>>>>>> fix/scripts
         step = last_checkpoint(config.output) or 0
         print_lines(self._console, [f"{change} (since step {step})" for change in entry.changes])
 
@@ -242,10 +255,14 @@ class Launch:
             reader = asyncio.create_task(self._read_progress(progress, view))
             reader.add_done_callback(lambda task: _tell_failure(task, view))
             checking = asyncio.create_task(self._check_on())
+            feeding = asyncio.create_task(self._feed(database))
             try:
                 while (outcome := self._judge(self._events(), view)) is None:
                     if checking.done() and (mistakes := checking.result()) is not None:
                         outcome = mistakes
+                        break
+                    if feeding.done() and (fed := feeding.result()) is not None:
+                        outcome = fed
                         break
                     self._show(view)
                     await asyncio.sleep(_TICK_S)
@@ -261,9 +278,9 @@ class Launch:
                 stopping.result()
             finally:
                 loop.remove_signal_handler(signal.SIGCONT)
-                for task in (reader, checking):
+                for task in (reader, checking, feeding):
                     task.cancel()
-                await asyncio.gather(reader, checking, return_exceptions=True)
+                await asyncio.gather(reader, checking, feeding, return_exceptions=True)
             # The final state stays on the screen. An unreachable database is not waited for.
             with suppress(PyMongoError, TimeoutError):
                 async with asyncio.timeout(_LAST_READ_S):
@@ -284,6 +301,17 @@ class Launch:
             mend = "mend the file, then, with --change_data added, "
             return Outcome(REFUSED, f"the run ends for its tasks:\n{error}\n", first=mend)
         return None
+
+    async def _feed(self, database: RunDatabase) -> Outcome | None:
+        """Feed a run without a trainer to its end; None at once for any other."""
+        if not self._stack.feeds:
+            return None
+        assert self._entry is not None, "the run was not entered"
+        try:
+            await feed(database, self._stack.config, self._entry)
+        except (RunHopeless, TrainerReplaced) as error:
+            return Outcome(FAILED, str(error))
+        return Outcome(0)
 
     async def _hopeless(self, database: RunDatabase) -> Outcome | None:
         """The outcome with the trainer's reason, if it has declared the run hopeless."""
@@ -328,7 +356,10 @@ class Launch:
             return None
         config, snapshot = self._stack.config, self._snapshot
         drain = config.sampling.drain_seconds
-        return Saved(run_arguments(config), config.output, snapshot.step, drain, snapshot.attempts)
+        return Saved(
+            run_arguments(config), config.output, snapshot.step, drain, snapshot.attempts,
+            trains=not self._stack.feeds,
+        )  # fmt: skip
 
     def _events(self) -> list[Event]:
         """What became of parts since the last call. Samplers that ended too early are started
@@ -352,7 +383,8 @@ class Launch:
                 return part_failed(event)
             if event.change != Change.DONE:
                 view.notice(event.sentence)
-        if not self._stack.trainers and not self._supervisor.expected(Kind.SAMPLER):
+        ends_itself = self._stack.trainers or self._stack.feeds
+        if not ends_itself and not self._supervisor.expected(Kind.SAMPLER):
             return Outcome(0)  # samplers were added to a run, and it is finished
         if self._mongod is not None and (self._disk_full or ended(self._mongod)):
             return self._start_again(self._mongod, view)
@@ -429,6 +461,9 @@ class Launch:
 
         config = self._stack.config
         assert self._record is not None
+        if self._stack.feeds:
+            print_lines(self._console, await sampled_lines(database, config, self._seconds))
+            return
         report = await gather_report(database, config.output, self._seconds)
         self._save(self._record)
         curve = draw_curve(config.output, config.run.run_name, report)

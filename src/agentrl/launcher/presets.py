@@ -44,6 +44,14 @@ MINIRL = Preset(
     flags=("--loss_calculator", "MINIRL"),
 )
 
+EVALUATIONS = "eval"  # in the place of a preset, of a run of evaluations only; its default name
+# Of `agentrl sample` without a trainer. The advantages are those that a GRPO trainer would take.
+SAMPLE = Preset(
+    name="sample",
+    title="fixed weights",
+    flags=("--loss_calculator", "GRPO", "--run_name", "sample", "--num_train_epochs", "1"),
+)
+
 PRESETS = {preset.name: preset for preset in (GRPO, MINIRL)}
 
 _DEMO_FLAGS = (

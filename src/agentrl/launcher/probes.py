@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import Record, Split, StopReason, Task
@@ -50,9 +51,11 @@ async def _try_all(config: Config, kinds: Sequence[TaskKind], say: Say) -> None:
     trials: list[Awaitable[None]] = []
     if read_servers(config.agent):
         trials.append(_try_tools(config, say))
-        trials.append(_try_models("browse_agent", agents.browse_agent, file, try_browsing, say))
+        if agents.browsing is None or agents.browsing.status:
+            trials.append(_try_models("browse_agent", agents.browse_agent, file, try_browsing, say))
     if "agentcpm" in used:
-        trials.append(_try_models("scorer_agent", agents.scorer_agent, file, _judge, say))
+        ask = partial(_judge, agents.judge.judge_prompt_template)
+        trials.append(_try_models("scorer_agent", agents.scorer_agent, file, ask, say))
     if "ruler" in used:
         key = "ruler_agent" if agents.ruler_agent else "scorer_agent"
         trials.append(_try_models(key, agents.ranking_models, file, _rank, say))
@@ -117,8 +120,8 @@ async def _try_reward_service(service: RewardService, line: TaskLine, say: Say) 
             ) from None
 
 
-async def _judge(models: LLMClient) -> None:
-    await Judge(models).score("What is 2 + 2?", "4", "4")
+async def _judge(template: str | None, models: LLMClient) -> None:
+    await Judge(models, template).score("What is 2 + 2?", "4", "4")
 
 
 async def _rank(models: LLMClient) -> None:

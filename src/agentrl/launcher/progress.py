@@ -17,11 +17,12 @@ from agentrl.databases import outages
 from agentrl.databases.attempt_tally import AttemptCounts, AttemptTally
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.diagnosis import failures, why_no_step
-from agentrl.databases.documents import HANDED_BACK, SlotStatus, Split, TaskStatus
+from agentrl.databases.documents import HANDED_BACK, Run, SlotStatus, Split, TaskStatus
 from agentrl.databases.outcomes import attempt_end, latest_groups
 from agentrl.databases.row_ledger import count_waiting
 from agentrl.databases.runs import TRAINING, load_run
 from agentrl.databases.services import live_services
+from agentrl.databases.transitions import ENDED_TASKS
 from agentrl.launcher.other_samplers import OtherSamplers
 from agentrl.launcher.run_folder import last_checkpoint
 from agentrl.launcher.success import Evaluating, Evaluations, HeldOut, success_curve
@@ -75,6 +76,7 @@ class Snapshot:
     failures: str | None = None  # count, share and errors of recent failed attempts
     why_no_step: str | None = None  # the reason while no step can begin
     waiting_for: tuple[str, ...] = ()  # one sentence for each outage
+    groups: tuple[int, int] | None = None  # ended and all groups, of a run without a trainer
 
 
 class MetricsTail:
@@ -186,7 +188,14 @@ class ProgressReader:
             failures=failures(attempts, groups),
             waiting_for=tuple(o.sentence(now) for o in await outages.current(self._database)),
             why_no_step=why_no_step(attempts, groups, n_services, silent) if waits else None,
+            groups=await self._groups(run),
         )
+
+    async def _groups(self, run: Run | None) -> tuple[int, int] | None:
+        if run is None or not run.n_groups or run.max_steps:
+            return None
+        ended = {"status": {"$in": list(ENDED_TASKS)}, "split": Split.TRAIN}
+        return await self._database.tasks.count_documents(ended, hint="state"), run.n_groups
 
     async def _recent_records(self, split: Split) -> list[dict[str, Any]]:
         """The latest finished records of a split, newest first."""

@@ -1,6 +1,7 @@
 """The report of a finished run: `summary.json` and the commands for the next steps."""
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -21,6 +22,7 @@ from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.presets import DEMO
 from agentrl.launcher.progress import Metrics, read_metrics
 from agentrl.launcher.success import CurvePoint, HeldOut, evaluations, success_curve
+from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 from agentrl.whole_file import write_whole
 
 _EDGE_STEPS = 3  # steps that the first and the last reward are averaged over
@@ -257,6 +259,32 @@ def next_steps(config: Config, script: str) -> list[str]:
     if model is None or Path(model).absolute() == DEMO / "model":
         steps.append(f"train on your own tasks:  MODEL=DIR TRAIN_FILE=JSONL MCP_URL=URL {own} NAME")
     return steps
+
+
+async def sampled_lines(database: RunDatabase, config: Config, seconds: float) -> list[str]:
+    """What a run without a trainer holds at its end, and what can be made of it."""
+    slots, rows = await _slots(database), await count_rows(database)
+    success = {"$cond": [{"$gte": ["$score", SUCCESS_SCORE]}, 1, 0]}
+    cursor = await database.records.aggregate(
+        [
+            {"$match": {"split": Split.TRAIN, "score": {"$gte": -math.inf}}},
+            {"$group": {"_id": None, "n": {"$sum": 1}, "right": {"$sum": success}}},
+        ]
+    )
+    [scored] = await cursor.to_list() or [{"n": 0, "right": 0}]
+    rate = f"success {scored['right'] / scored['n']:.3f}" if scored["n"] else "no score"
+    run, verb = run_arguments(config), agentrl_command()
+    failed = f", {slots.failed} given up after errors" if slots.failed else ""
+    return [
+        "",
+        f"{config.run.run_name}: {slots.completed} trajectories in {seconds:.0f} s{failed}; "
+        f"{rate}; {rows[RowStatus.READY]} rows are ready for a trainer",
+        "",
+        f"look at them:              {verb} show {run} --list",
+        f"write them to a file:      {verb} export-data {run} --format messages --to parquet",
+        f"train on the right ones:   {verb} sft --model {config.model.model_name_or_path} "
+        f"--from_run {config.run.run_name}",
+    ]
 
 
 def run_arguments(config: Config) -> str:

@@ -99,7 +99,10 @@ async def _rescore(config: Config, scorer: str, where: dict[str, Any]) -> Rescor
         records = RecordLedger(opened.database, _LEASE_S)
         ledger = Rescoring(opened.database)
         async with Scorers.of_run(config, records) as scorers:
-            rescorer = Rescorer(ledger, records, scorers, config.reward, config.temperature)
+            rescorer = Rescorer(
+                ledger, records, scorers, config.reward, config.temperature,
+                config.sampling.max_tokens,
+            )  # fmt: skip
             try:
                 groups = await ledger.groups(where)
             except SelectionError as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from agentrl.configs import ConfigError, check_tracker, trainable_folder
+from agentrl.configs import ConfigError, trackers_of, trainable_folder
 from agentrl.configs.flags import FLAGS, holds_secret
 from agentrl.configs.parsing import COMMAND_LINE, read_flags, recorded
 from agentrl.configs.secret_variables import VARIABLES
@@ -55,13 +55,20 @@ def main(argv: Sequence[str]) -> int:
         return _add_samplers(preset, rest[0], rest[1:], deployment, command)
     inventory = read_inventory(os.environ, deployment.num_machines)
     stack = plan_stack(preset, rest[0], rest[1:], deployment, inventory, command, usable_cores())
+    return start(stack, preset)
+
+
+def start(stack: Stack, preset: Preset) -> int:
+    """Check a planned launch and run it to its end; returns the exit status. Raises for bad
+    input."""
+    run = stack.config.run.run_name
     if stack.placement is not None:
         print_lines(Console(), plan_lines(stack.placement))
-    checks = _check(stack)
+    checks = check_start(stack)
     if stack.is_first_machine:
         _refuse_other_data(stack)
     if not _is_finished(stack):
-        _try_services(stack, checks)
+        try_services(stack, checks)
         if stack.services:
             set_up_sglang(stack.deployment.service_command(stack.gpus))
     with RunLock(stack.config.output, stack.deployment.machine_rank) as lock:
@@ -70,14 +77,14 @@ def main(argv: Sequence[str]) -> int:
         if _is_finished(stack):
             if stack.config.run.change_data:
                 raise ConfigError(
-                    f"--change_data: run {rest[0]} has all its {stack.config.optimizer.max_steps} "
+                    f"--change_data: run {run} has all its {stack.config.optimizer.max_steps} "
                     "steps; give it more with --max_steps to go on with other data"
                 )
             console = Console()
             print_lines(
                 console,
                 [
-                    f"run {rest[0]} is finished: its report is in {stack.config.output}; to "
+                    f"run {run} is finished: its report is in {stack.config.output}; to "
                     f"continue, give a larger --max_steps than {stack.config.optimizer.max_steps}",
                     "",
                 ],
@@ -104,7 +111,7 @@ def _add_samplers(
     """Start samplers for a run on other machines, with the flags from its database."""
     flags = sampler_flags(run, user_flags, deployment, command)
     stack = plan_samplers(flags, asyncio.run(join(flags, command)), deployment, usable_cores())
-    _try_services(stack, _check(stack))
+    try_services(stack, check_start(stack))
     return asyncio.run(Launch(stack, preset).run())
 
 
@@ -119,14 +126,14 @@ def _refuse_other_data(stack: Stack) -> None:
         refuse_other_data(stack.config, mark.data, now)
 
 
-def _check(stack: Stack) -> list[TaskFileCheck]:
+def check_start(stack: Stack) -> list[TaskFileCheck]:
     """Check model, tools, task files and folders of this machine, and print warnings.
 
     Returns the checks of task files if a trainer is started; that of a large file continues while
     the run begins. Raises `ConfigError`, `AgentModelsError` or `TaskFileError`.
     """
     config = stack.config
-    check_tracker(config.run.report_to)
+    trackers_of(config.run.report_to)
     model = check_model(config.model.model_name_or_path)
     if stack.trainers:
         trainable_folder(str(model), "MODEL or --model_name_or_path")
@@ -136,7 +143,7 @@ def _check(stack: Stack) -> list[TaskFileCheck]:
         check_tools(config)
     check_output(LOGS, 0)
     checks: list[TaskFileCheck] = []
-    if stack.trainers:
+    if stack.trainers or stack.feeds:
         checks = check_tasks(config)
         check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
     doubts = [doubt for check in checks for doubt in check.found.doubts]
@@ -156,16 +163,16 @@ def _shown_secrets(stack: Stack) -> list[str]:
     ]
 
 
-def _try_services(stack: Stack, checks: Sequence[TaskFileCheck]) -> None:
+def try_services(stack: Stack, checks: Sequence[TaskFileCheck]) -> None:
     """Check that external services answer. Raises `ConfigError` or `ToolServerUnreachable`."""
     agent = stack.config.agent
     check_services(stack.config, _tell)
     if stack.samplers and (agent.mcp_manager_url or agent.agent_config_path):
         # Imported here: the MCP SDK loads slowly, and most first runs have no such services.
-        from agentrl.launcher.probes import try_services
+        from agentrl.launcher import probes
 
         kinds = [kind for check in checks for kind in check.found.kinds]
-        try_services(stack.config, kinds, _tell)
+        probes.try_services(stack.config, kinds, _tell)
 
 
 def _tell(told: str) -> None:

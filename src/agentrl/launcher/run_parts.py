@@ -37,7 +37,10 @@ _FOLDERS = (
     _Kind(re.compile(r"checkpoint-\d+"), _holds("*.distcp")),
     _Kind(re.compile(r"checkpoint-\d+(\.\w+)*\.(partial|removed)")),
     _Kind(re.compile("weights"), inside=re.compile(r"v\d+(\.partial)?")),
-    _Kind(re.compile("eval"), inside=re.compile(r"\.?checkpoint-\d+.*\.json|\.export-.*")),
+    _Kind(
+        re.compile("eval"),
+        inside=re.compile(r"\.?(checkpoint-\d+|model-|comparison).*\.json|\.export-.*"),
+    ),
     _Kind(re.compile("tasks"), inside=_TASK_NOTES),
     _Kind(re.compile("tensorboard"), _holds("**/events.out.tfevents.*")),
 )

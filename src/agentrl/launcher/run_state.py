@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs import ConfigError
+from agentrl.launcher.presets import EVALUATIONS, SAMPLE
 from agentrl.launcher.run_folder import LaunchRecord, last_checkpoint, lock_holder, read_launch
 from agentrl.launcher.run_parts import disk_bytes, parts_of
 from agentrl.redaction import without_passwords
@@ -101,6 +102,8 @@ def _state(
 ) -> tuple[State, str]:
     """State and note of a run that is not live."""
     if summary and summary["steps"] >= max(step, most):
+        return State.FINISHED, ""
+    if launch is not None and launch.preset in (SAMPLE.name, EVALUATIONS) and launch.status == 0:
         return State.FINISHED, ""
     checkpoint = last_checkpoint(folder)
     left = "no checkpoint yet" if checkpoint is None else f"resumes from checkpoint-{checkpoint}"

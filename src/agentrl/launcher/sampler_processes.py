@@ -1,5 +1,7 @@
 """`agentrl sample`: several sampler processes, one event loop each, and who watches over them.
 
+With `--model` and `--tasks` there is a run to begin first (`sampling_run.py`). Else it joins one.
+
 With `--sampler_processes 1` there is one process, which is this one (`scheduling/worker.py`). Else
 this process samples nothing itself: it starts the others, starts again what dies, hands signals on,
 and ends when they have, with a status that says what became of them. A launch starts its samplers
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.configs.parsing import given_values, handed_on
+from agentrl.configs.verbs import sample_parser
 from agentrl.importing import importing
 from agentrl.launcher.deployment import default_sampler_processes, usable_cores
 from agentrl.launcher.processes import RESTARTS, USER_ERROR, Change, Kind, Part, Supervisor
@@ -54,6 +57,11 @@ def main(argv: Sequence[str]) -> int:
     share = ProcessShare.read(os.environ)
     if share is not None:
         return worker.main(argv, share)
+    given = sample_parser().parse(argv)
+    if given.own.model is not None or given.own.tasks is not None:
+        from agentrl.launcher import sampling_run
+
+        return sampling_run.main(given)
     count = given_values(argv, "agentrl sample").get("sampler_processes")
     count = count or default_sampler_processes(usable_cores())
     return worker.main(argv) if count == 1 else asyncio.run(_supervise(argv, count))

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     """Serve a model folder until SIGTERM; returns the exit status. Raises `ConfigError`."""
     arguments = serve_parser().parse(argv).own
-    model_folder(str(arguments.model), "--model")
+    arguments.model = model_folder(str(arguments.model), "--model")
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     run = announced_to(arguments, os.environ)
     if (arguments.engine or _usual_engine()) == "sglang":

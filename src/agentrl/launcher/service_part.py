@@ -17,6 +17,7 @@ def service_part(
     port: int,
     *,
     number: int | None,
+    machine: int = 0,
     gpus: int,
     devices: str | None = None,
     address: str | None = None,
@@ -26,11 +27,11 @@ def service_part(
 ) -> Part:
     """An inference service for the model of `config`, which must have the database's URL.
 
-    `number`: index of the service if there are several. `gpus`: number of GPUs of this machine to
-    use (0: the CPU). `devices`: CUDA_VISIBLE_DEVICES of the service; None: the services take the
-    machine's GPUs in turn. `address`: this machine's, for other machines that ask the service; None
-    if there are none. `sglang_command`: starts SGLang; None for the local engine. `weight_version`:
-    policy version of the model's weights.
+    `number`: index of the service if there are several. `machine`: this one's number. `gpus`:
+    number of GPUs of this machine to use (0: the CPU). `devices`: CUDA_VISIBLE_DEVICES of the
+    service; None: the services take the machine's GPUs in turn. `address`: this machine's, for
+    other machines that ask the service; None if there are none. `sglang_command`: starts SGLang;
+    None for the local engine. `weight_version`: policy version of the model's weights.
     """
     suffix = "" if number is None else f"-{number}"
     variable = config.sampling.inference_api_key_env
@@ -61,7 +62,7 @@ def service_part(
             *engine,
             *(["--fp32_head"] if config.compute.fp32_head else []),
         ),
-        log=LOGS / f"{config.run.run_name}_serve{suffix}.log",
+        log=LOGS / f"{config.run.run_name}_serve{f'-{machine}' if machine else ''}{suffix}.log",
         environment={
             **threads,
             **(gpu_environment(devices) if devices is not None else {}),

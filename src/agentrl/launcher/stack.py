@@ -14,6 +14,7 @@ from pathlib import Path
 from agentrl.configs import Config, ConfigError, ParallelConfig, ServiceConfig, parse_config
 from agentrl.configs.command_line import run_parser
 from agentrl.configs.flags import FLAGS
+from agentrl.configs.hub import with_models_here
 from agentrl.configs.parsing import (
     Layer,
     as_words,
@@ -24,6 +25,7 @@ from agentrl.configs.parsing import (
     origins_of,
 )
 from agentrl.configs.verbs import SGLANG_FLAGS
+from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.deployment import REPOSITORY, Deployment, default_sampler_processes
 from agentrl.launcher.gpu_plan import plan_gpus
 from agentrl.launcher.inventory import Inventory
@@ -61,6 +63,9 @@ class Stack:
     gpus: int  # number of GPUs to use here
     deployment: Deployment
     placement: Placement | None = None  # of the GPUs, if any are used
+    feeds: bool = False  # whether this launch feeds a run without a trainer
+    weight_version: int = FRESH_VERSION  # of the services that are started here
+    own_rank: bool = False  # whether the trainer here is one process, of a rank that is given
 
     @property
     def is_first_machine(self) -> bool:
@@ -76,7 +81,7 @@ class Stack:
             self._tools,
             f"inference services {self.services or 'given'}",
             f"samplers {self.samplers}",
-            f"trainer processes {self.trainers}",
+            "no trainer" if self.feeds else f"trainer processes {self.trainers}",
         ]
         return " · ".join(parts)
 
@@ -103,6 +108,21 @@ def plan_stack(
     """
     given = run_parser(command).parse(user_flags)
     own = layers_given(given.values, given.files, deployment.layers)
+    return plan_layers(preset, run, own, deployment, inventory, cores)
+
+
+def plan_layers(
+    preset: Preset,
+    run: str,
+    own: Sequence[Layer],
+    deployment: Deployment,
+    inventory: Inventory,
+    cores: int = 1,
+) -> Stack:
+    """Plan the parts of a launch whose flags, beside the preset's, are `own`.
+
+    The other arguments are those of `plan_stack`. Raises `ConfigError`.
+    """
     layers, placement = placed_layers(preset, run, own, deployment, inventory)
     config = config_of(merged(layers))
     use_gpus = 0 if placement is None else len(inventory.gpus)
@@ -150,8 +170,10 @@ def placed_layers(
 ) -> tuple[list[Layer], Placement | None]:
     """All flags of a launch, and the placement that some of them follow from, if GPUs are used.
 
-    Raises `ConfigError` if the launch does not fit the GPUs.
+    Models that are named as on the hub are downloaded. Raises `ConfigError` if the launch does not
+    fit the GPUs.
     """
+    own = [Layer(layer.origin, with_models_here(layer.values)) for layer in own]
     if not inventory.gpus or merged(own).get("use_cpu"):
         return launch_layers(preset, run, own, deployment, 0), None
     base = [*preset_layers(preset, 1, demo=is_demo(own)), *own]
@@ -171,10 +193,16 @@ def _services(config: Config, deployment: Deployment, placement: Placement | Non
     if config.sampling.inference_urls is not None:
         return 0
     if placement is None:
-        return deployment.services if deployment.machine_rank == 0 else 0
+        reached = _are_reached(config, deployment) and deployment.num_services is not None
+        return deployment.services if deployment.machine_rank == 0 or reached else 0
     if placement.serve is None or not placement.serves(deployment.machine_rank):
         return 0
     return placement.serve.count
+
+
+def _are_reached(config: Config, deployment: Deployment) -> bool:
+    """Whether other machines ask the services of this one: they may if they have a key."""
+    return deployment.num_machines > 1 and config.sampling.inference_api_key_env is not None
 
 
 def _refuse_processes_that_do_not_fit(
@@ -292,18 +320,22 @@ def thread_environment(stack: Stack, cores: int, environment: Mapping[str, str])
 
 def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> list[Part]:
     """The processes of a stack from `with_urls`, in the order in which they are started."""
-    run = stack.config.run.run_name
+    run, machine = stack.config.run.run_name, stack.deployment.machine_rank
+    # Machines may share the folder of logs.
+    prefix = f"{machine}-" if machine else ""
     parts: list[Part] = []
     for number, port in enumerate(addresses.service_ports[: stack.services]):
         service = service_part(
             stack.config,
             port,
             number=number if stack.services > 1 else None,
+            machine=machine,
             gpus=stack.gpus,
             devices=_devices(stack, number),
             address=_address(stack),
             threads=threads,
             sglang_command=stack.deployment.service_command(stack.gpus),
+            weight_version=stack.weight_version,
         )
         parts.append(service)
     if stack.trainers:
@@ -314,7 +346,7 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
                 ProcessShare(number, stack.samplers),
                 stack.flags,
                 stack.config.sampling.drain_seconds,
-                LOGS / f"{run}_sample-{number}.log",
+                LOGS / f"{run}_sample-{prefix}{number}.log",
             )
         )
     return parts
@@ -328,8 +360,8 @@ def _devices(stack: Stack, service: int) -> str | None:
 
 def _address(stack: Stack) -> str | None:
     """This machine's address for services that other machines ask; None if none do."""
-    deployment = stack.deployment
-    if stack.placement is None or not stack.placement.reachable:
+    deployment, placement = stack.deployment, stack.placement
+    if not (placement.reachable if placement else _are_reached(stack.config, deployment)):
         return None
     first = deployment.master_addr if deployment.machine_rank == 0 else None
     return deployment.node_address or first or socket.getfqdn()
@@ -340,14 +372,18 @@ def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Pa
     placement = stack.placement
     drain = stack.config.sampling.drain_seconds
     flags, secrets = handed_on(stack.flags)
+    command: tuple[str, ...] = (sys.executable, "-m", "agentrl.training.trainer", *flags)
+    if not stack.own_rank:
+        command = trainer_command(
+            "agentrl.training.trainer", flags, deployment, stack.trainers, port,
+            on_gpus=stack.gpus > 0,
+        )  # fmt: skip
+    log = trainer_log(stack.config.run.run_name, deployment.machine_rank)
     return Part(
         name="trainer",
         kind=Kind.TRAINER,
-        command=trainer_command(
-            "agentrl.training.trainer", flags, deployment, stack.trainers, port,
-            on_gpus=stack.gpus > 0,
-        ),
-        log=trainer_log(stack.config.run.run_name, deployment.machine_rank),
+        command=command,
+        log=None if stack.own_rank else log,
         environment={
             **threads,
             **secrets,

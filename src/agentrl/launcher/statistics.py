@@ -7,6 +7,8 @@ from math import comb
 import numpy as np
 
 _RESAMPLES = 2000
+_ENUMERATED = 16  # differences up to which all sign patterns are enumerated
+_FLIPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,37 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
         means[i] = array[rng.integers(0, len(array), len(array))].mean()
     low, high = np.percentile(means, [2.5, 97.5])
     return Estimate(float(array.mean()), float(low), float(high))
+
+
+def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
+    """Two-sided p-value of the sign-flip test that paired differences have mean 0.
+
+    If two models are alike, each task's difference might as well have the other sign (Fisher 1935).
+    The value is the share of all sign patterns whose mean is at least as far from 0: exact where
+    all differences that are not 0 have one size (with one rollout a task this is McNemar's exact
+    test), or where they are few; else estimated from random patterns (Phipson and Smyth 2010).
+    """
+    values = np.asarray([value for value in differences if value], dtype=np.float64)
+    n = len(values)
+    if n == 0:
+        return 1.0
+    sizes = np.abs(values)
+    reached = abs(values.sum()) * (1 - 1e-9)
+    if np.ptp(sizes) <= 1e-9 * sizes[0]:
+        least = round((reached / sizes[0] + n) / 2)  # of one sign, in the more frequent one
+        tail: float = sum(comb(n, k) for k in range(least, n + 1)) / 2**n
+        return min(1.0, 2 * tail)
+    if n <= _ENUMERATED:
+        sums = np.zeros(1)
+        for size in sizes:
+            sums = np.concatenate([sums + size, sums - size])
+        return float((np.abs(sums) >= reached).mean())
+    rng = np.random.default_rng(seed)
+    further = 0
+    for _ in range(_FLIPS):  # one by one: a [flips, tasks] matrix could be large
+        signs = rng.integers(0, 2, n) * 2 - 1
+        further += int(abs((signs * sizes).sum()) >= reached)
+    return (1 + further) / (1 + _FLIPS)
 
 
 def pass_curve(outcomes: Sequence[TaskOutcome], ks: Sequence[int]) -> dict[int, Estimate]:

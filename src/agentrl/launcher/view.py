@@ -28,6 +28,10 @@ _LABEL = 17  # columns of a label, with the space after it
 _BAR_FROM = 45  # inner width from which there is a progress bar
 _BESIDE = 54  # inner width from which there are two columns
 _VALUE = 13  # smallest width of the values of the first column
+_OF_TRAINER = {
+    "held-out", "evaluation", "loss", "gradient norm", "KL to sampler", "KL to reference",
+    "staleness", "records waiting", "tokens/s trained", "checkpoint",
+}  # fmt: skip
 _NOTICES, _NOTICE_LINES = 3, 2  # number of shown notices, and lines of each
 
 
@@ -65,6 +69,16 @@ def plain_line(snapshot: Snapshot, seconds: float, samplers: int) -> str:
     evaluating = "-"
     if (e := s.evaluating) is not None:
         evaluating = f"{e.done}/{e.rollouts}@{e.step}"
+    if s.groups is not None:
+        return (
+            f"[{duration(seconds)}] {s.status} tasks={s.groups[0]}/{s.groups[1]}"
+            f" success={_number(s.success, '.3f')} reward={_number(s.reward, '.3f')}"
+            f" failed={s.attempts.failed}/{s.attempts.ended}"
+            f" turns={_number(s.turns, '.1f')} tool_calls={_number(s.tool_calls, '.1f')}"
+            f" sampled={_number(s.sampled_per_s, '.0f')}tok/s"
+            f" services={s.services} samplers={samplers} elsewhere={s.samplers_elsewhere}"
+            + _troubles(s)
+        )
     return (
         f"[{duration(seconds)}] {s.status} step={s.step}/{s.max_steps or '?'}"
         f" success={_number(s.success, '.3f')} reward={_number(s.reward, '.3f')}"
@@ -77,8 +91,13 @@ def plain_line(snapshot: Snapshot, seconds: float, samplers: int) -> str:
         f" trained={_number(s.trained_per_s, '.0f')}tok/s"
         f" staleness={_number(s.staleness, '.2f')} waiting={_number(s.waiting, 'd')}"
         f" services={s.services} samplers={samplers} elsewhere={s.samplers_elsewhere}"
-        f" checkpoint={_number(s.checkpoint, 'd')} left={duration(s.seconds_left)}"
-        + "".join(f" | {sentence}" for sentence in s.waiting_for)
+        f" checkpoint={_number(s.checkpoint, 'd')} left={duration(s.seconds_left)}" + _troubles(s)
+    )
+
+
+def _troubles(s: Snapshot) -> str:
+    return (
+        "".join(f" | {sentence}" for sentence in s.waiting_for)
         + (f" | failures: {s.failures}" if s.failures else "")
         + (f" | why no step: {s.why_no_step}" if s.why_no_step else "")
     )
@@ -123,9 +142,11 @@ class RunPanel:
         head.add_column(ratio=1)
         head.add_column(no_wrap=True, justify="right")
         left = f"about {duration(s.seconds_left)} left" if s.seconds_left else s.status
-        bar = ProgressBar(total=s.max_steps or 1, completed=s.step if s.max_steps else 0)
+        what, done, total = ("step ", s.step, s.max_steps) if s.groups is None else (
+            "tasks ", *s.groups)  # fmt: skip
+        bar = ProgressBar(total=total or 1, completed=done if total else 0)
         head.add_row(
-            Text.assemble(("step ", "dim"), (f"{s.step}", "bold"), f"/{s.max_steps or '?'}"),
+            Text.assemble((what, "dim"), (f"{done}", "bold"), f"/{total or '?'}"),
             bar if width > _BAR_FROM else "",
             Text.assemble((f"{duration(self.seconds)} ", "bold"), (f"· {left}", "dim")),
         )
@@ -177,6 +198,9 @@ class RunPanel:
             (5, (("alive", parts),)),
             (11, (("checkpoint", saved),)),
         ]
+        if s.groups is not None:
+            cells = [(rank, [c for c in row if c[0] not in _OF_TRAINER]) for rank, row in rows]
+            rows = [(rank, tuple(row)) for rank, row in cells if row]
         if s.reference_kl is None:
             rows = [row for row in rows if row[0] != 4]
         shown = [(rank, _lines(cells, width)) for rank, cells in rows]

@@ -285,7 +285,7 @@ class Trainer:
             self._agreement.from_main(partial(self._commit, rows))
             stopping = self._any_rank_stops()
             save_seconds = 0.0
-            if last or stopping or self._step % self._config.checkpoint.save_steps == 0:
+            if last or stopping or self._config.checkpoint.is_due(self._step):
                 save_seconds = self._save()
             times = StepTimes(
                 step_seconds=time.monotonic() - ended,

@@ -65,7 +65,7 @@ class Stage:
     async def attempt(self, agent: str, **task: Any) -> Record:
         """Run an attempt to its end, and score it."""
         async with self.sampler(agent, **task) as sampler:
-            return await sampler.evaluate_record(await sampler.run())
+            return await sampler.score(await sampler.sample())
 
     async def turns(self, record: Record) -> list[DispatchedSamplingTask]:
         cursor = self.database.turns.find({"record_id": record.id}).sort("turn", 1)

@@ -62,3 +62,28 @@ async def test_the_math_agent_asks_for_a_box_and_reads_it(stage: Stage) -> None:
     [turn] = await stage.turns(tagged)
     assert turn.messages == [{"role": "user", "content": "How many?"}]
     assert tagged.score == 1.0
+
+
+@pytest.mark.parametrize("agent", ["single_turn", "mcp"])
+async def test_a_run_may_say_how_answers_are_written(stage: Stage, agent: str) -> None:
+    stage.flags = ("--answer_schema", "answer")
+    stage.lines = ["So <answer>42</answer>.", r"So \boxed{42}.", "<answer>42</answer>"]
+    record = await stage.attempt(agent, answer_schema=None)
+    assert (record.final_answer, record.score) == ("42", 1.0)
+    boxed = await stage.attempt(agent, answer_schema="boxed")
+    assert boxed.final_answer == "42"
+    await stage.attempt(agent, answer_schema=None, system_prompt="Be brief.")
+    said = [stage.renderer.codec.decode(prompt) for prompt in stage.service.prompts]
+    assert "between <answer> and </answer>" in said[0]
+    assert r"\boxed{...}" in said[1] and "<answer>" not in said[1]
+    assert "Be brief." in said[2] and "<answer>" not in said[2]
+
+
+async def test_a_tasks_own_system_prompt_takes_the_place_of_the_runs(stage: Stage) -> None:
+    stage.flags = ("--system_prompt", "Be long.")
+    stage.lines = ["<answer>42</answer>"] * 2
+    await stage.attempt("single_turn", system_prompt="Be brief.")
+    await stage.attempt("single_turn")
+    said = [stage.renderer.codec.decode(prompt) for prompt in stage.service.prompts]
+    assert "Be brief." in said[0] and "Be long." not in said[0]
+    assert "Be long." in said[1]

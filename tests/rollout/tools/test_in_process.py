@@ -353,3 +353,49 @@ async def test_results_of_handlers_are_in_wire_form_and_checked(tmp_path: Path) 
         assert "cannot be read (RuntimeError)" in (await tools.call("counted", {})).text
         failed = await tools.call("raising", {})
         assert failed.is_error and "secret" not in failed.text
+
+
+HANDLER = """
+class Handler:
+    def __init__(self):
+        self.ready = False
+
+    async def initialize(self):
+        self.ready = True
+        self.openai_tools = [
+            {"type": "function", "function": {"name": "stock", "description": "Parts in a bin.",
+             "parameters": {"type": "object", "properties": {"bin": {"type": "string"}}}}},
+            {"type": "function", "function": {"name": "fail"}},
+        ]
+        return True
+
+    async def call_tool(self, tool_name, arguments):
+        if tool_name == "fail":
+            return {"status": "error", "content": {"error": "no such bin", "detail": "K7"}}
+        return {"status": "success", "content": {"bin": arguments["bin"], "n": 42}}
+
+    async def close(self):
+        self.ready = False
+
+
+class Dead(Handler):
+    async def initialize(self):
+        return False
+"""
+
+
+async def test_a_handler_of_the_first_version_is_a_server(tmp_path: Path) -> None:
+    (tmp_path / "own_handler.py").write_text(HANDLER)
+    url = f"{tmp_path / 'own_handler.py'}:Handler"
+    async with session_with(url) as session:
+        right = await session.call("stock", {"bin": "K7"})
+        wrong = await session.call("fail", {})
+    assert (right.text, right.is_error) == ('{"bin":"K7","n":42}', False)
+    assert wrong.is_error and "no such bin: K7" in wrong.text
+
+
+async def test_a_handler_that_does_not_start_is_out_of_reach(tmp_path: Path) -> None:
+    (tmp_path / "dead_handler.py").write_text(HANDLER)
+    with pytest.raises(ToolServerUnreachable, match=r"initialize\(\) did not return True"):
+        async with session_with(f"{tmp_path / 'dead_handler.py'}:Dead"):
+            pass

@@ -125,7 +125,7 @@ def _critic(config: PreTrainedConfig) -> PreTrainedModel:
 GSPO = LossConfig(
     loss_calculator="GSPO",
     epsilon=0.9,
-    epsilon_higher=30.0,
+    clip_ratio_high=30.0,
     skip_length_normalization=True,
     proximal_policy="behaviour",
 )

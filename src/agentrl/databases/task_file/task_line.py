@@ -4,7 +4,8 @@ Our own layout:
 
     {"id": "a1", "query": "...", "answer": "...", "scorer": "math", "answer_schema": "boxed"}
 
-`query` is required. `id` defaults to the row's number. Or that of verl's datasets, whose columns
+`query` is required. `id` defaults to the row's number. `agent_name` and `system_prompt` take the
+place of the run's. Or that of verl's datasets, whose columns
 stand for ours where the row has none of these:
 
     prompt                      a text, or messages: the Task's `messages`, of which the last
@@ -32,7 +33,9 @@ from agentrl.databases.scorer_notation import write_scorer
 from agentrl.databases.storable import fault
 
 DEFAULT_SCORER = "agentcpm"
-_OWN_FIELDS = ("id", "query", "answer", "scorer", "answer_schema", "agent_name", "prompt")
+_OWN_FIELDS = (
+    "id", "query", "answer", "scorer", "answer_schema", "agent_name", "system_prompt", "prompt",
+)  # fmt: skip
 _FIELDS_WE_READ = (*_OWN_FIELDS, "reward_model", "extra_info", "tools_kwargs")
 _NEAR = 0.8  # similarity of a misspelling, up to 1: `anwser` and `answer` have 0.83
 _SHOWN_FIELDS = 6
@@ -57,6 +60,7 @@ class TaskLine:
     scorer: str = DEFAULT_SCORER
     answer_schema: str | None = None
     agent_name: str | None = None
+    system_prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -86,6 +90,7 @@ def parse_task(row: Mapping[str, Any], number: int) -> TaskLine:
         else of(write_scorer, given_scorer, otherwise=""),
         answer_schema=of(_text, present, "answer_schema", otherwise=None),
         agent_name=of(_text, present, "agent_name", otherwise=None),
+        system_prompt=of(_text, present, "system_prompt", otherwise=None),
         messages=messages,
         fields=of(_further, present, otherwise={}),
     )

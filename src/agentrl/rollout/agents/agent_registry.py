@@ -4,7 +4,8 @@ Every agent is an `AsyncSampler`: a function or an agent loop is wrapped in one 
 registered. Names come from three places, in order of precedence:
 
     built in        mcp, tool_agent, single_turn, single_turn_agent, math, program
-    registered      `register_agent`, called by the file of `--agent_module`
+    registered      `register_agent`, called by the file of `--agent_module`, and the sampler
+                    classes in it, by their names
     installed       entry points of the group `agentrl.agents`
 
 An agent is imported when its name is first used.
@@ -14,6 +15,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any
 
 from agentrl.configs import Config, ConfigError
@@ -80,10 +82,26 @@ def named_agents() -> dict[str, type[AsyncSampler]]:
 
 
 def load_agents(config: Config) -> None:
-    """Load `--agent_module` and check `--agent_name`. Raises `ConfigError`."""
+    """Load `--agent_module` and check `--agent_name`. Raises `ConfigError`.
+
+    Samplers that the file defines and does not register are agents by the names of their classes.
+    """
     if config.agent.agent_module is not None:
-        load_user_module(config.agent.agent_module, "agent_module")
+        module = load_user_module(config.agent.agent_module, "agent_module")
+        for name, defined in vars(module).items():
+            if _is_sampler_of(module, defined) and defined not in _registered.values():
+                register_agent(name, defined)
     find_agent(config.agent.agent_name)
+
+
+def _is_sampler_of(module: ModuleType, defined: object) -> bool:
+    """Whether it is a sampler class that `module` itself defines, and that can run."""
+    return (
+        isinstance(defined, type)
+        and issubclass(defined, AsyncSampler)
+        and defined.__module__ == module.__name__
+        and not inspect.isabstract(defined)
+    )
 
 
 def find_agent(name: str) -> type[AsyncSampler]:

@@ -3,7 +3,8 @@
     answer   the last <answer>...</answer>
     boxed    the last \\boxed{...} or \\fbox{...}, with nested braces
 
-A task without a schema takes the whole text for the answer.
+A task without a schema takes the whole text for the answer, unless the run has an
+`--answer_schema`; the model is then told the form of the answer (`INSTRUCTIONS`).
 """
 
 import re
@@ -45,6 +46,12 @@ def boxed(text: str) -> str | None:
 
 _SCHEMAS: dict[str, Callable[[str], str | None]] = {"answer": answer_tag, "boxed": boxed}
 KNOWN_SCHEMAS = frozenset(_SCHEMAS)
+INSTRUCTIONS = {
+    "answer": "Work on the user's question step by step, with the tools that you have. When you "
+    "know the answer, write it between <answer> and </answer>, and nothing else between them.",
+    "boxed": "Work on the user's question step by step, with the tools that you have. When you "
+    r"know the answer, write it as \boxed{...}, and nothing else in the box.",
+}
 
 
 def extract_answer(text: str, schema: str | None) -> str | None:

@@ -1,8 +1,9 @@
 """What a sampler is: the base class that agents subclass, and what all samplers of a process share.
 
 An `AsyncSampler` drives one attempt at one task: `run()` holds the conversation, turn by turn, and
-`evaluate_record()` scores it, by its task's scorer unless a subclass does otherwise. Claims, leases
-and retries are the scheduler's (`scheduling/scheduler.py`).
+`evaluate_record()` scores it, by its task's scorer unless a subclass does otherwise. `run()` may
+call `create_chat_completions`, or hold the conversation turn by turn itself. Claims, leases and
+retries are the scheduler's (`scheduling/scheduler.py`).
 """
 
 import asyncio
@@ -12,7 +13,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
 
 from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.databases.arrays import pack_floats, pack_ints
@@ -31,8 +35,10 @@ from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, Generation, PromptTooLong, SamplingParams
+from agentrl.rollout.agents.answers import INSTRUCTIONS
 from agentrl.rollout.agents.limits import LimitReached, Limits
 from agentrl.rollout.agents.repetition import loops
+from agentrl.rollout.agents.task_view import TaskView
 from agentrl.rollout.agents.turn_status import turn_status
 from agentrl.rollout.chat import (
     ChatRenderer,
@@ -47,7 +53,13 @@ from agentrl.rollout.chat import (
 from agentrl.rollout.chat.tokens import PromptChange, TokenContext, TurnTokens
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT
 from agentrl.rollout.scorers import Scorers
+from agentrl.rollout.scorers.results import as_score
 from agentrl.rollout.tool_calls.calls import tool_names
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletion
+
+    from agentrl.rollout.agents.completions import Completions
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +113,9 @@ class AsyncSampler(ABC):
         self.outage: InfrastructureFailure | None = None  # the first one of this attempt
         self.on_outage: Callable[[InfrastructureFailure], None] | None = None  # ends the attempt
         self._conversation: Conversation | None = None
+        self._completions: Completions | None = None  # of `create_chat_completions`
         self._n_asked = 0
+        self._tools: bytes | None = None  # their list, until it is stored
 
     @classmethod
     @asynccontextmanager
@@ -128,30 +142,84 @@ class AsyncSampler(ABC):
 
     async def sample(self) -> Record:
         """Call `run()`. An uncaught `LimitReached` ends the record with the turns so far."""
+        ended = False
+        made: Record | None = self.record
         try:
-            return await self.run()
+            made = await self.run()
+            ended = True
         except LimitReached as limit:
             self.record.stop_reason = limit.stop_reason
-            return self.record
+        finally:
+            if self._completions is not None:
+                await self._completions.finish(ended=ended)
+        if made is None and self._completions is not None:
+            made = self.record
+        return cast(Record, made)  # None is refused where it is stored
 
     @abstractmethod
-    async def run(self) -> Record:
-        """Run the conversation. Returns the Record with turns, counts, stop reason and answer."""
+    async def run(self) -> Record | None:
+        """Run the conversation.
 
-    async def evaluate_record(self, record: Record) -> Record:
-        """Score a Record whose conversation is over. Returns it with `score` and `scores`.
+        Returns the Record with turns, counts, stop reason and answer; or None if all turns came
+        from `create_chat_completions`, which keeps the Record.
+        """
 
-        The default uses the task's scorer. An override may use `record`, its turns
-        (`self.resources.records.turns([record.id])`), `self.claim.task` and `self.resources`, but
+    async def create_chat_completions(
+        self,
+        messages: Sequence[Any],
+        model: str | None = None,
+        tools: Sequence[ToolSchema] | None = None,
+        **options: Any,
+    ) -> "ChatCompletion":
+        """An answer of the model to these messages, as the openai client gives it.
+
+        `messages`: OpenAI's, of which those that show earlier answers stand for their tokens.
+        `tools`: schemas offered to the model. `options`: `max_tokens` bounds the answer; others
+        have no effect, which is logged. Raises `LimitReached` at the record's limits.
+        """
+        if self._completions is None:
+            # Imported here: it builds on this module.
+            from agentrl.rollout.agents.completions import Completions
+
+            self._completions = Completions(self)
+        return await self._completions.create(messages, tools, {**options, "model": model})
+
+    async def score(self, record: Record) -> Record:
+        """Call `evaluate_record()`. A number that it returns becomes the Record's score."""
+        said = await self.evaluate_record(record)
+        if isinstance(said, Record) or said is None:
+            return said  # None is refused where it is stored
+        name = record.agent_name or type(self).__name__
+        made = as_score(f"{name}.evaluate_record", said)
+        scores = {**record.scores, name: made.value}
+        return record.model_copy(update={"score": made.value, "scores": scores})
+
+    async def evaluate_record(self, record: Record) -> Record | float:
+        """Score a Record whose conversation is over.
+
+        Returns the Record with `score` and `scores`, or a number, which becomes its score. The
+        default uses the task's scorer. An override may use `record`, its turns
+        (`self.resources.records.turns([record.id])`), `self.task` and `self.resources`, but
         not state that `run()` left on `self`: a Record may be scored again by a new sampler in
-        another process, without `run()`. `run()` passes data for scoring in `record.scores`
-        (numbers) and `record.explanations` (texts), which are stored before scoring.
+        another process, without `run()`. `run()` passes data for scoring in `record.meta_infos`,
+        `record.scores` (numbers) and `record.explanations` (texts), which are stored before
+        scoring.
 
         An exception fails the scoring, not the trajectory. The Record is scored again after a
         pause, and quarantined after `--max_scoring_failures` failures. An `InfrastructureFailure`
         does not count as one.
         """
         return await self.resources.scorers.score(self.claim.task, record)
+
+    @property
+    def task(self) -> TaskView:
+        """The task, with the further fields of its line as attributes."""
+        return TaskView.of(self.claim.task, type(self).__module__)
+
+    @property
+    def answer_schema(self) -> str | None:
+        """The schema by which the answer is taken from the last turn."""
+        return self.claim.task.answer_schema or self.resources.config.agent.answer_schema
 
     def meet_outage(self, failure: InfrastructureFailure) -> None:
         """Hand the attempt back because a dependency is unreachable.
@@ -166,13 +234,17 @@ class AsyncSampler(ABC):
     def opening_messages(self) -> list[Message]:
         """The first messages of the conversation: the task's messages, or its query.
 
-        `--system_prompt` comes first, unless the messages begin with a system message.
+        The task's `system_prompt`, or else `--system_prompt`, comes first, unless the messages
+        begin with a system message.
         """
         task = self.claim.task
         messages: list[Message] = list(task.messages or [])
         if not messages:
             messages = [{"role": "user", "content": task.query}]
-        system = self.resources.config.agent.system_prompt
+        agent = self.resources.config.agent
+        system = agent.system_prompt if task.system_prompt is None else task.system_prompt
+        if system is None and agent.answer_schema is not None:
+            system = INSTRUCTIONS[self.answer_schema or agent.answer_schema]
         if system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
         return messages
@@ -190,9 +262,23 @@ class AsyncSampler(ABC):
         return prompt_change
 
     def note_tools(self, tools: Sequence[ToolSchema]) -> None:
-        """Record the tools that a prompt offers."""
+        """Record the tools that a prompt offers. Their list is stored with the next turn."""
         offered = self.record.tools_offered
         offered += sorted(tool_names(tools).difference(offered))
+        if tools and self.record.tool_list is None:
+            self._tools = orjson.dumps(list(tools))  # in their order, which prompts have
+            self.record.tool_list = blake2b(self._tools, digest_size=16).hexdigest()
+
+    async def keep_tools(self) -> None:
+        """Store the list of tools that was noted."""
+        if self.record.tool_list is not None and self._tools is not None:
+            await self.resources.records.keep_tools(self.record.tool_list, self._tools.decode())
+            self._tools = None
+
+    @property
+    def n_turns(self) -> int:
+        """Number of generated turns, all of which are to be stored."""
+        return self.context.n_turns
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -246,11 +332,11 @@ class AsyncSampler(ABC):
     def limit_reached(self) -> StopReason | None:
         """Why no further turn may be generated; None if one may."""
         context = self.context
-        return self.limits.reached(context.n_turns, context.n_tokens, context.prompt_len)
+        return self.limits.reached(context.n_turns, context.prompt_len)
 
     async def generate(self) -> Turn:
         """Generate a turn from the tokens so far and append it. Raises the errors of `ask`."""
-        left = self.limits.tokens_left(self.context.n_tokens)
+        left = self.limits.tokens_left(self.context.prompt_len)
         return self.add_turn(*await self.ask(self.context.ids, left))
 
     async def ask(
@@ -262,11 +348,11 @@ class AsyncSampler(ABC):
     ) -> tuple[Generation, StopReason | None]:
         """Generate from a prompt. The record does not change, so calls may run concurrently.
 
-        `left`: tokens that the record may still get. `max_new_tokens`: a further limit besides
-        `--max_new_tokens`. `stop`: texts that end the answer. Returns the answer and the
-        limit that truncated it, if any. Raises `LimitReached` if the service's context leaves no
-        room for an answer, `InferenceError` if no service answers, and RuntimeError if the answer
-        is empty or continues after a stop token.
+        `left`: tokens that the context has room for. `max_new_tokens`: a further limit besides
+        `--max_new_tokens`. `stop`: texts that end the answer. Returns the answer and the limit that
+        truncated it, if any. Raises `LimitReached` if the service's context leaves no room for an
+        answer, `InferenceError` if no service answers, and RuntimeError if the answer is empty or
+        continues after a stop token.
         After an outage, every call raises it again.
         """
         if self.outage is not None:
@@ -401,6 +487,7 @@ class AsyncSampler(ABC):
             tools_latency_s=tools_latency_s,
             created_at=datetime.now(UTC),
         )
+        await self.keep_tools()
         await self.resources.records.add_turn(document)
         self.record.turns.append(document.id)
         counts = self.record.turn_statuses

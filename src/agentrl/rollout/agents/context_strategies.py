@@ -9,7 +9,7 @@ the new segment shares everything before the first change.
     discard_results     earlier results become a note            --new_context discard_all_tools
     ask_for_summary     set the last turn aside, ask the model   --new_context discard_all
     restart             head and summary, then the last turn     --new_context discard_all
-    take_out_last_turn  remove a turn that repeats               --enable_repetition_compress
+    take_out_last_turn  remove a turn that repeats               --remove_repeated_turns
 
 Instructions to the model are appended to the last result, not sent as a separate message: some chat
 templates accept no user message there, others drop the thoughts of all earlier turns, which changes

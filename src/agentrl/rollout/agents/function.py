@@ -68,5 +68,5 @@ class FunctionSampler(ToolSampler):
         # The agent decides whether a truncated turn is an answer.
         self.record.stop_reason = llm.last.generated.stop_reason or StopReason.ANSWERED
         if answer is not None:
-            self.record.final_answer = extract_answer(answer, self.claim.task.answer_schema)
+            self.record.final_answer = extract_answer(answer, self.answer_schema)
         return self.record

@@ -1,9 +1,14 @@
-"""The limits of a record: how many turns and tokens it may have, and why it ends at one.
+"""The limits of a record: its turns, and the tokens of each context; why it ends at one.
 
     --max_turns           turns of the record
-    --max_tokens          tokens of the record, prompts and results included; a shared prefix once
-    --max_prompt_tokens   tokens of one prompt; left out, as many as --max_tokens
+    --max_tokens          tokens of a context: a prompt and its answer. It is the longest sequence
+                          that is trained
+    --max_prompt_tokens   tokens of a prompt; left out, as many as --max_tokens
     --max_new_tokens      tokens of one turn
+
+A record may have any number of contexts: each time that its conversation is rewritten, another one
+begins. With a larger `--max_prompt_tokens` than `--max_tokens`, contexts are longer than what is
+trained of them (`groups/row_building.py`).
 
 `Limits` decides for every kind of agent; what is counted comes from outside. A service's context
 may end a record earlier, as `--max_prompt_tokens` does: what it leaves is the client's business
@@ -40,7 +45,10 @@ class TurnLimit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of each record of a run, in turns and tokens."""
+    """The limits of each record of a run, in turns and tokens.
+
+    `max_tokens`: of a context, its prompt and the answer.
+    """
 
     max_turns: int
     max_tokens: int
@@ -50,43 +58,40 @@ class Limits:
     @classmethod
     def of(cls, sampling: SamplingConfig) -> Self:
         """The limits that a run's flags set."""
-        return cls(
-            sampling.max_turns,
-            sampling.max_tokens,
-            sampling.max_prompt_tokens or sampling.max_tokens,
-            sampling.max_new_tokens,
-        )
+        longest, prompt = sampling.max_tokens, sampling.max_prompt_tokens or sampling.max_tokens
+        if prompt > longest:
+            longest = prompt + sampling.max_new_tokens
+        return cls(sampling.max_turns, longest, prompt, sampling.max_new_tokens)
 
-    def reached(self, n_turns: int, n_tokens: int, prompt_len: int) -> StopReason | None:
+    def reached(self, n_turns: int, prompt_len: int) -> StopReason | None:
         """Why no further turn may be generated; None if one may.
 
-        `n_turns`: turns so far. `n_tokens`: the record's tokens, with the next prompt's.
-        `prompt_len`: tokens of the next prompt.
+        `n_turns`: turns so far. `prompt_len`: tokens of the next prompt.
         """
         if n_turns >= self.max_turns:
             return StopReason.MAX_TURNS
-        if n_tokens >= self.max_tokens:
+        if prompt_len >= self.max_tokens:
             return StopReason.MAX_TOKENS
         if prompt_len > self.max_prompt_tokens:
             return StopReason.MAX_PROMPT_TOKENS
         return None
 
-    def tokens_left(self, n_tokens: int) -> int:
-        """The number of tokens that a record of `n_tokens` may still get."""
-        return self.max_tokens - n_tokens
+    def tokens_left(self, prompt_len: int) -> int:
+        """The number of tokens that the answer to a prompt of `prompt_len` may have."""
+        return self.max_tokens - prompt_len
 
-    def room(self, n_turns: int, n_tokens: int, prompt_len: int) -> int:
-        """The tokens left for the record. Raises `LimitReached` if a limit is reached.
+    def room(self, n_turns: int, prompt_len: int) -> int:
+        """The tokens left for an answer. Raises `LimitReached` if a limit is reached.
 
         For agents that choose their prompts themselves; the arguments are those of `reached`.
         """
-        reason = self.reached(n_turns, n_tokens, prompt_len)
+        reason = self.reached(n_turns, prompt_len)
         if reason is not None:
             raise LimitReached(reason)
-        return self.tokens_left(n_tokens)
+        return self.tokens_left(prompt_len)
 
     def of_turn(self, left: int, max_new_tokens: int | None = None) -> TurnLimit:
-        """The limit of a turn in a record that may still get `left` tokens.
+        """The limit of a turn in a context that has room for `left` tokens.
 
         `max_new_tokens`: a further limit of the agent, besides `--max_new_tokens`.
         """

@@ -129,11 +129,7 @@ class ChatModel:
             prompt = await self._go_on(thread, messages[len(thread.messages) :])
             await self._store([thread.reply])
         context = sampler.context
-        left = sampler.limits.room(
-            context.n_turns + self._n_running,
-            context.n_tokens + context.n_new(prompt.ids),
-            len(prompt.ids),
-        )
+        left = sampler.limits.room(context.n_turns + self._n_running, len(prompt.ids))
         self._n_running += 1
         try:
             answer, cut_by = await sampler.ask(prompt.ids, left, max_new_tokens, stop)

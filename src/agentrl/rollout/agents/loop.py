@@ -110,13 +110,13 @@ class LoopSampler(AsyncSampler):
         self.record.stop_reason = last.stop_reason or StopReason.ANSWERED
         if last.stop_reason is None:
             answer = self.resources.renderer.said(last.text)
-            self.record.final_answer = extract_answer(answer, self.claim.task.answer_schema)
+            self.record.final_answer = extract_answer(answer, self.answer_schema)
         reward = _reward_score(output)
         if reward is not None:
             self.record.scores[REWARD_SCORE] = reward
         return self.record
 
-    async def evaluate_record(self, record: Record) -> Record:
+    async def evaluate_record(self, record: Record) -> Record | float:
         """The loop's own `reward_score` if it gave one, else the score of the task's scorer."""
         reward = record.scores.get(REWARD_SCORE)
         if reward is None:
@@ -124,9 +124,7 @@ class LoopSampler(AsyncSampler):
         return record.model_copy(update={"score": reward})
 
     async def _ask(self, prompt_ids: Sequence[int], max_new_tokens: int | None) -> TokenOutput:
-        # The limits apply to the returned sequence, which is this prompt and its answer.
-        size = len(prompt_ids)
-        left = self.limits.room(self._n_asked, size, size)
+        left = self.limits.room(self._n_asked, len(prompt_ids))
         answer, stop_reason = await self.ask(prompt_ids, left, max_new_tokens)
         self._calls.append(_Call(tuple(prompt_ids), answer, stop_reason))
         return TokenOutput(

@@ -13,6 +13,7 @@ rewriting does not make enough room, the record ends at once.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from agentrl.databases.documents import Record, Rewrite, StopReason, ToolCall, TurnStatus
@@ -46,6 +47,7 @@ class MCPSampler(ToolSampler):
         self._calls_in_view: set[bytes] = set()  # keys of calls with results in the prompt
         self._last_calls: set[bytes] = set()  # keys of the last turn's calls
         self._n_repeats = 0
+        self._texts: Counter[str] = Counter()  # of the turns in this context
 
     async def converse(self) -> Record:
         """Run the conversation until the model answers or a limit is reached."""
@@ -62,24 +64,28 @@ class MCPSampler(ToolSampler):
         reason = turn.stop_reason or self.limit_reached()
         if not parsed.calls and turn.stop_reason is None:
             reason = StopReason.ANSWERED
-            schema = self.claim.task.answer_schema
             answer = self.resources.renderer.said(parsed.content)
-            self.record.final_answer = extract_answer(answer, schema)
+            self.record.final_answer = extract_answer(answer, self.answer_schema)
         if reason is not None:  # no later turn could read the results
             await self._write(turn, _unanswered(parsed.calls), self._fault(parsed.calls))
             return reason
         made, repeated = await self._use_tools(turn, parsed.calls)
         config = self.resources.config.context
-        if 0 < config.repetition_early_stop_times <= self._n_repeats:
+        self._texts[turn.text.strip()] += 1
+        again = 0 < config.repetition_early_stop_times <= self._texts[turn.text.strip()]
+        if again and not config.enable_repetition_compress:
+            return StopReason.REPETITION
+        if 0 < config.repeated_turns_limit <= self._n_repeats:
             return StopReason.REPETITION
         self._added = [{"role": "tool", "content": call.document.result} for call in made]
         await self.continue_conversation(turn, self._added)
-        if repeated and config.enable_repetition_compress:
+        if repeated and config.remove_repeated_turns:
             note = {"role": "tool", "content": TAKEN_OUT}
             await self._go_on_from(take_out_last_turn(self.entries), Rewrite.REPETITION, [note])
         else:
             self._last_calls = {call.key for call in made}
-        if config.new_context != "disabled" and self.context.prompt_len > self._longest_prompt:
+        too_long = self.context.prompt_len > self._longest_prompt
+        if again or (too_long and config.new_context != "disabled"):
             return await self._make_room()
         return None
 
@@ -106,7 +112,7 @@ class MCPSampler(ToolSampler):
         return made, repeated
 
     async def _make_room(self) -> StopReason | None:
-        """Rewrite a conversation whose next prompt is too long, by `--new_context`.
+        """Rewrite a conversation that is too long or says the same again, by `--new_context`.
 
         Returns a stop reason if a limit ends the record first.
         """
@@ -125,6 +131,7 @@ class MCPSampler(ToolSampler):
             await self._go_on_from(restarted, Rewrite.DISCARD_ALL, [notes, *results])
         # Other results are no longer in the prompt, so their calls may be repeated.
         self._calls_in_view = set(self._last_calls)
+        self._texts.clear()
         return None
 
     async def _sum_up(self, question: Sequence[Entry]) -> str | StopReason:

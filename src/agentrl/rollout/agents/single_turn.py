@@ -27,8 +27,3 @@ class SingleTurnSampler(AsyncSampler):
     def messages(self) -> list[Message]:
         """The messages of the prompt."""
         return self.opening_messages()
-
-    @property
-    def answer_schema(self) -> str | None:
-        """The schema by which the answer is extracted from the turn."""
-        return self.claim.task.answer_schema

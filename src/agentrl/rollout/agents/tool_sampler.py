@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentrl.configs import Config
 from agentrl.databases.documents import Record, ToolCall
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
@@ -13,9 +14,9 @@ from agentrl.importing import importing
 from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
 from agentrl.rollout.agents.repetition import call_key
 from agentrl.rollout.llm.client import LLMClient
-from agentrl.rollout.llm.models import load_agent_models
-from agentrl.rollout.tool_calls import Call, MalformedCall
-from agentrl.rollout.tools.browse import BrowseAgent
+from agentrl.rollout.llm.models import AgentModels, load_agent_models
+from agentrl.rollout.tool_calls import Call, MalformedCall, ParsedCall
+from agentrl.rollout.tools.browse import BrowseAgent, BrowseRules
 
 if TYPE_CHECKING:
     from agentrl.rollout.tools.toolbox import ToolBox, ToolSession
@@ -68,7 +69,7 @@ class ToolSampler(AsyncSampler):
             open_tools(agent, patience_s, shared.records) as tools,
             LLMClient(agents.browse_agent, "the browse agent") as models,
         ):
-            browse = BrowseAgent(models, shared.config.context)
+            browse = BrowseAgent(models, _browse_rules(shared.config, agents))
             yield MCPResources(**vars(shared), tools=tools, browse=browse)
 
     async def run(self) -> Record:
@@ -86,7 +87,8 @@ class ToolSampler(AsyncSampler):
             fault = f"Error: {call.error}."
             document = ToolCall(name="", arguments={}, result=fault, is_error=True)
             return MadeCall(document, call_key("", {}, fault))
-        answer = await self.tools.call(call.name, call.arguments)
+        asked = self.resources.browse.with_purpose(call)
+        answer = await self.tools.call(call.name, self._taken(asked, call).arguments)
         whole = answer.whole or answer.text
         document = ToolCall(
             name=call.name,
@@ -96,9 +98,9 @@ class ToolSampler(AsyncSampler):
             latency_s=answer.latency_s,
             kept=answer.kept,
         )
-        if not answer.is_error and self.resources.browse.reads(call.name, whole):
+        if not answer.is_error:
             try:
-                summary = await self.resources.browse.summarise(self.record.query, call, whole)
+                summary = await self.resources.browse.summarise(self.record.query, asked, whole)
             except InfrastructureFailure as outage:
                 self.meet_outage(outage)
                 raise
@@ -108,6 +110,21 @@ class ToolSampler(AsyncSampler):
         # The key is of the whole result: summaries of the same result may differ.
         return MadeCall(document, call_key(call.name, call.arguments, whole))
 
+    def _taken(self, asked: ParsedCall, call: ParsedCall) -> ParsedCall:
+        """`asked`, a call with a purpose, if its tool takes one; else the call as it was."""
+        for schema in self.resources.tools.schemas:
+            function = schema["function"]
+            if function["name"] == call.name:
+                takes = function.get("parameters", {}).get("properties", {})
+                return asked if "purpose" in takes else call
+        return call
+
     @abstractmethod
     async def converse(self) -> Record:
         """Run the conversation, see `AsyncSampler.run`."""
+
+
+def _browse_rules(config: Config, agents: AgentModels) -> BrowseRules:
+    if agents.browsing is None or not agents.browse_agent:
+        return BrowseRules.of_flags(config.context)
+    return BrowseRules.of_settings(agents.browsing, str(config.model.model_name_or_path))

@@ -248,11 +248,6 @@ class TokenContext:
             return None
         return self.observe(prompt_ids[held:], n_separator, restyled)
 
-    def n_new(self, prompt_ids: Sequence[int]) -> int:
-        """The number of tokens that a prompt would add to the record."""
-        branch = self._find_branch(np.asarray(prompt_ids, dtype=np.int32))
-        return len(prompt_ids) - (branch.shared_len if branch else 0)
-
     def add_turn(
         self,
         output_ids: Ids,

@@ -41,6 +41,17 @@ def leave_one_out(scores: Sequence[float]) -> list[float]:
     return [value * len(scores) / (len(scores) - 1) for value in mean(scores)]
 
 
+def leave_one_out_clipped(scores: Sequence[float]) -> list[float]:
+    """A_i of `leave_one_out`, at most 0 where r_i <= 0.5 and at least 0 elsewhere (AgentRL).
+
+    A wrong rollout is never reinforced because the others of its group are worse still.
+    """
+    return [
+        min(value, 0.0) if score <= 0.5 else max(value, 0.0)
+        for score, value in zip(scores, leave_one_out(scores), strict=True)
+    ]
+
+
 def opo(scores: Sequence[float], lengths: Sequence[int]) -> list[float]:
     """A_i = r_i - sum(l r) / sum(l), l: numbers of generated tokens (OPO, arXiv 2505.23585).
 
@@ -63,6 +74,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "mean_std": _of_scores(mean_std),
     "mean": _of_scores(mean),
     "leave_one_out": _of_scores(leave_one_out),
+    "leave_one_out_clipped": _of_scores(leave_one_out_clipped),
     "opo": lambda records: opo(_scores(records), [r.tokens.generated for r in records]),
     "remax": lambda records: remax(
         _scores(records), next((r.score for r in records if r.rollout == GREEDY_ROLLOUT), None)

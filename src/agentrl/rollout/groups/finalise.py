@@ -13,7 +13,7 @@ fails for the whole group is tried again after a pause that grows, and quarantin
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Never, TypeVar
 
@@ -37,7 +37,7 @@ from agentrl.foreign_text import error_line, text_of
 from agentrl.rollout.contained import was_cancelled
 from agentrl.rollout.groups.boundary import check_row, check_scored
 from agentrl.rollout.groups.group_rules import apply_group_rules
-from agentrl.rollout.groups.row_building import build_row
+from agentrl.rollout.groups.row_building import TooLong, build_row
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import with_group_scores
 
@@ -49,6 +49,7 @@ T = TypeVar("T")
 NOT_SCORED = "not_scored"
 QUARANTINED = "quarantined"  # no row can be built from it
 NO_TURNS = "no_turns"  # its first prompt was at a limit, so nothing was generated
+TOO_LONG = "too_long"  # all its turns end beyond --max_tokens
 
 MAKING_ROWS = 4  # concurrent groups per process: all turns of each are in memory
 
@@ -69,6 +70,7 @@ class Finaliser:
     temperature: float
     scoring_s: float  # time limit of the scorers of a whole group
     on_outage: Callable[[InfrastructureFailure, Task], None] = _unheard  # of a scorer of the group
+    longest: int | None = None  # tokens of the longest trained sequence
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _making_rows: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAKING_ROWS))
     _in_progress: set[str] = field(default_factory=set)
@@ -173,7 +175,9 @@ class Finaliser:
             **settle_group(task, records, self.reward),
             **{record.id: _settlement(record) for record in records if _is_settled(record)},
         }
-        rows, faults = await make_rows(task, records, settlements, self.records, self.temperature)
+        rows, faults = await make_rows(
+            task, records, settlements, self.records, self.temperature, self.longest
+        )
         for record, error in faults.items():
             log.error("record %s is quarantined: %s", record, error)
             settlements[record] = replace(
@@ -254,13 +258,15 @@ def settle_group(
 async def make_rows(
     task: Task,
     records: Sequence[Record],
-    settlements: Mapping[str, Settlement],
+    settlements: dict[str, Settlement],
     ledger: RecordLedger,
     temperature: float,
+    longest: int | None,
 ) -> tuple[list[DBRecordData], dict[str, str]]:
     """Build rows for the group's READY Records. Turns are read from `ledger`.
 
-    Returns the rows, and by Record id why a row could not be built.
+    `longest`: tokens of the longest trained sequence; a Record without a turn within it becomes
+    abandoned in `settlements`. Returns the rows, and by Record id why a row could not be built.
     """
     trained = [r for r in records if settlements[r.id].status == RecordStatus.READY]
     turns = await ledger.turns([record.id for record in trained]) if trained else {}
@@ -272,8 +278,11 @@ async def make_rows(
         try:
             # In a thread: building rows of long records would delay heartbeats.
             row = await asyncio.to_thread(
-                _checked_row, record, turns[record.id], advantage, temperature, task.group_order
-            )
+                _checked_row, record, turns[record.id], advantage, temperature, task.group_order,
+                longest,
+            )  # fmt: skip
+        except TooLong:
+            settlements[record.id] = Settlement(RecordStatus.ABANDONED, advantage, TOO_LONG)
         except ValueError as error:
             faults[record.id] = f"no row can be made of it: {error}"
         else:
@@ -287,8 +296,9 @@ def _checked_row(
     advantage: float,
     temperature: float,
     group_order: int,
+    longest: int | None,
 ) -> DBRecordData:
     """The Record's row. Raises ValueError if the trainer could not use it."""
-    row = build_row(record, turns, advantage, temperature, group_order)
+    row = build_row(record, turns, advantage, temperature, group_order, longest)
     check_row(row)
     return row

@@ -1,7 +1,9 @@
 """From the scores of a group to what is trained of it: pure functions, in one visible order.
 
-    scores -> estimator (`advantages.py`) -> efficiency -> scaling    an advantage for each Record
-           -> rules that leave Records out, one after the other       which Records become rows
+    records -> rules that leave Records out, one after the other      which Records may become rows
+    scores -> ranks of turns -> estimator (`advantages.py`) -> bonus -> scaling
+                                                                      an advantage for each Record
+           -> rules by advantage                                      which Records become rows
            -> statuses of turns                                       an advantage for each turn
 
 A group consists of all scored Records of a Task. Random draws depend only on the ids of Task and
@@ -19,7 +21,7 @@ from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT, find_estimator, sc
 
 ZERO = 1e-6  # an advantage below this carries no gradient
 SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
-EFFICIENCY_SPREAD = 0.2  # advantage between the right Records with the fewest and most turns
+EFFICIENCY_SPREAD = 0.2  # between the right Records with the fewest and the most turns
 LIMITS = frozenset(
     {
         StopReason.MAX_TURNS,
@@ -30,22 +32,32 @@ LIMITS = frozenset(
 )
 
 
-def efficiency(scores: Sequence[float], turns: Sequence[int]) -> list[float]:
-    """`--efficient_rewarding`: bonuses [n] to the advantages for fewer turns.
+def ranked_by_turns(turns: Sequence[int], members: Sequence[int]) -> list[float]:
+    """The members of a group [n] ranked by their turns: 0.1 for the fewest, -0.1 for the most.
 
-    The m right Records are ranked from 0 by their turns; ties get the mean of their ranks.
-    B_i = s * ((m - 1) / 2 - rank_i) / (m - 1), with s = `EFFICIENCY_SPREAD`. B is 0 for wrong
-    Records and for a single right one, and sums to 0. It is added after the estimator, so it
-    changes an advantage by at most s / 2, not by a whole standard deviation.
+    The m members are ranked from 0; ties get the mean of their ranks.
+    B_i = s * ((m - 1) / 2 - rank_i) / (m - 1), with s = `EFFICIENCY_SPREAD`. B is 0 for others and
+    for a single member, and sums to 0.
     """
-    right = [index for index, score in enumerate(scores) if score >= SUCCESS_SCORE]
-    added = [0.0 for _ in scores]
-    for index in right if len(right) > 1 else []:
-        fewer = sum(turns[other] < turns[index] for other in right)
-        tied = sum(turns[other] == turns[index] for other in right)
+    ranked = [0.0 for _ in turns]
+    for index in members if len(members) > 1 else []:
+        fewer = sum(turns[other] < turns[index] for other in members)
+        tied = sum(turns[other] == turns[index] for other in members)
         rank = fewer + (tied - 1) / 2
-        added[index] = EFFICIENCY_SPREAD * (0.5 - rank / (len(right) - 1))
-    return added
+        ranked[index] = EFFICIENCY_SPREAD * (0.5 - rank / (len(members) - 1))
+    return ranked
+
+
+def moved_by_turns(records: Sequence[Record], kept: Sequence[int]) -> list[float]:
+    """`--efficient_rewarding`: the scores [n], those of the kept Records moved by their turns.
+
+    Right Records (score >= 0.5) are moved up for few turns, wrong ones for many.
+    """
+    turns = [record.n_turns for record in records]
+    right = [i for i in kept if _is_right(records[i])]
+    wrong = [i for i in kept if not _is_right(records[i])]
+    up, down = ranked_by_turns(turns, right), ranked_by_turns(turns, wrong)
+    return [score_of(record) + up[i] - down[i] for i, record in enumerate(records)]
 
 
 # Rules that leave out Records. Each takes the indices of the kept Records and returns those that
@@ -59,9 +71,15 @@ def sampled(records: Sequence[Record], kept: Kept) -> list[int]:
     return [i for i in kept if records[i].rollout != GREEDY_ROLLOUT]
 
 
+def with_spread(least: float, records: Sequence[Record], kept: Kept) -> list[int]:
+    """`--min_score_spread`: leave out the whole group if its scores are closer than `least`."""
+    scores = [score_of(record) for record in records]
+    return list(kept) if max(scores) - min(scores) >= least else []
+
+
 def more_turns_than(min_turns: int, records: Sequence[Record], kept: Kept) -> list[int]:
-    """`--min_turns`: leave out right Records with at most `min_turns` turns."""
-    return [i for i in kept if not (_is_right(records[i]) and records[i].n_turns <= min_turns)]
+    """`--min_turns`: leave out Records with a score above 0 and at most `min_turns` turns."""
+    return [i for i in kept if score_of(records[i]) <= 0 or records[i].n_turns > min_turns]
 
 
 def few_at_limits(count: int, task: str, records: Sequence[Record], kept: Kept) -> list[int]:
@@ -73,7 +91,17 @@ def few_at_limits(count: int, task: str, records: Sequence[Record], kept: Kept) 
 
 
 def balanced(task: str, records: Sequence[Record], kept: Kept) -> list[int]:
-    """`--balance_sample`: keep min(right, wrong) right and as many wrong Records, drawn at random.
+    """`--balance_sample`: keep m + 1 of the Records of score 0 and m + 2 of the others, drawn at
+    random, where m is the smaller of their numbers."""
+    wrong = [i for i in kept if score_of(records[i]) == 0]
+    right = [i for i in kept if score_of(records[i]) != 0]
+    count = min(len(wrong), len(right))
+    drawn = _draw(count + 1, task, records, wrong) | _draw(count + 2, task, records, right)
+    return [i for i in kept if i in drawn]
+
+
+def equally_many(task: str, records: Sequence[Record], kept: Kept) -> list[int]:
+    """`--balance_equally`: keep min(right, wrong) right and as many wrong Records, drawn at random.
 
     All stay if there are no right or no wrong ones.
     """
@@ -91,9 +119,9 @@ def with_gradient(records: Sequence[Record], advantages: Sequence[float], kept: 
     return [i for i in kept if _has_gradient(records[i], advantages[i])]
 
 
-def above(least: float, advantages: Sequence[float], kept: Kept) -> list[int]:
-    """`--minimal_advantage`: leave out Records with an advantage of at most `least`."""
-    return [i for i in kept if advantages[i] > least]
+def at_least(least: float, advantages: Sequence[float], kept: Kept) -> list[int]:
+    """`--minimal_advantage`: leave out Records with an advantage below `least`."""
+    return [i for i in kept if advantages[i] >= least]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,41 +142,68 @@ def apply_group_rules(
     """
     if not records:
         return []
-    scores = [score_of(record) for record in records]
-    advantages = find_estimator(config.estimator)(records)
-    if config.efficient_rewarding:
-        added = efficiency(scores, [record.n_turns for record in records])
-        advantages = [a + b for a, b in zip(advantages, added, strict=True)]
-    advantages = [advantage * config.adv_scaling for advantage in advantages]
     left_out: dict[int, str] = {}
-    kept = list(range(len(records)))
-    for name, rule in _rules(task, records, advantages, config).items():
-        stay = rule(kept)
-        left_out.update({i: name for i in kept if i not in stay})
-        kept = stay
+    kept = _apply(_rules_of_records(task, records, config), range(len(records)), left_out)
+    advantages = _advantages(records, kept, config)
+    _apply(_rules_of_advantages(records, advantages, config), kept, left_out)
     return [RecordOutcome(advantage, left_out.get(i)) for i, advantage in enumerate(advantages)]
 
 
-def _rules(
-    task: str, records: Sequence[Record], advantages: Sequence[float], config: RewardConfig
-) -> Mapping[str, Callable[[Kept], list[int]]]:
-    """The rules that the flags enable, in the order of application."""
+def _advantages(records: Sequence[Record], kept: Kept, config: RewardConfig) -> list[float]:
+    """The advantage of each Record [n]; baselines are over all, also those that are left out."""
+    scored = records
+    if config.efficient_rewarding:
+        moved = moved_by_turns(records, kept)
+        scored = [r.model_copy(update={"score": s}) for r, s in zip(records, moved, strict=True)]
+    advantages = find_estimator(config.estimator)(scored)
+    if config.efficiency_bonus:
+        right = [i for i, record in enumerate(records) if _is_right(record)]
+        bonus = ranked_by_turns([record.n_turns for record in records], right)
+        advantages = [a + b for a, b in zip(advantages, bonus, strict=True)]
+    return [advantage * config.adv_scaling for advantage in advantages]
+
+
+Rules = Mapping[str, Callable[[Kept], list[int]]]
+
+
+def _apply(rules: Rules, kept: Kept, left_out: dict[int, str]) -> list[int]:
+    """Apply rules one after the other; returns the indices that stay, and names the others."""
+    for name, rule in rules.items():
+        stay = rule(kept)
+        left_out.update({i: name for i in kept if i not in stay})
+        kept = stay
+    return list(kept)
+
+
+def _rules_of_records(task: str, records: Sequence[Record], config: RewardConfig) -> Rules:
+    """The rules by scores, turns and stop reasons that the flags enable, in their order."""
     rules: dict[str, Callable[[Kept], list[int]]] = {}
     if config.estimator == "remax":
         rules["greedy_baseline"] = partial(sampled, records)
+    if config.min_score_spread > 0:
+        rules["min_score_spread"] = partial(with_spread, config.min_score_spread, records)
+    if config.balance_sample:
+        return {**rules, "balance_sample": partial(balanced, task, records)}
     if config.min_turns > 0:
         rules["min_turns"] = partial(more_turns_than, config.min_turns, records)
-    if config.reserve_context_error_count is not None:
+    if config.reserve_context_error_count is not None and not config.efficient_rewarding:
         count = config.reserve_context_error_count
         rules["reserve_context_error_count"] = partial(few_at_limits, count, task, records)
-    if config.balance_sample:
-        rules["balance_sample"] = partial(balanced, task, records)
+    if config.balance_equally:
+        rules["balance_equally"] = partial(equally_many, task, records)
+    return rules
+
+
+def _rules_of_advantages(
+    records: Sequence[Record], advantages: Sequence[float], config: RewardConfig
+) -> Rules:
+    """The rules by advantage that the flags enable. `--minimal_advantage` replaces the other."""
+    if config.minimal_advantage:
+        return {"minimal_advantage": partial(at_least, config.minimal_advantage, advantages)}
     # With `score` the trainer computes the advantage later, so 0 does not mean zero gradient.
     if config.drop_zero_advantage and config.estimator != "score":
-        rules["drop_zero_advantage"] = partial(with_gradient, records, advantages)
-    if config.minimal_advantage is not None:
-        rules["minimal_advantage"] = partial(above, config.minimal_advantage, advantages)
-    return rules
+        return {"drop_zero_advantage": partial(with_gradient, records, advantages)}
+    return {}
 
 
 def turn_advantages(advantage: float, statuses: Sequence[TurnStatus]) -> list[float]:

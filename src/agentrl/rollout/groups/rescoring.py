@@ -44,6 +44,7 @@ class Rescorer:
     scorers: Scorers
     reward: RewardConfig
     temperature: float
+    longest: int | None = None  # tokens of the longest trained sequence
 
     async def rescore(self, tasks: Sequence[str], scorer: str) -> RescoringReport:
         """Score these groups (Task ids) by `scorer`, several concurrently.
@@ -104,7 +105,9 @@ class Rescorer:
         if task.split != Split.TRAIN:
             return [Rescored(record, None, None, None) for record in records]
         settlements = settle_group(task, records, self.reward)
-        made, faults = await make_rows(task, records, settlements, self.records, self.temperature)
+        made, faults = await make_rows(
+            task, records, settlements, self.records, self.temperature, self.longest
+        )
         if faults:
             raise ValueError(next(iter(faults.values())))
         rows = {row.id: row for row in made}

@@ -2,7 +2,8 @@
 
 The turns are replayed into a `TokenContext`, so a row contains exactly the stored deltas and
 outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. The
-replay adds further columns, such as advantages.
+replay adds further columns, such as advantages. Turns that end beyond the longest sequence of the
+run are not trained, and no tokens beyond it are in the row.
 """
 
 import hashlib
@@ -22,20 +23,27 @@ from agentrl.rollout.chat.tokens import TokenContext
 from agentrl.rollout.groups.group_rules import turn_advantages
 
 
+class TooLong(ValueError):
+    """No turn of a Record is short enough to be trained."""
+
+
 def build_row(
     record: Record,
     turns: Sequence[DispatchedSamplingTask],
     advantage: float,
     temperature: float,
     group_order: int,
+    longest: int | None = None,
 ) -> DBRecordData:
     """The training row of a scored Record.
 
     `turns`: all turns, in any order. `advantage`: the Record's; `group_rules.turn_advantages`
-    derives each turn's. `temperature`: of sampling, above 0. `group_order`: the Task's.
+    derives each turn's. `temperature`: of sampling, above 0. `group_order`: the Task's. `longest`:
+    most tokens of a sequence (`--max_tokens`); None: any number.
 
     Generated tokens are trained, stop tokens included; prompts, tool results and headers are not.
-    Raises ValueError, naming the record, if the turns do not fit together or it has no score.
+    Raises ValueError, naming the record, if the turns do not fit together or it has no score, and
+    `TooLong` if no turn ends within `longest`.
     """
     if record.score is None:
         raise ValueError(f"record {record.id} has no score, so no row can be made of it")
@@ -45,11 +53,20 @@ def build_row(
         )
     ordered = sorted(turns, key=lambda turn: turn.turn)
     of_turns = turn_advantages(advantage, [TurnStatus(turn.status) for turn in ordered])
+    within = [longest is None or _end(turn) <= longest for turn in ordered]
+    if ordered and not any(within):
+        raise TooLong(f"no turn of record {record.id} ends within {longest} tokens")
+    columns: list[dict[str, ArrayLike]] = [
+        {"advantages": of_turn} if trained else {"mask": 0}
+        for of_turn, trained in zip(of_turns, within, strict=True)
+    ]
     try:
-        context = replay(ordered, [{"advantages": of_turn} for of_turn in of_turns])
+        context = replay(ordered, columns)
     except ValueError as error:
         raise ValueError(f"the turns of record {record.id} do not fit together: {error}") from None
     tree = context.tree()
+    if longest is not None and not all(within):
+        tree = tree.up_to(longest)
     made = tree["versions"][tree["mask"] == 1]
     return DBRecordData(
         id=record.id,
@@ -68,6 +85,11 @@ def build_row(
         prompt_len=ordered[0].prompt_len,
         prefix_hash=hashlib.blake2b(ordered[0].prompt_delta_ids, digest_size=16).hexdigest(),
     )
+
+
+def _end(turn: DispatchedSamplingTask) -> int:
+    """Tokens of the sequence up to the end of a turn."""
+    return turn.prompt_len + len(unpack_ints(turn.output_ids))
 
 
 def replay(

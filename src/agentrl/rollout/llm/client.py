@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_RETRY_PAUSE_S = 0.5  # doubles with every retry
+_RETRY_PAUSE_S = 0.5  # of a model without `retry_delay`; grows with every retry
 _SHOWN = 120  # characters shown of an unusable reply
 _REFUSED = frozenset({400, 413, 422})  # the content of the request is refused
 _HOPELESS = frozenset({401, 403, 404}) | _REFUSED  # retrying would give the same answer
@@ -55,6 +55,24 @@ class LLMReply(Generic[T]):
     model: str
 
 
+async def open_client(model: AgentModel) -> "AsyncOpenAI":
+    """The connection to a model. Its caller retries and logs, so the library does not retry."""
+    # Imported here: the import takes a second, and few runs need it.
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    return AsyncOpenAI(
+        base_url=model.base_url,
+        api_key=model.key,
+        timeout=model.timeout,
+        max_retries=0,
+        default_headers=UNPACKED,
+        http_client=DefaultAsyncHttpxClient(
+            event_hooks={"response": [limit_answer]},
+            verify=await asyncio.to_thread(tls_context),
+        ),
+    )
+
+
 class LLMClient:
     """Models of the agent config and their connections; an async context manager.
 
@@ -72,24 +90,7 @@ class LLMClient:
     async def __aenter__(self) -> Self:
         if not self._models:
             return self
-        # Imported here: the import takes a second, and few runs need it.
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
-        context = await asyncio.to_thread(tls_context)
-        # `ask` retries and logs, so the library does not retry.
-        self._clients = [
-            AsyncOpenAI(
-                base_url=model.base_url,
-                api_key=model.key,
-                timeout=model.timeout,
-                max_retries=0,
-                default_headers=UNPACKED,
-                http_client=DefaultAsyncHttpxClient(
-                    event_hooks={"response": [limit_answer]}, verify=context
-                ),
-            )
-            for model in self._models
-        ]
+        self._clients = [await open_client(model) for model in self._models]
         return self
 
     async def __aexit__(
@@ -103,15 +104,16 @@ class LLMClient:
         self._clients = []
 
     async def ask(
-        self, instruction: str, material: str, read: Callable[[str], T | None], form: str
+        self, instruction: str | None, material: str, read: Callable[[str], T | None], form: str
     ) -> LLMReply[T]:
         """The first usable reply.
 
-        `instruction`: the system message. `material`: the user message. `read`: reads a reply;
-        returns None if it is unusable. `form`: the expected form in words, for the error. A model
-        is asked again after an unusable reply or an error, `retries` times, then the next model is
-        asked; errors that would repeat are not retried. Raises `NoModelAnswered` after the last
-        model, or `ModelsUnreachable` if no model replied or refused the request's content.
+        `instruction`: the system message; None: there is none. `material`: the user message.
+        `read`: reads a reply; returns None if it is unusable. `form`: the expected form in words,
+        for the error. A model is asked again after an unusable reply or an error, `retries` times,
+        then the next model is asked; errors that would repeat are not retried. Raises
+        `NoModelAnswered` after the last model, or `ModelsUnreachable` if no model replied or
+        refused the request's content.
         """
         from openai import APIStatusError, OpenAIError
 
@@ -120,7 +122,8 @@ class LLMClient:
         for model, client in zip(self._models, self._clients, strict=True):
             for attempt in range(model.retries + 1):
                 if attempt:
-                    await asyncio.sleep(_RETRY_PAUSE_S * 2 ** (attempt - 1))
+                    pause = _RETRY_PAUSE_S if model.retry_delay is None else model.retry_delay
+                    await asyncio.sleep(pause * model.backoff_factor ** (attempt - 1))
                 try:
                     text = await _complete(client, model, instruction, material)
                 except (OpenAIError, _NoCompletion) as error:
@@ -149,7 +152,7 @@ class LLMClient:
             probe=partial(self._answer, instruction, material),
         )
 
-    async def _answer(self, instruction: str, material: str) -> None:
+    async def _answer(self, instruction: str | None, material: str) -> None:
         """Repeat a request; return if any model replies.
 
         Raises the last error if none does, and `ConnectionError` if none can be connected to.
@@ -172,18 +175,20 @@ class LLMClient:
 
 
 async def _complete(
-    client: "AsyncOpenAI", model: AgentModel, instruction: str, material: str
+    client: "AsyncOpenAI", model: AgentModel, instruction: str | None, material: str
 ) -> str:
-    from openai.types.chat import ChatCompletion
+    from openai import omit
+    from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": material}]
+    if instruction is not None:
+        messages.insert(0, {"role": "system", "content": instruction})
     completion = await client.chat.completions.create(
         model=model.model,
-        messages=[
-            {"role": "system", "content": instruction},
-            {"role": "user", "content": material},
-        ],
+        messages=messages,
         temperature=model.temperature,
-        max_tokens=model.max_tokens,
+        max_tokens=omit if model.max_tokens is None else model.max_tokens,
+        extra_body=model.extra_body,
     )
     # The library accepts any answer with status 200 as a completion.
     if not isinstance(completion, ChatCompletion):

@@ -2,15 +2,18 @@
 
 `scorer_agent` judges answers, `ruler_agent` ranks rollouts, `http_scorer` is a reward service
 (`rollout/scorers`). `browse_agent` reads long results of tools (`tools/browse.py`). Each list of
-models is tried in order (`rollout/llm/client.py`).
+models is tried in order (`rollout/llm/client.py`). A section may also be a mapping with its models
+and settings (`sections.py`).
 """
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agentrl.rollout.llm.sections import BrowseSettings, JudgeSettings, split_sections
 
 
 class AgentModelsError(ValueError):
@@ -27,9 +30,12 @@ class AgentModel(BaseModel):
     api_key: str | None = None
     api_key_env: str | None = None  # name of the environment variable that holds the key
     temperature: float = Field(0.0, ge=0)
-    max_tokens: int = Field(1024, gt=0)
+    max_tokens: int | None = Field(1024, gt=0)  # None: as many as the endpoint allows
     timeout: float = Field(60.0, gt=0)  # seconds per request
     retries: int = Field(2, ge=0)  # further tries before the next model is asked
+    retry_delay: float | None = Field(None, ge=0)  # seconds before the first of them; None: half
+    backoff_factor: float = Field(2.0, ge=1)  # by which each later pause is longer
+    extra_body: dict[str, Any] | None = None  # further fields of each request
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:
@@ -76,6 +82,20 @@ class AgentModels(BaseModel):
     scorer_agent: tuple[AgentModel, ...] = ()
     ruler_agent: tuple[AgentModel, ...] = ()
     http_scorer: RewardServiceConfig | None = None
+    judge: JudgeSettings = JudgeSettings()
+    browsing: BrowseSettings | None = None  # None: by the flags --browse_*
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sections(cls, content: object) -> object:
+        return split_sections(content) if isinstance(content, dict) else content
+
+    @property
+    def scorer_section(self) -> dict[str, Any]:
+        """The section `scorer_agent` as the file may have it: a mapping with `models`."""
+        models = [{**model.model_dump(), "api_key": model.key} for model in self.scorer_agent]
+        tries = [model.retries + 1 for model in self.scorer_agent]
+        return {"models": models, "max_retries": max(tries, default=1), **self.judge.model_dump()}
 
     @property
     def ranking_models(self) -> tuple[AgentModel, ...]:

@@ -133,7 +133,7 @@ class Attempt:
         """Sample the Record and store it."""
         record = await self._unless_stopped(self._sample(), self._agent)
         assert self._sampler is not None, "what was sampled had a sampler"
-        check_sampled(record, self.claim.record_id, self._sampler.context.n_turns)
+        check_sampled(record, self.claim.record_id, self._sampler.n_turns)
         self.breakers.sampled(self.claim)
         record = record.model_copy(update={"status": RecordStatus.SAMPLED})
         await self.records.sampled(record)
@@ -210,7 +210,7 @@ class Attempt:
         sampler = self._sampler or await self.make_sampler(self.claim, record)
         by_agent = may_score_itself(type(sampler))
         who = f"{self._agent}, in evaluate_record," if by_agent else self._scorer
-        scored = await self._in_time(sampler.evaluate_record(record), who)
+        scored = await self._in_time(sampler.score(record), who)
         return check_scored(scored, record.id).model_copy(update={"status": RecordStatus.SCORED})
 
     async def _fail_scoring(self, record: Record, error: Exception) -> Task | None:

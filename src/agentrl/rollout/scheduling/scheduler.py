@@ -45,7 +45,8 @@ TAKEN_OVER = 16  # concurrent finalisations, so that their leases can be kept
 class SamplingScheduler:
     """Runs samplers until the run is finished or `stop()` is called.
 
-    `evaluation`: sample this evaluation only, and end with it.
+    `evaluation`: sample this evaluation only, and end with it. `endpoint`: URL of an API that is
+    asked instead of services.
     """
 
     database: RunDatabase
@@ -53,6 +54,7 @@ class SamplingScheduler:
     agents: Agents
     owner: str
     evaluation: int | None = None
+    endpoint: str | None = None
     _attempts: dict[str, tuple[Attempt, asyncio.Task[None]]] = field(default_factory=dict)
     _finalising: set[asyncio.Task[None]] = field(default_factory=set)  # groups left by others
     _wake: asyncio.Event = field(default_factory=asyncio.Event)  # there may be something to do
@@ -88,6 +90,7 @@ class SamplingScheduler:
             self.config.temperature,
             sampling.record_timeout,
             self._breakers.met_by_group,
+            sampling.max_tokens,
         )
         self._observer = Observer(
             self.database,
@@ -95,6 +98,7 @@ class SamplingScheduler:
             sampling.enable_sampling,
             self.config.steps_ahead,
             sampling.num_generations,
+            self.endpoint,
         )
         self._concurrency = Concurrency(
             sampling.max_concurrent_samples_per_process, sampling.target_concurrency

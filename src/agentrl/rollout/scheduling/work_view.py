@@ -7,7 +7,7 @@ from agentrl.databases.changes import Changes, inserted, updated
 from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import Run, Split, TaskStatus, epoch_places
 from agentrl.databases.row_ledger import count_waiting
-from agentrl.databases.tasks import open_groups
+from agentrl.databases.tasks import UNBOUNDED, open_groups
 from agentrl.databases.transitions import OPEN_TASKS
 from agentrl.rollout.scheduling.admission import admission_limit, admitted_groups, room
 
@@ -34,7 +34,7 @@ class Observer:
 
     `evaluation`: sample only this evaluation; None: the run. `sampling`: whether to sample training
     groups. `steps_ahead`: by which samplers may run ahead of the trainer. `group_size`: rollouts of
-    a group.
+    a group. `endpoint`: URL of an API that is asked instead of services.
     """
 
     database: RunDatabase
@@ -42,6 +42,7 @@ class Observer:
     sampling: bool
     steps_ahead: int
     group_size: int
+    endpoint: str | None = None
 
     def changes(self) -> Changes:
         """The changes after which to look again: steps, publications, new tasks."""
@@ -58,7 +59,12 @@ class Observer:
         return await retry_through_outages(self._look, "the look for work")
 
     async def admission_limit(self, run: Run) -> int | None:
-        """The group order up to which training groups may be begun; None if none may."""
+        """The group order up to which training groups may be begun; None if none may.
+
+        With fixed weights no group grows stale.
+        """
+        if run.status == runs.SAMPLING:
+            return UNBOUNDED
         return await retry_through_outages(
             lambda: self._admission_limit(run), "the staleness bound"
         )
@@ -75,12 +81,14 @@ class Observer:
             return WorkView(finished=True)
         if run.status == runs.HOPELESS:
             return WorkView(hopeless=run.failure)
-        training = run.status == runs.TRAINING and self.sampling
+        training = run.status in (runs.TRAINING, runs.SAMPLING) and self.sampling
         return WorkView(
             await self._services(), await self._evaluation_waits(), run if training else None
         )
 
     async def _services(self) -> tuple[str, ...]:
+        if self.endpoint is not None:
+            return (self.endpoint,)
         serving = await services.serving(self.database)
         return tuple(service.url for service in serving)
 

@@ -13,9 +13,11 @@ from agentrl.databases.services import register_urls
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.agents import find_agent, load_agents
 from agentrl.rollout.agents.base import AsyncSampler
+from agentrl.rollout.agents.endpoint import EndpointAgents, EndpointSampler, NoServices
 from agentrl.rollout.agents.limits import check_model_context
 from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.groups.advantages import find_estimator
+from agentrl.rollout.llm.models import AgentModel
 from agentrl.rollout.scheduling.attempt import LET_GO_S
 from agentrl.rollout.scheduling.joining import join
 from agentrl.rollout.scheduling.process_end import END_S, ProcessEnd, run_to_its_end
@@ -53,11 +55,15 @@ async def _join_and_sample(argv: Sequence[str], share: ProcessShare) -> None:
 
 
 async def sample(
-    config: Config, evaluation: int | None = None, end: ProcessEnd | None = None
+    config: Config,
+    evaluation: int | None = None,
+    end: ProcessEnd | None = None,
+    endpoint: AgentModel | None = None,
 ) -> None:
     """Sample for the run of `config`, or only for the evaluation at step `evaluation`.
 
-    `end`: of this process, if it does nothing else.
+    `end`: of this process, if it does nothing else. `endpoint`: a model behind an API, which is
+    asked instead of the run's services.
     """
     load_agents(config)
     find_estimator(config.reward.estimator)
@@ -69,7 +75,12 @@ async def sample(
     database = await connect(url, config.run.run_name, config.sampling.startup_timeout)
     try:
         await register_urls(database, config.inference_urls)
-        pool = ServicePool(
+        kind = find_agent(config.agent.agent_name)
+        opened, agents_of, pool_of = AsyncSampler.open_resources, Agents, ServicePool
+        if endpoint is not None:
+            kind = EndpointSampler.of(endpoint)
+            opened, agents_of, pool_of = kind.open_resources, EndpointAgents, NoServices
+        pool = pool_of(
             api_key=config.sampling.inference_api_key,
             request_timeout_s=config.sampling.request_timeout,
             patience_s=config.sampling.startup_timeout,
@@ -77,15 +88,16 @@ async def sample(
         records = RecordLedger(database, config.sampling.lease_seconds)
         async with (
             pool,
-            AsyncSampler.open_resources(config, pool, records) as shared,
-            Agents(shared, find_agent(config.agent.agent_name)) as agents,
+            opened(config, pool, records) as shared,
+            agents_of(shared, kind) as agents,
         ):
             # Exclude what was loaded so far from garbage collection: each pass over it would block
             # the event loop for 0.1 s and more.
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLD)
-            scheduler = SamplingScheduler(database, config, agents, process_name(), evaluation)
+            url = None if endpoint is None else endpoint.base_url
+            scheduler = SamplingScheduler(database, config, agents, process_name(), evaluation, url)
             loop, asked = asyncio.get_running_loop(), StopRequest()
 
             def stop(number: int) -> None:

@@ -4,6 +4,7 @@
     ground_truth   the task's `answer` (a task without one is refused)
     question       the task's `query`
     task, record   the documents themselves
+    scorer_agent_config   the section `scorer_agent` of the agent file, as a dictionary
     messages       the Record's conversation, as chat messages
 
 or, to look at a whole group at once:
@@ -32,19 +33,24 @@ from agentrl.rollout.scorers.threads import ScorerThreads
 ScorerFunction = Callable[..., Any]
 Messages = list[dict[str, Any]]
 
-_OF_RECORD = frozenset({"model_answer", "ground_truth", "question", "task", "record", "messages"})
-_OF_GROUP = frozenset({"ground_truth", "question", "task", "records", "messages"})
+_OF_TASK = frozenset({"ground_truth", "question", "task", "messages", "scorer_agent_config"})
+_OF_RECORD = _OF_TASK | {"model_answer", "record"}
+_OF_GROUP = _OF_TASK | {"records"}
 _JUDGED = frozenset({"model_answer", "record", "records", "messages"})  # one of them is required
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A scorer function with its name. `takes`: the names of its inputs."""
+    """A scorer function with its name.
+
+    `takes`: the names of its inputs. `config`: the section `scorer_agent` of the agent file.
+    """
 
     name: str
     function: ScorerFunction
     takes: frozenset[str]
     threads: ScorerThreads = field(compare=False, repr=False)
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, name: str, function: ScorerFunction) -> Self:
@@ -117,7 +123,13 @@ class Scorer:
     async def _call(self, task: Task, inputs: Mapping[str, object]) -> object:
         if self.needs_answer and task.answer is None:
             raise ValueError(f"the task has no `answer`, which scorer {self.name!r} compares with")
-        given = {"task": task, "question": task.query, "ground_truth": task.answer, **inputs}
+        given = {
+            "task": task,
+            "question": task.query,
+            "ground_truth": task.answer,
+            "scorer_agent_config": self.config,
+            **inputs,
+        }
         # Copies: a function may change its inputs, but not the Record that is stored.
         arguments = {name: copy.deepcopy(given[name]) for name in self.takes}
         return await contained(self._result(arguments), f"scorer {self.name!r}")

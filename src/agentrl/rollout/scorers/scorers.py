@@ -39,10 +39,11 @@ class Scorers:
         self._service = RewardService(agents.http_scorer)
         self._bound: dict[str, ScorerFunction] = {
             "math": self._math.score,
-            "agentcpm": Judge(self._judging).score,
+            "agentcpm": Judge(self._judging, agents.judge.judge_prompt_template).score,
             "http": self._service.score,
             "ruler": Ruler(self._ranking).score_group,
         }
+        self._config = agents.scorer_section
         self._stack = AsyncExitStack()
 
     @classmethod
@@ -122,8 +123,8 @@ class Scorers:
 
     def _find(self, name: str) -> Scorer:
         found = find_scorer(name)
-        bound = self._bound.get(name)
-        return found if bound is None else replace(found, function=bound)
+        bound = self._bound.get(name, found.function)
+        return replace(found, function=bound, config=self._config)
 
     async def _conversations(self, records: Sequence[Record]) -> list[Messages]:
         turns = await self._records.turns([record.id for record in records])

@@ -16,8 +16,7 @@ from urllib.parse import quote
 
 import httpx2
 import orjson
-from mcp_types import CallToolResult, TextContent
-from pydantic import ValidationError
+from mcp_types import CallToolResult
 
 from agentrl.limited_httpx import (
     TOO_LARGE,
@@ -35,9 +34,9 @@ from agentrl.rollout.tools.calls import (
 )
 from agentrl.rollout.tools.catalogue import Offer
 from agentrl.rollout.tools.connection import ConnectFailed
-from agentrl.rollout.tools.results import json_text
 from agentrl.rollout.tools.server_list import ServerSpec
 from agentrl.rollout.tools.sockets import KEEPALIVE_S
+from agentrl.rollout.tools.status_answers import read_answer
 from agentrl.rollout.tools.transports import NOT_SERVING, refusal
 
 _RETRY_PAUSE_S = 0.25
@@ -219,34 +218,3 @@ class Aggregator:
         if not isinstance(found, list):
             raise ConnectFailed(f"no list `{key}` in the answer to GET {path}", refused=True)
         return found
-
-
-def read_answer(body: Any, failed: bool = False) -> CallToolResult:
-    """An aggregator's answer as an MCP result. `failed`: whether its HTTP status is an error.
-
-    Errors come as `status: error`, as an HTTP-like `status_code`, or as an `error` in the content.
-    """
-    content = body.get("content", body) if isinstance(body, dict) else body
-    if isinstance(body, dict):
-        status = body.get("status_code")
-        failed = (
-            failed
-            or body.get("status") == "error"
-            or bool(body.get("isError"))
-            or (isinstance(status, int) and status >= 400)
-        )
-    if isinstance(content, dict) and content.get("error"):
-        failed = True
-        told = [str(content[key]) for key in ("error", "detail") if content.get(key)]
-        content = ": ".join(dict.fromkeys(told))
-    elif failed and isinstance(content, dict) and content.get("detail"):
-        content = content["detail"]
-    if isinstance(content, list):
-        try:
-            return CallToolResult.model_validate({"content": content, "isError": failed})
-        except ValidationError:
-            pass  # another list than MCP's content
-    elif isinstance(content, dict) and set(content) == {"result"}:
-        content = content["result"]
-    text = content if isinstance(content, str) else json_text(content)
-    return CallToolResult(content=[TextContent(text=text)], is_error=failed)

@@ -29,6 +29,7 @@ from agentrl.configs import ConfigError
 from agentrl.configs.user_module import load_user_module
 from agentrl.foreign_text import error_line
 from agentrl.rollout.contained import contained
+from agentrl.rollout.tools.handlers import is_handler, server_of
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +54,15 @@ def load_server(python: str) -> ServerObject:
                 f"--{_FLAG} {python}: {place} cannot be imported: {error_line(error)}"
             ) from error
     found = getattr(module, name, None)
-    if not isinstance(found, MCPServer | Server):
-        raise ConfigError(
-            f"--{_FLAG} {python}: {name} must be an MCPServer or a Server of the package `mcp`, "
-            f"and is {'missing' if found is None else type(found).__name__}"
-        )
-    return found
+    if isinstance(found, MCPServer | Server):
+        return found
+    if is_handler(found):
+        return server_of(found, name)
+    raise ConfigError(
+        f"--{_FLAG} {python}: {name} must be an MCPServer or a Server of the package `mcp`, or a "
+        f"handler with `openai_tools` and `call_tool`, and is "
+        f"{'missing' if found is None else type(found).__name__}"
+    )
 
 
 class ServerThread:

@@ -4,7 +4,7 @@
     clipped.py weighted.py covariance.py supervised.py    the loss functions
     resolve.py         these by name, and a user's from a file
     ratio.py           ratios of policies, and their caps
-    importance.py divergence.py    layers over any loss
+    band.py importance.py divergence.py    layers over any loss
     normalisation.py   token losses to the loss of the global batch
 
 `step/objective.py` combines them by flags. Models, ranks and micro-batches are unknown here.

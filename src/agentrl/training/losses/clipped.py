@@ -22,7 +22,7 @@ from agentrl.training.losses.ratio import (
 def clipped_surrogate(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     """The clipped surrogate of PPO, token by token.
 
-        L = -min(r A, clip(r, 1 - epsilon, 1 + epsilon_higher) A)
+        L = -min(r A, clip(r, 1 - epsilon, 1 + epsilon + epsilon_higher) A)
 
     PPO, arXiv 1707.06347, equation 7. GRPO: DeepSeekMath, arXiv 2402.03300, equation 3, whose KL
     term is `--beta`; there it is the mean over a sequence's tokens and then over sequences, and
@@ -38,7 +38,7 @@ def clipped_surrogate(inputs: LossInputs, config: LossConfig) -> TokenLoss:
 def gspo(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     """Group sequence policy optimisation: the ratio, and so the clip, is that of a sequence.
 
-        L = -min(s A, clip(s, 1 - epsilon, 1 + epsilon_higher) A)
+        L = -min(s A, clip(s, 1 - epsilon, 1 + epsilon + epsilon_higher) A)
         s = exp(mean over the sequence's tokens of log r)
 
     arXiv 2507.18071, equations 5 and 7; a sequence is a row with all its turns and segments. The
@@ -70,7 +70,7 @@ def _clip(ratio: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
     `beta1`, `beta2`: tokens that the clip takes out keep a bounded gradient,
 
         L = -beta1 (1 - epsilon) r / sg[r] A where r < 1 - epsilon and A < 0
-        L = -beta2 (1 + epsilon_higher) r / sg[r] A where r > 1 + epsilon_higher and A > 0
+        L = -beta2 (1 + epsilon + epsilon_higher) r / sg[r] A where r is above that and A > 0
 
     CE-GPPO, arXiv 2509.20712, equation 8 (over GRPO: CE-GRPO).
     """

@@ -53,7 +53,7 @@ def proximal_policy(inputs: LossInputs, config: LossConfig) -> Tensor | None:
 
 
 def correction(inputs: LossInputs, config: LossConfig) -> Correction:
-    """The layers `--rollout_is` (weights, truncated at `--importance_weight_cap_ratio`) and
+    """The layers `--rollout_is` (weights, truncated at `--rollout_is_threshold`) and
     `--rollout_rs` (masks), with the ratio of
 
         token      rho_t

@@ -27,8 +27,8 @@ def normalise(
     `token_losses` [N]; `sequence_tokens` [N]: number of trained tokens of each token's whole
     sequence; `length`: the divisor of `Normalisation.CONSTANT`, in tokens. The loss is the sum of
     the results over all parts of the batch. Tokens that a loss
-    leaves out (clip mask, `strict_in_bound`) stay in the counts, which are known before any forward
-    pass; leaving out many tokens makes the step smaller.
+    leaves out (band, `rollout_rs`) stay in the counts, which are known before any forward pass;
+    leaving out many tokens makes the step smaller.
     """
     if normalisation is Normalisation.TOKEN:
         return token_losses.sum() / max(totals.tokens, 1)

@@ -76,7 +76,7 @@ def sequence_mean(values: Tensor, inputs: LossInputs) -> Tensor:
 def capped(ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
     """The ratio [N] under the caps of the flags, and whether a cap took effect, [N] bool.
 
-    `importance_weight_cap_ratio` caps every ratio (truncated importance sampling, TRL's `delta`);
+    `rollout_is_threshold` caps every ratio (truncated importance sampling, TRL's `delta`);
     with `--rollout_is` it caps those weights instead. `dual_clip` caps the ratios of tokens with a
     negative advantage: the max(..., c A) of dual-clip PPO, arXiv 1912.09729, equation 5, which
     keeps a token that has become likely from dominating the step.

@@ -5,34 +5,24 @@ from torch import Tensor
 
 from agentrl.configs import LossConfig
 from agentrl.training.losses.inputs import LossInputs, TokenLoss
-from agentrl.training.losses.ratio import (
-    capped,
-    outside_clip_range,
-    sampler_log_ratio,
-    token_ratio,
-)
+from agentrl.training.losses.ratio import capped, sampler_log_ratio, token_ratio
 
 
 def minirl(inputs: LossInputs, config: LossConfig) -> TokenLoss:
-    """MiniRL: REINFORCE with a token-level importance weight and a clip mask.
+    """MiniRL: REINFORCE with a token-level importance weight and a mask.
 
         L = -M sg[pi / mu] A log pi
-        M = 0 where A > 0 and r > 1 + epsilon_higher, or A < 0 and r < 1 - epsilon; else 1
 
     arXiv 2512.01374 (Stabilizing Reinforcement Learning with LLMs), sections 2 and 4: the weight
     is taken to the sampler's policy mu, and the mask's r = pi / p to the old policy as the trainer
     computes it, so that different rounding masks nothing. Its gradient without mask is that of the
     expected reward to first order around mu. The paper sums over tokens, here divided by a
-    constant. With `--strict_in_bound`, p is mu: the mask of the original AgentRL's scripts. Masked
-    tokens keep the gradient that `beta1` and `beta2` give them, see `clipped.py`.
+    constant. The mask M is the band of `band.py`: in the paper the clip range, and with
+    `--strict_in_bound` or `--importance_weight_cap_ratio` that of the original AgentRL around mu.
     """
     ratio = token_ratio(inputs).detach()
     weight, over_cap = capped(sampler_log_ratio(inputs).exp(), inputs.advantages, config)
-    too_low, too_high = outside_clip_range(ratio, inputs.advantages, config)
-    low, high = config.clip_range
-    weight = torch.where(too_low, (config.beta1 or 0.0) * low, weight)
-    weight = torch.where(too_high, (config.beta2 or 0.0) * high, weight)
-    return TokenLoss(_weighted(weight, inputs), ratio, too_low, too_high | over_cap)
+    return TokenLoss(_weighted(weight, inputs), ratio, torch.zeros_like(over_cap), over_cap)
 
 
 def reinforce(inputs: LossInputs, config: LossConfig) -> TokenLoss:
@@ -52,10 +42,10 @@ def reinforce(inputs: LossInputs, config: LossConfig) -> TokenLoss:
 def cispo(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     """CISPO: the weight is clipped and not the token, so that every token keeps its gradient.
 
-        L = -sg[min(r, 1 + epsilon_higher)] A log pi
+        L = -sg[min(r, 1 + clip_ratio_high)] A log pi
 
     MiniMax-M1, arXiv 2506.13585, equations 4 and 5, without a lower bound, as there. TRL's
-    `epsilon_high` is the bound itself, 1 + epsilon_higher.
+    `epsilon_high` is the bound itself, 1 + clip_ratio_high.
     """
     ratio = token_ratio(inputs).detach()
     _, high = config.clip_range

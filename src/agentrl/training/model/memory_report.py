@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.configs import Config
+from agentrl.configs.hub import with_models_here
 from agentrl.configs.parsing import config_of, layers_given, merged
 from agentrl.configs.verbs import memory_parser
 from agentrl.training.model.loading import empty_model
@@ -31,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     """Print the estimate; exit status 1 if it does not fit `--device_gib`."""
     given = memory_parser().parse(argv)
     arguments = given.own
-    config = config_of(merged(layers_given(given.values, given.files)))
+    values = merged(layers_given(given.values, given.files))
+    config = config_of(with_models_here(values))
     shape, setup = shape_of(described_model(config)), setup_of(config, arguments.processes)
     console = Console()
     console.print(_table(shape, setup))

@@ -40,6 +40,7 @@ from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
 from agentrl.training.data.stream import LedgerSource
 from agentrl.training.run.entry import TASKS, RunEntry, enter, settle
+from agentrl.training.run.feeding import begin_feeding
 from agentrl.training.run.gpu_sharing import GpuSharing
 from agentrl.training.run.publication import Publication, Publisher, next_version
 from agentrl.training.run.startup import checkpoint_to_resume
@@ -200,17 +201,10 @@ class RunCoordinator:
     async def _start_feeding(self, step: int) -> None:
         """Begin to feed tasks of the present data. Tasks and rows of earlier data are left out."""
         assert self._entry is not None, "the run was not entered"
-        if self._entry.begins:
-            epoch = await self._feeder.next_epoch() if self._known_data else 0
-            begun = self._entry.data.model_copy(update={"epoch": epoch, "step": step})
-            self._known_data = await self._lease.begin_data(begun)
-        number = len(self._known_data) - 1
-        left = await self._feeder.leave(number)
-        if left:
-            logger.info("%d tasks of other data, which nobody had begun, are left out", left)
-        first_epoch = self._known_data[-1].epoch
-        self.ledger.begin_at(group_order(first_epoch, 0))
-        await self._feeder.start(number, first_epoch, self._known_data[-1].seed)
+        self._known_data = await begin_feeding(
+            self._feeder, self._lease, self._entry, self._known_data, step
+        )
+        self.ledger.begin_at(group_order(self._known_data[-1].epoch, 0))
 
     def run_beside(self, background: BackgroundLoop) -> None:
         """Keep the lease, update late services and check a large task file in the background."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from accelerate import Accelerator
 
-from agentrl.configs import Config
+from agentrl.configs import Config, trackers_of
 from agentrl.databases.row_ledger import RowCounts, RowHeader
 from agentrl.training.checkpoint.layout import recorded_config
 from agentrl.training.step.statistics import StepStatistics
@@ -100,16 +100,16 @@ class MetricsWriter:
     def __init__(self, output: Path, accelerator: Accelerator, config: Config, step: int) -> None:
         """Continue after `step`. Lines of later steps, which are trained again, are set aside.
 
-        Raises `ConfigError` if the tracker of `report_to` is not installed.
+        Raises `ConfigError` if a tracker of `report_to` is not installed.
         """
         self._accelerator = accelerator
-        self._tracks = config.run.report_to != "none"
+        self._tracks = bool(trackers_of(config.run.report_to))
         self._every = config.run.logging_steps
         self._file = output / "metrics.jsonl"
         if accelerator.is_main_process:
             _set_aside_after(self._file, step)
         if self._tracks:
-            accelerator.init_trackers(config.run.run_name, _flat(config))
+            accelerator.init_trackers(*_tracked(config))
 
     def write(self, metrics: MetricsLine) -> None:
         """Append a step's line, if it is a multiple of `logging_steps`."""
@@ -172,3 +172,17 @@ def _flat(config: Config) -> dict[str, str | int | float | bool]:
         name: value if isinstance(value, str | int | float | bool) else str(value)
         for name, value in flags.items()
     }
+
+
+def _tracked(config: Config) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The project, its configuration, and what each tracker is opened with.
+
+    SWANLAB_PROJECT and SWANLAB_WORKSPACE say where SwanLab puts the run, under the run's name.
+    """
+    project = os.environ.get("SWANLAB_PROJECT", "").strip()
+    if not project:
+        return config.run.run_name, _flat(config), {}
+    opened = {"experiment_name": config.run.run_name}
+    if workspace := os.environ.get("SWANLAB_WORKSPACE", "").strip():
+        opened["workspace"] = workspace
+    return project, _flat(config), {"swanlab": opened}

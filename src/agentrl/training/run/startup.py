@@ -6,16 +6,17 @@ A failed check raises an error of one sentence.
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration
+from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from agentrl.configs import Config, ConfigError, LearnerConfig, check_tracker
+from agentrl.configs import Config, ConfigError, LearnerConfig, trackers_of
 from agentrl.configs.flags import flags_named
 from agentrl.configs.run_flags import flat_flags, refuse_fixed, stored_flags
 from agentrl.databases.documents import TrainerStart
@@ -42,7 +43,7 @@ def check_input(
 
     Raises `CheckpointError` or `ConfigError`.
     """
-    check_tracker(config.run.report_to)
+    trackers_of(config.run.report_to)
     tokenizer = load_tokenizer(config.model.model_name_or_path)
     check_writable(config.output)
     checkpoint_to_resume(config, [])  # only checked; the coordinator chooses it
@@ -162,14 +163,21 @@ def learner_config(config: Config, accelerator: Accelerator) -> LearnerConfig:
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """Make the `Accelerator`, used for processes and trackers. Raises `ConfigError` for float16."""
-    tracker = config.run.report_to
+    """Make the `Accelerator`, used for processes and trackers.
+
+    Raises `ConfigError` for float16 and for a tracker that is not installed.
+    """
+    if config.compute.tf32:
+        torch.set_float32_matmul_precision("high")
     accelerator = Accelerator(
         cpu=config.parallel.use_cpu or not torch.cuda.is_available(),
-        log_with=None if tracker == "none" else tracker,
+        log_with=trackers_of(config.run.report_to) or None,
         project_config=ProjectConfiguration(
             str(config.output), logging_dir=str(config.output / "tensorboard")
         ),
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=timedelta(seconds=config.parallel.ddp_timeout))
+        ],
     )
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise ConfigError(

@@ -27,6 +27,7 @@ from agentrl.training.losses import (
     normalise,
     scope_of,
 )
+from agentrl.training.losses.band import within_band
 from agentrl.training.losses.divergence import kl_divergence
 from agentrl.training.losses.importance import (
     Correction,
@@ -146,9 +147,9 @@ class Objective:
         if config.normalizes_advantages:
             std = totals.advantage_std + _STD_FLOOR
             advantages = (advantages - totals.advantage_mean) / std
-        if config.out_of_date_decay is not None:
+        if config.advantage_decay is not None:
             # Tokens of staleness 0 keep their advantage.
-            advantages = advantages * config.out_of_date_decay**inputs.staleness
+            advantages = advantages * config.advantage_decay**inputs.staleness
         return replace(
             inputs, advantages=advantages, proximal_logprobs=proximal_policy(inputs, config)
         )
@@ -160,15 +161,12 @@ class Objective:
         return rest_sum(divergence, inputs) if self._kl_span == "rest" else divergence
 
     def _correction(self, inputs: LossInputs, loss: TokenLoss) -> Correction | None:
-        """The importance weights, and the masks of `--rollout_rs` and `--strict_in_bound`."""
+        """The importance weights, and the masks of `--rollout_rs` and the band of ratios."""
         if self._supervised:
             return None
         corrected = correction(inputs, self._config)
-        if not self._config.leaves_out_of_range:
-            return corrected
-        low, high = self._config.clip_range
-        within = (loss.ratio >= low) & (loss.ratio <= high)
-        return replace(corrected, kept=corrected.kept & within)
+        within = within_band(loss.ratio, inputs, self._config)
+        return corrected if within is None else replace(corrected, kept=corrected.kept & within)
 
 
 def _with_advantages(totals: BatchTotals, advantages: Tensor) -> BatchTotals:

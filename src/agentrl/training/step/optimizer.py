@@ -4,6 +4,8 @@ A checkpoint has the optimizer's moments and the position in the schedule. All o
 from the present flags when a checkpoint is loaded.
 """
 
+import json
+import math
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
-from agentrl.configs import OptimizerConfig
+from agentrl.configs import ConfigError, OptimizerConfig
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
@@ -35,13 +37,24 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> AdamW:
 def make_scheduler(
     optimizer: torch.optim.Optimizer, config: OptimizerConfig, total_steps: int
 ) -> LambdaLR:
-    """The schedule `lr_scheduler_type` over `total_steps` optimizer steps, with linear warm-up."""
-    scheduler: LambdaLR = get_scheduler(
-        config.lr_scheduler_type,
-        optimizer,
-        num_warmup_steps=config.warmup_steps,
-        num_training_steps=total_steps,
-    )
+    """The schedule `lr_scheduler_type` over `total_steps` optimizer steps, with linear warm-up.
+
+    Raises `ConfigError` for `lr_scheduler_kwargs` that the schedule does not take.
+    """
+    steps = config.warmup_steps
+    try:
+        scheduler: LambdaLR = get_scheduler(
+            config.lr_scheduler_type,
+            optimizer,
+            num_warmup_steps=math.ceil(total_steps * steps) if steps < 1 else int(steps),
+            num_training_steps=total_steps,
+            scheduler_specific_kwargs=json.loads(config.lr_scheduler_kwargs),
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"--lr_scheduler_kwargs {config.lr_scheduler_kwargs}: not taken by "
+            f"--lr_scheduler_type {config.lr_scheduler_type} ({error})"
+        ) from None
     return scheduler
 
 

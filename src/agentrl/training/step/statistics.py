@@ -32,7 +32,7 @@ class StepStatistics(CriticStatistics):
     clip_fraction_low: float  # because their ratio was too small
     clip_fraction_high: float  # because it was too large
     truncated_fraction: float  # tokens whose importance weight was capped (--rollout_is)
-    left_out_fraction: float  # tokens left out by --rollout_rs or --strict_in_bound
+    left_out_fraction: float  # tokens left out by --rollout_rs or the band of ratios
     mismatch_kl: float  # E_mu[r - 1 - log r], an estimate of KL(mu || pi) that is never negative
     mismatch_kl_k1: float  # E_mu[-log r], the plain estimate of the same
     effective_sample_size: float  # (sum r)^2 / (n sum r^2): 1 on policy, small far off policy

@@ -200,7 +200,7 @@ class SupervisedTrainer:
             last = self._step == self._total
             eval_loss = self._evaluate() if self._is_evaluated(last=last) else None
             stopping = self._stops()
-            if last or stopping or self._step % self._config.checkpoint.save_steps == 0:
+            if last or stopping or self._config.checkpoint.is_due(self._step):
                 self._save()
             if statistics is not None:
                 line = self._line(statistics, rows, eval_loss, time.monotonic() - began, trained)

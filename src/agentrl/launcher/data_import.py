@@ -1,0 +1,272 @@
+"""Rows of a file as a run's documents: Tasks, Records, turns and training rows.
+
+The reverse of `data_rows.py`: what is exported, imported and exported again has the same content.
+Rows of other programs lack most fields; they get ids by their place in the file.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import orjson
+
+from agentrl.databases.arrays import pack_floats, pack_ints
+from agentrl.databases.documents import (
+    DBRecordData,
+    DispatchedSamplingTask,
+    Record,
+    RecordStatus,
+    Slot,
+    SlotStatus,
+    Split,
+    Task,
+    TaskStatus,
+    ToolCall,
+    ToolList,
+    TurnStatus,
+)
+from agentrl.databases.records import turn_id
+from agentrl.databases.tasks import record_id, task_key
+from agentrl.databases.token_tree import COLUMNS
+from agentrl.launcher.data_file import Format
+from agentrl.policy_version import VersionSpan
+from agentrl.rollout.demonstrations.of_record import turns_of
+from agentrl.rollout.groups.boundary import check_row
+from agentrl.rollout.groups.row_building import build_row, replay
+
+OWNER = "import"
+Fields = Mapping[str, Any]
+
+
+@dataclass
+class Imported:
+    """The documents of a file."""
+
+    tasks: dict[str, Task] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+    turns: list[DispatchedSamplingTask] = field(default_factory=list)
+    rows: list[DBRecordData] = field(default_factory=list)
+    tool_lists: dict[str, ToolList] = field(default_factory=dict)
+
+    @property
+    def versions(self) -> list[int]:
+        """The policy versions of the tokens."""
+        return sorted({version for row in self.rows for version in row.policy_versions})
+
+
+def documents(rows: Iterable[tuple[str, Format, Fields]]) -> Imported:
+    """The documents of a file's rows: place, format and fields. Raises ValueError with a place."""
+    made = Imported()
+    segments: dict[str, list[tuple[str, Fields]]] = {}
+    conversations: dict[str, list[tuple[str, Fields]]] = {}
+    for number, (place, format, fields) in enumerate(rows):
+        try:
+            if format == "preferences":
+                for one in _pair(number, fields):
+                    conversations.setdefault(one["record"], []).append((place, one))
+            elif format == "messages":
+                named = _named(number, fields)
+                conversations.setdefault(named["record"], []).append((place, named))
+            else:
+                named = _named(number, fields)
+                segments.setdefault(named["record"], []).append((place, named))
+        except ValueError as error:
+            raise ValueError(f"{place} {error}") from None
+    for of_record, add in ((conversations, _add_messages), (segments, _add_tokens)):
+        for parts in of_record.values():
+            try:
+                add(made, [fields for _, fields in parts])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{parts[0][0]} {_sentence(error)}") from None
+    return made
+
+
+def _sentence(error: Exception) -> str:
+    return f"lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _named(number: int, fields: Fields) -> dict[str, Any]:
+    """The fields with the ids of task and Record, which rows of other programs lack."""
+    task_id = fields.get("task_id") or f"row-{number:07}"
+    task = fields.get("task") or task_key(Split.TRAIN, 0, str(task_id))
+    rollout = fields.get("rollout") or 0
+    record = fields.get("record") or record_id(task, rollout, 0)
+    return {**fields, "task_id": str(task_id), "task": task, "rollout": rollout, "record": record}
+
+
+def _pair(number: int, fields: Fields) -> list[dict[str, Any]]:
+    """A preference as two conversations of one task."""
+    if not isinstance(fields.get("prompt"), list):
+        raise ValueError("has no `prompt` as a list of messages")
+    scores = [fields.get("chosen_score"), fields.get("rejected_score")]
+    if scores[0] is None or scores[1] is None:
+        scores = [1.0, 0.0]
+    task = _named(number, {**fields, "record": None})
+    found: list[dict[str, Any]] = []
+    for which, score in zip(("chosen", "rejected"), scores, strict=True):
+        rollout = len(found)
+        record = fields.get(f"{which}_record") or record_id(task["task"], rollout, 0)
+        messages = [*fields["prompt"], *fields[which]]
+        found.append(
+            {**task, "record": record, "rollout": rollout, "messages": messages, "score": score}
+        )
+    return found
+
+
+def _add_messages(made: Imported, conversations: Sequence[Fields]) -> None:
+    """A Record whose turns have texts and calls, and no tokens."""
+    if len(conversations) > 1:
+        raise ValueError(
+            f"is a second conversation of record {conversations[0]['record']}, whose context was "
+            "rewritten; such records are imported from --format tokens"
+        )
+    [fields] = conversations
+    turns = [
+        DispatchedSamplingTask(
+            id=turn_id(fields["record"], number), record_id=fields["record"], turn=number,
+            segment=0, service=OWNER, prompt_delta_ids=b"", prompt_len=0, output_ids=b"",
+            output_logprobs=b"", finish_reason="stop", versions=[], generate_latency_s=0.0,
+            created_at=datetime.now(UTC), **turn,
+        )
+        for number, turn in enumerate(turns_of(fields["messages"]))
+    ]  # fmt: skip
+    _add_record(made, fields, turns, RecordStatus.ABANDONED)
+
+
+def _add_tokens(made: Imported, segments: Sequence[Fields]) -> None:
+    """A Record with its tokens, and its training row if it had one."""
+    ordered = sorted(segments, key=lambda segment: segment.get("segment") or 0)
+    first = ordered[0]
+    turns: list[DispatchedSamplingTask] = []
+    columns: list[dict[str, Any]] = []
+    for number, fields in enumerate(ordered):
+        if (fields.get("segment") or 0) != number:
+            raise ValueError(
+                f"is of record {first['record']}, of which segment {number} is missing"
+            )
+        for turn, of_tokens in _turns_of_segment(fields, number, first["record"]):
+            turns.append(turn)
+            columns.append(of_tokens)
+    context = replay(turns, columns)  # raises if they do not fit together
+    trained = first.get("trained", True)
+    status = RecordStatus.READY if trained else RecordStatus.ABANDONED
+    record = _add_record(made, first, turns, status)
+    record.n_segments, record.tokens = len(ordered), context.counts
+    record.n_continuations, record.versions = context.n_continuations, context.versions
+    if trained:
+        task = made.tasks[record.task]
+        row = build_row(
+            record, turns, record.advantage or 0.0, first.get("temperature") or 1.0,
+            task.group_order,
+        )  # fmt: skip
+        tree = context.tree()
+        row.tree, row.n_train_tokens = tree, int(tree["mask"].sum())
+        row.policy_versions = np.unique(tree["versions"][tree["mask"] == 1]).tolist()
+        check_row(row)
+        made.rows.append(row)
+
+
+def _turns_of_segment(
+    fields: Fields, number: int, record: str
+) -> list[tuple[DispatchedSamplingTask, dict[str, Any]]]:
+    columns = {
+        name: np.asarray(fields[column.stored], dtype=column.dtype)
+        for name, column in COLUMNS.items()
+        if column.stored is not None
+    }
+    if len({len(values) for values in columns.values()}) != 1:
+        raise ValueError(f"has columns of different lengths: {', '.join(columns)}")
+    ids, logprobs, versions = columns["ids"], columns["logprobs"], columns["versions"]
+    parent, shared = fields.get("parent_turn"), fields.get("shared") or 0
+    before = shared
+    found: list[tuple[DispatchedSamplingTask, dict[str, Any]]] = []
+    for turn in fields["turns"]:
+        start, end = turn["start"], turn["end"]
+        if not before <= start < end <= len(ids):
+            raise ValueError(f"has a turn from token {start} to {end}, which cannot be")
+        begins = before == shared and not found
+        document = DispatchedSamplingTask(
+            id=turn_id(record, turn["turn"]), record_id=record, turn=turn["turn"],
+            status=turn.get("status") or TurnStatus.COMPLETED, segment=number,
+            parent=turn_id(record, parent) if begins and parent is not None else None,
+            shared_len=shared if begins else 0, service=OWNER,
+            messages=turn.get("messages") or [], rewrite=turn.get("rewrite"),
+            tool_calls=[ToolCall(**call) for call in turn.get("tool_calls") or ()],
+            prompt_delta_ids=pack_ints(ids[before:start]), prompt_len=start,
+            output_ids=pack_ints(ids[start:end]), output_logprobs=pack_floats(logprobs[start:end]),
+            output_text=turn.get("text") or "", finish_reason=turn.get("finish_reason") or "stop",
+            versions=_spans(versions[start:end].tolist()), generate_latency_s=0.0,
+            created_at=datetime.now(UTC),
+        )  # fmt: skip
+        own = {name: columns[name][start:end] for name in ("mask", "advantages")}
+        found.append((document, own))
+        before = end
+    return found
+
+
+def _spans(versions: Sequence[int]) -> list[VersionSpan]:
+    spans: list[VersionSpan] = []
+    for place, version in enumerate(versions):
+        if spans and spans[-1].version == version:
+            spans[-1] = VersionSpan(version, spans[-1].start, place + 1)
+        else:
+            spans.append(VersionSpan(version, place, place + 1))
+    return spans
+
+
+def _add_record(
+    made: Imported, fields: Fields, turns: Sequence[DispatchedSamplingTask], status: RecordStatus
+) -> Record:
+    now, task = datetime.now(UTC), fields["task"]
+    if fields["record"] in made.records:
+        raise ValueError(f"has a second record {fields['record']}")
+    query = fields.get("query") or _question(turns)
+    statuses = [str(turn.status) for turn in turns]
+    record = Record(
+        id=fields["record"], task=task, task_id=fields["task_id"], rollout=fields["rollout"],
+        attempt=0, split=Split.TRAIN, epoch=0, owner=OWNER, status=status, query=query,
+        turns=[turn.id for turn in turns], n_turns=len(turns), n_segments=1,
+        n_tool_calls=sum(len(turn.tool_calls) for turn in turns),
+        turn_statuses={each: statuses.count(each) for each in dict.fromkeys(statuses)},
+        final_answer=fields.get("final_answer"), stop_reason=fields.get("stop_reason"),
+        score=fields.get("score"), scores=fields.get("scores") or {},
+        advantage=fields.get("advantage"), started_at=now, sampled_at=now, finished_at=now,
+        tool_list=_add_tools(made, fields.get("tools")),
+        left_out=None if status == RecordStatus.READY else "imported without a training row",
+    )  # fmt: skip
+    if record.score is None and fields.get("reward") is not None:
+        record.score = fields["reward"]
+    made.records[record.id] = record
+    made.turns += turns
+    slot = Slot(
+        rollout=record.rollout, status=SlotStatus.COMPLETED, record=record.id, score=record.score
+    )
+    known = made.tasks.get(task)
+    if known is not None:
+        known.slots.append(slot)
+        return record
+    seq = len(made.tasks)
+    made.tasks[task] = Task(
+        id=task, split=Split.TRAIN, epoch=0, seq=seq, group_order=seq,
+        status=TaskStatus.COMPLETED, task_id=record.task_id, query=query,
+        answer=fields.get("answer"), scorer=fields.get("scorer") or "agentcpm", pending=0,
+        slots=[slot], created_at=now, completed_at=now,
+    )  # fmt: skip
+    return record
+
+
+def _question(turns: Sequence[DispatchedSamplingTask]) -> str:
+    asked = [message for message in turns[0].messages if message["role"] == "user"]
+    return str(asked[-1]["content"]) if asked else ""
+
+
+def _add_tools(made: Imported, tools: Any) -> str | None:
+    if not tools:
+        return None
+    schemas = orjson.dumps(tools)
+    digest = hashlib.blake2b(schemas, digest_size=16).hexdigest()
+    made.tool_lists[digest] = ToolList(id=digest, schemas=schemas.decode())
+    return digest

@@ -1,0 +1,218 @@
+"""The rows of `agentrl export-data`: Records of a run as messages, as tokens, and as preferences.
+
+    messages      a conversation, with the tools; TRL's SFTTrainer and `agentrl sft` read it
+    tokens        a segment, with what the trainer has of each token
+    preferences   the best and the worst conversation of a group; TRL's DPOTrainer reads it
+
+`data_import.py` reads the rows again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.databases.arrays import unpack_ints
+from agentrl.databases.documents import (
+    DBRecordData,
+    DispatchedSamplingTask,
+    Record,
+    Task,
+    TurnStatus,
+)
+from agentrl.rollout.chat import ChatRenderer, Message, ToolSchema
+from agentrl.rollout.chat.tokens import TokenContext
+from agentrl.rollout.demonstrations.of_record import Told, conversations
+from agentrl.rollout.groups.group_rules import turn_advantages
+from agentrl.rollout.groups.row_building import replay
+
+Fields = dict[str, Any]
+
+_OF_CALL = {"name", "arguments", "result", "is_error"}
+
+
+class NotExported(ValueError):
+    """A Record has no row in a format. The message says why."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A Record with all that its rows are made of. `row`: its training row, if it has one."""
+
+    record: Record
+    task: Task
+    turns: Sequence[DispatchedSamplingTask]
+    tools: Sequence[ToolSchema]
+    row: DBRecordData | None
+    temperature: float
+
+    @property
+    def fields(self) -> Fields:
+        """The columns that all formats share."""
+        record, task = self.record, self.task
+        return {
+            "record": record.id, "task": record.task, "task_id": record.task_id,
+            "rollout": record.rollout, "query": task.query, "answer": task.answer,
+            "scorer": task.scorer, "final_answer": record.final_answer,
+            "stop_reason": record.stop_reason, "score": record.score,
+            "scores": record.scores or None, "advantage": record.advantage,
+        }  # fmt: skip
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether its turns have tokens: not those of an API or of imported messages."""
+        return bool(self.turns) and all(turn.output_ids for turn in self.turns)
+
+
+def message_rows(stored: Stored, renderer: ChatRenderer | None) -> list[Fields]:
+    """One row for each conversation with a turn to train. Raises `NotExported`."""
+    tools = list(stored.tools) or None
+    rows = [
+        {"messages": _form(told.messages), "tools": tools, "conversation": number, **stored.fields}
+        for number, told in enumerate(_told(stored, renderer))
+        if told.trained
+    ]
+    if not rows:
+        raise NotExported("has no completed turn")
+    return rows
+
+
+def preference_row(group: Sequence[Stored], renderer: ChatRenderer | None) -> Fields:
+    """The pair of a group's best and worst Record, by score.
+
+    Among equal scores, the best has the fewest and the worst the most generated tokens. Raises
+    `NotExported` if the scores are equal.
+    """
+    scored = [stored for stored in group if stored.record.score is not None]
+    ordered = sorted(scored, key=lambda s: (-_score(s), s.record.tokens.generated, s.record.id))
+    if len(ordered) < 2 or _score(ordered[0]) == _score(ordered[-1]):
+        raise NotExported("has no two records with different scores")
+    chosen, rejected = ordered[0], ordered[-1]
+    told = [_alone(stored, renderer) for stored in (chosen, rejected)]
+    prompts = [of.messages[: of.n_prompt] for of in told]
+    if prompts[0] != prompts[1]:
+        raise NotExported("has records that begin with different messages")
+    answers = [_form(of.messages[of.n_prompt :]) for of in told]
+    for message in (message for answer in answers for message in answer):
+        message.pop("train", None)  # a preference is about the whole
+    common = ("task", "task_id", "query", "answer", "scorer")
+    return {
+        "prompt": _form(prompts[0]), "chosen": answers[0], "rejected": answers[1],
+        "tools": list(chosen.tools) or None,
+        "chosen_score": chosen.record.score, "rejected_score": rejected.record.score,
+        "chosen_record": chosen.record.id, "rejected_record": rejected.record.id,
+        **{name: chosen.fields[name] for name in common},
+    }  # fmt: skip
+
+
+def _score(stored: Stored) -> float:
+    assert stored.record.score is not None
+    return stored.record.score
+
+
+def _alone(stored: Stored, renderer: ChatRenderer | None) -> Told:
+    told = _told(stored, renderer)
+    if len(told) > 1:
+        raise NotExported(f"has record {stored.record.id}, whose context was rewritten")
+    return told[0]
+
+
+def _told(stored: Stored, renderer: ChatRenderer | None) -> list[Told]:
+    if not stored.turns:
+        raise NotExported("has no turn")
+    try:
+        return conversations(stored.turns, renderer, stored.tools)
+    except ValueError as error:
+        raise NotExported(str(error)) from None
+
+
+def _form(messages: Sequence[Message]) -> list[Message]:
+    return [dict(message) for message in messages]
+
+
+def token_rows(stored: Stored) -> list[Fields]:
+    """One row for each segment, with the shared tokens of earlier ones. Raises `NotExported`.
+
+    A token is trained (`loss_mask` 1) in the segment in which it was generated.
+    """
+    if not stored.has_tokens:
+        raise NotExported("has turns without tokens")
+    of_turns = _generated(stored)
+    try:
+        context = replay(stored.turns, of_turns)
+    except ValueError as error:
+        raise NotExported(f"has turns that do not fit together: {error}") from None
+    return list(_segments(stored, context))
+
+
+def _segments(stored: Stored, context: TokenContext) -> Iterator[Fields]:
+    numbers = {turn.id: turn.turn for turn in stored.turns}
+    for number in range(len(context.segments)):
+        turns = [turn for turn in stored.turns if turn.segment == number]
+        first, line = turns[0], context.line(number)
+        # What follows the last turn was never in a prompt.
+        end = turns[-1].prompt_len + len(unpack_ints(turns[-1].output_ids))
+        mask = np.where(np.arange(len(line)) < first.shared_len, 0, line["mask"])
+        columns = {
+            "input_ids": line["ids"], "loss_mask": mask, "logprobs": line["logprobs"],
+            "versions": line["versions"], "advantages": line["advantages"],
+        }  # fmt: skip
+        yield {
+            **{name: values[:end].tolist() for name, values in columns.items()},
+            "reward": stored.record.score,
+            "segment": number,
+            "parent_turn": None if first.parent is None else numbers[first.parent],
+            "shared": first.shared_len,
+            "turns": [_turn(turn) for turn in turns],
+            "temperature": stored.temperature,
+            "trained": stored.row is not None,
+            "tools": list(stored.tools) or None,
+            **stored.fields,
+        }
+
+
+def _turn(turn: DispatchedSamplingTask) -> Fields:
+    return {
+        "turn": turn.turn,
+        "start": turn.prompt_len,
+        "end": turn.prompt_len + len(unpack_ints(turn.output_ids)),
+        "status": turn.status,
+        "finish_reason": turn.finish_reason,
+        "text": turn.output_text,
+        "messages": turn.messages,
+        "tool_calls": [call.model_dump(include=_OF_CALL) for call in turn.tool_calls],
+        "rewrite": turn.rewrite,
+    }
+
+
+def _generated(stored: Stored) -> list[Mapping[str, NDArray[Any]]]:
+    """Mask and advantages of each turn's tokens: the training row's, else as it would have them."""
+    sizes = [len(unpack_ints(turn.output_ids)) for turn in stored.turns]
+    if stored.row is None:
+        statuses = [TurnStatus(turn.status) for turn in stored.turns]
+        of_turns = turn_advantages(stored.record.advantage or 0.0, statuses)
+        return [
+            {"mask": np.ones(size, np.uint8), "advantages": np.full(size, value, np.float32)}
+            for size, value in zip(sizes, of_turns, strict=True)
+        ]
+    # The tree of the same turns, with each generated token's number in their order.
+    ends = np.cumsum(sizes)
+    counted = [
+        {"staleness": np.arange(end - size, end, dtype=np.int32)}
+        for size, end in zip(sizes, ends.tolist(), strict=True)
+    ]
+    marks, tree = replay(stored.turns, counted).tree(), stored.row.tree
+    if not np.array_equal(marks["ids"], tree["ids"]):
+        raise NotExported("has a training row of other tokens than its turns")
+    generated = marks["mask"] == 1
+    order = marks["staleness"][generated]
+    columns = {}
+    for name in ("mask", "advantages"):
+        columns[name] = np.empty(len(order), tree[name].dtype)
+        columns[name][order] = tree[name][generated]
+    return [
+        {name: values[end - size : end] for name, values in columns.items()}
+        for size, end in zip(sizes, ends.tolist(), strict=True)
+    ]

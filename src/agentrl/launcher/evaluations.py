@@ -1,0 +1,299 @@
+"""The evaluations of one `agentrl eval`: each model on each task file, one after the other.
+
+Trajectories stay in the database of a run, which may be one of evaluations only. An evaluation that
+was interrupted goes on; one that has ended is only reported, unless it is asked for again.
+"""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentrl.configs import Config, parse_config
+from agentrl.configs.digests import model_digest
+from agentrl.configs.flag import FlagClass
+from agentrl.configs.flags import FLAGS, flags_named
+from agentrl.configs.run_flags import stored_flags
+from agentrl.databases import policies
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.evaluations import begin_evaluation, open_tasks
+from agentrl.databases.task_file import TaskLine
+from agentrl.file_digest import Digest
+from agentrl.held_port import HeldPort
+from agentrl.launcher.database import OpenDatabase, run_database
+from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
+from agentrl.launcher.evaluation import (
+    EvaluationReport,
+    HeldOutFile,
+    read_rollouts,
+    summarise_rollouts,
+)
+from agentrl.launcher.fixed_weights import await_services, fixed_services
+from agentrl.launcher.model_source import ModelSource
+from agentrl.launcher.processes import Change, Supervisor, last_lines
+from agentrl.launcher.report import print_lines, run_arguments
+from agentrl.launcher.run_folder import RunLock
+from agentrl.launcher.service_part import service_part
+from agentrl.launcher.sglang_setup import set_up_sglang
+from agentrl.rollout.llm.models import AgentModel
+from agentrl.rollout.scheduling.worker import sample
+from agentrl.stop_signals import stop_signals
+from agentrl.training.checkpoint.layout import STATE_FILE
+
+_TICK_S = 0.25
+_LINE_EVERY_S = 5.0
+_SHOWN_LOG_LINES = 12
+# What makes a trajectory: an evaluation with another value is another evaluation.
+_MAKE_TRAJECTORIES = (
+    *(
+        name
+        for name, flag in FLAGS.items()
+        if flag.group in ("agent", "context") and flag.belongs != FlagClass.OWN
+    ),
+    *flags_named(
+        "chat_template_kwargs", "max_turns", "max_tokens", "max_new_tokens", "max_prompt_tokens",
+        "preferred_sampling_params", "presence_penalty", "frequency_penalty", "scorer_module",
+    ),
+)  # fmt: skip
+
+
+class EvaluationFailed(RuntimeError):
+    """A part of the evaluation ended and is not restarted. The message is for the user."""
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """What is evaluated, by its name in tables: a model, or a model behind an endpoint."""
+
+    name: str
+    model: ModelSource | AgentModel
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal weights."""
+        if isinstance(self.model, AgentModel):
+            return _digest(f"{self.model.base_url} {self.model.model}".encode())
+        if self.model.checkpoint is None:
+            return model_digest(self.model.folder) or ""
+        # A checkpoint is written once: run, step, flags and trainer tell it from any other.
+        parts = (self.model.checkpoint / name for name in (STATE_FILE, ".metadata"))
+        return _digest(*(part.read_bytes() for part in parts))
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps of its weights, as far as known."""
+        return self.model.step if isinstance(self.model, ModelSource) else 0
+
+
+def _digest(*parts: bytes) -> str:
+    digest = Digest()
+    for part in parts:
+        digest.part(part)
+    return digest.text()
+
+
+def making_flags(config: Config) -> Mapping[str, Any]:
+    """The flags by which trajectories are made."""
+    flags = stored_flags(config)
+    return {name: flags[name] for name in sorted(_MAKE_TRAJECTORIES)}
+
+
+@dataclass(frozen=True)
+class TaskFileOf:
+    """A task file of the evaluations, read."""
+
+    file: HeldOutFile
+    tasks: Sequence[TaskLine]
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """All evaluations of one command.
+
+    `flags`: of the run that holds them, as words. `own_run`: whether that run is one of evaluations
+    only, which may begin now. `again`: evaluate anew what has been evaluated.
+    """
+
+    flags: Sequence[str]
+    own_run: bool
+    entrants: Sequence[Entrant]
+    files: Sequence[TaskFileOf]
+    again: bool
+    console: Console
+
+    async def run(self, lock: RunLock) -> list[EvaluationReport] | None:
+        """The reports, or None if a signal stopped it. Raises `EvaluationFailed`."""
+        config = parse_config(self.flags)
+        reports: list[EvaluationReport] = []
+        async with run_database(config, run_lives=False, may_begin=self.own_run) as opened:
+            for entrant in self.entrants:
+                numbers = [await self._begin(opened.database, entrant, file) for file in self.files]
+                if not await self._sample(opened, lock, entrant, numbers):
+                    return None
+                for file, epoch in zip(self.files, numbers, strict=True):
+                    reports.append(await self._report(opened.database, entrant, file, epoch))
+        return reports
+
+    async def _begin(self, database: RunDatabase, entrant: Entrant, tasks: TaskFileOf) -> int:
+        config = parse_config(self.flags)
+        return await begin_evaluation(
+            database,
+            tasks.tasks,
+            model=entrant.name,
+            model_digest=entrant.digest,
+            task_digest=tasks.file.sha256,
+            rollouts=config.data.eval_rollouts,
+            flags=making_flags(config),
+            again=self.again,
+        )
+
+    async def _sample(
+        self, opened: OpenDatabase, lock: RunLock, entrant: Entrant, numbers: Sequence[int]
+    ) -> bool:
+        """Sample the tasks that are open. Returns whether none is left."""
+        waiting = [
+            (file, epoch)
+            for file, epoch in zip(self.files, numbers, strict=True)
+            if await self._is_open(opened.database, entrant, file, epoch)
+        ]
+        if not waiting:
+            return True
+        supervisor = Supervisor(inherited=lock.fileno())
+        with ExitStack() as held:
+            try:
+                config, endpoint = await self._serve(opened, supervisor, held, entrant)
+                for file, epoch in waiting:
+                    progress = asyncio.create_task(
+                        self._print_progress(opened.database, file, epoch)
+                    )
+                    try:
+                        work = _sample_one(config, epoch, endpoint)
+                        await _while_alive(supervisor, work)
+                    finally:
+                        progress.cancel()
+                        with suppress(asyncio.CancelledError):
+                            await progress
+                    if await open_tasks(opened.database, epoch):
+                        return False  # a signal told the sampler to stop
+                return True
+            finally:
+                await supervisor.stop_all()
+
+    async def _is_open(
+        self, database: RunDatabase, entrant: Entrant, tasks: TaskFileOf, epoch: int
+    ) -> bool:
+        n_open, n = await open_tasks(database, epoch), len(tasks.tasks)
+        rollouts = parse_config(self.flags).data.eval_rollouts
+        what = f"{entrant.name} on {n} tasks of {tasks.file.path}"
+        if n_open == 0:
+            told = f"{what}: evaluated before (--again evaluates it anew)"
+        elif n_open < n:
+            told = f"{what}: goes on, {n - n_open} are done"
+        else:
+            told = f"{what}, {rollouts} rollouts each"
+        print_lines(self.console, [told])
+        return n_open > 0
+
+    async def _serve(
+        self, opened: OpenDatabase, supervisor: Supervisor, held: ExitStack, entrant: Entrant
+    ) -> tuple[Config, AgentModel | None]:
+        """Bring services to the entrant's weights. Returns the flags for sampling from them, and
+        the endpoint if that is asked instead.
+
+        `held`: what is held as long as they are needed.
+        """
+        flags = [*self.flags, "--db_connection_string", opened.url]
+        if isinstance(entrant.model, AgentModel):
+            return parse_config(flags), entrant.model
+        latest = await policies.latest(opened.database)
+        version = latest.version + 1 if latest else 0
+        folder = parse_config(self.flags).output / "eval"
+        folder.mkdir(exist_ok=True)
+        scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=folder))
+        checkpoint = entrant.model.checkpoint
+        made = Path(scratch).resolve() / (checkpoint.name if checkpoint else "model")
+        model = entrant.model.as_folder(made).absolute()
+        config = parse_config([*flags, "--model_name_or_path", str(model)])
+        self._start_services(supervisor, held, config, version)
+        loading = await_services(opened.database, config, version, model)
+        await _while_alive(supervisor, loading)
+        given = str(checkpoint or model)
+        await policies.publish(opened.database, version, entrant.step, given)
+        await policies.serve(opened.database, version)
+        return config, None
+
+    def _start_services(
+        self, supervisor: Supervisor, held: ExitStack, config: Config, version: int
+    ) -> None:
+        """Start services unless some are given."""
+        deployment = read_deployment(os.environ)
+        gpus = 0 if config.parallel.use_cpu else count_gpus(os.environ)
+        services = fixed_services(config, deployment, gpus)
+        if not services:
+            return
+        threads = str(max(1, usable_cores() // (services + 1)))
+        command = deployment.service_command(gpus)
+        set_up_sglang(command)
+        for number in range(services):
+            part = service_part(
+                config,
+                held.enter_context(HeldPort()).number,
+                number=number if services > 1 else None,
+                gpus=gpus,
+                threads={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)},
+                sglang_command=command,
+                weight_version=version,
+            )
+            supervisor.start(part)
+
+    async def _report(
+        self, database: RunDatabase, entrant: Entrant, tasks: TaskFileOf, epoch: int
+    ) -> EvaluationReport:
+        rollouts = await read_rollouts(database, epoch)
+        try:
+            return summarise_rollouts(
+                database.name, entrant.name, entrant.step, epoch, rollouts, tasks.file
+            )
+        except ValueError as error:
+            run = run_arguments(parse_config(self.flags))
+            raise EvaluationFailed(
+                f"{entrant.name}: {error}: `agentrl show {run} --failed` says why"
+            ) from None
+
+    async def _print_progress(self, database: RunDatabase, tasks: TaskFileOf, epoch: int) -> None:
+        while True:
+            await asyncio.sleep(_LINE_EVERY_S)
+            done = len(tasks.tasks) - await open_tasks(database, epoch)
+            self.console.print(f"{done} of {len(tasks.tasks)} tasks", highlight=False)
+
+
+async def _sample_one(config: Config, epoch: int, endpoint: AgentModel | None) -> None:
+    try:
+        await sample(config, evaluation=epoch, endpoint=endpoint)
+    finally:
+        # They would tell a sampler to stop that has ended.
+        for number in stop_signals():
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+async def _while_alive(supervisor: Supervisor, work: Coroutine[None, None, None]) -> None:
+    """Do `work` as long as all parts live or come back. Raises `EvaluationFailed`."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            for event in supervisor.poll():
+                if event.change == Change.LOST:
+                    lines = last_lines(event.part.log, _SHOWN_LOG_LINES)
+                    log = "".join(f"\n    {line}" for line in lines)
+                    raise EvaluationFailed(f"{event.sentence}. The log ends:{log}")
+            await asyncio.wait([task], timeout=_TICK_S)
+        await task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

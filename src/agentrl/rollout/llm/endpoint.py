@@ -1,0 +1,239 @@
+"""A chat model behind an OpenAI-compatible API, as the policy of an evaluation.
+
+A request that is not answered, or is refused for now (429 and 5xx), is repeated with growing
+pauses. The API renders and samples by itself, so that there are no tokens to store.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from agentrl.failures import InfrastructureFailure, Need
+from agentrl.rollout.llm.client import open_client
+from agentrl.rollout.llm.models import AgentModel
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, AsyncOpenAI
+    from openai.types.chat import ChatCompletion
+
+log = logging.getLogger(__name__)
+
+Message = Mapping[str, Any]
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_FOR_NOW = frozenset({408, 409, 425, 429})  # and all from 500
+_KEY = frozenset({401, 403, 404})  # the key, or the model's name
+_OF_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+_CONTEXT_FULL = ("context_length", "context length", "maximum context", "too long", "max_model_len")
+_SHOWN = 300
+
+
+class EndpointUnreachable(InfrastructureFailure):
+    """The API does not answer, refuses every request for now, or refuses our key.
+
+    `for_now`: whether it answers that it cannot serve now.
+    """
+
+    need = Need.SAMPLING
+    for_now = False
+
+
+class EndpointRefused(ValueError):
+    """The API refuses the request itself. The message is one sentence."""
+
+
+class ContextFull(EndpointRefused):
+    """The conversation is longer than the model's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointCall:
+    """A tool call as the model wrote it. `arguments`: text that should be a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointTurn:
+    """One answer. Token counts are 0 if the API does not give them."""
+
+    content: str
+    reasoning: str
+    calls: tuple[EndpointCall, ...]
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    latency_s: float
+
+
+class ChatEndpoint:
+    """The connection to the API; an async context manager.
+
+    `params`: sampling parameters that are sent, by their names in our flags. `patience_s`: how long
+    a request is repeated.
+    """
+
+    def __init__(self, model: AgentModel, params: Mapping[str, float], patience_s: float) -> None:
+        self.model = model
+        self._patience_s = patience_s
+        self._params = {name: value for name, value in params.items() if name in _OF_OPENAI}
+        self._extra = {name: value for name, value in params.items() if name not in _OF_OPENAI}
+        self._limit_name = "max_tokens"  # newer models of OpenAI refuse it and name another
+        self._client: AsyncOpenAI | None = None
+
+    async def __aenter__(self) -> Self:
+        self._client = await open_client(self.model)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._client is not None
+        await self._client.close()
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int
+    ) -> EndpointTurn:
+        """The model's next turn.
+
+        Raises `EndpointUnreachable` after `patience_s` seconds without an answer, or at once if our
+        key or the model's name is refused; `ContextFull`; `EndpointRefused`.
+        """
+        from openai import APIStatusError, OpenAIError
+
+        began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        while True:
+            asked = time.monotonic()
+            try:
+                return _turn(await self._ask(messages, tools, max_tokens), time.monotonic() - asked)
+            except APIStatusError as error:
+                if not _is_for_now(error):
+                    if self._takes_other_limit(error):
+                        continue
+                    raise self._refusal(error) from None
+                failure: Exception = error
+                pause_s = max(pause_s, _asked_pause(error))
+            except (OpenAIError, _NoTurn) as error:
+                failure = error
+            if time.monotonic() - began + pause_s > self._patience_s:
+                raise self._unreachable(failure) from None
+            log.info("%s: %s; asked again in %.1f s", self._name, _one_line(failure), pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def check(self) -> None:
+        """Raise `EndpointUnreachable` unless the API answers, with whatever models it lists."""
+        from openai import APIStatusError, OpenAIError
+
+        assert self._client is not None
+        try:
+            await self._client.models.list()
+        except APIStatusError as error:
+            # An API need not have the list.
+            if (_is_for_now(error) and error.status_code != 500) or error.status_code in (401, 403):
+                raise self._unreachable(error) from None
+        except OpenAIError as error:
+            raise self._unreachable(error) from None
+
+    @property
+    def _name(self) -> str:
+        return f"the endpoint {self.model.base_url}"
+
+    async def _ask(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int
+    ) -> "ChatCompletion":
+        assert self._client is not None, "the endpoint is not open"
+        body: dict[str, Any] = {**self._params, self._limit_name: max_tokens}
+        if tools:
+            body["tools"] = list(tools)
+        completion: ChatCompletion = await self._client.chat.completions.create(
+            model=self.model.model,
+            messages=cast(Any, messages),
+            extra_body=self._extra or None,
+            **body,
+        )
+        return completion
+
+    def _takes_other_limit(self, error: "APIStatusError") -> bool:
+        """Whether the request may be repeated with the other name of the limit."""
+        if self._limit_name == "max_tokens" and "max_completion_tokens" in str(error):
+            self._limit_name = "max_completion_tokens"
+            return True
+        return False
+
+    def _refusal(self, error: "APIStatusError") -> Exception:
+        if error.status_code in _KEY:
+            return self._unreachable(error)
+        told = _one_line(error)
+        if any(words in told.lower() for words in _CONTEXT_FULL):
+            return ContextFull(told)
+        return EndpointRefused(f"{self._name} refuses the request: {told}")
+
+    def _unreachable(self, error: Exception) -> EndpointUnreachable:
+        from openai import APIStatusError
+
+        unreachable = EndpointUnreachable(
+            f"{self._name} gives no answer of model {self.model.model}: {_one_line(error)}",
+            dependency=self._name,
+            probe=self.check,
+        )
+        unreachable.for_now = isinstance(error, APIStatusError) and _is_for_now(error)
+        return unreachable
+
+
+class _NoTurn(ValueError):
+    """The answer is no chat completion."""
+
+
+def _turn(completion: "ChatCompletion", latency_s: float) -> EndpointTurn:
+    from openai.types.chat import ChatCompletion
+
+    # The library takes any answer with status 200 for a completion.
+    if not isinstance(completion, ChatCompletion) or not completion.choices:
+        raise _NoTurn(f"no chat completion, but {str(completion)[:120]!r}")
+    choice, usage = completion.choices[0], completion.usage
+    message = choice.message
+    if message is None:
+        raise _NoTurn("a chat completion without a message")
+    details = usage.prompt_tokens_details if usage else None
+    extra = message.model_extra or {}
+    return EndpointTurn(
+        content=message.content or "",
+        reasoning=str(extra.get("reasoning_content") or extra.get("reasoning") or ""),
+        calls=tuple(
+            EndpointCall(call.id, call.function.name, call.function.arguments)
+            for call in message.tool_calls or ()
+            if call.type == "function"
+        ),
+        finish_reason=choice.finish_reason or "stop",
+        prompt_tokens=usage.prompt_tokens if usage else 0,
+        completion_tokens=usage.completion_tokens if usage else 0,
+        cached_tokens=(details.cached_tokens or 0) if details else 0,
+        latency_s=latency_s,
+    )
+
+
+def _is_for_now(error: "APIStatusError") -> bool:
+    return error.status_code in _FOR_NOW or error.status_code >= 500
+
+
+def _asked_pause(error: "APIStatusError") -> float:
+    """The seconds that `Retry-After` asks for; 0 if it does not."""
+    try:
+        return min(float(error.response.headers.get("retry-after", 0)), _LONGEST_PAUSE_S)
+    except ValueError:
+        return 0.0
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__.lstrip('_')}: {' '.join(str(error).split())[:_SHOWN]}"

@@ -1,0 +1,286 @@
+"""`agentrl export-data` and `agentrl import`: files for Hugging Face datasets, there and back."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import datasets
+import pyarrow.parquet as parquet
+import pytest
+from demo_launch import demo_lines
+
+from agentrl.cli import main
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import DBRecordData
+from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.row_ledger import RowLedger
+from agentrl.launcher.deployment import REPOSITORY
+
+DEMO = REPOSITORY / "assets" / "demo"
+MODEL = str(DEMO / "model")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "stock",
+            "description": "Parts in a bin.",
+            "parameters": {"type": "object", "properties": {"bin": {"type": "string"}}},
+        },
+    }
+]
+
+
+def call(bin: Any) -> dict[str, Any]:
+    function = {"name": "stock", "arguments": {"bin": bin}}
+    return {"type": "function", "function": function}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mongod: EmbeddedMongod) -> Iterator[str]:
+    """The name of a run of a test, in its MongoDB."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DB_URL", mongod.url)
+    yield f"test-{uuid4().hex[:12]}"
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def exported(run: str, format: str, to: str = "jsonl") -> Path:
+    out = Path(f"{uuid4().hex}.{to}")
+    assert main(["export-data", run, "--format", format, "--out", str(out), "--model", MODEL]) == 0
+    return out
+
+
+def imported(run: str, rows: list[dict[str, Any]]) -> None:
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["import", "rows.jsonl", "--run_name", run]) == 0
+
+
+# The tree of the docstring of `TokenTree`, as two segments: the second shares three tokens.
+FIRST = {
+    "input_ids": [1, 2, 3, 10, 11, 20, 21, 12, 13],
+    "loss_mask": [0, 0, 0, 1, 1, 0, 0, 1, 1],
+    "logprobs": [0.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0, -1.0, -0.125],
+    "versions": [-1, -1, -1, 4, 4, -1, -1, 4, 5],
+    "advantages": [0.0, 0.0, 0.0, 0.5, 0.5, 0.0, 0.0, -0.25, -0.25],
+    "reward": 1.0, "segment": 0, "parent_turn": None, "shared": 0,
+    "turns": [
+        {"turn": 0, "start": 3, "end": 5, "status": "completed", "finish_reason": "stop",
+         "text": "ab", "messages": [{"role": "user", "content": "how many?"}],
+         "tool_calls": [{"name": "stock", "arguments": {"bin": 5}, "result": "46",
+                         "is_error": False}], "rewrite": None},
+        {"turn": 1, "start": 7, "end": 9, "status": "formaterror", "finish_reason": "stop",
+         "text": "cd", "messages": [{"role": "tool", "content": "46"}], "tool_calls": [],
+         "rewrite": None},
+    ],
+}  # fmt: skip
+SECOND = {
+    "input_ids": [1, 2, 3, 30, 14], "loss_mask": [0, 0, 0, 0, 1],
+    "logprobs": [0.0, 0.0, 0.0, 0.0, -2.0], "versions": [-1, -1, -1, -1, 5],
+    "advantages": [0.0, 0.0, 0.0, 0.0, 0.5], "reward": 1.0, "segment": 1, "parent_turn": 0,
+    "shared": 3,
+    "turns": [
+        {"turn": 2, "start": 4, "end": 5, "status": "completed", "finish_reason": "length",
+         "text": "e", "messages": [], "tool_calls": [], "rewrite": "agent"},
+    ],
+}  # fmt: skip
+OF_RECORD = {
+    "temperature": 0.7, "trained": True, "tools": TOOLS, "record": "train-0-x-t1-a0",
+    "task": "train-0-x", "task_id": "x", "rollout": 1, "query": "how many?", "answer": "46", "scorer": "exact_match",
+    "final_answer": "46", "stop_reason": "answered", "score": 1.0, "scores": {"exact_match": 1.0},
+    "advantage": 0.5,
+}  # fmt: skip
+
+
+async def test_tokens_come_back_as_the_tree_they_were_and_go_out_byte_by_byte_the_same(
+    run: str, database: RunDatabase
+) -> None:
+    rows = [{**FIRST, **OF_RECORD}, {**SECOND, **OF_RECORD}]
+    imports = asyncio.to_thread(imported, database.name, rows)
+    await imports
+    [document] = await database.rows.find().to_list()
+    row = DBRecordData.from_mongo(document)
+    assert [tuple(node) for node in row.tree.nodes] == [(0, 3, -1), (3, 9, 0), (9, 11, 0)]
+    assert row.tree["ids"].tolist() == [1, 2, 3, 10, 11, 20, 21, 12, 13, 30, 14]
+    assert row.tree["mask"].tolist() == [0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
+    assert row.tree["advantages"].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, -0.25, -0.25, 0, 0.5]
+    assert (row.reward, row.temperature, row.policy_versions) == (1.0, 0.7, [4, 5])
+    again = await asyncio.to_thread(exported, database.name, "tokens")
+    assert rows_of(again) == rows
+    table = await asyncio.to_thread(exported, database.name, "tokens", "parquet")
+    second = f"{database.name[:30]}-b"
+    await asyncio.to_thread(main, ["import", str(table), "--run_name", second])
+    twice = await asyncio.to_thread(exported, second, "tokens")
+    assert twice.read_bytes() == again.read_bytes()
+    same = await asyncio.to_thread(exported, second, "tokens", "parquet")
+    assert parquet.read_table(same).equals(parquet.read_table(table))
+    await database.client.drop_database(second)
+    # A trainer leases it, of whichever version it is.
+    ledger = RowLedger(database, "trainer", 1, 1, 1)
+    assert await ledger.ready(1) == 1
+
+
+MESSAGES = [
+    {
+        "messages": [
+            {"role": "user", "content": "How many in R5?"},
+            {"role": "assistant", "content": "<tool_call>oops", "train": False},
+            {"role": "tool", "content": "Error: no call"},
+            {"role": "assistant", "content": "", "reasoning_content": "look",
+             "tool_calls": [call("R5"), call(5)]},
+            {"role": "tool", "content": "46", "name": "stock"},
+            {"role": "tool", "content": "none", "name": "stock"},
+            {"role": "assistant", "content": "<answer>46</answer>"},
+        ],
+        "tools": TOOLS, "conversation": 0,
+        **{k: v for k, v in OF_RECORD.items() if k not in ("temperature", "trained", "tools")},
+    },
+]  # fmt: skip
+
+
+def test_messages_come_back_and_are_read_by_datasets_with_their_tools_and_arguments(
+    run: str, tmp_path: Path
+) -> None:
+    imported(run, MESSAGES)
+    assert rows_of(exported(run, "messages")) == MESSAGES
+    table = exported(run, "messages", "parquet")
+    loaded = datasets.load_dataset(
+        "parquet", data_files=str(table), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert loaded[0]["tools"] == TOOLS
+    thought = loaded[0]["messages"][3]
+    assert [each["function"]["arguments"] for each in thought["tool_calls"]] == [
+        {"bin": "R5"}, {"bin": 5},
+    ]  # fmt: skip
+    assert loaded[0]["scores"] == {"exact_match": 1.0}
+    # They have no tokens, and are not made any.
+    assert main(["export-data", run, "--format", "tokens"]) == 1
+
+
+def test_preferences_come_back_and_files_of_others_are_taken(run: str) -> None:
+    question = [{"role": "system", "content": "s"}, {"role": "user", "content": "?"}]
+    of_others = [
+        {"prompt": question, "chosen": [{"role": "assistant", "content": answer}],
+         "rejected": [{"role": "assistant", "content": "no"}]}
+        for answer in ("yes", "sure")
+    ]  # fmt: skip
+    imported(run, of_others)
+    first = exported(run, "preferences")
+    rows = rows_of(first)
+    assert [{name: row[name] for name in of_others[0]} for row in rows] == of_others
+    assert [(row["chosen_score"], row["rejected_score"]) for row in rows] == [(1.0, 0.0)] * 2
+    again = f"{run[:30]}-b"
+    assert main(["import", str(first), "--run_name", again]) == 0
+    assert exported(again, "preferences").read_bytes() == first.read_bytes()
+
+
+def test_what_cannot_be_imported_is_said_in_one_sentence(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*rows: dict[str, Any], status: int = 2) -> str:
+        Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        assert main(["import", "rows.jsonl", "--run_name", run]) == status
+        [line] = capsys.readouterr().err.splitlines()
+        return line
+
+    assert main(["import", "nothing.jsonl", "--run_name", run]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+    assert "rows.jsonl:1 has neither messages, nor input_ids" in said({"text": "a"})
+    assert "has no row" in said()
+    ends = {"messages": [{"role": "user", "content": "?"}]}
+    assert "rows.jsonl:1 does not end with a message of the assistant" in said(ends)
+    uneven = {**FIRST, **OF_RECORD, "logprobs": [0.0]}
+    assert "has columns of different lengths" in said(uneven)
+    assert "of which segment 0 is missing" in said({**SECOND, **OF_RECORD})
+    assert "which cannot be" in said(
+        {**FIRST, **OF_RECORD, "turns": [{"turn": 0, "start": 3, "end": 99}]}
+    )
+    assert "lacks 'loss_mask'" in said({**OF_RECORD, "input_ids": [1]})
+    imported(run, MESSAGES)
+    capsys.readouterr()
+    other = {"messages": [{"role": "assistant", "content": "another"}]}
+    assert "has other trajectories" in said(other)
+    assert main(["export-data", run, "--format", "messages", "--out", "rows.txt"]) == 2
+    assert "must end in .parquet or .jsonl" in capsys.readouterr().err
+    assert main(["export-data", run, "--format", "messages", "--out", "rows.jsonl"]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_runs_files_are_what_trl_trains_on_and_a_run_made_of_them_trains_the_same(
+    tmp_path: Path,
+) -> None:
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+
+    def agentrl(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "agentrl.cli", *words], cwd=tmp_path, text=True,
+            env={**environment, "PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"},
+            capture_output=True, timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    (tmp_path / "tasks.jsonl").write_text("\n".join(demo_lines(24)) + "\n")
+    agentrl(
+        "sample", "--model", MODEL, "--tasks", "tasks.jsonl", "--num_generations", "4",
+        "--mcp_manager_url", f"{DEMO / 'warehouse_tools.py'}:server", "--max_turns", "6",
+        "--max_tokens", "384", "--max_new_tokens", "48",
+    )  # fmt: skip
+    for run in ("sample", "again"):
+        if run == "again":
+            agentrl("import", "sample-tokens.parquet", "--run_name", "again")
+        agentrl("export-data", run, "--format", "tokens")
+        agentrl("export-data", run, "--format", "tokens", "--to", "jsonl")
+        agentrl("export-data", run, "--format", "messages", "--to", "jsonl", "--model", MODEL)
+    for name in ("tokens.jsonl", "tokens.parquet", "messages.jsonl"):
+        files = [tmp_path / f"{run}-{name}" for run in ("sample", "again")]
+        if name.endswith("jsonl"):
+            assert files[0].read_bytes() == files[1].read_bytes()
+        else:
+            assert parquet.read_table(files[0]).equals(parquet.read_table(files[1]))
+    for format in ("messages", "preferences"):
+        agentrl("export-data", "sample", "--format", format)
+
+    # One step of TRL's trainers on each file, which render and encode it by themselves.
+    program = """
+import sys
+from datasets import load_dataset
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+model, folder = sys.argv[1:]
+common = dict(output_dir=folder, max_steps=1, per_device_train_batch_size=4, use_cpu=True,
+              report_to="none", save_strategy="no", bf16=False)
+for file, trainer, config in (("sample-messages.parquet", SFTTrainer, SFTConfig),
+                              ("sample-preferences.parquet", DPOTrainer, DPOConfig)):
+    rows = load_dataset("parquet", data_files=file, split="train", cache_dir=folder)
+    trained = trainer(model=model, args=config(**common), train_dataset=rows).train()
+    print(trainer.__name__, trained.training_loss)
+"""
+    trl = subprocess.run(
+        [sys.executable, "-c", program, MODEL, str(tmp_path / "trl")], cwd=tmp_path, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}, capture_output=True,
+        timeout=300,
+    )  # fmt: skip
+    assert trl.returncode == 0, trl.stderr[-3000:]
+    assert "SFTTrainer" in trl.stdout and "DPOTrainer" in trl.stdout
+
+    # A trainer of ours takes the imported rows; both runs give one step the same numbers.
+    losses = []
+    for run in ("sample", "again"):
+        agentrl(
+            "launch", "grpo", run, "--model_name_or_path", MODEL, "--enable_sampling", "false",
+            "--per_device_train_batch_size", "512", "--max_tokens", "384", "--use_cpu",
+        )  # fmt: skip
+        [line] = (tmp_path / "output" / run / "metrics.jsonl").read_text().splitlines()
+        losses.append({name: json.loads(line)[name] for name in ("loss", "grad_norm", "n_rows")})
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0]["grad_norm"] > 0

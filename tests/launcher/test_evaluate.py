@@ -1,0 +1,218 @@
+"""`agentrl eval` of any models, and of a model behind an API, through the front door."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from demo_launch import launch_demo
+from ports import free_port
+from rich.console import Console
+
+from agentrl.cli import main
+from agentrl.launcher.comparison import compare_all, comparison_lines, print_table
+from agentrl.launcher.deployment import REPOSITORY
+from agentrl.launcher.evaluation import (
+    EvaluationReport,
+    HeldOutFile,
+    TaskRollouts,
+    summarise_rollouts,
+)
+from agentrl.launcher.model_source import find_model
+
+DEMO = REPOSITORY / "assets" / "demo"
+MODEL = str(DEMO / "model")
+HOW = (
+    "--mcp_manager_url", f"{DEMO / 'warehouse_tools.py'}:server", "--max_turns", "6",
+    "--max_tokens", "384", "--max_new_tokens", "48", "--lease_seconds", "3",
+)  # fmt: skip
+
+
+def evaluated(name: str, scores: Sequence[Sequence[float]], file: HeldOutFile) -> EvaluationReport:
+    rollouts = [TaskRollouts(f"t{n}", some, [1] * len(some), 0, 0) for n, some in enumerate(scores)]
+    return summarise_rollouts("eval", name, 0, -1, rollouts, file)
+
+
+def test_models_are_compared_task_by_task_with_the_first(tmp_path: Path) -> None:
+    file = HeldOutFile(tmp_path / "held.jsonl", "abc")
+    base = evaluated("base", [[1, 0], [0, 0], [0, 1], [1, 1], []], file)
+    better = evaluated("better", [[1, 1], [1, 1], [0, 1], [0, 1], [1, 1]], file)
+    same = evaluated("same", [[1, 0], [0, 0], [0, 1], [1, 1], []], file)
+    elsewhere = evaluated("better", [[1, 1]], HeldOutFile(tmp_path / "other.jsonl", "def"))
+    compared, alike = compare_all([base, better, same, elsewhere])
+    assert (compared.base, compared.other, compared.tasks) == ("base", "better", 4)
+    # +0.5, +1, 0, -0.5 over four tasks; the fifth has no score of the base.
+    assert compared.success.mean == pytest.approx(0.25)
+    assert (compared.better, compared.worse) == (2, 1)
+    assert compared.changes == {"t1": 1.0, "t0": 0.5, "t3": -0.5}
+    # |sums| of all signs of (0.5, 1, 0.5): 2, 1, 1, 0 and their negatives, so 6 of 8 reach 1.
+    assert compared.p == pytest.approx(0.75)
+    assert (alike.other, alike.success.mean, alike.p, alike.changes) == ("same", 0.0, 1.0, {})
+    lines = comparison_lines([compared])
+    assert "better against base on held.jsonl: success +0.250" in lines[0]
+    assert lines[1:] == ["  most better on t1 +1.00, t0 +0.50", "  most worse on t3 -0.50"]
+    console = Console(width=80, record=True)
+    print_table(console, [base, better, same])
+    printed = console.export_text()
+    assert "held.jsonl: 5 tasks" in printed and "pass@2" in printed
+    assert all(len(line) <= 80 for line in printed.splitlines())
+
+
+def test_what_cannot_be_evaluated_is_said_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("MODEL", "EVAL_FILE", "TRAIN_FILE", "DB_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"id": "a", "query": "?", "answer": "1", "scorer": "exact_match"}\n')
+
+    def said(*flags: str) -> str:
+        assert main(["eval", *flags]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "what is to be evaluated?" in said()
+    assert "run 'nobody' was never launched" in said("nobody")
+    assert "no tasks to evaluate on: set --tasks" in said("--model", MODEL)
+    assert "no such folder" in said("--model", MODEL, "nothing", "--tasks", "tasks.jsonl")
+    assert "is given twice" in said("--model", MODEL, MODEL, "--tasks", "tasks.jsonl")
+    assert "give a run's name alone" in said("demo", "--model", MODEL)
+    assert "--checkpoint belongs to a RUN" in said("--model", MODEL, "--checkpoint", "3")
+    asked = ("--tasks", "tasks.jsonl", "--endpoint")
+    assert "--endpoint_model is needed" in said(*asked, "http://127.0.0.1:1/v1")
+    named = (*asked, "http://127.0.0.1:1/v1", "--endpoint_model", "big")
+    assert "is not set" in said(*named, "--endpoint_key_env", "NO_SUCH_KEY")
+    told = said(*named, "--new_context", "discard_all", "--max_prompt_tokens", "100")
+    assert "a context is rewritten as tokens" in told
+    assert "belongs to --endpoint, which is not given" in said(
+        "--model", MODEL, "--endpoint_model", "big", "--tasks", "tasks.jsonl"
+    )
+    trained = tmp_path / "output" / "eval"
+    trained.mkdir(parents=True)
+    (trained / "launch.json").write_text('{"preset": "grpo", "flags": []}')
+    assert "the folder of a run" in said("--model", MODEL, "--tasks", "tasks.jsonl")
+
+
+def test_a_model_is_found_by_folder_checkpoint_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_model(MODEL).name == "demo/model"
+    for step in (2, 10):
+        folder = tmp_path / "output" / "mine" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        state = {
+            "step": step, "version": step, "run_name": "mine", "fence": 1, "processes": 1,
+            "config": {"model": {"model_name_or_path": MODEL}},
+        }  # fmt: skip
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+    for given in ("mine", "output/mine", "output/mine/checkpoint-10"):
+        source = find_model(given)
+        assert (source.name, source.step) == ("mine/checkpoint-10", 10)
+    assert find_model("output/mine/checkpoint-2").step == 2
+
+
+@pytest.fixture(scope="module")
+def foreign_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The demo's model behind transformers' own server, which parses its tool calls."""
+    port, log = free_port(), tmp_path_factory.mktemp("serve") / "log"
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            [
+                str(Path(sys.executable).parent / "transformers"), "serve", MODEL,
+                "--device", "cpu", "--host", "127.0.0.1", "--port", str(port),
+            ],
+            stdout=file, stderr=file, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while "Uvicorn running" not in log.read_text():
+            assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _eval(folder: Path, *flags: str) -> "subprocess.Popen[str]":
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return subprocess.Popen(
+        [sys.executable, "-m", "agentrl.cli", "eval", *flags], cwd=folder, text=True,
+        env={**environment, "PYTHONPATH": str(REPOSITORY / "src"), "THE_KEY": "sesame"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_base_model_checkpoint_and_a_foreign_servers_model_stand_in_one_table(
+    tmp_path: Path, foreign_server: str
+) -> None:
+    done = launch_demo(tmp_path, "--max_steps", "2", "--per_device_train_batch_size", "16")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (DEMO / "heldout.jsonl").read_text().splitlines()
+    (tmp_path / "held.jsonl").write_text("\n".join(lines[:40]) + "\n")
+    (tmp_path / "few.jsonl").write_text("\n".join(lines[40:44]) + "\n")
+    command = (
+        "--model", MODEL, "--model", "demo", "--tasks", "held.jsonl", "few.jsonl",
+        "--lease_seconds", "3",
+    )  # fmt: skip
+
+    # Stopped in the first evaluation, and killed: what was sampled is not sampled again.
+    first = _eval(tmp_path, *command)
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.split()[1:4] == ["of", "40", "tasks"] and line.split()[0] != "0":
+            break
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    asked = (
+        "--endpoint", foreign_server, "--endpoint_model", MODEL,
+        "--endpoint_key_env", "THE_KEY",
+    )  # fmt: skip
+    again = _eval(tmp_path, *command, *asked)
+    printed, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, printed
+    assert "with the agent, tools and limits of the launch of demo" in printed
+    assert "demo/model on 40 tasks of held.jsonl: goes on, " in printed
+    assert "demo/checkpoint-2 against demo/model on held.jsonl: success" in printed
+    folder = tmp_path / "output" / "eval" / "eval"
+    content = json.loads((folder / "comparison.json").read_text())
+    reports = content["evaluations"]
+    names = ["demo/model", "demo/checkpoint-2", MODEL]
+    assert [report["checkpoint"] for report in reports] == [n for n in names for _ in range(2)]
+    assert [report["tasks"] for report in reports] == [40, 4] * 3
+    assert all(report["rollouts"] == 4 * report["tasks"] for report in reports)
+    assert len(content["comparisons"]) == 4
+    assert {path.name for path in folder.glob("model-*held.json")} == {
+        "model-demo_model-held.json", "model-demo_checkpoint-2-held.json",
+        f"model-{MODEL.strip('/').replace('/', '_')}-held.json",
+    }  # fmt: skip
+
+    # Nothing is left to sample: the same command prints the same table at once.
+    began = time.monotonic()
+    third = _eval(tmp_path, *command, *asked)
+    printed_again, _ = third.communicate(timeout=120)
+    assert third.returncode == 0, printed_again
+    assert printed_again.count("evaluated before") == 6
+    assert json.loads((folder / "comparison.json").read_text()) == content
+    assert time.monotonic() - began < 60
+
+    # The API's turns: texts and calls as our own services' have them, and no tokens.
+    shown = subprocess.run(
+        [sys.executable, "-m", "agentrl.cli", "show", "eval", "--split", "eval"], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert shown.returncode == 0 and foreign_server in shown.stdout, shown.stdout + shown.stderr
+    listed = subprocess.run(
+        [sys.executable, "-m", "agentrl.cli", "runs"], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert any(line.split()[:2] == ["eval", "finished"] for line in listed.stdout.splitlines())
