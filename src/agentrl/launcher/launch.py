@@ -236,11 +236,8 @@ class Launch:
             runs.refuse_second_trainer(run)
         entry = await enter(database, config, demo_tools=self._stack.tools)
         await settle(database, config, entry)
-<<<<<<< HEAD
         await runs.go_on(database)
-=======
         self._entry = entry
->>>>>>> fix/scripts
         step = last_checkpoint(config.output) or 0
         print_lines(self._console, [f"{change} (since step {step})" for change in entry.changes])
 
