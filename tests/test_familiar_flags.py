@@ -311,6 +311,7 @@ def test_a_flag_of_another_name_becomes_one_of_this_trainer(
         ("--trainer QwenVLTrainer", "--trainer QwenVLTrainer: this trainer trains the text part"),
         ("--shift_labels false", "--shift_labels false: a token is always predicted"),
         ("--deepspeed ds.json", "--deepspeed ds.json: parameters are sharded by FSDP2"),
+        ("--oss_connection_string minio://key:hush@host/b", "minio://***@host/b: images and files"),
         ("--push_to_hub", "`agentrl export CHECKPOINT FOLDER`"),
         ("--logging_first_step --logging_steps 5", "give --logging_steps 1"),
         ("--lr_scheduler_type greedy", "--lr_scheduler_type greedy: not known"),
