@@ -72,7 +72,7 @@ class ProgramSampler(AsyncSampler):
         self.record.final_answer = extract_answer(said, self.claim.task.answer_schema)
         return self.record
 
-    async def evaluate_record(self, record: Record) -> Record:
+    async def evaluate_record(self, record: Record) -> Record | float:
         """The reward that the program reported, if it did, else the score of the task's scorer."""
         reward = record.scores.get(REWARD)
         if reward is None:
