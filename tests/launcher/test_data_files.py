@@ -94,7 +94,8 @@ SECOND = {
 }  # fmt: skip
 OF_RECORD = {
     "temperature": 0.7, "trained": True, "tools": TOOLS, "record": "train-0-x-t1-a0",
-    "task": "train-0-x", "task_id": "x", "rollout": 1, "query": "how many?", "answer": "46", "scorer": "exact_match",
+    "task": "train-0-x", "task_id": "x", "rollout": 1, "query": "how many?", "answer": "46",
+    "scorer": "exact_match",
     "final_answer": "46", "stop_reason": "answered", "score": 1.0, "scores": {"exact_match": 1.0},
     "advantage": 0.5,
 }  # fmt: skip
