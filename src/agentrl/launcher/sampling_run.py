@@ -36,8 +36,6 @@ from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, 
 from agentrl.launcher.sglang_setup import set_up_sglang
 from agentrl.launcher.stack import Stack
 
-_MODEL = "start-model"  # in the run's folder: a checkpoint as a model folder
-
 
 def main(given: Given) -> int:
     """Sample the tasks; returns the exit status. Raises `ConfigError` for bad input."""
@@ -63,12 +61,16 @@ def sample_tasks(layers: list[Layer], source: ModelSource, deployment: Deploymen
 
     Returns the exit status. Raises `ConfigError`, and the errors of a launch's checks.
     """
+    values = merged(layers)
+    if values.get("num_generations") == 1 and "advantage" not in values:
+        # There is nothing to compare a trajectory with.
+        layers = [*layers, Layer(SAMPLE.name, {"advantage": "score"})]
     output = config_of(merged(layers)).output
     if last_checkpoint(output) is not None:
         raise ConfigError(
             f"{output} is the folder of a run that was trained: give --run_name another name"
         )
-    model = source.as_folder(output / _MODEL)
+    model = source.as_folder(output)
     layers = [*layers, Layer("--model", {"model_name_or_path": str(model)})]
     config = config_of(merged(layers))
     stack = _plan(config, layers, deployment)
