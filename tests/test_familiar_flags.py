@@ -18,6 +18,7 @@ from agentrl.configs.familiar.original_defaults import (
 )
 from agentrl.configs.flags import FLAGS, written
 from agentrl.configs.parsing import config_of, given_values
+from agentrl.configs.verbs import sft_parser
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.inventory import Inventory
 from agentrl.launcher.presets import GRPO
@@ -311,6 +312,7 @@ def test_a_flag_of_another_name_becomes_one_of_this_trainer(
         ("--trainer QwenVLTrainer", "--trainer QwenVLTrainer: this trainer trains the text part"),
         ("--shift_labels false", "--shift_labels false: a token is always predicted"),
         ("--deepspeed ds.json", "--deepspeed ds.json: parameters are sharded by FSDP2"),
+        ("--oss_connection_string minio://key:hush@host/b", "minio://***@host/b: images and files"),
         ("--push_to_hub", "`agentrl export CHECKPOINT FOLDER`"),
         ("--logging_first_step --logging_steps 5", "give --logging_steps 1"),
         ("--lr_scheduler_type greedy", "--lr_scheduler_type greedy: not known"),
@@ -380,6 +382,13 @@ def test_the_parts_of_a_launch_get_flags_of_this_trainer_only() -> None:
     stack = plan_stack(GRPO, "demo", user.split(), read_deployment({}), Inventory(()))
     assert {word[2:] for word in stack.flags if word.startswith("--")} <= set(FLAGS)
     assert stack.config.optimizer.warmup_steps == 0.1
+
+
+def test_supervised_training_takes_what_it_has_a_flag_for() -> None:
+    given = ["--model", "M", "--train_file", "F", "--warmup_ratio", "0.1", "--do_train"]
+    assert sft_parser().parse(given).values == {"warmup_steps": 0.1}
+    with pytest.raises(ConfigError, match="--minimal_advantage 1e-06: `agentrl sft` has no such"):
+        sft_parser().parse([*given, "--skip_non_positive_advantage"])
 
 
 def test_a_value_of_yes_and_no_is_read_as_transformers_writes_it() -> None:

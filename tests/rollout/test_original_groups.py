@@ -1,11 +1,13 @@
 """What of a group is trained by the flags of the original AgentRL, on numbers computed by hand."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from agentrl.configs import RewardConfig
+from agentrl.databases.diagnosis import GroupEnd, barren_groups
 from agentrl.databases.documents import Record, Split, StopReason, TurnStatus
 from agentrl.rollout.groups.advantages import leave_one_out_clipped
 from agentrl.rollout.groups.group_rules import apply_group_rules, moved_by_turns, turn_advantages
@@ -57,6 +59,15 @@ def test_a_group_whose_scores_are_within_a_tenth_is_left_out() -> None:
     assert left_out(close, min_score_spread=0.1) == ["min_score_spread"] * 3
     assert left_out(group([0.0, 0.125]), min_score_spread=0.1) == [None, None]
     assert left_out(close) == [None] * 3
+
+
+def test_groups_that_were_left_out_because_their_scores_are_equal_are_too_hard_or_too_easy() -> (
+    None
+):
+    out = {"min_score_spread": 4}
+    ended = GroupEnd(datetime.now(UTC), 0, out, [0.0] * 4, given_up=[], scorer_error=None)
+    said = "too hard for this model, and --min_score_spread leaves such groups out"
+    assert said in barren_groups([ended])
 
 
 @pytest.mark.parametrize(

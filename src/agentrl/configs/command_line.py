@@ -122,8 +122,15 @@ class Parser(ArgumentParser):
             said = own.__dict__.pop(f"familiar {name}", None)
             if said is not None:
                 familiar[name] = ",".join(said) if isinstance(said, list) else said
-        values |= read_familiar(familiar, values)
+        values |= self._known_here(read_familiar(familiar, values))
         return Given(own, values, own.__dict__.pop("files", []))
+
+    def _known_here(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
+        """The flags that familiar flags have become. Raises `ConfigError` if the verb lacks one."""
+        for name, value in values.items():
+            if name not in self._run_flags:
+                raise ConfigError(f"--{name} {value}: `{self.prog}` has no such flag; leave it out")
+        return values
 
     def error(self, message: str) -> NoReturn:
         """Raise `ConfigError` with one sentence instead of printing the usage."""

@@ -14,6 +14,7 @@ _SHOWN_CHARACTERS = 200  # of an error
 _SHOWN_KINDS = 3
 MOST = 0.75  # the share of the recently attempted rollouts that counts as most of them
 _SHOWN_REASONS = 2
+_OF_EQUAL = frozenset({"min_score_spread", "drop_zero_advantage"})  # rules
 _MENDED = "use tasks that it solves sometimes, raise --num_generations, or start from a better"
 
 
@@ -196,7 +197,7 @@ def _why_barren(group: GroupEnd) -> Barren:
         return Barren.FAILED
     if not group.scores:
         return Barren.UNSCORED
-    if len(set(group.scores)) == 1 and "drop_zero_advantage" in group.left_out:
+    if len(set(group.scores)) == 1 and not _OF_EQUAL.isdisjoint(group.left_out):
         return Barren.EQUAL
     return Barren.LEFT_OUT
 
@@ -213,9 +214,10 @@ def _in_words(reason: Barren, groups: Sequence[GroupEnd]) -> str:
         case Barren.EQUAL:
             scores = {score for group in groups for score in group.scores}
             hard = "too hard" if max(scores) <= 0 else "too easy" if min(scores) >= 1 else None
+            rules = sorted({rule for group in groups for rule in group.left_out} & _OF_EQUAL)
             return (
                 f"all scores were equal: the tasks are {hard or 'too hard or too easy'} for this "
-                f"model, and --drop_zero_advantage leaves such groups out: {_MENDED} model"
+                f"model, and --{' and --'.join(rules)} leaves such groups out: {_MENDED} model"
             )
         case Barren.UNSCORED:
             return "no rollout has a score: the scorers returned None for all of them"

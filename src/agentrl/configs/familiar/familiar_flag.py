@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from agentrl.configs.flag import ConfigError
+from agentrl.redaction import without_passwords
 
 Value = bool | int | float | str
 # From the text of the flag, and the flags given beside it, to flags of this trainer. Raises
@@ -101,7 +102,7 @@ def translate(
     reasons: dict[str, list[str]] = {}
     for name, (flag, text) in familiar.items():
         if flag.refuses(text):
-            raise ConfigError(f"--{name} {text}: {flag.said}")
+            raise ConfigError(f"--{name} {without_passwords(text)}: {flag.said}")
         if flag.treatment is Treatment.IDLE:
             reasons.setdefault(flag.said, []).append(f"--{name}")
         if flag.translation is not None:

@@ -22,8 +22,9 @@ _NO = ("no", "false")  # YAML reads no as false
 
 _LOADER = "rows come from the database, read ahead in the background; there is no DataLoader"
 _COLUMNS = "rows have fixed columns; there is no dataset whose columns could be chosen"
-_NO_LOSS_EVALUATION = (
-    "an evaluation samples --eval_rollouts answers to each task of --eval_file and scores them"
+_EVALUATION = (
+    "a run is evaluated by sampled answers (--eval_rollouts), and `agentrl sft` by the loss of "
+    "rows that are packed by tokens"
 )
 _LOG = (
     "metrics.jsonl has a line for every --logging_steps steps, and each part of a run its own log"
@@ -108,8 +109,8 @@ TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
         "a loss is always normalised over the rows of all processes of a step"
     ),
     "label_smoothing_factor": refused(
-        "a policy is trained on the tokens it sampled, without smoothed labels; give "
-        "--entropy_coef to keep its entropy",
+        "labels are the tokens themselves, without smoothing; give --entropy_coef to keep the "
+        "entropy of a policy",
         "0",
     ),
     "neftune_noise_alpha": refused(
@@ -177,14 +178,14 @@ TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
     "evaluation_strategy": translated("`--eval_steps`; `no` is 0", _when_evaluated),
     "eval_delay": refused("evaluations are every --eval_steps from step 0 on; leave it out", "0"),
     "eval_on_start": idle("the start model is evaluated in any case if there is an --eval_file"),
-    "per_device_eval_batch_size": idle(_NO_LOSS_EVALUATION),
-    "prediction_loss_only": idle(_NO_LOSS_EVALUATION),
-    "eval_do_concat_batches": idle(_NO_LOSS_EVALUATION),
-    "eval_use_gather_object": idle(_NO_LOSS_EVALUATION),
-    "eval_accumulation_steps": idle(_NO_LOSS_EVALUATION),
-    "include_for_metrics": idle(_NO_LOSS_EVALUATION, several=True),
-    "include_inputs_for_metrics": idle(_NO_LOSS_EVALUATION),
-    "batch_eval_metrics": idle(_NO_LOSS_EVALUATION),
+    "per_device_eval_batch_size": idle(_EVALUATION),
+    "prediction_loss_only": idle(_EVALUATION),
+    "eval_do_concat_batches": idle(_EVALUATION),
+    "eval_use_gather_object": idle(_EVALUATION),
+    "eval_accumulation_steps": idle(_EVALUATION),
+    "include_for_metrics": idle(_EVALUATION, several=True),
+    "include_inputs_for_metrics": idle(_EVALUATION),
+    "batch_eval_metrics": idle(_EVALUATION),
     # checkpoints
     "save_strategy": translated("`--save_steps`; `no` is 0, the last step only", _when_saved),
     "save_only_model": idle(
@@ -279,5 +280,5 @@ TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
     "torchdynamo": refused("give --compile true"),
     "mp_parameters": refused("give --tp_size"),
     "per_gpu_train_batch_size": named("per_device_train_batch_size"),
-    "per_gpu_eval_batch_size": idle(_NO_LOSS_EVALUATION),
+    "per_gpu_eval_batch_size": idle(_EVALUATION),
 }  # fmt: skip
