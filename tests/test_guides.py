@@ -98,7 +98,7 @@ def test_the_guide_to_evaluation_leads_from_a_model_to_a_better_one_and_files(
     tmp_path: Path,
 ) -> None:
     printed = run_guide(ROOT / "docs" / "guides" / "evaluation.md", tmp_path)
-    assert "384 trajectories" in printed
+    assert "256 trajectories" in printed
     assert re.search(r"against demo/model on held\.jsonl: success \+0\.\d+", printed)
     assert "held.jsonl: evaluated before" in printed
     assert "the same, byte by byte" in printed

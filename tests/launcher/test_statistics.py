@@ -136,9 +136,14 @@ def test_the_sign_flip_test_counts_all_patterns_of_signs() -> None:
     ]
     exact = mean(value >= abs(sum(differences)) - 1e-12 for value in sums)
     assert sign_flip(differences) == pytest.approx(exact)
-    # Patterns of many differences are drawn; their sums are nearly normal.
+    # Of many differences; their sums are nearly normal.
     rng = random.Random(1)
-    many = [rng.choice([0.25, 0.5, 0.75, -0.25, -0.5]) for _ in range(60)]
+    many = [rng.choice([0.25, 0.5, 0.75, -0.25, -0.5, 1 / 3]) for _ in range(60)]
     deviation = sqrt(sum(value**2 for value in many))
     normal = 2 * (1 - NormalDist().cdf(abs(sum(many)) / deviation))
     assert sign_flip(many) == pytest.approx(normal, abs=0.02)
+    # And of ones without a common unit that is coarse enough, where patterns are drawn.
+    odd = [value + rng.random() / 1000 for value in many]
+    assert sign_flip(odd) == pytest.approx(normal, abs=0.03)
+    # So many differences of one sign are no accident.
+    assert sign_flip([0.5] * 90) == pytest.approx(2 / 2**90, rel=1e-9)

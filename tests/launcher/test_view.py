@@ -170,3 +170,14 @@ def test_a_picture_stays_in_its_place_and_only_changed_lines_are_written() -> No
         painter.paint("\n".join("abcdefghijkl"))
         assert len(terminal.lines) <= 8 + 4, "what does not fit is left out"
     assert terminal.lines[-1] == "", "what follows begins on a line of its own"
+
+
+def test_a_run_without_a_trainer_shows_its_tasks_and_nothing_of_training() -> None:
+    sampling = replace(FULL, status="sampling", groups=(12, 64), held_out=(), evaluating=None)
+    line = plain_line(sampling, 65, 2)
+    assert line.startswith("[1:05] sampling tasks=12/64 success=0.710")
+    assert not re.search(r"step=|loss=|held-out=|checkpoint=|trained=", line)
+    text = "\n".join(shown(panel_of(sampling), 100, 40))
+    assert "tasks 12/64" in text and "1,900" in text
+    for word in ("loss", "held-out", "staleness", "checkpoint", "trained", "KL"):
+        assert word not in text

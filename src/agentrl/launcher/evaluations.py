@@ -16,7 +16,6 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.configs import Config, parse_config
-from agentrl.configs.digests import model_digest
 from agentrl.configs.flag import FlagClass
 from agentrl.configs.flags import FLAGS, flags_named
 from agentrl.configs.run_flags import stored_flags
@@ -44,7 +43,6 @@ from agentrl.launcher.sglang_setup import set_up_sglang
 from agentrl.rollout.llm.models import AgentModel
 from agentrl.rollout.scheduling.worker import sample
 from agentrl.stop_signals import stop_signals
-from agentrl.training.checkpoint.layout import STATE_FILE
 
 _TICK_S = 0.25
 _LINE_EVERY_S = 5.0
@@ -76,26 +74,17 @@ class Entrant:
 
     @property
     def digest(self) -> str:
-        """Equal for equal weights."""
-        if isinstance(self.model, AgentModel):
-            return _digest(f"{self.model.base_url} {self.model.model}".encode())
-        if self.model.checkpoint is None:
-            return model_digest(self.model.folder) or ""
-        # A checkpoint is written once: run, step, flags and trainer tell it from any other.
-        parts = (self.model.checkpoint / name for name in (STATE_FILE, ".metadata"))
-        return _digest(*(part.read_bytes() for part in parts))
+        """Equal for equal weights, and for one name at one endpoint."""
+        if isinstance(self.model, ModelSource):
+            return self.model.digest
+        digest = Digest()
+        digest.part(f"{self.model.base_url} {self.model.model}".encode())
+        return digest.text()
 
     @property
     def step(self) -> int:
         """Optimizer steps of its weights, as far as known."""
         return self.model.step if isinstance(self.model, ModelSource) else 0
-
-
-def _digest(*parts: bytes) -> str:
-    digest = Digest()
-    for part in parts:
-        digest.part(part)
-    return digest.text()
 
 
 def making_flags(config: Config) -> Mapping[str, Any]:
@@ -216,15 +205,12 @@ class Evaluations:
         folder = parse_config(self.flags).output / "eval"
         folder.mkdir(exist_ok=True)
         scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=folder))
-        checkpoint = entrant.model.checkpoint
-        made = Path(scratch).resolve() / (checkpoint.name if checkpoint else "model")
-        model = entrant.model.as_folder(made).absolute()
+        model = entrant.model.as_folder(Path(scratch).resolve()).absolute()
         config = parse_config([*flags, "--model_name_or_path", str(model)])
         self._start_services(supervisor, held, config, version)
         loading = await_services(opened.database, config, version, model)
         await _while_alive(supervisor, loading)
-        given = str(checkpoint or model)
-        await policies.publish(opened.database, version, entrant.step, given)
+        await policies.publish(opened.database, version, entrant.step, str(entrant.model.path))
         await policies.serve(opened.database, version)
         return config, None
 

@@ -36,7 +36,6 @@ from agentrl.launcher.ending import (
     part_failed,
     stopped_by,
 )
-from agentrl.launcher.feeding import feed
 from agentrl.launcher.preflight import TaskFileCheck
 from agentrl.launcher.presets import Preset
 from agentrl.launcher.processes import (
@@ -301,6 +300,9 @@ class Launch:
         if not self._stack.feeds:
             return None
         assert self._entry is not None, "the run was not entered"
+        # Imported here: it loads torch, which a launch with a trainer leaves to its parts.
+        from agentrl.launcher.feeding import feed
+
         try:
             await feed(database, self._stack.config, self._entry)
         except (RunHopeless, TrainerReplaced) as error:

@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.configs import ConfigError, model_folder
+from agentrl.configs.digests import model_digest
 from agentrl.configs.flag import FlagClass
 from agentrl.configs.flags import FLAGS, Value, flags_named
 from agentrl.configs.parsing import Layer, read_flags
+from agentrl.file_digest import Digest
 from agentrl.launcher.presets import DEMO_TOOLS
 from agentrl.launcher.run_folder import read_launch, refuse_withheld
-from agentrl.training.checkpoint.layout import CheckpointError, list_checkpoints, read_state
+from agentrl.training.checkpoint.layout import (
+    STATE_FILE,
+    CheckpointError,
+    list_checkpoints,
+    read_state,
+)
 from agentrl.training.model.export import export_checkpoint
 
 # Of a run's flags, those that say how a trajectory is made, without the model and the tasks.
@@ -48,13 +55,25 @@ class ModelSource:
         """A short name for tables: the last two folders of its path."""
         return "/".join(self.path.parts[-2:])
 
-    def as_folder(self, made: Path) -> Path:
-        """The model as a folder: its own, or `made`, where the checkpoint is written if it is new.
+    @property
+    def digest(self) -> str:
+        """Equal for equal weights."""
+        if self.checkpoint is None:
+            return model_digest(self.folder) or ""
+        # A checkpoint is written once: run, step, flags and trainer tell it from any other.
+        digest = Digest()
+        for name in (STATE_FILE, ".metadata"):
+            digest.part((self.checkpoint / name).read_bytes())
+        return digest.text()
 
-        Raises `ConfigError`.
+    def as_folder(self, within: Path) -> Path:
+        """The model as a folder: its own, or a new one within a folder, which has the checkpoint.
+
+        A checkpoint that was written there before is not written again. Raises `ConfigError`.
         """
         if self.checkpoint is None:
             return self.folder
+        made = within / f"start-model-{self.digest[:8]}"
         if not made.is_dir():
             try:
                 export_checkpoint(self.checkpoint, self.folder, made)

@@ -41,6 +41,7 @@ _FOLDERS = (
         re.compile("eval"),
         inside=re.compile(r"\.?(checkpoint-\d+|model-|comparison).*\.json|\.export-.*"),
     ),
+    _Kind(re.compile(r"start-model-\w+"), _holds("config.json")),
     _Kind(re.compile("tasks"), inside=_TASK_NOTES),
     _Kind(re.compile("tensorboard"), _holds("**/events.out.tfevents.*")),
 )

@@ -36,8 +36,6 @@ from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, 
 from agentrl.launcher.sglang_setup import set_up_sglang
 from agentrl.launcher.stack import Stack
 
-_MODEL = "start-model"  # in the run's folder: a checkpoint as a model folder
-
 
 def main(given: Given) -> int:
     """Sample the tasks; returns the exit status. Raises `ConfigError` for bad input."""
@@ -68,7 +66,7 @@ def sample_tasks(layers: list[Layer], source: ModelSource, deployment: Deploymen
         raise ConfigError(
             f"{output} is the folder of a run that was trained: give --run_name another name"
         )
-    model = source.as_folder(output / _MODEL)
+    model = source.as_folder(output)
     layers = [*layers, Layer("--model", {"model_name_or_path": str(model)})]
     config = config_of(merged(layers))
     stack = _plan(config, layers, deployment)

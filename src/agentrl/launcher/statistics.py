@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from fractions import Fraction
+from math import comb, lcm
 
 import numpy as np
 
 _RESAMPLES = 2000
-_ENUMERATED = 16  # differences up to which all sign patterns are enumerated
+_FINEST = 10_000  # largest denominator of a difference
+_EXACT_UP_TO = 100_000  # units that all differences add up to
 _FLIPS = 10_000
 
 
@@ -62,30 +64,30 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
     """Two-sided p-value of the sign-flip test that paired differences have mean 0.
 
     If two models are alike, each task's difference might as well have the other sign (Fisher 1935).
-    The value is the share of all sign patterns whose mean is at least as far from 0: exact where
-    all differences that are not 0 have one size (with one rollout a task this is McNemar's exact
-    test), or where they are few; else estimated from random patterns (Phipson and Smyth 2010).
+    The value is the share of all sign patterns whose sum is at least as far from 0. With one
+    rollout a task it is that of McNemar's exact test. It is exact, by the distribution of the sum
+    over the common unit of the differences; where that is too fine, it is estimated from random
+    patterns (Phipson and Smyth 2010).
     """
-    values = np.asarray([value for value in differences if value], dtype=np.float64)
-    n = len(values)
-    if n == 0:
+    fractions = [Fraction(abs(v)).limit_denominator(_FINEST) for v in differences if v]
+    if not fractions:
         return 1.0
-    sizes = np.abs(values)
-    reached = abs(values.sum()) * (1 - 1e-9)
-    if np.ptp(sizes) <= 1e-9 * sizes[0]:
-        least = round((reached / sizes[0] + n) / 2)  # of one sign, in the more frequent one
-        tail: float = sum(comb(n, k) for k in range(least, n + 1)) / 2**n
-        return min(1.0, 2 * tail)
-    if n <= _ENUMERATED:
-        sums = np.zeros(1)
+    unit = lcm(*(fraction.denominator for fraction in fractions))
+    sizes = [int(fraction * unit) for fraction in fractions]
+    most = sum(sizes)
+    reached = round(abs(sum(differences)) * unit)
+    if most <= _EXACT_UP_TO:
+        share = np.zeros(2 * most + 1)  # of the patterns, by their sum from -most to most
+        share[most] = 1.0
         for size in sizes:
-            sums = np.concatenate([sums + size, sums - size])
-        return float((np.abs(sums) >= reached).mean())
+            share = (np.roll(share, size) + np.roll(share, -size)) / 2
+        sums = np.abs(np.arange(-most, most + 1))
+        return min(1.0, float(share[sums >= reached].sum()))
     rng = np.random.default_rng(seed)
     further = 0
     for _ in range(_FLIPS):  # one by one: a [flips, tasks] matrix could be large
-        signs = rng.integers(0, 2, n) * 2 - 1
-        further += int(abs((signs * sizes).sum()) >= reached)
+        signs = rng.integers(0, 2, len(sizes)) * 2 - 1
+        further += int(abs(int((signs * np.array(sizes)).sum())) >= reached)
     return (1 + further) / (1 + _FLIPS)
 
 

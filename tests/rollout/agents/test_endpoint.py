@@ -1,0 +1,245 @@
+"""A model behind an OpenAI-compatible API: the demo's real tools, a scripted API over real HTTP.
+
+`tests/launcher/test_evaluate.py` asks a server that others wrote.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from agentrl.configs import parse_config
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Record, RecordStatus
+from agentrl.databases.evaluations import begin_evaluation
+from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.records import RecordLedger
+from agentrl.databases.task_file import TaskLine
+from agentrl.launcher.deployment import REPOSITORY
+from agentrl.rollout.llm.endpoint import (
+    ChatEndpoint,
+    ContextFull,
+    EndpointRefused,
+    EndpointUnreachable,
+)
+from agentrl.rollout.llm.models import AgentModel
+from agentrl.rollout.scheduling.worker import sample
+from agentrl.stop_signals import stop_signals
+
+TOOLS = f"{REPOSITORY / 'assets' / 'demo' / 'warehouse_tools.py'}:server"
+
+
+def says(content: str, *calls: tuple[str, str], finish: str | None = None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for n, (name, arguments) in enumerate(calls)
+        ]
+    reason = finish or ("tool_calls" if calls else "stop")
+    return {
+        "id": "1", "object": "chat.completion", "created": 0, "model": "big",
+        "choices": [{"index": 0, "finish_reason": reason, "message": message}],
+        "usage": {"prompt_tokens": 50, "completion_tokens": 7, "total_tokens": 57},
+    }  # fmt: skip
+
+
+@dataclass
+class Api:
+    """Answers with what `reply` makes of a request; a number is the status of an error."""
+
+    reply: Callable[[dict[str, Any]], dict[str, Any] | int]
+    url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    error: str = "overloaded"
+    down: bool = False
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if self.down:
+            raise web.HTTPBadGateway
+        body = await request.json()
+        self.requests.append(body)
+        self.keys.append(request.headers.get("Authorization", ""))
+        reply = self.reply(body)
+        if isinstance(reply, int):
+            told = {"error": {"message": self.error}}
+            return web.json_response(told, status=reply, headers={"Retry-After": "0"})
+        return web.json_response(reply)
+
+    async def models(self, request: web.Request) -> web.Response:
+        if self.down:
+            raise web.HTTPBadGateway
+        return web.json_response({"object": "list", "data": []})
+
+
+@asynccontextmanager
+async def api(reply: Callable[[dict[str, Any]], dict[str, Any] | int]) -> AsyncIterator[Api]:
+    served = Api(reply)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", served.answer)
+    app.router.add_get("/v1/models", served.models)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    served.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    yield served
+    await runner.cleanup()
+
+
+def model_of(served: Api) -> AgentModel:
+    return AgentModel(model="big", base_url=served.url, api_key="sesame", timeout=10)
+
+
+async def evaluated(
+    database: RunDatabase, mongod: EmbeddedMongod, served: Api, lines: list[TaskLine], *flags: str
+) -> list[Record]:
+    """Evaluate the API on tasks; returns the Records that ended well, in the tasks' order."""
+    config = parse_config(
+        ["--run_name", database.name, "--db_connection_string", mongod.url, "--max_turns", "4",
+         "--mcp_manager_url", TOOLS, "--lease_seconds", "5", "--startup_timeout", "1", *flags]
+    )  # fmt: skip
+    epoch = await begin_evaluation(
+        database, lines, model="big", model_digest="b", task_digest="t", rollouts=1, flags={},
+        again=False,
+    )  # fmt: skip
+    try:
+        await asyncio.wait_for(sample(config, evaluation=epoch, endpoint=model_of(served)), 60)
+    finally:
+        for number in stop_signals():
+            asyncio.get_running_loop().remove_signal_handler(number)
+    found = database.records.find({"status": RecordStatus.SCORED}).sort("_id", 1)
+    return [Record.from_mongo(document) async for document in found]
+
+
+def line(name: str, **fields: Any) -> TaskLine:
+    usual = {"query": "?", "answer": "46", "scorer": "exact_match", "answer_schema": "answer"}
+    return TaskLine(id=name, **{**usual, **fields})
+
+
+async def test_the_api_is_asked_with_openais_tools_and_its_turns_are_stored_without_tokens(
+    database: RunDatabase, mongod: EmbeddedMongod
+) -> None:
+    failures = [503, 429]
+
+    def reply(body: dict[str, Any]) -> dict[str, Any] | int:
+        if failures:
+            return failures.pop()
+        if body["messages"][-1]["role"] == "user":
+            return says("Look.", ("find", '{"item": "chain"}'), ("stock", '{"bin": '))
+        found = body["messages"][-2]["content"]
+        return says(f"<answer>{found}</answer>")
+
+    async with api(reply) as served:
+        [record] = await evaluated(
+            database, mongod, served, [line("train-0000", answer="X5")], "--max_new_tokens", "99",
+            "--preferred_sampling_params", '{"temperature": 0.5, "top_k": 20}',
+        )  # fmt: skip
+    first, second = served.requests[-2:]
+    assert set(served.keys) == {"Bearer sesame"} and len(served.requests) == 4
+    assert (first["model"], first["max_tokens"]) == ("big", 99)
+    assert (first["temperature"], first["top_k"]) == (0.5, 20)
+    offered = {tool["function"]["name"]: tool for tool in first["tools"]}
+    assert set(offered) == {"find", "stock", "add", "sub"}
+    assert offered["stock"]["function"]["parameters"]["properties"]["bin"]["type"] == "string"
+    called, good, bad = second["messages"][1:]
+    assert [call["id"] for call in called["tool_calls"]] == ["c0", "c1"]
+    assert (good["tool_call_id"], bad["tool_call_id"]) == ("c0", "c1")
+    assert good["content"] == "X5" and bad["content"].startswith("Error: the arguments")
+    assert (record.final_answer, record.score) == ("X5", 1.0)
+    assert (record.n_turns, record.n_tool_calls, record.n_tool_errors) == (2, 2, 1)
+    assert record.tokens.generated == 14 and record.tokens.prompt == 50
+    assert record.versions is None and record.turn_statuses == {"formaterror": 1, "completed": 1}
+    turns = (await RecordLedger(database, 60).turns([record.id]))[record.id]
+    assert all(not turn.output_ids and turn.service == served.url for turn in turns)
+    assert (turns[0].output_text, turns[0].tool_calls[0].result) == ("Look.", "X5")
+
+
+async def test_an_outage_of_the_api_costs_no_attempt(
+    database: RunDatabase, mongod: EmbeddedMongod
+) -> None:
+    async with api(lambda body: says("<answer>46</answer>")) as served:
+        served.down = True
+
+        async def come_back() -> None:
+            while await database.records.find_one({"error": {"$regex": "^handed back"}}) is None:
+                await asyncio.sleep(0.1)
+            served.down = False
+
+        back = asyncio.create_task(come_back())
+        records = await evaluated(database, mongod, served, [line("a"), line("b")])
+        await back
+    assert [record.score for record in records] == [1.0, 1.0]
+    slots = [slot for task in await database.tasks.find().to_list() for slot in task["slots"]]
+    assert all(slot["failures"] == 0 for slot in slots)
+    assert sum(slot["outages"] for slot in slots) >= 1
+
+
+async def test_agents_of_one_turn_and_limits_are_as_with_services(
+    database: RunDatabase, mongod: EmbeddedMongod
+) -> None:
+    def reply(body: dict[str, Any]) -> dict[str, Any] | int:
+        asked = body["messages"][0]["content"]
+        if "boxed" in asked:
+            return says(r"\boxed{46}")
+        if "long" in asked:
+            return says("so, first", finish="length")
+        if "full" in asked:
+            return 400
+        return says("", ("find", '{"item": "chain"}'))
+
+    tasks = [
+        line("1", query="box", agent_name="math", answer_schema=None),
+        line("2", query="long", agent_name="single_turn"),
+        line("3", query="for ever"),
+        line("4", query="full"),
+    ]
+    async with api(reply) as served:
+        served.error = "This model's maximum context length is 10 tokens"
+        records = await evaluated(database, mongod, served, tasks)
+    ended = {record.task_id: (record.stop_reason, record.score) for record in records}
+    assert ended == {
+        "1": ("answered", 1.0), "2": ("max_new_tokens", 0.0), "3": ("max_turns", 0.0),
+        "4": ("max_prompt_tokens", 0.0),
+    }  # fmt: skip
+    with_tools = {r["messages"][0]["content"] for r in served.requests if "tools" in r}
+    assert with_tools == {"for ever", "full"}
+
+
+async def test_what_an_api_answers_is_told_apart() -> None:
+    replies: list[dict[str, Any] | int] = []
+    async with api(lambda body: replies.pop(0)) as served:
+
+        async def ask(*given: dict[str, Any] | int, error: str = "no") -> Any:
+            replies[:], served.error = given, error
+            async with ChatEndpoint(model_of(served), {}, patience_s=0.7) as endpoint:
+                return await endpoint.complete([{"role": "user", "content": "?"}], (), 5)
+
+        assert (await ask(500, says("yes"))).content == "yes"
+        with pytest.raises(EndpointUnreachable, match="gives no answer of model big") as slow:
+            await ask(429, 429, 429)
+        assert slow.value.for_now
+        for status in (401, 403, 404):
+            with pytest.raises(EndpointUnreachable) as refused:
+                await ask(status)
+            assert not refused.value.for_now
+        with pytest.raises(ContextFull):
+            await ask(400, error="context_length_exceeded")
+        with pytest.raises(EndpointRefused, match="refuses the request"):
+            await ask(400, error="no such parameter")
+        served.requests.clear()
+        other = "Unsupported parameter: use 'max_completion_tokens' instead"
+        assert (await ask(400, says("so"), error=other)).content == "so"
+        assert [sorted(r)[0] for r in served.requests] == ["max_tokens", "max_completion_tokens"]
+        with pytest.raises(EndpointUnreachable):
+            await ask(*[{"object": "error"}] * 5)
+    began = time.monotonic()
+    with pytest.raises(EndpointUnreachable):
+        async with ChatEndpoint(model_of(served), {}, patience_s=0.7) as endpoint:
+            await endpoint.complete([{"role": "user", "content": "?"}], (), 5)
+    assert time.monotonic() - began < 30
