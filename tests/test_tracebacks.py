@@ -1,6 +1,9 @@
 """What user code logs is never that code's error, whatever its arguments are."""
 
 import logging
+import os
+import subprocess
+import sys
 from typing import NoReturn
 
 import pytest
@@ -28,3 +31,20 @@ def test_a_message_that_cannot_be_made_is_let_through(
         except Unspeakable:
             log.exception("it failed: %s", *arguments)
     assert "it failed: %s (its arguments raise" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("level", "told"), [("debug", ["of ours", "of a run"]), ("", ["of a run"]), ("WARNING", [])]
+)
+def test_log_level_is_that_of_our_own_lines(level: str, told: list[str]) -> None:
+    program = (
+        "import logging\nfrom agentrl.tracebacks import log_to_stderr\nlog_to_stderr('%(message)s')"
+        "\nlogging.getLogger('agentrl.rollout').debug('of ours')"
+        "\nlogging.getLogger('agentrl.training').info('of a run')"
+        "\nlogging.getLogger('pymongo').debug('of a library')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "LOG_LEVEL": level}, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.stderr.splitlines() == told

@@ -44,10 +44,15 @@ class Workplace:
     url: str
     manager: str
 
-    def run(self, script: str, name: str, machines: int = 1) -> list[int]:
-        """Start a script on each node, and return their exit statuses."""
+    def run(
+        self, script: str, name: str, machines: int = 1, processes: int = 1, more: str = ""
+    ) -> list[int]:
+        """Start a script on each node, and return their exit statuses.
+
+        `processes`: of each node. `more`: further flags.
+        """
         path = self.folder / f"{script}_example.sh"
-        path.write_text(SCRIPTS[script].text)
+        path.write_text(SCRIPTS[script].text.replace("--seed 42", f"--seed 42 {more}"))
         port = free_port()
         nodes = [
             subprocess.Popen(
@@ -58,7 +63,7 @@ class Workplace:
                     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                     "DB": self.url, "MANAGER": self.manager, "MODEL": str(self.folder / "model"),
                     "TASKS": str(self.folder / "tasks.jsonl"), "MAX_STEPS": "2", "ROWS": "8",
-                    "NUM_PROCESSES": str(machines), "NUM_MACHINES": str(machines),
+                    "NUM_PROCESSES": str(machines * processes), "NUM_MACHINES": str(machines),
                     "MACHINE_RANK": str(machine), "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
                 },
@@ -157,3 +162,13 @@ def test_the_evaluation_samples_and_scores_without_a_trainer(workplace: Workplac
         scored = client["measured"]["records"].count_documents({"score": {"$ne": None}})
         assert scored == 24 * 4
     assert not (workplace.folder / "output" / "measured" / "checkpoint-1").exists()
+
+
+def test_what_is_wrong_is_one_sentence_of_the_first_process_of_a_node(
+    workplace: Workplace,
+) -> None:
+    assert workplace.run("grpo", "wrong", processes=2, more="--cp_size 3") != [0]
+    log = workplace.log("wrong", "train")
+    assert log.count("src/main.py: --tp_size 1 x --cp_size 3") == 1
+    assert log.count("--cpu_ram_efficient_loading: each process") == 1
+    assert workplace.logs("wrong") == {"wrong_train_0.log"}  # nothing was started

@@ -102,3 +102,20 @@ def test_trackers_are_those_that_are_named_or_all_that_are_installed() -> None:
     assert trackers_of("all") == ["tensorboard"]  # swanlab is not in requirements-dev.txt
     with pytest.raises(ConfigError, match="package swanlab is not installed"):
         trackers_of("tensorboard,swanlab")
+
+
+def test_swanlab_is_told_the_project_of_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[tuple[str, dict[str, object]]] = []
+
+    def opens(self: Accelerator, project: str, config: object, each: dict[str, object]) -> None:
+        opened.append((project, each))
+
+    monkeypatch.setattr(Accelerator, "init_trackers", opens)
+    writer(tmp_path, 0, "--run_name", "mine", "--report_to", "tensorboard")
+    monkeypatch.setenv("SWANLAB_PROJECT", "agents")
+    monkeypatch.setenv("SWANLAB_WORKSPACE", "team")
+    writer(tmp_path, 0, "--run_name", "mine", "--report_to", "tensorboard")
+    named = {"swanlab": {"experiment_name": "mine", "workspace": "team"}}
+    assert opened == [("mine", {}), ("agents", named)]

@@ -94,8 +94,7 @@ def sample_tasks(layers: list[Layer], source: ModelSource, deployment: Deploymen
 def add_samplers(layers: list[Layer], source: ModelSource, deployment: Deployment) -> int:
     """Start services and samplers of a further machine for the run that `sample_tasks` feeds on the
     first; returns the exit status. Raises as it does."""
-    config = config_of(merged(layers))
-    model = source.as_folder(config.output / f"{_MODEL}-{deployment.machine_rank}")
+    model = source.as_folder(config_of(merged(layers)).output)
     layers = [*layers, Layer("--model", {"model_name_or_path": str(model)})]
     config = config_of(merged(layers))
     stack = replace(_plan(config, layers, deployment), feeds=False)
