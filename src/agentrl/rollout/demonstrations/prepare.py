@@ -1,4 +1,4 @@
-"""A file of demonstrations or preferences as a folder of token trees, made once for the same file and template.
+"""A file of demonstrations or pairs as a folder of token trees, made once for file and template.
 
 Rows that cannot be trained are left out and named. The folder's name is a digest of all that it
 depends on, so that a resumed training finds the same rows, and other data are seen to be others.

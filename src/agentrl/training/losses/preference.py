@@ -18,7 +18,7 @@ from agentrl.training.losses.inputs import LossInputs
 
 @dataclass(frozen=True)
 class PairRatios:
-    """The log ratios of P pairs. All tensors are [P] float32; `chosen` and `rejected` have gradients."""
+    """The log ratios of P pairs. All tensors are [P] float32; only the ratios have gradients."""
 
     chosen: Tensor  # c
     rejected: Tensor  # r

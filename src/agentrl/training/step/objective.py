@@ -52,7 +52,7 @@ class TokenLosses:
     left_out: Tensor  # bool, trained tokens that a layer left out
     reference_kl: Tensor | None  # float32, estimate of KL(pi || reference), with --beta
     rewards: Tensor | None = None  # float32, beta log(pi / reference), of a preference loss
-    in_order: Tensor | None = None  # bool, whether the token's pair is ordered right, of the same
+    in_order: Tensor | None = None  # bool, the first token of each pair that it orders right
 
 
 class StepObjective(Protocol):

@@ -32,6 +32,7 @@ class PreferenceObjective:
         share = torch.where(trained, losses, 0.0).sum() / max(totals.sequences, 1)
         none = torch.zeros_like(inputs.mask)
         assert inputs.reference_logprobs is not None, "with_reference was not heeded"
+        assert inputs.place is not None, "the first token of a pair is needed"
         ratio = (inputs.logprobs - inputs.reference_logprobs).detach()
         return share, TokenLosses(
             token_losses=torch.where(inputs.mask, losses.detach()[pair], 0.0),
@@ -41,5 +42,5 @@ class PreferenceObjective:
             left_out=none,
             reference_kl=None,
             rewards=self._config.beta * ratio,
-            in_order=(pairs.chosen > pairs.rejected)[pair] & inputs.mask,
+            in_order=(pairs.chosen > pairs.rejected)[pair] & inputs.mask & (inputs.place == 0),
         )

@@ -105,7 +105,7 @@ class RunningStatistics:
         if token_losses.rewards is not None and token_losses.in_order is not None:
             chosen = inputs.advantages > 0
             values |= {
-                "in_order": token_losses.in_order / inputs.sequence_tokens,
+                "in_order": token_losses.in_order,
                 "chosen_reward": token_losses.rewards * chosen,
                 "rejected_reward": token_losses.rewards * ~chosen,
                 "chosen_logp": inputs.logprobs * chosen,
