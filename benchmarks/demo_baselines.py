@@ -86,7 +86,7 @@ class Demo:
         with log.open("wb") as out:
             done = subprocess.run(
                 command, cwd=self._folder, stdout=out, stderr=subprocess.STDOUT, timeout=LIMIT_S,
-                env={**os.environ, "NUM_PROCESSES": "1"},
+                env={**os.environ, "NUM_PROCESSES": "1", "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
         if done.returncode:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
