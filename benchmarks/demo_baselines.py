@@ -45,9 +45,9 @@ MARKER, END = (
     f"<!-- {where} here written by benchmarks/demo_baselines.py -->\n"
     for where in ("From", "Until")
 )
-DATA_STEPS, GRPO_STEPS, EVERY = 5, 10, 5  # of the first run; after it; between evaluations
+DATA_STEPS, GRPO_STEPS, EVERY = 5, 5, 5  # of the first run; after it; between evaluations
 SFT = ("--num_train_epochs", "3", "--per_device_train_batch_size", "32", "--learning_rate", "3e-4")
-DPO = ("--num_train_epochs", "4", "--per_device_train_batch_size", "16", "--learning_rate", "1e-4")
+DPO = ("--num_train_epochs", "3", "--per_device_train_batch_size", "16", "--learning_rate", "1e-3")
 NAMES = {"grpo": "GRPO", "sft": "SFT, then GRPO", "dpo": "DPO, then GRPO"}
 COLOURS = {"grpo": "#2a6fbb", "sft": "#e08a1e", "dpo": "#3a9a6b"}
 LIMIT_S = 3600.0  # of one command

@@ -43,6 +43,7 @@ from agentrl.databases.token_tree import TokenTree
 from agentrl.training.data.sequences import tree_sequences
 
 BETA = 0.1
+ROWS = 4  # two pairs
 SIDES = ("ours", "trl", "trl_small")
 
 
@@ -50,8 +51,8 @@ def workload_of(part: str, name: str, quick: bool) -> Workload:
     """The rows of a workload; for DPO the second half are the rejected answers."""
     shorter = 4 if quick else 1
     if name == "single":
-        return Workload(8 // (1 if part == "dpo" else shorter), 128, 384 // shorter, siblings=False)
-    return Workload(8, 1024 // shorter, 256 // shorter, siblings=part == "sft")
+        return Workload(ROWS, 128, 384 // shorter, siblings=False)
+    return Workload(ROWS, 1024 // shorter, 256 // shorter, siblings=part == "sft")
 
 
 def batch_of(part: str, workload: Workload, model: PreTrainedModel) -> Batch:
@@ -107,7 +108,7 @@ def supervised(part: str, quick: bool) -> dict[str, float]:
         batch = batch_of(part, workload_of(part, name, quick), model)
         ours = {
             tokens: our_step(part, copy.deepcopy(model), batch, tokens, bf16)
-            for tokens in {batch.tokens, 2048, 1024}
+            for tokens in {batch.tokens, 1024}
         }
         whole, small = (
             trl_step(part, copy.deepcopy(model), batch, rows, bf16)
