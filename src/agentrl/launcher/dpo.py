@@ -1,7 +1,9 @@
 """`agentrl dpo`: trains a model on pairs of answers and writes it as a Hugging Face folder.
 
-agentrl dpo --model DIR --train_file preferences.jsonl [--eval_file F] [--flag value ...]
-agentrl dpo --model DIR --from_run RUN [--margin X] [--where "turns<=4"] [--flag value ...]
+    agentrl dpo --model DIR --train_file preferences.jsonl [--eval_file F] [--flag value ...]
+    agentrl dpo --model DIR --from_run RUN [--margin X] [--where "turns<=4"] [--flag value ...]
+
+`supervised.py` has what `agentrl sft` and `agentrl dpo` share.
 """
 
 import sys
@@ -11,7 +13,7 @@ from dataclasses import asdict
 from agentrl.configs import ConfigError
 from agentrl.configs.supervised_verbs import DPO_PRESET, dpo_parser, preference_of
 from agentrl.launcher.run_pairs import pairs_of_run
-from agentrl.launcher.supervised import supervised_config, train_supervised
+from agentrl.launcher.supervised import run_supervised, supervised_config
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     if margin is not None and margin <= 0:
         raise ConfigError(f"--margin {margin:g}: must be above 0, so that one answer is better")
     flags = {name: asdict(preference)[name] for name in ("loss_type", "label_smoothing")}
-    return train_supervised(
+    return run_supervised(
         given,
         layers,
         config,

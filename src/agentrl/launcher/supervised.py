@@ -20,6 +20,7 @@ from agentrl.configs.command_line import Given
 from agentrl.configs.parsing import Layer, as_words, config_of, handed_on, merged
 from agentrl.databases.tree_file import TreeFile
 from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment, usable_cores
+from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.report import print_lines
 from agentrl.launcher.run_folder import RunLock
 from agentrl.launcher.stack import trainer_command
@@ -50,10 +51,11 @@ def supervised_config(given: Given, preset: Layer) -> tuple[list[Layer], Config]
     ]
     if given.own.where and given.own.from_run is None:
         raise ConfigError("--where chooses trajectories of --from_run, which is not given")
+    read_conditions(given.own.where)  # else it would be refused behind the start of a database
     return layers, config_of(merged(layers))
 
 
-def train_supervised(
+def run_supervised(
     given: Given,
     layers: Sequence[Layer],
     config: Config,
