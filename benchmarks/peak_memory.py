@@ -12,8 +12,7 @@ The rows, models and steps of `vs_trl.py`: "single_turn", rows of a prompt of th
 
 What is measured is how far a step rises above what rests between steps: weights and AdamW's state
 are the same for all. Each side is a process of its own and takes two steps, of which the second is
-measured: on a CPU by the kernel's high-water mark, with glibc told to give large blocks back
-(MALLOC_MMAP_THRESHOLD_), on a GPU by PyTorch's allocator.
+measured (`step_memory.py`).
 
     python benchmarks/peak_memory.py [--quick] [--save]
 
@@ -27,15 +26,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from report import finish, parse_flags
+from step_memory import ENVIRONMENT, rise
+from steps_in_turns import LEARNING_RATE, Workload, random_model
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 from trl_step import Batch, TrlStep, trained_only
-from vs_trl import LEARNING_RATE, OurStep, Workload, random_model
+from vs_trl import our_grpo_step
 
 from agentrl.training.parallel import exit_process
 
@@ -56,7 +56,7 @@ def make_step(side: str, model: PreTrainedModel, batch: Batch) -> Callable[[], N
         return torch_step(model, batch)
     if side.startswith("ours"):
         tokens = 1024 if side == "ours_small" else batch.tokens
-        return OurStep(model, batch, tokens, bf16=ON_GPU).step
+        return our_grpo_step(model, batch, tokens, bf16=ON_GPU).step
     rows = 2 if side == "trl_small" else len(batch.prompts)
     return TrlStep(model, batch, rows, LEARNING_RATE, bf16=ON_GPU).step
 
@@ -92,38 +92,17 @@ def measure(side: str, rows: int) -> dict[str, float]:
         model = random_model()
         step = make_step(side, model, workload.batch(model))
         with trained_only() if side == "trl_valid" else nullcontext():
-            step()
-            gc.collect()
-            found[name] = round(_rise(step) / 2**20, 1)
+            found[name] = round(rise(step), 1)
         del model, step
         gc.collect()
     return found
-
-
-def _rise(step: Callable[[], None]) -> int:
-    """Peak memory of `step` in bytes, minus the memory before it."""
-    if ON_GPU:
-        torch.cuda.reset_peak_memory_stats()
-        resting = torch.cuda.memory_allocated()
-        step()
-        return torch.cuda.max_memory_allocated() - resting
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark counts from now
-    resting = _status("VmRSS")
-    step()
-    return _status("VmHWM") - resting
-
-
-def _status(key: str) -> int:
-    """A figure of this process in bytes, as the kernel counts it."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.partition(f"{key}:")[2].split()[0]) * 1024
 
 
 def in_own_process(side: str, rows: int) -> dict[str, float]:
     """`measure` in a separate process."""
     ended = subprocess.run(
         [sys.executable, __file__, "--measure", side, str(rows)],
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if ended.returncode:

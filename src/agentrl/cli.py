@@ -82,6 +82,7 @@ VERBS = {
     "sft": Verb(
         "train a model on conversations, supervised", "agentrl.launcher.sft", parser="sft_parser"
     ),
+    "dpo": Verb("train a model on pairs of answers", "agentrl.launcher.dpo", parser="dpo_parser"),
     "rescore": Verb(
         "score a run's stored trajectories anew",
         "agentrl.launcher.rescore",

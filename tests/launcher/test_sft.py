@@ -1,14 +1,13 @@
 """`agentrl sft` as people call it: a model that learns, goes on where it stopped, is exported."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from supervised_command import metrics, said, start
 from transformers import AutoModelForCausalLM
 
 from agentrl.cli import main
@@ -34,27 +33,7 @@ def talks(file: Path, count: int = 48) -> Path:
 
 def sft(tmp_path: Path, *flags: str, processes: int = 1) -> subprocess.Popen[str]:
     """Start the command in `tmp_path`."""
-    command = [
-        sys.executable, "-m", "agentrl.cli", "sft", "--model", str(DEMO),
-        "--train_file", str(tmp_path / "talks.jsonl"), "--eval_file", str(tmp_path / "talks.jsonl"),
-        "--per_device_train_batch_size", "8", "--learning_rate", "1e-3", "--max_tokens", "384",
-        "--use_cpu", *flags,
-    ]  # fmt: skip
-    return subprocess.Popen(
-        command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "NUM_PROCESSES": str(processes)},
-    )  # fmt: skip
-
-
-def said(started: subprocess.Popen[str], status: int = 0) -> str:
-    text = started.communicate(timeout=240)[0]
-    assert started.returncode == status, text
-    return text
-
-
-def metrics(tmp_path: Path) -> list[dict[str, float]]:
-    file = tmp_path / "output" / "sft" / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return start("sft", tmp_path, tmp_path / "talks.jsonl", *flags, processes=processes)
 
 
 def test_bad_input_is_one_sentence(
@@ -79,7 +58,7 @@ def test_it_learns_and_its_model_is_a_folder_that_transformers_loads(tmp_path: P
     talks(tmp_path / "talks.jsonl")
     text = said(sft(tmp_path, "--num_train_epochs", "2"))
     assert "48 rows" in text
-    lines = metrics(tmp_path)
+    lines = metrics(tmp_path, "sft")
     assert [line["step"] for line in lines] == [*range(1, 13)]
     assert lines[-1]["loss"] < 0.1 * lines[0]["loss"]
     assert lines[-1]["eval_loss"] < 0.1
@@ -100,7 +79,7 @@ def test_a_stop_and_a_start_on_two_processes_end_like_one_run(tmp_path: Path) ->
     # 2 processes of 4 rows each make the steps that one of 8 makes.
     halves = (*flags, "--per_device_train_batch_size", "4")
     said(sft(parts, *halves, processes=2))
-    before, after = metrics(whole), metrics(parts)
+    before, after = metrics(whole, "sft"), metrics(parts, "sft")
     assert [line["step"] for line in after] == [*range(1, 13)]
     for name in ("loss", "grad_norm"):
         assert [line[name] for line in after] == pytest.approx(

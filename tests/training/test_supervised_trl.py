@@ -14,7 +14,7 @@ from agentrl.databases.tree_file import TreeFile
 from agentrl.rollout.demonstrations.prepare import Preparation, prepare_rows
 from agentrl.training.data.sequences import tree_sequences
 from agentrl.training.parallel import make_mesh
-from agentrl.training.step.held_out import held_out_loss
+from agentrl.training.step.held_out import held_out
 from agentrl.training.step.learner import Learner
 
 DEMO = Path(__file__).parents[2] / "assets" / "demo" / "model"
@@ -85,12 +85,11 @@ def test_loss_and_gradient_norm_of_a_step_are_those_of_trl(tmp_path: Path) -> No
     mesh = make_mesh(Accelerator(cpu=True))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     learner = Learner(model, mesh, config, 1)
-    before = held_out_loss(learner.model, [rows[:2], rows[2:]], config.compute, mesh)
+    before = held_out(learner, [rows[:2], rows[2:]]).loss
     statistics = learner.step(rows)
 
     loss, norm = trl_step(folder, tmp_path)
     assert statistics.loss == pytest.approx(loss, rel=1e-4)
     assert statistics.grad_norm == pytest.approx(norm, rel=1e-4)
     assert before == pytest.approx(statistics.loss, rel=1e-5), "the same tokens, held out"
-    after = held_out_loss(learner.model, [rows], config.compute, mesh)
-    assert after < before
+    assert held_out(learner, [rows]).loss < before

@@ -114,6 +114,14 @@ def make_row(
     )
 
 
+def pair_row(row_id: str, seq: int, prompt: int, chosen: int, rejected: int) -> DBRecordData:
+    """A row that is a pair of answers of so many tokens to a prompt of so many."""
+    answers = [(prompt, prompt + chosen, 0), (prompt + chosen, prompt + chosen + rejected, 0)]
+    row = make_row(row_id, seq, [(0, prompt, -1), *answers], prompt=prompt, trained_nodes=(1, 2))
+    sides = np.repeat([0.0, 1.0, -1.0], [prompt, chosen, rejected])
+    return row.model_copy(update={"tree": row.tree.with_columns(advantages=sides)})
+
+
 def sequences_of(row: DBRecordData, step: int = 0) -> list[TrainingSequence]:
     """The row's sequences for weights of `step`."""
     return row_sequences(row, LINEAGE, step)

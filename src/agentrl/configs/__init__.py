@@ -14,7 +14,8 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
     parsing.py    all of these to a checked `Config`
     run_flags.py  the flags that a run stores and compares
     secret_variables.py   environment variables for secrets
-    verbs.py      the command line of each verb
+    preferences.py      the losses of `agentrl dpo`
+    verbs.py, supervised_verbs.py   the command line of each verb
     digests.py    digests of a model's content
     run_json.py   JSON files of a run's folder
     model_path.py   checks of a model folder

@@ -14,6 +14,7 @@ from agentrl.configs.losses import (
     RATIO_LEVELS,
     loss_defaults,
 )
+from agentrl.configs.preferences import PreferenceConfig
 
 TREE_ATTENTION = "tree"
 CONTEXT_MODES = ("ulysses", "allgather")
@@ -565,7 +566,8 @@ class LearnerConfig:
     """The groups of flags that a `Learner` reads; `Config.learner` makes it for a run.
 
     Without `model.model_name_or_path` the learner uses the weights of the model that it is given.
-    `compute.micro_batch_tokens` must be set. `longest_row`: tokens of the longest row that may
+    `compute.micro_batch_tokens` must be set. With `preference` rows are pairs, and `loss` counts
+    only for whether there is a reference. `longest_row`: tokens of the longest row that may
     come, None for those of a micro-batch.
     """
 
@@ -574,4 +576,5 @@ class LearnerConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
     model: ModelConfig = ModelConfig()
+    preference: PreferenceConfig | None = None
     longest_row: int | None = None

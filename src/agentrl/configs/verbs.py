@@ -6,7 +6,9 @@ from pathlib import Path
 
 from agentrl.configs.command_line import RUN_FLAGS_EPILOG, Parser
 from agentrl.configs.flags import flags_named
-from agentrl.configs.parsing import Layer, in_brackets, in_force
+from agentrl.configs.parsing import in_brackets, in_force
+from agentrl.configs.supervised_verbs import dpo_parser as dpo_parser
+from agentrl.configs.supervised_verbs import sft_parser as sft_parser
 from agentrl.configs.text_checks import check_service_url, check_variable_name
 
 _RUN_FLAGS_FOLLOW = "Flags of the run may follow: `agentrl train --help` lists them."
@@ -19,28 +21,6 @@ DOCTOR_FLAGS = flags_named(
 )  # fmt: skip
 # Flags of a run, and of `agentrl serve` by itself, that only SGLang has.
 SGLANG_FLAGS = flags_named("inf_tp_size", "inf_ep_size", "inf_mem_ratio")
-# Flags of a run that `agentrl sft` has. Its checkpoints resume and are exported as a run's are.
-SFT_FLAGS = flags_named(
-    "run_name", "output_dir", "report_to", "change_data", "seed", "logging_steps",
-    "chat_template_kwargs", "attention_implementation", "max_tokens", "num_train_epochs",
-    "eval_steps", "lora_rank", "lora_alpha", "lora_target_modules", "learning_rate",
-    "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
-    "lr_scheduler_type", "warmup_steps", "max_steps", "per_device_train_batch_size",
-    "gradient_accumulation_steps", "bf16", "fp32_head", "gradient_checkpointing",
-    "activation_offloading", "param_offload", "compile", "micro_batch_tokens",
-    "pad_to_multiple_of", "loss_seq_chunk_size", "tp_size", "cp_size", "cp_mode", "ep_size",
-    "dp_replicate_size", "use_cpu", "save_steps", "save_total_limit", "resume_from_checkpoint",
-)  # fmt: skip
-SFT_PRESET = Layer(
-    "agentrl sft",
-    {
-        "run_name": "sft",
-        "max_tokens": 8192,
-        "learning_rate": 1e-5,
-        "lr_scheduler_type": "cosine",
-        "per_device_train_batch_size": 16,
-    },
-)
 _LAUNCHED = "Flags that are not given are those of the run's launch."
 SHOWN_RECORDS = 20
 DEFAULTS = in_brackets(in_force(()))
@@ -140,46 +120,6 @@ def eval_parser() -> Parser:
     )
     parser.add_config()
     parser.add_run_flags()
-    return parser
-
-
-def sft_parser() -> Parser:
-    """The parser of `agentrl sft`."""
-    parser = Parser(
-        "agentrl sft",
-        "Train a model on conversations, by the trainer's own step with the CrossEntropy loss.",
-        usage="agentrl sft --model DIR (--train_file FILE | --from_run RUN) [flags]",
-        epilog=f"{RUN_FLAGS_EPILOG} NUM_PROCESSES and the other variables of the trainer's "
-        "processes are as for a launch.",
-    )
-    parser.add_argument(
-        "--model", metavar="DIR", required=True, help="folder of the model to train (needed)"
-    )
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--train_file", metavar="FILE", help="conversations to train on: JSONL, JSON or Parquet"
-    )
-    source.add_argument(
-        "--from_run",
-        metavar="RUN",
-        help="name of a run whose trajectories are trained on, with the tokens that it sampled",
-    )
-    parser.add_argument(
-        "--where",
-        nargs="+",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="conditions that all trajectories of --from_run fulfil, as those of `agentrl show` "
-        "(default: score>=1)",
-    )
-    parser.add_argument(
-        "--eval_file",
-        metavar="FILE",
-        help="conversations whose loss is measured before the first step, every --eval_steps and "
-        "at the end (default: none)",
-    )
-    parser.add_run_flags(SFT_FLAGS, in_brackets(in_force([SFT_PRESET])))
-    parser.add_familiar_flags()
     return parser
 
 

@@ -1,4 +1,4 @@
-"""`--where` of `agentrl show` and `agentrl sft`: conditions on Records, as a MongoDB filter.
+"""`--where` of `agentrl show`, `sft` and `dpo`: conditions on Records, as a MongoDB filter.
 
     score<0.5   status=failed   task_id=train-17   step>=10   tokens.generated>200
     '{"turn_statuses.repeaterror": {"$gt": 2}}'

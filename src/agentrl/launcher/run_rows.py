@@ -1,14 +1,16 @@
-"""Rows of `agentrl sft --from_run`: a run's trajectories, with the tokens that were sampled.
+"""Rows of a run, with the tokens that were sampled: those of `agentrl sft --from_run`.
 
 A row is the Record's token tree as training sees it. Trained are the turns that were completed: a
 malformed call or a truncated turn is context only, as it is never reinforced in the run itself.
 Records of groups that the run left out, because all of them were right, have rows too.
+`run_pairs.py` makes pairs of the same Records.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -21,7 +23,6 @@ from agentrl.databases.token_tree import TokenTree
 from agentrl.file_digest import Digest
 from agentrl.launcher.database import run_database, run_place
 from agentrl.launcher.record_filter import (
-    Filter,
     names_field,
     read_conditions,
     refused_by_mongod,
@@ -39,14 +40,17 @@ from agentrl.rollout.groups.group_rules import turn_advantages
 from agentrl.rollout.groups.row_building import replay
 
 RIGHT = ("score>=1",)  # the conditions if none are given
-_FORMAT = "1"  # of the trees: a change makes all runs be prepared anew
+FORMAT = "1"  # of the trees: a change makes all runs be prepared anew
 _AT_ONCE = 32  # Records whose turns are in memory
 _LEASE_S = 60.0  # unused: what is over is read without a lease
 
+P = ParamSpec("P")
+Turns = Sequence[DispatchedSamplingTask]
 
-def rows_of_run(
-    run: str,
+
+def demonstrations_of_run(
     where: Sequence[str],
+    run: str,
     out: Path,
     preparation: Preparation,
     report: Callable[[int], None] = lambda n_rows: None,
@@ -58,30 +62,71 @@ def rows_of_run(
     database, a condition that is none, and a model whose tokens are others than the run's.
     """
     where = where or RIGHT
-    conditions = read_conditions(where)
+    longest = preparation.longest
+    with opened_run(run, preparation.model) as opened:
+        ids = [record["_id"] for record in opened.records(where)]
+
+        def made() -> Iterator[MadeRow]:
+            for record, turns in opened.turns(ids):
+                yield f"record {record}", made_or_why(trained_tree, turns, longest)
+
+        folder = out / f"rows-{rows_digest(FORMAT, run, str(longest), *ids)}"
+        return keep_rows(folder, run, made, report)
+
+
+class FinishedRun:
+    """What a run has sampled to the end."""
+
+    def __init__(self, database: RunDatabase, runner: asyncio.Runner) -> None:
+        self._database = database
+        self._runner = runner
+
+    def records(self, where: Sequence[str]) -> list[Mapping[str, Any]]:
+        """`_id`, `task` and `score` of the finished Records that match, in the order of the ids.
+
+        Raises `UnusableRows` if there is none, and `ConfigError`.
+        """
+        found = self._runner.run(self._records(where))
+        if not found:
+            which = f" with {' and '.join(where)}" if where else ""
+            name = self._database.name
+            raise UnusableRows(
+                f"{name}: it has no finished record{which}; `agentrl show {name} --best` lists "
+                "what it has"
+            )
+        return found
+
+    def turns(self, records: Sequence[str]) -> Iterator[tuple[str, Turns]]:
+        """The turns of each of these Records, in their order."""
+        ledger = RecordLedger(self._database, _LEASE_S)
+        for start in range(0, len(records), _AT_ONCE):
+            some = records[start : start + _AT_ONCE]
+            turns = self._runner.run(ledger.turns(some))
+            for record in some:
+                yield record, turns[record]
+
+    async def _records(self, where: Sequence[str]) -> list[Mapping[str, Any]]:
+        conditions = read_conditions(where)
+        filters = await selected(self._database, conditions, Split.TRAIN)
+        filters += [{"finished_at": {"$gt": BEFORE_ALL}}, {"n_turns": {"$gt": 0}}]
+        if not names_field(conditions, "status"):
+            filters.append({"status": {"$nin": [RecordStatus.FAILED, RecordStatus.QUARANTINED]}})
+        with refused_by_mongod():
+            fields = {"_id": 1, "task": 1, "score": 1}
+            found = self._database.records.find({"$and": filters}, fields).sort("_id", 1)
+            return [document async for document in found]
+
+
+@contextmanager
+def opened_run(run: str, model: Path) -> Iterator[FinishedRun]:
+    """The database of a run, for a model that knows the run's tokens. Raises `ConfigError`."""
     place = run_place({"run_name": run})
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:
             opened = runner.run(stack.enter_async_context(run_database(place, run_lives=True)))
-            runner.run(_refuse_other_tokens(opened.database, preparation.model))
-            ids = runner.run(_records(opened.database, conditions))
-            if not ids:
-                raise UnusableRows(
-                    f"{run}: it has no finished record with {' and '.join(where)}; `agentrl show "
-                    f"{run} --best` lists what it has"
-                )
-            ledger = RecordLedger(opened.database, _LEASE_S)
-
-            def made() -> Iterator[MadeRow]:
-                for start in range(0, len(ids), _AT_ONCE):
-                    some = ids[start : start + _AT_ONCE]
-                    turns = runner.run(ledger.turns(some))
-                    for record in some:
-                        yield f"record {record}", _tree(turns[record], preparation.longest)
-
-            folder = out / f"rows-{_digest(run, ids, preparation.longest)}"
-            return keep_rows(folder, run, made, report)
+            runner.run(_refuse_other_tokens(opened.database, model))
+            yield FinishedRun(opened.database, runner)
         finally:
             runner.run(stack.aclose())
 
@@ -92,41 +137,39 @@ async def _refuse_other_tokens(database: RunDatabase, model: Path) -> None:
     if of_run is not None and of_run != ours:
         raise ConfigError(
             f"--model {model}: its tokenizer or chat template is not that of the run's model, so "
-            "that the run's tokens say other things to it; train it on conversations, with "
-            "--train_file"
+            "that the run's tokens say other things to it; train it on a file, with --train_file"
         )
 
 
-async def _records(database: RunDatabase, conditions: Filter) -> list[str]:
-    """Ids of the finished Records that match, in the order of the ids."""
-    filters = await selected(database, conditions, Split.TRAIN)
-    filters += [{"finished_at": {"$gt": BEFORE_ALL}}, {"n_turns": {"$gt": 0}}]
-    if not names_field(conditions, "status"):
-        filters.append({"status": {"$nin": [RecordStatus.FAILED, RecordStatus.QUARANTINED]}})
-    with refused_by_mongod():
-        found = database.records.find({"$and": filters}, {"_id": 1}).sort("_id", 1)
-        return [document["_id"] async for document in found]
-
-
-def _digest(run: str, ids: Sequence[str], longest: int) -> str:
+def rows_digest(*parts: str) -> str:
+    """The digest of all that the trees of a run depend on."""
     digest = Digest()
-    for part in (_FORMAT, run, str(longest), *ids):
+    for part in parts:
         digest.part(part.encode())
     return digest.text()
 
 
-def _tree(turns: Sequence[DispatchedSamplingTask], longest: int) -> TokenTree | str:
-    """The tree of a Record, whose mask is 1 on what is trained; or why it has none."""
-    of_turns = turn_advantages(1.0, [TurnStatus(turn.status) for turn in turns])
-    try:
-        tree = replay(turns, [{"advantages": of_turn} for of_turn in of_turns]).tree()
-        refuse_longer(tree, longest)
-    except ValueError as error:
-        return str(error)
-    trained = (tree["mask"] == 1) & (tree["advantages"] > 0)
+def trained_tree(turns: Turns, longest: int, *, liked: bool = True) -> TokenTree:
+    """The tree of a Record, whose mask is 1 on what is trained.
+
+    `liked`: whether the Record is to become more likely. Failed turns are trained only to become
+    less likely. Raises `ValueError` with one sentence if there is nothing to train.
+    """
+    of_turns = turn_advantages(1.0 if liked else -1.0, [TurnStatus(turn.status) for turn in turns])
+    tree = replay(turns, [{"advantages": of_turn} for of_turn in of_turns]).tree()
+    refuse_longer(tree, longest)
+    trained = (tree["mask"] == 1) & (tree["advantages"] != 0)
     if not trained.any():
-        return "has no completed turn to train"
+        raise ValueError("has no completed turn to train")
     return tree.with_columns(
         mask=trained, advantages=trained, logprobs=np.zeros(len(tree)),
         versions=np.where(trained, 0, -1),
     )  # fmt: skip
+
+
+def made_or_why(make: Callable[P, TokenTree], *args: P.args, **kwargs: P.kwargs) -> TokenTree | str:
+    """The tree that `make` returns, or the reason that it raises."""
+    try:
+        return make(*args, **kwargs)
+    except ValueError as error:
+        return str(error)

@@ -1,6 +1,7 @@
 """The trainer: rows from the database in, checkpoints and published weights out.
 
-    trainer.py    the trainer's process; sft.py: supervised training, for scripts
+    trainer.py    the trainer's process
+    supervised/   training on rows from a file
     run/          rank 0's work for the run: lease, tasks, publication, metrics
     step/         one optimizer step
     model/        loading, predictions, export, memory

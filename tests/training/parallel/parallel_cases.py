@@ -5,14 +5,22 @@ must not depend on the mesh.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from tiny import VOCABULARY, linear_rows, make_row, random_model, sequences_of, tiny_model
+from tiny import (
+    VOCABULARY,
+    linear_rows,
+    make_row,
+    pair_row,
+    random_model,
+    sequences_of,
+    tiny_model,
+)
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -35,11 +43,13 @@ from agentrl.configs import (
     OptimizerConfig,
     ParallelConfig,
 )
+from agentrl.configs.preferences import PreferenceConfig
 from agentrl.databases.documents import DBRecordData
 from agentrl.training.data.planner import assign_rows
 from agentrl.training.model.lora import add_adapter
 from agentrl.training.parallel import Mesh
 from agentrl.training.step.learner import Learner
+from agentrl.training.step.statistics import PreferenceStatistics, StepStatistics
 
 STEPS = 2
 LOSS = LossConfig(token_level_loss=False, log_entropy=True)
@@ -54,6 +64,12 @@ TREES = [
     # more than a micro-batch on one prompt, which is computed once for several
     *(make_row(f"sibling-{n}", 22, [(0, 90 + 3 * n, -1)], prompt=80) for n in range(4)),
 ]
+# Pairs on prompts of their own, on one that several pairs share, and one that no micro-batch holds.
+PAIRS = [
+    *(pair_row(f"pair-{n}", 30 + n, 12, 8 + 3 * n, 20 - 4 * n) for n in range(3)),
+    *(pair_row(f"same-{n}", 40, 60, 9 + n, 11) for n in range(2)),
+    pair_row("long", 50, 50, 70, 66),
+]
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,8 @@ class Case:
     offload: bool = False  # parameters and activations
     lora: bool = False
     critic: CriticConfig | None = None
+    preference: PreferenceConfig | None = None
+    reference: bool = False  # of its own, beside the policy
 
     @property
     def config(self) -> LearnerConfig:
@@ -77,7 +95,8 @@ class Case:
             micro_batch_tokens=96,
             loss_seq_chunk_size=32,
         )
-        return LearnerConfig(compute, self.loss, OPTIMIZER, self.critic or CriticConfig())
+        critic = self.critic or CriticConfig()
+        return LearnerConfig(compute, self.loss, OPTIMIZER, critic, preference=self.preference)
 
 
 @dataclass(frozen=True)
@@ -131,6 +150,8 @@ GSPO = LossConfig(
 )
 KL_COV = LossConfig(loss_calculator="KL-Cov", kl_cov_ratio=0.1)
 PPO = LossConfig(loss_calculator="PPO")
+DPO = LossConfig(beta=0.3)
+PREFERENCE = PreferenceConfig("sppo_hard", beta=DPO.beta)  # both sides of a pair by themselves
 CRITIC = CriticConfig(critic_learning_rate=1e-2, gae_lambda=0.9, critic_updates=2, value_clip=0.1)
 
 
@@ -149,6 +170,8 @@ CASES = {
     "gspo": Case(tiny_model, TREES, GSPO),
     "kl_cov": Case(tiny_model, TREES, KL_COV),
     "ppo": Case(tiny_model, TREES, PPO, gradient_checkpointing=True, critic=CRITIC),
+    "dpo": Case(tiny_model, PAIRS, DPO, preference=PREFERENCE, reference=True),
+    "dpo_lora": Case(tiny_model, PAIRS, DPO, lora=True, preference=PREFERENCE),
 }
 
 
@@ -160,16 +183,18 @@ def run(case: Case, mesh: Mesh) -> Outcome:
         add_adapter(model, LoraConfig(lora_rank=4, lora_alpha=64), frozen_dtype=torch.float32)
     with TemporaryDirectory() as own:
         (folder,) = everywhere = [own]
-        if case.critic:
+        if case.critic or case.reference:
             dist.broadcast_object_list(everywhere, src=0)
             (folder,) = everywhere
-            _critic(model.config).save_pretrained(folder)  # which rank 0 does
+            beside = _critic(model.config) if case.critic else tiny_model(seed=5)
+            beside.save_pretrained(folder)  # which rank 0 does
             dist.barrier()
         learner = Learner(
             model,
             mesh,
             case.config,
             STEPS,
+            reference=ModelConfig(folder) if case.reference else None,
             value_start=ModelConfig(folder) if case.critic else None,
         )
         dist.barrier()  # all have read it
@@ -199,6 +224,8 @@ def run(case: Case, mesh: Mesh) -> Outcome:
                 "value_loss": taken.value_loss or 0.0,
                 "explained_variance": taken.explained_variance or 0.0,
                 "critic_grad_norm": taken.critic_grad_norm or 0.0,
+                # An adapter starts at the reference, where rewards are rounding.
+                **(_rewards(taken) if case.reference else {}),
             }
         )
     weights = {name: _whole(parameter) for name, parameter in learner.model.named_parameters()}
@@ -206,6 +233,11 @@ def run(case: Case, mesh: Mesh) -> Outcome:
         critic = learner.critic.model.named_parameters()
         weights |= {f"critic.{name}": _whole(parameter) for name, parameter in critic}
     return Outcome(statistics, gradients[0], weights)
+
+
+def _rewards(taken: StepStatistics) -> Mapping[str, float]:
+    assert isinstance(taken, PreferenceStatistics)
+    return taken.rewards
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -217,13 +249,13 @@ def _whole(tensor: Tensor) -> Tensor:
 _DENSE = ("chains", "trees", "qwen2", "llama")
 _ALL = (*_DENSE, "qwen3_moe")
 _MOE = ("qwen3_moe",)
-_WIDE = ("gspo", "kl_cov", "ppo")
+_WIDE = ("gspo", "kl_cov", "ppo", "dpo")
 ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
     2: {
         "dp2": (ParallelConfig(), (*_ALL, *_WIDE)),
         "replicate2": (ParallelConfig(dp_replicate_size=2), ("trees", "untied")),
-        "tp2": (ParallelConfig(tp_size=2), (*_ALL, "ppo", "offload", "entropy")),
-        "ulysses2": (ParallelConfig(cp_size=2), (*_ALL, *_WIDE, "offload", "lora")),
+        "tp2": (ParallelConfig(tp_size=2), (*_ALL, "ppo", "dpo", "offload", "entropy")),
+        "ulysses2": (ParallelConfig(cp_size=2), (*_ALL, *_WIDE, "offload", "lora", "dpo_lora")),
         "allgather2": (ParallelConfig(cp_size=2, cp_mode="allgather"), (*_ALL, "ppo")),
         "ep2": (ParallelConfig(ep_size=2), (*_MOE, "offload_moe")),
         "tp2_ep2": (ParallelConfig(tp_size=2, ep_size=2), _MOE),

@@ -40,7 +40,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 def test_two_processes_that_share_matrices_lines_or_experts_train_what_one_trains(
     tmp_path: Path,
 ) -> None:
-    names = ("tp2-trees", "allgather2-trees", "ep2-qwen3_moe")
+    names = ("tp2-trees", "allgather2-trees", "ep2-qwen3_moe", "dp2-dpo")
     launch(2, tmp_path, *names)
     for name in names:
         assert_equal(torch.load(tmp_path / f"{name}.pt"), name.split("-")[1])

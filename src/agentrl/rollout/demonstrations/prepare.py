@@ -1,4 +1,4 @@
-"""A file of demonstrations as a folder of token trees, made once for the same file and template.
+"""A file of demonstrations or pairs as a folder of token trees, made once for file and template.
 
 Rows that cannot be trained are left out and named. The folder's name is a digest of all that it
 depends on, so that a resumed training finds the same rows, and other data are seen to be others.
@@ -14,13 +14,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from agentrl.databases.pair_tree import pair_tree
 from agentrl.databases.task_file.file_rows import Row, UnreadableFile, read_rows
 from agentrl.databases.token_tree import TokenTree
 from agentrl.databases.tree_file import TreeFile, TreeFileError, write_trees
 from agentrl.file_digest import Digest, file_digest
 from agentrl.importing import importing
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.demonstrations.layouts import PlainText, read_demonstration
+from agentrl.rollout.demonstrations.layouts import (
+    Demonstration,
+    PlainText,
+    read_demonstration,
+)
+from agentrl.rollout.demonstrations.preferences import read_preference
 from agentrl.rollout.demonstrations.tokens import demonstrated_tree, plain_tree
 
 _FORMAT = "1"  # of the trees: a change makes all files be prepared anew
@@ -34,7 +40,7 @@ MadeRow = tuple[str, TokenTree | str]
 
 
 class UnusableRows(ValueError):
-    """A file of demonstrations gives nothing to train. The message is for the user."""
+    """A file or a run gives nothing to train. The message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +53,23 @@ class PreparedRows:
 
 @dataclass(frozen=True)
 class Preparation:
-    """How rows become trees. `longest`: tokens of the longest row that is trained."""
+    """How rows become trees.
+
+    longest: tokens of the longest sequence that is trained
+    pairs: whether a row is a pair of answers, and its tree a `pair_tree`
+    """
 
     model: Path
     template_options: Mapping[str, Any]
     longest: int
+    pairs: bool = False
 
     def digest(self, file: Path) -> str:
         """The digest of all that the trees of `file` depend on."""
         digest = Digest()
         parts = [file_digest(file), *(file_digest(self.model / name) for name in _TOKENIZER)]
-        options = json.dumps([_FORMAT, dict(self.template_options), self.longest], sort_keys=True)
+        given = [_FORMAT, dict(self.template_options), self.longest, self.pairs]
+        options = json.dumps(given, sort_keys=True)
         for part in (options, *(part or "" for part in parts)):
             digest.part(part.encode())
         return digest.text()
@@ -182,7 +194,12 @@ class _Maker:
 
     def tree(self, fields: Mapping[str, Any]) -> TokenTree:
         """The tree of a row. Raises `ValueError` with one sentence."""
-        shown = read_demonstration(fields)
+        if self._preparation.pairs:
+            chosen, rejected = read_preference(fields)
+            return pair_tree(self._tree(chosen), self._tree(rejected))
+        return self._tree(read_demonstration(fields))
+
+    def _tree(self, shown: Demonstration | PlainText) -> TokenTree:
         if isinstance(shown, PlainText):
             tree = plain_tree(self._plain(), shown)
         else:

@@ -79,7 +79,7 @@ def _said(message: Message) -> TurnReading:
 
 
 def plain_tree(tokenizer: "PreTrainedTokenizerBase", shown: PlainText) -> TokenTree:
-    """Prompt and completion as the tokenizer has them, and the token that ends a text.
+    """Prompt and completion as the tokenizer has them, and the token that ends a text, once.
 
     Raises `ValueError` if there is nothing to train, or if the tokenizer has no such token.
     """
@@ -89,6 +89,7 @@ def plain_tree(tokenizer: "PreTrainedTokenizerBase", shown: PlainText) -> TokenT
     said = list(tokenizer(shown.completion, add_special_tokens=not prompt)["input_ids"])
     if not said:
         raise ValueError("has an empty text to train")
-    ids = [*prompt, *said, tokenizer.eos_token_id]
+    end = tokenizer.eos_token_id
+    ids = [*prompt, *said] if said[-1] == end else [*prompt, *said, end]
     trained = [0] * len(prompt) + [1] * (len(ids) - len(prompt))
     return TokenTree.line(ids, mask=trained, advantages=trained)

@@ -2,6 +2,7 @@
 
     inputs.py          the types of a loss function's inputs and result; `depends_on`
     clipped.py weighted.py covariance.py supervised.py    the loss functions
+    preference.py      losses of pairs of answers
     resolve.py         these by name, and a user's from a file
     ratio.py           ratios of policies, and their caps
     band.py importance.py divergence.py    layers over any loss

@@ -1,50 +1,47 @@
-"""The loss of rows that are not trained: -log pi, the mean over their trained tokens."""
+"""What the weights make of rows that are not trained: their loss and, of pairs, their order."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from agentrl.configs import ComputeConfig
-from agentrl.training.attention import SharedPrefix
-from agentrl.training.data.batch import MicroBatch
 from agentrl.training.data.sequences import TrainingSequence
-from agentrl.training.model.logprobs import token_logprobs
-from agentrl.training.parallel import Mesh
-from agentrl.training.step.schedule import make_schedule, run_schedule
+from agentrl.training.step.learner import Learner
+from agentrl.training.step.statistics import PreferenceStatistics, StepStatistics
 
 
-@torch.no_grad()
-def held_out_loss(
-    model: PreTrainedModel,
-    parts: Iterable[Sequence[Sequence[TrainingSequence]]],
-    compute: ComputeConfig,
-    mesh: Mesh,
-) -> float:
-    """The cross entropy of rows, in nats a token. Collective; all ranks get the same.
+@dataclass(frozen=True)
+class HeldOut:
+    """Means over all rows. `rewards`, `logps`: see `PreferenceStatistics`; empty without pairs."""
+
+    loss: float  # as that of a step: a token's, in nats, or a pair's
+    rewards: Mapping[str, float]
+    logps: Mapping[str, float]
+
+
+def held_out(learner: Learner, parts: Iterable[Sequence[Sequence[TrainingSequence]]]) -> HeldOut:
+    """Look at rows with the present weights. Collective; all ranks get the same.
 
     `parts`: this rank's rows, each as its sequences, in parts of which one after the other is held
-    in memory; all ranks have equally many parts. `model`: prepared by `prepare_model`.
+    in memory; all ranks have equally many parts.
     """
-    model.eval()
-    sums = torch.zeros(2, dtype=torch.float64, device=mesh.device)  # of -log pi, and of tokens
+    looked = [learner.look(rows) for rows in parts]
+    pairs = [part for part in looked if isinstance(part, PreferenceStatistics)]
+    weights = [_weight(part) for part in looked]
+    return HeldOut(
+        loss=_mean([{"loss": part.loss} for part in looked], weights)["loss"],
+        rewards=_mean([part.rewards for part in pairs], weights),
+        logps=_mean([part.logps for part in pairs], weights),
+    )
 
-    def forward(batch: MicroBatch, prefix: SharedPrefix | None) -> Tensor:
-        logprobs, _ = token_logprobs(model, batch, compute.loss_seq_chunk_size, prefix=prefix)
-        return logprobs[batch.prediction]
 
-    def add(number: int, batch: MicroBatch, logprobs: Tensor) -> None:
-        del number
-        sums[0] -= torch.where(batch.mask, logprobs, 0.0).sum(dtype=torch.float64)
-        sums[1] += batch.mask.sum()
+def _weight(part: StepStatistics) -> int:
+    """How many of what the loss is a mean of are in a part."""
+    return part.n_pairs if isinstance(part, PreferenceStatistics) else part.n_train_tokens
 
-    for rows in parts:
-        schedule = make_schedule(
-            model, rows, compute.token_budget, compute.pad_to_multiple_of, mesh
-        )
-        run_schedule(model, schedule, forward, add)
-    dist.all_reduce(sums, group=mesh.dp_group)
-    total, tokens = sums.tolist()
-    return float(total / tokens)
+
+def _mean(parts: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
+    names = parts[0] if parts else ()
+    return {
+        name: sum(part[name] * weight for part, weight in zip(parts, weights, strict=True))
+        / sum(weights)
+        for name in names
+    }

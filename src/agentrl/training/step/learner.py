@@ -27,14 +27,15 @@ from agentrl.training.parallel import Mesh, weights_are_finite
 from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic import Critic
 from agentrl.training.step.culprits import NonFiniteGradient, find_culprits
-from agentrl.training.step.objective import Objective
+from agentrl.training.step.objective import Objective, StepObjective
 from agentrl.training.step.optimizer import load_optimizer, make_optimizer, make_scheduler
+from agentrl.training.step.preference_objective import PreferenceObjective
 from agentrl.training.step.probe import probe
 from agentrl.training.step.reference import Reference
 from agentrl.training.step.schedule import forget_passes, go_on, make_schedule
 from agentrl.training.step.state_offload import StateOffload
 from agentrl.training.step.statistics import StepStatistics
-from agentrl.training.step.train_step import gradient_is_finite, train_step
+from agentrl.training.step.train_step import gradient_is_finite, look, train_step
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Learner:
             total_steps -= config.critic.critic_warmup_steps
         self.optimizer = make_optimizer(model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, total_steps)
-        self._objective = Objective(config.loss)
+        self._objective = _objective(config)
         self._config = config
         reference_policy: Reference | None = None
         if self._objective.with_reference:
@@ -126,6 +127,10 @@ class Learner:
         except NonFiniteGradient:
             self.leave_step()
             raise
+
+    def look(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
+        """What a step on this rank's rows would say of them; nothing is trained. Collective."""
+        return look(self.model, rows, self._objective, self._config, self.mesh, self._auxiliary)
 
     def culprits(
         self, ids: Sequence[Sequence[str]], mine: Sequence[Sequence[TrainingSequence]]
@@ -235,6 +240,12 @@ class Learner:
         load_optimizer(self.model, self.optimizer, self.scheduler, state, strict=False)
         if self.critic is not None:
             self.critic.load_state_dict(state["critic"])
+
+
+def _objective(config: LearnerConfig) -> StepObjective:
+    if config.preference is None:
+        return Objective(config.loss)
+    return PreferenceObjective(config.preference)
 
 
 def _probe(model: PreTrainedModel, mesh: Mesh, config: LearnerConfig, flag: str) -> None:

@@ -11,6 +11,7 @@ has no advantages and no ratio.
 """
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +52,26 @@ class TokenLosses:
     truncated: Tensor  # bool, trained tokens whose importance weight was capped
     left_out: Tensor  # bool, trained tokens that a layer left out
     reference_kl: Tensor | None  # float32, estimate of KL(pi || reference), with --beta
+    rewards: Tensor | None = None  # float32, beta log(pi / reference), of a preference loss
+    in_order: Tensor | None = None  # bool, the first token of each pair that it orders right
+
+
+class StepObjective(Protocol):
+    """What a step minimises: `Objective`, or `PreferenceObjective` where rows are pairs."""
+
+    @property
+    def with_entropy(self) -> bool: ...
+
+    @property
+    def entropy_gradient(self) -> bool: ...
+
+    @property
+    def with_reference(self) -> bool: ...
+
+    @property
+    def scope(self) -> Scope: ...
+
+    def share(self, inputs: LossInputs, totals: BatchTotals) -> tuple[Tensor, TokenLosses]: ...
 
 
 class Objective:

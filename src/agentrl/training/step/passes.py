@@ -26,7 +26,7 @@ from agentrl.training.data.batch import MicroBatch
 from agentrl.training.losses import BatchTotals, LossInputs, Scope
 from agentrl.training.model.logprobs import token_logprobs
 from agentrl.training.parallel import Mesh
-from agentrl.training.step.objective import Objective, TokenLosses
+from agentrl.training.step.objective import StepObjective, TokenLosses
 from agentrl.training.step.schedule import Schedule, run_schedule
 from agentrl.training.step.statistics import RunningStatistics
 
@@ -83,7 +83,7 @@ class PolicyPasses:
         self,
         model: PreTrainedModel,
         schedule: Schedule,
-        objective: Objective,
+        objective: StepObjective,
         chunk_size: int,
         mesh: Mesh,
         auxiliary: AuxiliaryOutputs,
@@ -168,7 +168,7 @@ class PolicyPasses:
 
 
 def differentiate(
-    objective: Objective, inputs: LossInputs, totals: BatchTotals
+    objective: StepObjective, inputs: LossInputs, totals: BatchTotals
 ) -> tuple[Tensor, TokenLosses, Coefficients]:
     """Return the loss of `inputs`, its token losses, and its `Coefficients`."""
     logprobs = inputs.logprobs.detach().requires_grad_()

@@ -47,10 +47,21 @@ class StepStatistics(CriticStatistics):
     grad_norms: Mapping[str, float] | None  # of each layer before clipping, with --log_grad_norms
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreferenceStatistics(StepStatistics):
+    """Those of a step whose rows are pairs. Names and values are TRL's, means over pairs."""
+
+    # beta log(pi / reference) of each answer, chosen and rejected; the margins, chosen - rejected;
+    # and the accuracies, the share of pairs where the margin is above 0
+    rewards: Mapping[str, float]
+    logps: Mapping[str, float]  # log pi of each answer, chosen and rejected
+    n_pairs: int
+
+
 _SUMS = (
     "ratio", "ratio_squared", "clipped_low", "clipped_high", "truncated", "left_out", "k1", "k3",
     "negative_logprob", "entropy", "entropy_tokens", "reference_kl", "reference_tokens",
-    "staleness",
+    "staleness", "in_order", "chosen_reward", "rejected_reward", "chosen_logp", "rejected_logp",
 )  # fmt: skip
 
 
@@ -62,6 +73,7 @@ class RunningStatistics:
         self._sums = torch.zeros(size, dtype=torch.float64, device=device)
         # -min ratio, max ratio, max staleness: one MAX reduction serves all three
         self._maxima = torch.full((3,), -torch.inf, dtype=torch.float64, device=device)
+        self._of_pairs = False
 
     @torch.no_grad()
     def add(self, share: Tensor, token_losses: TokenLosses, inputs: LossInputs) -> None:
@@ -69,6 +81,7 @@ class RunningStatistics:
 
         All sums are masked. Selecting the trained tokens would synchronise the GPU.
         """
+        self._of_pairs = self._of_pairs or token_losses.rewards is not None
         if len(inputs.mask) == 0:
             return
         log_ratio = sampler_log_ratio(inputs).double()
@@ -89,6 +102,15 @@ class RunningStatistics:
             values |= {"entropy": inputs.entropy, "entropy_tokens": inputs.mask}
         if token_losses.reference_kl is not None:
             values |= {"reference_kl": token_losses.reference_kl, "reference_tokens": inputs.mask}
+        if token_losses.rewards is not None and token_losses.in_order is not None:
+            chosen = inputs.advantages > 0
+            values |= {
+                "in_order": token_losses.in_order,
+                "chosen_reward": token_losses.rewards * chosen,
+                "rejected_reward": token_losses.rewards * ~chosen,
+                "chosen_logp": inputs.logprobs * chosen,
+                "rejected_logp": inputs.logprobs * ~chosen,
+            }
         zeros = torch.zeros_like(ratio)
         table = torch.stack([values.get(name, zeros).double() for name in _SUMS])
         buckets = torch.arange(STALENESS_BUCKETS, device=ratio.device)[:, None]
@@ -120,7 +142,7 @@ class RunningStatistics:
         def mean(name: str) -> float:
             return float(sums[name]) / totals.tokens
 
-        return StepStatistics(
+        whole = StepStatistics(
             loss=loss,
             grad_norm=grad_norm,
             learning_rate=learning_rate,
@@ -146,3 +168,21 @@ class RunningStatistics:
             grad_norms=grad_norms,
             **asdict(critic),
         )
+        return _of_pairs(whole, sums, totals.sequences) if self._of_pairs else whole
+
+
+def _of_pairs(
+    whole: StepStatistics, sums: Mapping[str, float], n_pairs: int
+) -> PreferenceStatistics:
+    chosen, rejected = (sums[f"{side}_reward"] / n_pairs for side in ("chosen", "rejected"))
+    return PreferenceStatistics(
+        **vars(whole),
+        rewards={
+            "chosen": chosen,
+            "rejected": rejected,
+            "accuracies": sums["in_order"] / n_pairs,
+            "margins": chosen - rejected,
+        },
+        logps={side: sums[f"{side}_logp"] / n_pairs for side in ("chosen", "rejected")},
+        n_pairs=n_pairs,
+    )

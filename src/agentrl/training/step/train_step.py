@@ -17,7 +17,7 @@ from agentrl.training.parallel import Mesh, clip_grad_norm, layer_grad_norms
 from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic_loss import NO_CRITIC
 from agentrl.training.step.culprits import NonFiniteGradient
-from agentrl.training.step.objective import Objective
+from agentrl.training.step.objective import StepObjective
 from agentrl.training.step.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
 from agentrl.training.step.schedule import go_on, make_schedule
 from agentrl.training.step.statistics import RunningStatistics, StepStatistics
@@ -28,7 +28,7 @@ def train_step(
     optimizer: Optimizer,
     scheduler: LRScheduler,
     rows: Sequence[Sequence[TrainingSequence]],
-    objective: Objective,
+    objective: StepObjective,
     config: LearnerConfig,
     mesh: Mesh,
     auxiliary: AuxiliaryModels | None = None,
@@ -85,10 +85,30 @@ def train_step(
     )
 
 
+def look(
+    model: PreTrainedModel,
+    rows: Sequence[Sequence[TrainingSequence]],
+    objective: StepObjective,
+    config: LearnerConfig,
+    mesh: Mesh,
+    auxiliary: AuxiliaryModels,
+) -> StepStatistics:
+    """The statistics of `rows` (this rank's) with the present weights. Collective."""
+    compute = config.compute
+    schedule = make_schedule(model, rows, compute.token_budget, compute.pad_to_multiple_of, mesh)
+    outputs = auxiliary.outputs(schedule, rows)
+    model.eval()
+    running = RunningStatistics(mesh.device)
+    PolicyPasses(model, schedule, objective, compute.loss_seq_chunk_size, mesh, outputs).look(
+        running
+    )
+    return running.reduce(schedule.totals, 0.0, 0.0, len(schedule.batches), mesh.dp_group)
+
+
 def gradient_is_finite(
     model: PreTrainedModel,
     rows: Sequence[Sequence[TrainingSequence]],
-    objective: Objective,
+    objective: StepObjective,
     config: LearnerConfig,
     mesh: Mesh,
     auxiliary: AuxiliaryModels | None = None,

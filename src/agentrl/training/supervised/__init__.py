@@ -1,6 +1,7 @@
-"""Supervised training: the trainer's own step with the CrossEntropy loss, on rows from a file.
+"""Training on rows from a file by the trainer's own step: demonstrations, or pairs of answers.
 
 order.py     which rows a step has
 script.py    `train_supervised`, for scripts that hold rows in memory
-process.py   the process that `agentrl sft` launches, with checkpoints and a held-out loss
+process.py   the process that `agentrl sft` and `agentrl dpo` launch, with checkpoints
+metrics.py   what a step reports
 """

@@ -3,8 +3,10 @@
     resume -> [rows -> step -> held-out loss -> checkpoint]* -> end
 
 `--train_file` and `--eval_file` are folders of token trees (`databases.tree_file`), which
-`agentrl sft` makes of conversations. Which rows a step has follows from the seed and the step, so
-that a checkpoint needs no more than its step. Nothing here needs a database.
+`agentrl sft` makes of conversations and `agentrl dpo` of pairs of answers. With `--loss_type` rows
+are pairs, and otherwise demonstrations; all else is the same. Which rows a step has follows from
+the seed and the step, so that a checkpoint needs no more than its step. Nothing here needs a
+database.
 """
 
 import logging
@@ -16,18 +18,21 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 import transformers
 from accelerate import Accelerator
 
-from agentrl.configs import Config, ConfigError, parse_config
+from agentrl.configs import Config, ConfigError
+from agentrl.configs.flags import FLAGS
+from agentrl.configs.preferences import PreferenceConfig
 from agentrl.configs.run_flags import changed_flags, flat_flags, refuse_fixed, stored_flags
+from agentrl.configs.supervised_verbs import parse_supervised
 from agentrl.databases.tree_file import TreeFile, TreeFileError
 from agentrl.stop_signals import stop_signals
 from agentrl.tracebacks import log_to_stderr
@@ -43,7 +48,7 @@ from agentrl.training.checkpoint.layout import (
 from agentrl.training.checkpoint.save import CheckpointSaver, load_checkpoint
 from agentrl.training.data.flops import FlopsModel
 from agentrl.training.data.planner import assign_rows
-from agentrl.training.data.sequences import TrainingSequence, tree_sequences
+from agentrl.training.data.sequences import tree_sequences
 from agentrl.training.data.stream import StepRows
 from agentrl.training.model.lora import add_adapter
 from agentrl.training.model.model_folder import ModelFolderError
@@ -59,35 +64,25 @@ from agentrl.training.run.startup import (
     learner_config,
     make_accelerator,
 )
-from agentrl.training.step.held_out import held_out_loss
+from agentrl.training.step.auxiliary import reference_start
+from agentrl.training.step.held_out import HeldOut, held_out
 from agentrl.training.step.learner import Learner
 from agentrl.training.step.statistics import StepStatistics
+from agentrl.training.supervised.metrics import (
+    StepSize,
+    SupervisedMetrics,
+    held_out_sentence,
+    metrics_line,
+    sentence,
+)
 from agentrl.training.supervised.order import RowOrder
 
 logger = logging.getLogger(__name__)
 
+_PREFERENCE = "preference"  # of a checkpoint's flags: those of `PreferenceConfig`
 _USER_ERRORS = (
     CheckpointError, ConfigError, GradientKeepsFailing, ModelFolderError, TreeFileError,
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SupervisedMetrics:
-    """One line of `metrics.jsonl`."""
-
-    step: int
-    time: float  # seconds since 1970, when the step ended
-    epoch: float  # passes over the rows so far
-    loss: float  # cross entropy of the step's trained tokens, nats a token
-    eval_loss: float | None  # of the held-out rows, after the step; None where it is not taken
-    learning_rate: float
-    grad_norm: float  # before clipping
-    n_rows: int
-    n_tokens: int  # of the step's rows; a shared prefix counts once
-    n_train_tokens: int
-    step_seconds: float
-    train_seconds: float  # of it: forward, backward and update
-    tokens_per_second: float  # n_tokens over train_seconds, on all processes together
 
 
 def main(argv: Sequence[str]) -> int:
@@ -96,33 +91,34 @@ def main(argv: Sequence[str]) -> int:
     Bad input is one sentence on stderr and status 2.
     """
     rank = int(os.environ.get("RANK", "0"))
+    verb = "dpo" if "--loss_type" in argv else "sft"
     log_to_stderr(
-        f"%(asctime)s %(levelname)s sft[{rank}] %(message)s",
+        f"%(asctime)s %(levelname)s {verb}[{rank}] %(message)s",
         level=logging.INFO if rank == 0 else logging.WARNING,
     )
     transformers.utils.logging.disable_progress_bar()
     try:
-        config = parse_config(argv, "agentrl sft", os.environ)
+        config, preference = parse_supervised(argv, f"agentrl {verb}", os.environ)
         accelerator = make_accelerator(config)
     except ConfigError as error:  # on all processes
-        return _refuse(error) if rank == 0 else 2
+        return _refuse(verb, error) if rank == 0 else 2
     try:
         with ExitStack() as stack:
-            SupervisedTrainer(config, accelerator, stack).run()
+            SupervisedTrainer(config, preference, accelerator, stack).run()
     except FailedElsewhere:
         return 2  # the failed process prints the error
     except _USER_ERRORS as error:
-        return _refuse(error)
+        return _refuse(verb, error)
     except RuntimeError as error:
         lost = process_lost(error)
         if lost is None:
             raise
-        return _refuse(lost) if rank == 0 else 2
+        return _refuse(verb, lost) if rank == 0 else 2
     return 0
 
 
-def _refuse(error: Exception) -> int:
-    print(f"agentrl sft: {error}", file=sys.stderr)
+def _refuse(verb: str, error: Exception) -> int:
+    print(f"agentrl {verb}: {error}", file=sys.stderr)
     return 2
 
 
@@ -136,9 +132,19 @@ def run_process(argv: Sequence[str]) -> NoReturn:
 class SupervisedTrainer:
     """One process of supervised training. All processes make the same calls."""
 
-    def __init__(self, config: Config, accelerator: Accelerator, stack: ExitStack) -> None:
-        """Check the input, load and shard the model. `stack` undoes it."""
+    def __init__(
+        self,
+        config: Config,
+        preference: PreferenceConfig | None,
+        accelerator: Accelerator,
+        stack: ExitStack,
+    ) -> None:
+        """Check the input, load and shard the models. `stack` undoes it.
+
+        `preference`: the loss if rows are pairs.
+        """
         self._config = config
+        self._preference = preference
         self._output = config.output
         self._accelerator = accelerator
         self._stop = threading.Event()
@@ -150,6 +156,7 @@ class SupervisedTrainer:
         check_same_flags(config, accelerator.mixed_precision, agreement)
         torch.manual_seed(config.run.seed)
         _, model, sizes = agreement.on_all(lambda: check_input(config, accelerator))
+        reference = agreement.on_all(lambda: reference_start(config))
         check_shared(self._output, agreement)
         self._train, self._held_out = agreement.on_all(self._open_rows)
 
@@ -161,13 +168,12 @@ class SupervisedTrainer:
         by_epochs = math.ceil(epochs * len(self._train) / self._rows_per_step)
         self._total = optimizer.max_steps if optimizer.max_steps > 0 else by_epochs
         self._checkpoint = agreement.from_main(self._find_checkpoint)
-        learner = learner_config(config, accelerator)
+        learner = replace(learner_config(config, accelerator), preference=preference)
         mesh = make_mesh(accelerator, config.parallel)
         if config.lora.lora_rank:
             frozen = torch.bfloat16 if learner.compute.bf16 else torch.float32
             add_adapter(model, config.lora, frozen_dtype=frozen)
-        self._compute = learner.compute
-        self._learner = Learner(model, mesh, learner, self._total)
+        self._learner = Learner(model, mesh, learner, self._total, reference=reference)
         self._costs = FlopsModel.of(self._learner.model)
         self._order = RowOrder(len(self._train), config.run.seed)
         self._saver = CheckpointSaver(self._output, config.checkpoint.save_total_limit, _nothing)
@@ -180,14 +186,15 @@ class SupervisedTrainer:
             state = load_checkpoint(self._checkpoint, self._learner)
             self._step = self._saved_step = state.step
             logger.info("going on from %s", self._checkpoint)
-            for change in changed_flags(flat_flags(state.config), stored_flags(self._config)):
+            changes = changed_flags(flat_flags(state.config), stored_flags(self._config))
+            for change in [*changes, *self._changed_preference(state.config)]:
                 logger.info("%s (since step %d)", change, state.step)
         self._agreement.from_main(lambda: clear_unfinished(self._output))
         metrics = self._agreement.on_all(
             lambda: MetricsWriter(self._output, self._accelerator, self._config, self._step)
         )
         if self._held_out and self._step == 0:
-            logger.info("step 0 of %d: held-out loss %.4f", self._total, self._evaluate())
+            logger.info("step 0 of %d: %s", self._total, held_out_sentence(self._evaluate()))
         steps = FiniteSteps(self._learner, self._leave_out, self._config.run.run_name)
         stopping = self._stops()
         while self._step < self._total and not stopping:
@@ -198,14 +205,15 @@ class SupervisedTrainer:
             trained = time.monotonic() - training
             self._step += 1
             last = self._step == self._total
-            eval_loss = self._evaluate() if self._is_evaluated(last=last) else None
+            looked = self._evaluate() if self._is_evaluated(last=last) else None
             stopping = self._stops()
             if last or stopping or self._config.checkpoint.is_due(self._step):
                 self._save()
             if statistics is not None:
-                line = self._line(statistics, rows, eval_loss, time.monotonic() - began, trained)
+                size = self._size(statistics, rows, time.monotonic() - began, trained)
+                line = metrics_line(self._step, time.time(), statistics, looked, size)
                 metrics.write(line)
-                self._log(line)
+                self._log(line, looked)
         if self._saved_step < self._step:
             self._save()
         self._saver.wait()
@@ -219,7 +227,9 @@ class SupervisedTrainer:
     def _open_rows(self) -> tuple[TreeFile, TreeFile | None]:
         files = self._config.data
         if files.train_file is None:
-            raise ConfigError("--train_file is needed: `agentrl sft` prepares it and gives it")
+            raise ConfigError(
+                "--train_file is needed: `agentrl sft` and `agentrl dpo` prepare it and give it"
+            )
         held_out = None if files.eval_file is None else TreeFile(Path(files.eval_file))
         return TreeFile(Path(files.train_file)), held_out
 
@@ -265,7 +275,7 @@ class SupervisedTrainer:
         mesh = self._learner.mesh
         by_rank = assign_rows(costs, mesh.dp_size)
         ids = [[f"{file.places[rows[at]]} #{at}" for at in of_rank] for of_rank in by_rank]
-        mine = [_sequences(file, rows[at]) for at in by_rank[mesh.dp_rank]]
+        mine = [tree_sequences(file[rows[at]]) for at in by_rank[mesh.dp_rank]]
         return StepRows([], 1.0, ids, mesh.dp_rank, mine)
 
     def _is_evaluated(self, *, last: bool) -> bool:
@@ -274,8 +284,8 @@ class SupervisedTrainer:
             return False
         return last or bool(every and self._step % every == 0)
 
-    def _evaluate(self) -> float:
-        """The held-out loss of the present weights. Collective."""
+    def _evaluate(self) -> HeldOut:
+        """The held-out rows with the present weights. Collective."""
         file = self._held_out
         assert file is not None, "there are held-out rows"
         size = max(self._rows_per_step, self._learner.mesh.dp_size)
@@ -283,7 +293,7 @@ class SupervisedTrainer:
             self._assigned(file, range(first, min(first + size, len(file)))).mine
             for first in range(0, len(file), size)
         )
-        return held_out_loss(self._learner.model, parts, self._compute, self._learner.mesh)
+        return held_out(self._learner, parts)
 
     def _leave_out(self, step: int, faults: Mapping[str, str]) -> None:
         for row, reason in faults.items():
@@ -295,12 +305,27 @@ class SupervisedTrainer:
             step=self._step,
             version=self._step,
             run_name=self._config.run.run_name,
-            config=recorded_config(self._config),
+            config=self._recorded(),
             fence=0,
             processes=dist.get_world_size(),
         )
         self._saver.save(self._learner, state)
         self._saved_step = self._step
+
+    def _recorded(self) -> dict[str, dict[str, Any]]:
+        recorded = recorded_config(self._config)
+        if self._preference is not None:
+            recorded[_PREFERENCE] = asdict(self._preference)
+        return recorded
+
+    def _changed_preference(self, saved: Mapping[str, Any]) -> list[str]:
+        before = saved.get(_PREFERENCE, {})
+        now = self._recorded().get(_PREFERENCE, {})
+        return [
+            f"--{name} {before[name]} → {value}"
+            for name, value in now.items()
+            if name in before and name not in FLAGS and before[name] != value
+        ]
 
     def _stops(self) -> bool:
         """Whether any process got a signal. Raises the error of a failed save. Collective."""
@@ -309,53 +334,35 @@ class SupervisedTrainer:
             self._saver.wait()
         return stopping
 
-    def _line(
-        self,
-        statistics: StepStatistics,
-        rows: StepRows,
-        eval_loss: float | None,
-        seconds: float,
-        trained: float,
-    ) -> SupervisedMetrics:
-        mine = sum(int(file_tokens) for file_tokens in map(_tokens, rows.mine))
-        tokens = torch.tensor(mine, dtype=torch.int64, device=self._learner.mesh.device)
-        dist.all_reduce(tokens, group=self._learner.mesh.dp_group)
-        return SupervisedMetrics(
-            step=self._step,
-            time=time.time(),
+    def _size(
+        self, statistics: StepStatistics, rows: StepRows, seconds: float, trained: float
+    ) -> StepSize:
+        order = self._order.step(self._step, self._rows_per_step)
+        trained_rows = [order[_place(row)] for of_rank in rows.ids for row in of_rank]
+        n_tokens = int(self._train.n_tokens[trained_rows].sum())
+        return StepSize(
             epoch=self._step * self._rows_per_step / len(self._train),
-            loss=statistics.loss,
-            eval_loss=eval_loss,
-            learning_rate=statistics.learning_rate,
-            grad_norm=statistics.grad_norm,
-            n_rows=sum(map(len, rows.ids)),
-            n_tokens=int(tokens.item()),
+            n_rows=len(trained_rows),
+            n_tokens=n_tokens,
             n_train_tokens=statistics.n_train_tokens,
             step_seconds=seconds,
             train_seconds=trained,
-            tokens_per_second=tokens.item() / trained,
+            tokens_per_second=n_tokens / trained,
         )
 
-    def _log(self, line: SupervisedMetrics) -> None:
-        if line.step % self._config.run.logging_steps and line.eval_loss is None:
+    def _log(self, line: SupervisedMetrics, looked: HeldOut | None) -> None:
+        if line.step % self._config.run.logging_steps and looked is None:
             return
-        held_out = "" if line.eval_loss is None else f", held-out loss {line.eval_loss:.4f}"
-        logger.info(
-            "step %d of %d: loss %.4f%s, gradient norm %.3g, %.0f tokens/s", line.step, self._total,
-            line.loss, held_out, line.grad_norm, line.tokens_per_second,
-        )  # fmt: skip
+        logger.info("step %d of %d: %s", line.step, self._total, sentence(line, looked))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Stop after the current step."""
         self._stop.set()
 
 
-def _sequences(file: TreeFile, index: int) -> list[TrainingSequence]:
-    return tree_sequences(file[index])
-
-
-def _tokens(row: Sequence[TrainingSequence]) -> int:
-    return sum(map(len, row))
+def _place(row: str) -> int:
+    """The place in its step of a row with this id, see `SupervisedTrainer._assigned`."""
+    return int(row.rpartition("#")[2])
 
 
 def _nothing() -> None:

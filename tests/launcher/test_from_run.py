@@ -1,4 +1,4 @@
-"""`agentrl sft --from_run`: a run's own trajectories, through the front doors."""
+"""`agentrl sft` and `agentrl dpo` with `--from_run`: a run's own trajectories."""
 
 import json
 import os
@@ -16,7 +16,9 @@ from pymongo import MongoClient
 from agentrl.cli import main
 from agentrl.databases.documents import DBRecordData
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.token_tree import TokenTree
 from agentrl.databases.tree_file import TreeFile
+from agentrl.launcher.run_pairs import best_and_worst
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "assets" / "demo" / "model"
@@ -59,23 +61,33 @@ def run() -> Iterator[str]:
         log.unlink()
 
 
+def supervised(verb: str, run: str, output: Path, *flags: str, status: int = 0) -> str:
+    """What `agentrl VERB` says of training the demo's model on a run."""
+    command = [
+        sys.executable, "-m", "agentrl.cli", verb, "--model", str(DEMO), "--from_run", run,
+        "--output_dir", str(output), "--per_device_train_batch_size", "8", "--use_cpu", *flags,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, text=True, capture_output=True, timeout=240,
+        env={**os.environ, "NUM_PROCESSES": "1"},
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def rows_in(output: Path) -> TreeFile:
+    """The rows that a command has prepared."""
+    [made] = [path for path in (output / "rows").iterdir() if path.is_dir()]
+    return TreeFile(made)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_right_trajectories_are_trained_with_the_tokens_that_were_sampled(
     run: str, tmp_path: Path
 ) -> None:
     def sft(*flags: str, status: int = 0) -> str:
-        command = [
-            sys.executable, "-m", "agentrl.cli", "sft", "--model", str(DEMO), "--from_run", run,
-            "--output_dir", str(tmp_path / "sft"), "--per_device_train_batch_size", "8",
-            "--use_cpu", *flags,
-        ]  # fmt: skip
-        done = subprocess.run(
-            command, cwd=ROOT, text=True, capture_output=True, timeout=240,
-            env={**os.environ, "NUM_PROCESSES": "1"},
-        )  # fmt: skip
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        return supervised("sft", run, tmp_path / "sft", *flags, status=status)
 
     folder = ROOT / "output" / run
     with (
@@ -100,8 +112,7 @@ def test_right_trajectories_are_trained_with_the_tokens_that_were_sampled(
 
     text = sft("--max_steps", "2")
     assert f"run {run}: {len(right):,} rows" in text
-    [made] = [path for path in (tmp_path / "sft" / "rows").iterdir() if path.is_dir()]
-    rows = TreeFile(made)
+    rows = rows_in(tmp_path / "sft")
     assert {place.removeprefix("record ") for place in rows.places} == right
     compared = 0
     for number, place in enumerate(rows.places):
@@ -125,3 +136,38 @@ def test_right_trajectories_are_trained_with_the_tokens_that_were_sampled(
     with (other / "tokenizer_config.json").open("a") as file:
         file.write("\n")
     assert "is not that of the run's model" in sft("--model", str(other), status=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_best_of_a_group_is_trained_against_its_worst(run: str, tmp_path: Path) -> None:
+    with (
+        EmbeddedMongod(ROOT / "output" / run / "mongo", tmp_path / "mongod.log") as mongod,
+        MongoClient(mongod.url) as client,
+    ):
+        finished = {"split": "train", "finished_at": {"$ne": None}, "status": {"$ne": "failed"}}
+        expected, alike = best_and_worst([*client[run]["records"].find(finished)], None)
+        stored = {
+            row["_id"]: DBRecordData.from_mongo(row).tree
+            for row in client[run]["record_data"].find()
+        }
+    text = supervised("dpo", run, tmp_path / "dpo", "--max_steps", "1")
+    assert f"run {run}: {len(expected):,} pairs" in text
+    assert not alike or f"{len(alike)} pairs are left out" in text
+    rows, compared = rows_in(tmp_path / "dpo"), 0
+    assert {place.removeprefix("group ") for place in rows.places} == expected.keys()
+    for number, place in enumerate(rows.places):
+        pair = rows[number]
+        assert pair.parents.count(-1) == 1, "siblings share their prompt"
+        best, worst = expected[place.removeprefix("group ")]
+        for record in {best, worst} & stored.keys():
+            assert lines_of(stored[record]) <= lines_of(pair)
+            compared += 1
+        if worst in stored:
+            assert (pair["advantages"] == -1).sum() == stored[worst]["mask"].sum()
+    assert compared
+
+
+def lines_of(tree: TokenTree) -> set[bytes]:
+    """The tokens of each path."""
+    return {tree["ids"][tree.places(path)].tobytes() for path in tree.paths()}

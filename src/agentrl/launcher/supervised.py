@@ -1,0 +1,206 @@
+"""What `agentrl sft` and `agentrl dpo` share: rows, then the trainer's processes, then a folder.
+
+Rows of a file or of a run become token trees first, in this process; then the trainer's processes
+are launched as for a run, without services, samplers and a database. What is in the run's folder:
+`rows/` (the trees), `checkpoint-N`, `metrics.jsonl` and, at the end, `model/`.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from agentrl.configs import Config, ConfigError, model_folder
+from agentrl.configs.command_line import Given
+from agentrl.configs.parsing import Layer, as_words, config_of, handed_on, merged
+from agentrl.databases.tree_file import TreeFile
+from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment, usable_cores
+from agentrl.launcher.record_filter import read_conditions
+from agentrl.launcher.report import print_lines
+from agentrl.launcher.run_folder import RunLock
+from agentrl.launcher.stack import trainer_command
+from agentrl.rollout.demonstrations.prepare import (
+    Preparation,
+    PreparedRows,
+    UnusableRows,
+    prepare_rows,
+)
+from agentrl.stop_signals import stop_signals
+from agentrl.training.checkpoint.layout import list_checkpoints, read_state
+from agentrl.training.model.export import export_checkpoint
+
+_SHOWN = 5  # rows that are left out
+_EVERY_S = 5.0  # between two lines of progress
+
+# Makes the rows of a run: its name, the folder for them, how, and what reports the number so far.
+RunRows = Callable[[str, Path, Preparation, Callable[[int], None]], PreparedRows]
+
+
+def supervised_config(given: Given, preset: Layer) -> tuple[list[Layer], Config]:
+    """The flags of a command and their configuration. Raises `ConfigError`."""
+    model = model_folder(given.own.model, "--model")
+    layers = [
+        preset,
+        Layer("--model", {"model_name_or_path": str(model)}),
+        Layer("command line", given.values),
+    ]
+    if given.own.where and given.own.from_run is None:
+        raise ConfigError("--where chooses trajectories of --from_run, which is not given")
+    read_conditions(given.own.where)  # else it would be refused behind the start of a database
+    return layers, config_of(merged(layers))
+
+
+def run_supervised(
+    given: Given,
+    layers: Sequence[Layer],
+    config: Config,
+    *,
+    of_run: RunRows,
+    pairs: bool = False,
+    objective: Sequence[str] = (),
+) -> int:
+    """Prepare, train, export; returns the exit status. Raises `ConfigError` for bad input.
+
+    `of_run`: makes the rows of `--from_run`. `pairs`: whether rows of a file are pairs.
+    `objective`: further words of the processes' command line.
+    """
+    model = Path(config.model.model_name_or_path or "")
+    deployment = read_deployment(os.environ)
+    console = Console()
+    with RunLock(config.output, deployment.machine_rank):
+        source = _Source(
+            config,
+            Preparation(model, config.chat_template_options, config.sampling.max_tokens, pairs),
+            console,
+        )
+        files = {"train_file": given.own.train_file, "eval_file": given.own.eval_file}
+        rows = {flag: source.file(flag, Path(file)) for flag, file in files.items() if file}
+        if given.own.from_run is not None:
+            rows["train_file"] = source.run(given.own.from_run, of_run)
+        processes, gpus = _processes(config, deployment)
+        flags, secrets = handed_on(as_words([*layers, Layer("rows", rows)]))
+        command = trainer_command(
+            "agentrl.training.supervised.process", [*flags, *objective], deployment, processes,
+            deployment.meeting_port, on_gpus=gpus > 0,
+        )  # fmt: skip
+        status = _run(command, {**_threads(processes, deployment), **secrets})
+        if status != 0 or deployment.machine_rank > 0:
+            return status
+        return _export(config, model, console)
+
+
+class _Source:
+    """Where rows come from. Each method returns the folder of their token trees, told in lines.
+
+    Raises `ConfigError` if there is nothing to train.
+    """
+
+    def __init__(self, config: Config, preparation: Preparation, console: Console) -> None:
+        self._out, self._console = config.output / "rows", console
+        self._preparation = preparation
+        self._unit = "pairs" if preparation.pairs else "rows"
+
+    def file(self, flag: str, file: Path) -> str:
+        """The rows of a file."""
+        try:
+            rows = prepare_rows(
+                file, self._out, self._preparation, workers=usable_cores(),
+                report=self._reporter(str(file)),
+            )  # fmt: skip
+        except UnusableRows as error:
+            raise ConfigError(f"--{flag} {error}") from None
+        return self._told(str(file), rows)
+
+    def run(self, run: str, of_run: RunRows) -> str:
+        """The rows of a run."""
+        try:
+            rows = of_run(run, self._out, self._preparation, self._reporter(run))
+        except UnusableRows as error:
+            raise ConfigError(f"--from_run {error}") from None
+        return self._told(f"run {run}", rows)
+
+    def _reporter(self, source: str) -> Callable[[int], None]:
+        told = time.monotonic()
+
+        def report(n_rows: int) -> None:
+            nonlocal told
+            if time.monotonic() - told > _EVERY_S:
+                told = time.monotonic()
+                print_lines(self._console, [f"{source}: {n_rows:,} {self._unit}"])
+
+        return report
+
+    def _told(self, source: str, rows: PreparedRows) -> str:
+        trees = TreeFile(rows.folder)
+        tokens, trained = int(trees.n_tokens.sum()), int(trees.n_trained.sum())
+        lines = [
+            f"{source}: {len(trees):,} {self._unit}, {tokens:,} tokens, of which {trained:,} are "
+            "trained"
+        ]
+        if rows.left_out:
+            lines.append(
+                f"{len(rows.left_out):,} {self._unit} are left out ({rows.folder}.json has all):"
+            )
+            lines += [f"  {place} {why}" for place, why in [*rows.left_out.items()][:_SHOWN]]
+        print_lines(self._console, lines)
+        return str(rows.folder)
+
+
+def _processes(config: Config, deployment: Deployment) -> tuple[int, int]:
+    """Number of trainer processes on all machines, and of GPUs here. Raises `ConfigError`."""
+    gpus = 0 if config.parallel.use_cpu else count_gpus(os.environ)
+    processes = deployment.trainer_processes(gpus)
+    multiple = config.parallel.processes_per_rank * config.parallel.dp_replicate_size
+    if processes % multiple:
+        raise ConfigError(
+            f"--tp_size x --cp_size x --dp_replicate_size is {multiple}: set NUM_PROCESSES to a "
+            f"multiple of it, it is {processes}"
+        )
+    return processes, gpus
+
+
+def _threads(processes: int, deployment: Deployment) -> dict[str, str]:
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    here = max(1, processes // deployment.num_machines)
+    return {"OMP_NUM_THREADS": str(max(1, usable_cores() // here))}
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run the trainer in front, hand it the signals that stop a run, and return its status."""
+    trainer = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
+    before = {
+        number: signal.signal(number, lambda got, frame: trainer.send_signal(got))
+        for number in stop_signals()
+    }
+    try:
+        return trainer.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if trainer.poll() is None:
+            os.killpg(trainer.pid, signal.SIGKILL)
+            trainer.wait()
+
+
+def _export(config: Config, model: Path, console: Console) -> int:
+    """Write the last checkpoint as a model folder, if the training is at its end."""
+    checkpoints = list_checkpoints(config.output)
+    if not checkpoints:
+        print_lines(console, ["stopped before the first checkpoint"])
+        return 1
+    last, out = checkpoints[-1], config.output / "model"
+    made = out.with_name(".model.partial")
+    shutil.rmtree(made, ignore_errors=True)
+    export_checkpoint(last, model, made)
+    shutil.rmtree(out, ignore_errors=True)
+    made.rename(out)
+    step = read_state(last).step
+    lines = [f"wrote {out}, the weights of step {step}"]
+    print_lines(console, [*lines, f"train it on tasks: MODEL={out} ./grpo_example.sh RUN"])
+    return 0

@@ -1,0 +1,114 @@
+"""What a row of preferences trains: both answers behind one prompt, in every layout."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet as parquet
+import pytest
+from transformers import AutoTokenizer
+
+from agentrl.databases.tree_file import TreeFile
+from agentrl.rollout.demonstrations.preferences import read_preference
+from agentrl.rollout.demonstrations.prepare import Preparation, PreparedRows, prepare_rows
+
+DEMO = Path(__file__).parents[3] / "assets" / "demo" / "model"
+TOKENIZER = AutoTokenizer.from_pretrained(DEMO)
+QUESTION = {"role": "user", "content": "bin 3?"}
+PARAMETERS = {"type": "object", "properties": {"bin": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "stock", "parameters": PARAMETERS}}]
+CALLED = [
+    {
+        "role": "assistant",
+        "tool_calls": [{"function": {"name": "stock", "arguments": '{"bin": "R5"}'}}],
+    },
+    {"role": "tool", "content": "46"},
+    {"role": "assistant", "content": "46"},
+]
+GUESSED = [{"role": "assistant", "content": "7"}]
+EXPLICIT = {"prompt": [QUESTION], "chosen": CALLED, "rejected": GUESSED, "tools": TOOLS}
+IMPLICIT = {
+    "chosen": [QUESTION, *CALLED], "rejected": [QUESTION, *GUESSED], "tools": json.dumps(TOOLS),
+}  # fmt: skip
+
+
+def prepared(file: Path, longest: int = 384) -> PreparedRows:
+    preparation = Preparation(DEMO, {}, longest, pairs=True)
+    return prepare_rows(file, file.parent / "out", preparation)
+
+
+def written(folder: Path, *rows: Any) -> Path:
+    file = folder / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def sides(rows: PreparedRows, number: int = 0) -> dict[float, str]:
+    """The text that a row trains, by its sign."""
+    tree = TreeFile(rows.folder)[number]
+    return {sign: TOKENIZER.decode(tree["ids"][tree["advantages"] == sign]) for sign in (1.0, -1.0)}
+
+
+def test_every_layout_of_messages_gives_the_same_pair(tmp_path: Path) -> None:
+    rows = prepared(written(tmp_path, EXPLICIT, IMPLICIT, {**IMPLICIT, "prompt": "bin 3?"}))
+    trees = TreeFile(rows.folder)
+    assert trees[0] == trees[1] == trees[2]
+    of_chosen, of_rejected = sides(rows)[1.0], sides(rows)[-1.0]
+    assert of_chosen.endswith("46<|im_end|>") and "stock" in of_chosen
+    assert of_chosen.count("46") == 1, "the tool's result is context"
+    assert of_rejected == "7<|im_end|>"
+    assert trees[0].parents.count(-1) == 1, "the prompt is stored once"
+
+
+def test_texts_keep_what_both_begin_with_as_the_prompt(tmp_path: Path) -> None:
+    explicit = {"prompt": "bin 3:", "chosen": " 46", "rejected": " 7"}
+    implicit = {"chosen": "bin 3: 46", "rejected": "bin 3: 7"}
+    rows = prepared(written(tmp_path, explicit, implicit))
+    trees = TreeFile(rows.folder)
+    assert trees[0] == trees[1]
+    assert sides(rows) == {1.0: " 46<|im_end|>", -1.0: " 7<|im_end|>"}
+
+
+def test_a_table_gives_the_same_pairs_as_lines(tmp_path: Path) -> None:
+    plain = {"prompt": [QUESTION], "chosen": [{"role": "assistant", "content": "46"}]}
+    row = {**plain, "rejected": GUESSED}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "pairs.parquet")
+    of_table = TreeFile(prepared(tmp_path / "pairs.parquet").folder)
+    of_lines = TreeFile(prepared(written(tmp_path, row)).folder)
+    assert of_table[0] == of_lines[0]
+
+
+def test_a_file_of_pairs_and_one_of_demonstrations_are_prepared_apart(tmp_path: Path) -> None:
+    file = written(tmp_path, EXPLICIT)
+    both = (Preparation(DEMO, {}, 384, pairs=pairs).digest(file) for pairs in (True, False))
+    assert len({*both}) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"prompt": [QUESTION], "chosen": CALLED}, "has not chosen and rejected"),
+        ({"chosen": "46", "rejected": GUESSED}, "has not chosen and rejected"),
+        ({"chosen": "46", "rejected": "7"}, "has no prompt, and `chosen` and `rejected` begin"),
+        ({"chosen": CALLED, "rejected": GUESSED}, "has no prompt, and"),
+        (
+            {"prompt": [QUESTION], "chosen": GUESSED, "rejected": [{"role": "?", "content": ""}]},
+            "in `rejected`: message 2: role '?' is none of",
+        ),
+    ],
+)
+def test_a_row_that_is_no_pair_says_why(row: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        read_preference(row)
+    assert why in str(refused.value)
+
+
+def test_pairs_that_cannot_be_trained_are_left_out_and_named(tmp_path: Path) -> None:
+    same = {**EXPLICIT, "rejected": CALLED}
+    long = {"prompt": "bin", "chosen": " 3" * 400, "rejected": " 4"}
+    rows = prepared(written(tmp_path, EXPLICIT, same, long))
+    reasons = list(rows.left_out.values())
+    assert reasons[0] == "has a chosen and a rejected answer that are the same"
+    assert "more than --max_tokens 384" in reasons[1]
+    assert len(TreeFile(rows.folder)) == 1
