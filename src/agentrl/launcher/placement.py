@@ -149,6 +149,12 @@ def place(inventory: Inventory, model: ModelSizes, asked: Asked) -> Placement | 
     return min(apart, key=_worth, default=None)
 
 
+def place_services(inventory: Inventory, model: ModelSizes, asked: Asked) -> Serving | None:
+    """The services of a machine on which nothing trains; None if they do not fit."""
+    share = asked.inf_mem_ratio or USABLE
+    return _serving(model, asked, len(inventory.gpus), share, inventory.free)
+
+
 def longest_record(model: ModelSizes, asked: Asked) -> int:
     """Tokens of the longest sequence that is trained."""
     return min(asked.tokens, model.context or asked.tokens)
