@@ -50,8 +50,7 @@ ON_SGLANG = {
     # more; and in bfloat16 only.
     "qwen3_5": OnSGLang(
         "bfloat16",
-        "--skip-server-warmup --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule "
-        "--page-size 1",
+        "--mamba-radix-cache-strategy no_buffer --disable-overlap-schedule --page-size 1",
         kernels=True,
         generates=False,
     ),
@@ -83,7 +82,7 @@ def on_sglang(family: str) -> tuple[list[str], OnSGLang]:
     if "launch_cpu.py" not in command:
         return flags, OnSGLang(how.dtype)
     if how.kernels:
-        command = f"env TRITON_INTERPRET=1 {command} {how.on_cpu}"
+        command = f"env TRITON_INTERPRET=1 {command} --skip-server-warmup {how.on_cpu}"
     return [*flags, "--sglang_command", command], how
 
 
@@ -101,14 +100,18 @@ async def test_every_tensor_of_a_family_is_taken_by_every_way(
 ) -> None:
     first, second = sets
     flags, how = on_sglang(family) if engine_name == "sglang" else ([], OnSGLang())
-    near = 1e-3 if how.dtype == "float32" else 0.1  # nats; the sets are more than 1 apart
     service = start_service("--model", str(first), *flags)
 
     async def check_logprobs(engine: SGLangClient, folder: Path, version: int, way: str) -> None:
         made = await engine.generate(ask(PROMPT, 6))
         assert {span.version for span in made.versions} == {version}
         expected = plain(folder, how.dtype, PROMPT, made.output_ids)
-        assert made.output_logprobs == pytest.approx(expected, abs=near), way
+        pairs = zip(made.output_logprobs, expected, strict=True)
+        distances = sorted(abs(one - other) for one, other in pairs)
+        if how.dtype == "float32":
+            assert distances[-1] < 1e-3, way
+        else:  # rounding sends a token to another expert now and then; the sets are 1 nat apart
+            assert distances[len(distances) // 2] < 0.1, way
 
     async def weights_held(engine: SGLangClient) -> dict[str, str]:
         """Checksums of the trained weights that the service holds; our engine has none."""

@@ -25,13 +25,13 @@ from agentrl.inference.protocol import Generation
 from agentrl.inference.weights.probes import CheckedUpdater
 from agentrl.inference.weights.updates import PublishedWeights, update_services
 from agentrl.inference.weights.ways import make_updater
+from agentrl.launcher.placement import RELEASED
 from agentrl.training.data.sequences import TrainingSequence
 from agentrl.training.step.learner import Learner
 
 _GIB = 2**30
 _NEAR = 0.1  # nats between a service's logprob in bfloat16 and a plain forward's in float32
 _MISMATCH = 0.015  # prime-rl's bound for the KL divergence between service and trainer
-_CONTEXT_GIB = 1.5  # what a process keeps on a GPU without tensors: CUDA itself, its libraries
 
 
 def update(machine: Machine, figures: Figures) -> None:
@@ -150,8 +150,9 @@ def memory(machine: Machine, figures: Figures) -> None:
     )  # fmt: skip
     if machine.on_gpu:
         require(
-            released <= _CONTEXT_GIB,
-            f"a service that gave its memory back still holds {released} of {held} GiB",
+            released <= RELEASED / _GIB,
+            f"a service that gave its memory back still holds {released} of {held} GiB; placement "
+            f"plans with {RELEASED / _GIB:.1f}",
         )
         require(
             abs(resumed - held) <= 0.1 * held + 0.5,

@@ -25,7 +25,7 @@ from agentrl.training.model.memory_model import (
 )
 
 USABLE = 0.85  # of the free memory: the rest is CUDA's, NCCL's, and the allocator's
-_RELEASED = 2 * GIB  # what a service keeps that has released its memory: CUDA and its graphs
+RELEASED = 2 * GIB  # what a service keeps that has released its memory: CUDA and its graphs
 _FULL_TOKENS = 32768  # tokens at once that fill any GPU
 _TOKENS_STEP = 1024
 _SERVING_BYTES = 2  # of a weight, and of a number of the cache: bfloat16
@@ -198,7 +198,7 @@ def _placed(
     limit = int(USABLE * inventory.free)
     share = asked.inf_mem_ratio or USABLE
     if in_turns:
-        limit -= _RELEASED
+        limit -= RELEASED
     elif overlap:
         limit -= int(share * inventory.free)
     training = _training(inventory.machines, model, asked, train, limit)
