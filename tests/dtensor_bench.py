@@ -1,6 +1,6 @@
 """The trainer's step on every arrangement of N processes: is it the same, and how fast is it.
 
-    python tests/dtensor_bench.py --world-size N [--warmup K] [--steps S] [--experts]
+    python tests/dtensor_bench.py --world-size N [--warmup K] [--steps S] [--experts] [--only NAME]
 
 N processes are launched as the trainer's are, on the GPUs if there are as many, else on the CPUs
 (gloo). Each arrangement (data, HSDP, tensor, context in both modes, experts, and three of them at
@@ -195,6 +195,8 @@ def take_part(out: Path, arguments: argparse.Namespace) -> None:
     accelerator = Accelerator(cpu=torch.cuda.device_count() < arguments.world_size)
     results: dict[str, dict[str, float | None]] = {}
     for name, config in arrangements(arguments.world_size, experts=arguments.experts).items():
+        if arguments.only and name not in arguments.only:
+            continue
         try:
             results[name] = measure(make_mesh(accelerator, config), arguments)
         except ConfigError as error:  # on every process, before anything is computed
@@ -244,6 +246,9 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=1, help="steps that are not timed")
     parser.add_argument("--steps", type=int, default=3, help="steps that are timed")
     parser.add_argument("--experts", action="store_true", help="Qwen3-MoE instead of Qwen3")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="these arrangements (default: all)"
+    )
     parser.add_argument("--tolerance", type=float, help="default 1e-4, on GPUs (bf16) 2e-2")
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)  # for launched processes
     arguments = parser.parse_args()

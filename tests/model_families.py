@@ -1,5 +1,6 @@
 """Small models of families whose names differ between memory and folder, as their folders are."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,7 +41,14 @@ def _deepseek_v3() -> PreTrainedConfig:
     return DeepseekV3Config(
         **(_SIZES | {"num_key_value_heads": 4}), **_EXPERTS, n_routed_experts=4,
         first_k_dense_replace=1, n_shared_experts=1, n_group=2, topk_group=1, q_lora_rank=16,
-        kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8,
+        kv_lora_rank=256, qk_nope_head_dim=16, qk_rope_head_dim=32, v_head_dim=16,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
+        # In the folders on the hub; SGLang reads them, transformers does not.
+        moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc",
     )  # fmt: skip
 
 
@@ -53,6 +61,7 @@ def _qwen3_5() -> PreTrainedConfig:
         **_SIZES, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
         "linear_key_head_dim": 8, "linear_value_head_dim": 8,
         "layer_types": ["linear_attention", "full_attention"],
+        "full_attention_interval": 2,  # which SGLang reads instead
     }  # fmt: skip
     vision = {
         "hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 32,
@@ -75,6 +84,24 @@ _BESIDE = {
     "deepseek_v3": ["model.layers.2.enorm.weight"],
     "qwen3_5": ["mtp.fc.weight"],
 }
+_PIXELS = {
+    "patch_size": 4, "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3, "processor_class": "Qwen3VLProcessor",
+}  # fmt: skip
+_PROCESSORS = {
+    "qwen3_5": {
+        "preprocessor_config.json": _PIXELS
+        | {
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "size": {"longest_edge": 2**24, "shortest_edge": 2**16},
+        },
+        "video_preprocessor_config.json": _PIXELS
+        | {
+            "video_processor_type": "Qwen3VLVideoProcessor",
+            "size": {"longest_edge": 2**24, "shortest_edge": 2**12},
+        },
+    }
+}
 
 
 def write_family(family: str, folder: Path, seed: int = 0) -> Path:
@@ -93,6 +120,8 @@ def write_family(family: str, folder: Path, seed: int = 0) -> Path:
     file = folder / "model.safetensors"
     beside = {name: torch.randn(8, 4).bfloat16() for name in _BESIDE.get(family, [])}
     save_file(load_file(file) | beside, file, metadata={"format": "pt"})
+    for name, content in _PROCESSORS.get(family, {}).items():
+        (folder / name).write_text(json.dumps(content))
     return folder
 
 

@@ -12,9 +12,11 @@
 #
 # INFERENCE_API_KEY  key of the run's inference services: the same for all roles
 #
-# serve only: SERVICE_PORT (default 30000), NODE_ADDRESS (name or address under which other nodes
-# reach this one; default its host name). On GPUs the engine is SGLang, from .venv-sglang unless
-# SGLANG_COMMAND is set; --inf_tp_size GPUs serve. [flags] are those of `agentrl serve`, else of the run.
+# serve only: SERVICE_PORT (default 30000, further services count on from it), NODE_ADDRESS (name or
+# address under which other nodes reach this one; default its host name). On GPUs the engine is
+# SGLang, from .venv-sglang unless SGLANG_COMMAND is set, and all GPUs serve: as many services as
+# fit them, unless --services or --inf_tp_size say otherwise. [flags] are those of `agentrl serve`,
+# else of the run.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 role="${1:-}"
@@ -44,7 +46,7 @@ case "$role" in
         if [ -z "${SGLANG_COMMAND:-}" ] && compgen -G "/dev/nvidia[0-9]*" >/dev/null; then
             source scripts/setup.sh sglang
         fi
-        exec agentrl serve --model "$MODEL" --run_name "$RUN" "${key[@]}" \
+        exec agentrl serve --services auto --model "$MODEL" --run_name "$RUN" "${key[@]}" \
             --host 0.0.0.0 --port "$port" --public_url "http://$address:$port" "$@"
         ;;
     sample) SAMPLERS_ONLY=1 exec "${launch[@]}" ;;

@@ -15,7 +15,8 @@ from pathlib import Path
 from machine import Figures, Machine, NotHere
 
 TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS), str(TESTS / "training")]  # `dtensor_bench`, `tiny` and others
+# `dtensor_bench`, `tiny`, `conformance` and others
+sys.path += [str(TESTS), str(TESTS / "training"), str(TESTS / "inference")]
 
 
 def main(function: str, device: str, gpus: str, out: str) -> int:

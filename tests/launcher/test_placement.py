@@ -1,11 +1,11 @@
 """Which GPUs train and which serve: properties of every plan, and plans of known models."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from placed_models import LARGE, MIDDLE, SMALL
 
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import Layer, config_of, read_flags
@@ -13,25 +13,9 @@ from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.gpu_plan import asked_of, place_or_refuse, plan_lines
 from agentrl.launcher.inventory import Inventory, described
 from agentrl.launcher.placement import USABLE, Asked, ModelSizes, Placement, place
-from agentrl.training.model.memory_model import MemorySetup, ModelShape
+from agentrl.training.model.memory_model import MemorySetup
 
-DEGREES = frozenset(product((1, 2, 4, 8), (1, 2, 4, 8), (1,)))
 BF16 = MemorySetup(tokens=1, bf16=True)
-
-
-def dense(hidden: int, layers: int, intermediate: int, key: int = 1024) -> ModelSizes:
-    """A model in the shape of Qwen3."""
-    query = 2 * hidden if hidden < 2048 else hidden
-    layer = hidden * (2 * query + 2 * key + 3 * intermediate)
-    root = 2 * 151936 * hidden
-    shape = ModelShape(
-        hidden, layers, query, key, intermediate, 151936, layer, root, layer, root,
-        query_key_norm=True,
-    )  # fmt: skip
-    return ModelSizes(shape, key // 128, 40960, DEGREES, frozenset((1, 2, 4, 8)))
-
-
-SMALL, MIDDLE, LARGE = dense(1024, 28, 3072), dense(4096, 36, 12288), dense(5120, 64, 25600)
 ASKED = Asked(tokens=16384, setup=BF16)
 
 asks = st.builds(

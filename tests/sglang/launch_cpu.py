@@ -5,7 +5,12 @@ torchvision links CUDA's libraries, so that beside a CPU build of torch its oper
 and its Python part cannot be imported. Two of them are declared here, without an implementation:
 nothing that serves a text model calls them. Children of the server import this file again, as
 `__mp_main__`, and so declare them too; what serves is therefore under `__main__` alone.
+
+With TRITON_INTERPRET=1 SGLang's Triton kernels run on the CPU. Triton's interpreter keeps bfloat16
+as its bits and multiplies matrices of these as integers; they are made float32 before.
 """
+
+import os
 
 import torch
 
@@ -14,8 +19,23 @@ if not torch.version.cuda:
     for _name in ("nms", "qnms"):
         _declared.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    _product = InterpreterBuilder.create_dot
+
+    def _as_numbers(builder: InterpreterBuilder, tensor: TensorHandle) -> TensorHandle:
+        if tensor.dtype.scalar != tl.bfloat16:
+            return tensor
+        return builder.create_fp_ext(tensor, tl.float32)
+
+    def _product_of_numbers(self, a, b, *others):
+        return _product(self, _as_numbers(self, a), _as_numbers(self, b), *others)
+
+    InterpreterBuilder.create_dot = _product_of_numbers
+
 if __name__ == "__main__":
-    import os
     import sys
 
     from sglang.launch_server import prepare_server_args, run_server

@@ -432,6 +432,15 @@ def _service_url(text: str) -> str:
     return _checked(text, check_service_url)
 
 
+def _service_count(text: str) -> int | None:
+    """A number of services; None for auto."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"{text!r} is neither a number above 0 nor auto")
+    return int(text)
+
+
 def _variable_name(text: str) -> str:
     return _checked(text, check_variable_name)
 
@@ -471,6 +480,12 @@ def serve_parser() -> Parser:
     flag(
         "--port", metavar="N", type=int, default=30000,
         help="port that the service listens on; 0 takes a free one (default: 30000)",
+    )  # fmt: skip
+    flag(
+        "--services", metavar="N", type=_service_count, default=1,
+        help="number of services, each a process on ports that follow --port, restarted when it "
+        "dies; auto: as many as fit this machine's GPUs, placed as a launch places them (default: "
+        "1)",
     )  # fmt: skip
     flag(
         "--device", metavar="NAME",
@@ -531,8 +546,9 @@ def serve_parser() -> Parser:
         f"`{SGLANG_COMMAND}`)",
     )  # fmt: skip
     sglang(
-        "--inf_tp_size", metavar="N", type=int, default=1,
-        help="number of GPUs over which tensor parallelism splits layers (default: 1)",
+        "--inf_tp_size", metavar="N", type=int,
+        help="number of GPUs over which tensor parallelism splits layers (default: 1, with "
+        "--services auto as few as the model needs)",
     )  # fmt: skip
     sglang(
         "--inf_ep_size", metavar="N", type=int, default=1,

@@ -26,7 +26,7 @@ from agentrl.training.model.memory_model import (
 )
 
 USABLE = 0.85  # of the free memory: the rest is CUDA's, NCCL's, and the allocator's
-_RELEASED = 2 * GIB  # what a service keeps that has released its memory: CUDA and its graphs
+RELEASED = 2 * GIB  # what a service keeps that has released its memory: CUDA and its graphs
 _FULL_TOKENS = 32768  # tokens at once that fill any GPU
 _TOKENS_STEP = 1024
 _SERVING_BYTES = 2  # of a weight, and of a number of the cache: bfloat16
@@ -150,6 +150,12 @@ def place(inventory: Inventory, model: ModelSizes, asked: Asked) -> Placement | 
     return min(apart, key=_worth, default=None)
 
 
+def place_services(inventory: Inventory, model: ModelSizes, asked: Asked) -> Serving | None:
+    """The services of a machine on which nothing trains; None if they do not fit."""
+    share = asked.inf_mem_ratio or USABLE
+    return _serving(model, asked, len(inventory.gpus), share, inventory.free)
+
+
 def longest_record(model: ModelSizes, asked: Asked) -> int:
     """Tokens of the longest sequence that is trained."""
     return min(asked.tokens, model.context or asked.tokens)
@@ -193,7 +199,7 @@ def _placed(
     limit = int(USABLE * inventory.free)
     share = asked.inf_mem_ratio or USABLE
     if in_turns:
-        limit -= _RELEASED
+        limit -= RELEASED
     elif overlap:
         limit -= int(share * inventory.free)
     training = _training(inventory.machines, model, asked, train, limit)

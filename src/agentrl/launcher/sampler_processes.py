@@ -19,14 +19,13 @@ from agentrl.configs.parsing import given_values, handed_on
 from agentrl.configs.verbs import sample_parser
 from agentrl.importing import importing
 from agentrl.launcher.deployment import default_sampler_processes, usable_cores
-from agentrl.launcher.processes import RESTARTS, USER_ERROR, Change, Kind, Part, Supervisor
+from agentrl.launcher.processes import RESTARTS, Kind, Part
+from agentrl.launcher.supervision import supervise
 from agentrl.rollout.scheduling.process_share import ProcessShare
-from agentrl.stop_signals import StopRequest, stop_signals
 
 log = logging.getLogger(__name__)
 
 _HAND_BACK_S = 20.0  # beside --drain_seconds: a sampler ends by itself before (`process_end.py`)
-_LOOK_S = 0.1
 
 
 def sampler_part(
@@ -79,33 +78,6 @@ async def _supervise(argv: Sequence[str], count: int) -> int:
         count,
         config.sampling.max_concurrent_samples_per_process,
     )
-    asked, at_once = StopRequest(), asyncio.Event()
-
-    def take(number: int) -> None:
-        if asked.take(number):
-            at_once.set()
-
-    loop = asyncio.get_running_loop()
-    for each in stop_signals():
-        loop.add_signal_handler(each, take, each)
-    supervisor = Supervisor()
-    for number in range(count):
-        supervisor.start(
-            sampler_part(ProcessShare(number, count), argv, config.sampling.drain_seconds)
-        )
-    status = 0
-    while supervisor.expected(Kind.SAMPLER) and asked.first is None:
-        for event in supervisor.poll():
-            if event.change is not Change.DONE:
-                log.warning("%s", event.sentence)
-            if event.change is Change.LOST:
-                status = max(status, event.status if event.status == USER_ERROR else 1)
-        await asyncio.sleep(_LOOK_S)
-    stopping = asyncio.create_task(supervisor.stop(Kind.SAMPLER))
-    while not stopping.done():
-        if at_once.is_set():
-            supervisor.hurry(Kind.SAMPLER)
-            at_once.clear()
-        await asyncio.wait({stopping}, timeout=_LOOK_S)
-    stopping.result()
-    return status
+    drain_s = config.sampling.drain_seconds
+    parts = [sampler_part(ProcessShare(number, count), argv, drain_s) for number in range(count)]
+    return await supervise(parts, Kind.SAMPLER)

@@ -26,7 +26,10 @@ from agentrl.held_port import HeldPort
 from agentrl.inference.engine import EngineConfig, serve
 from agentrl.inference.protocol import version_to_wire
 from agentrl.inference.sglang_server import SGLangConfig, SGLangError, serve_sglang
+from agentrl.launcher import service_processes
 from agentrl.launcher.deployment import SGLANG_OF_SETUP, SGLANG_PYTHON, count_gpus
+from agentrl.launcher.processes import Kind
+from agentrl.launcher.supervision import supervise
 from agentrl.subreaper import SUBREAPER
 from agentrl.tracebacks import log_to_stderr
 
@@ -42,7 +45,15 @@ def main(argv: Sequence[str]) -> int:
     arguments.model = model_folder(str(arguments.model), "--model")
     log_to_stderr("%(asctime)s %(levelname)s %(message)s")
     run = announced_to(arguments, os.environ)
-    if (arguments.engine or _usual_engine()) == "sglang":
+    engine = arguments.engine or _usual_engine()
+    if arguments.services != 1:
+        found = service_processes.places(arguments, engine)
+        if len(found) > 1 or found[0].devices is not None:
+            started = service_processes.parts(argv, arguments, found, engine)
+            for part, place in zip(started, found, strict=True):
+                log.info("%s: GPUs %s", part.name, place.devices or "none")
+            return asyncio.run(supervise(started, Kind.SERVICE))
+    if engine == "sglang":
         reaped = (sys.executable, "-I", "-S", SUBREAPER, str(SGLANG_GRACE_S))
         config = sglang_config(arguments)
         try:
@@ -86,7 +97,8 @@ def engine_config(arguments: Namespace) -> EngineConfig:
     """The config of the local engine. Raises `ConfigError` for flags that only SGLang has."""
     on_gpu = arguments.device not in (None, "cpu")
     for flag, default in _SGLANG_ONLY.items():
-        if getattr(arguments, flag) != default and not (flag == "inf_mem_ratio" and on_gpu):
+        of_both = flag == "inf_mem_ratio" and on_gpu
+        if getattr(arguments, flag) not in (None, default) and not of_both:
             raise ConfigError(f"--{flag}: only --engine sglang has it")
     return EngineConfig(
         model_path=arguments.model,
@@ -116,7 +128,8 @@ def _key(arguments: Namespace) -> str | None:
 def sglang_config(arguments: Namespace) -> SGLangConfig:
     """The config of the SGLang server. Raises `ConfigError`."""
     for flag in SGLANG_FLAGS:
-        FLAGS[flag].check(getattr(arguments, flag))
+        if (value := getattr(arguments, flag)) is not None:
+            FLAGS[flag].check(value)
     command = arguments.sglang_command or os.environ.get("SGLANG_COMMAND") or _usual_command()
     launch = tuple(shlex.split(command))
     if not launch or shutil.which(launch[0]) is None:
@@ -141,7 +154,7 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
         max_running_requests=arguments.max_running_requests,
         weight_version=version_to_wire(arguments.weight_version),
         seed=arguments.seed,
-        tp_size=arguments.inf_tp_size,
+        tp_size=arguments.inf_tp_size or 1,
         ep_size=arguments.inf_ep_size,
         memory_fraction=arguments.inf_mem_ratio,
         memory_saver=arguments.memory_saver,

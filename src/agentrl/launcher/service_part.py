@@ -9,6 +9,7 @@ from agentrl.inference.protocol import FRESH_VERSION
 from agentrl.launcher.processes import RESTARTS, Kind, Part
 from agentrl.launcher.run_parts import LOGS
 
+_LOCAL_GRACE_S = 10.0
 _SGLANG_GRACE_S = 40.0  # longer than `agentrl serve` waits for SGLang to end
 
 
@@ -69,8 +70,13 @@ def service_part(
             VARIABLES["db_connection_string"]: config.run.db_connection_string,
         },
         restarts=RESTARTS,
-        grace_s=10.0 if sglang_command is None else _SGLANG_GRACE_S,
+        grace_s=service_grace_s("local" if sglang_command is None else "sglang"),
     )  # fmt: skip
+
+
+def service_grace_s(engine: str) -> float:
+    """Seconds between SIGTERM and SIGKILL of `agentrl serve` with this engine."""
+    return _SGLANG_GRACE_S if engine == "sglang" else _LOCAL_GRACE_S
 
 
 def gpu_environment(devices: str) -> dict[str, str]:

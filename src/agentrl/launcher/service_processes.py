@@ -1,0 +1,131 @@
+"""`agentrl serve --services N`: the inference services of one node, each a process of its own.
+
+On GPUs they are placed as a launch places its services: as many as fit, each on as few GPUs as
+leave half of their memory to the cache. They take consecutive ports.
+"""
+
+import os
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.configs import ConfigError
+from agentrl.configs.parsing import parse_config
+from agentrl.launcher.deployment import usable_cores
+from agentrl.launcher.inventory import Inventory, read_inventory
+from agentrl.launcher.placement import USABLE, Asked, ModelSizes, Serving, place_services
+from agentrl.launcher.processes import RESTARTS, Kind, Part
+from agentrl.launcher.service_part import gpu_environment, service_grace_s
+from agentrl.training.model.memory_model import MemorySetup
+
+_PORT = re.compile(r":(\d+)(?=/?$)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one service runs. `devices`: its CUDA_VISIBLE_DEVICES; `flags`: what follows of it."""
+
+    devices: str | None = None
+    flags: tuple[str, ...] = ()
+
+
+def places(arguments: Namespace, engine: str) -> list[Place]:
+    """The services that `arguments` of `agentrl serve` ask for on this machine.
+
+    Raises `ConfigError` if they do not fit its GPUs.
+    """
+    inventory = read_inventory(os.environ)
+    if not inventory.gpus or arguments.device == "cpu":
+        return [Place()] * (arguments.services or 1)
+    # Imported here: it makes a model, and torch and transformers load slowly.
+    from agentrl.launcher.model_sizes import read_sizes
+
+    longest = arguments.context_length
+    config = parse_config(
+        [
+            "--model_name_or_path", str(arguments.model),
+            *(["--max_tokens", str(longest)] if longest else []),
+            *(["--inf_tp_size", str(arguments.inf_tp_size)] if arguments.inf_tp_size else []),
+        ],
+        "agentrl serve",
+    )  # fmt: skip
+    asked = Asked(
+        tokens=config.sampling.max_tokens,
+        setup=MemorySetup(tokens=1),
+        services=arguments.services,
+        inf_tp=arguments.inf_tp_size if engine == "sglang" else 1,
+        inf_mem_ratio=arguments.inf_mem_ratio,
+    )
+    return placed(inventory, read_sizes(config), asked, engine)
+
+
+def placed(inventory: Inventory, model: ModelSizes, asked: Asked, engine: str) -> list[Place]:
+    """The services on the GPUs of `inventory`, from the first one. Raises `ConfigError`."""
+    serving = place_services(inventory, model, asked)
+    if serving is None:
+        which = "a service" if asked.services is None else f"--services {asked.services}"
+        degree = "" if asked.inf_tp is None else f" of {asked.inf_tp} GPU(s) each"
+        raise ConfigError(
+            f"{inventory.line}, of which {asked.inf_mem_ratio or USABLE:.0%} can be used: "
+            f"{which}{degree} for a model of {model.shape.parameters / 1e9:.1f}B parameters and "
+            f"records of {min(asked.tokens, model.context or asked.tokens):,} tokens does not fit; "
+            "give fewer --services, a shorter --context_length, or more GPUs"
+        )
+    return [
+        Place(
+            ",".join(gpu.device for gpu in inventory.gpus[n * serving.tp : (n + 1) * serving.tp]),
+            _flags(serving, engine),
+        )
+        for n in range(serving.count)
+    ]
+
+
+def _flags(serving: Serving, engine: str) -> tuple[str, ...]:
+    share = ("--inf_mem_ratio", str(serving.share))
+    if engine == "sglang":
+        return ("--inf_tp_size", str(serving.tp), *share)
+    return ("--device", "cuda", *share)
+
+
+def parts(
+    argv: Sequence[str], arguments: Namespace, found: Sequence[Place], engine: str
+) -> list[Part]:
+    """The processes of the services. `argv`: the command line of `agentrl serve`.
+
+    Raises `ConfigError` if `--public_url` has no port to count from.
+    """
+    threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(found)))}
+    made = []
+    for number, place in enumerate(found):
+        port = arguments.port and arguments.port + number
+        words = [*argv, "--services", "1", "--port", str(port), *place.flags]  # the last one counts
+        if arguments.public_url is not None:
+            words += ["--public_url", _counted(arguments.public_url, number)]
+        environment = threads if place.devices is None else gpu_environment(place.devices)
+        made.append(
+            Part(
+                name=f"service-{number}",
+                kind=Kind.SERVICE,
+                command=(sys.executable, "-m", "agentrl.cli", "serve", *words),
+                log=None,
+                environment={
+                    name: value
+                    for name, value in environment.items()
+                    if place.devices is not None or name not in os.environ
+                },
+                restarts=RESTARTS,
+                grace_s=service_grace_s(engine),
+            )
+        )
+    return made
+
+
+def _counted(url: str, number: int) -> str:
+    """The URL of service `number`, which has the port of the first one and as many more."""
+    if number and not _PORT.search(url):
+        raise ConfigError(
+            f"--public_url {url}: give it with a port, from which those of --services are counted"
+        )
+    return _PORT.sub(lambda port: f":{int(port[1]) + number}", url)
