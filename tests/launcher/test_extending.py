@@ -114,6 +114,8 @@ def test_a_finished_run_goes_on_with_more_steps(mongod: EmbeddedMongod, tmp_path
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, time\ntime.sleep(15 * ('agentrl.launcher.accelerate' in sys.orig_argv))\n"
     )
-    launch(2)
+    launch(8)
     lines = (tmp_path / "output/demo/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert [json.loads(line)["step"] for line in lines] == [*range(1, 9)], (
+        "more than the rows that were left"
+    )
