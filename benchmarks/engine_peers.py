@@ -48,6 +48,10 @@ class Side(ABC):
     def generate(self, prompts: Prompts, new_tokens: int, at_once: int) -> list[Output]:
         """Generate `new_tokens` for each prompt, with `at_once` requests in flight."""
 
+    def cached_tokens(self) -> int:
+        """Prompt tokens of the last call that were in a cache. Those of transformers keep none."""
+        return 0
+
     def cpu_s(self) -> float:
         """CPU seconds that all its processes have spent."""
         times = (process.cpu_times() for process in self.processes)
@@ -61,11 +65,16 @@ class Server(Side):
         self._url = url
         root = psutil.Process(pid)
         self.processes = [root, *root.children(recursive=True)]
+        self._cached = 0
+
+    def cached_tokens(self) -> int:
+        return self._cached
 
     def generate(self, prompts: Prompts, new_tokens: int, at_once: int) -> list[Output]:
         return asyncio.run(self._generate(prompts, new_tokens, at_once))
 
     async def _generate(self, prompts: Prompts, new_tokens: int, at_once: int) -> list[Output]:
+        self._cached = 0
         params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
         free = asyncio.Semaphore(at_once)
 
@@ -73,6 +82,7 @@ class Server(Side):
             async with free:
                 request = GenerateRequest(f"r{index}", prompts[index], params)
                 answer = await client.generate(request)
+                self._cached += answer.cached_tokens
                 return answer.output_ids, answer.output_logprobs
 
         async with SGLangClient(self._url) as client:

@@ -21,7 +21,7 @@ def launch_demo(folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]"
         [sys.executable, "-m", "agentrl.cli", "launch", "grpo", "demo", "--eval_steps", "0",
          *flags],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}{os.pathsep}{folder}"},
         capture_output=True,
         text=True,
         timeout=400,

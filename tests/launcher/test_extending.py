@@ -39,6 +39,14 @@ async def database(mongod: EmbeddedMongod) -> AsyncIterator[RunDatabase]:
     await database.close()
 
 
+def planned(mongod: EmbeddedMongod, output: Path, console: Console) -> Launch:
+    """A launch of the demo on a MongoDB that is given, of which nothing is started."""
+    flags = ["--db_connection_string", mongod.url, "--output_dir", str(output)]
+    preset, machine = PRESETS["grpo"], read_inventory({}, machines=1)
+    stack = plan_stack(preset, "demo", flags, read_deployment({}), machine)
+    return Launch(stack, preset, console=console)
+
+
 @pytest.mark.parametrize("status", [runs.FINISHED, runs.HOPELESS])
 async def test_a_run_that_gets_a_trainer_is_neither_finished_nor_given_up(
     database: RunDatabase, status: str
@@ -58,13 +66,8 @@ async def test_a_sampler_that_ends_is_started_again_unless_the_run_is_finished(
     trainer = RunLease(database, "trainer", "here", lease_seconds=60)
     await trainer.acquire(8)
     await trainer.progress(step=2, max_steps=4, version=2, status=status)
-    preset = PRESETS["grpo"]
-    flags = ["--db_connection_string", mongod.url, "--output_dir", str(tmp_path)]
-    stack = plan_stack(
-        preset, "demo", flags, read_deployment({}), read_inventory({}, machines=1)
-    )  # fmt: skip
     said = StringIO()
-    launch = Launch(stack, preset, console=Console(file=said, width=400))
+    launch = planned(mongod, tmp_path, Console(file=said, width=400))
     view = LiveView("", launch._console)
     launch._supervisor.start(replace(ENDS_AT_ONCE, log=tmp_path / "log"))
     reading = asyncio.create_task(launch._read_progress(ProgressReader(database, tmp_path), view))
@@ -80,6 +83,20 @@ async def test_a_sampler_that_ends_is_started_again_unless_the_run_is_finished(
     assert told is again
 
 
+async def test_a_launch_that_goes_on_finds_its_run_no_longer_finished(
+    database: RunDatabase, mongod: EmbeddedMongod, tmp_path: Path
+) -> None:
+    trainer = RunLease(database, "trainer", "here", lease_seconds=60)
+    await trainer.acquire(8)
+    await trainer.progress(step=2, max_steps=2, version=2, status=runs.FINISHED)
+    await trainer.release()
+    launch = planned(mongod, tmp_path, Console(file=StringIO()))
+    await launch._enter(database)
+    launch._ports.close()
+    run = await runs.load_run(database)
+    assert run is not None and (run.status, run.step) == ("created", 2)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_a_finished_run_goes_on_with_more_steps(mongod: EmbeddedMongod, tmp_path: Path) -> None:
@@ -93,6 +110,12 @@ def test_a_finished_run_goes_on_with_more_steps(mongod: EmbeddedMongod, tmp_path
 
     (tmp_path / "train.jsonl").write_text("\n".join(demo_lines(24)))
     launch(1)
-    launch(2)
+    # A trainer that loads longer than the samplers, which then look first.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\ntime.sleep(15 * ('agentrl.launcher.accelerate' in sys.orig_argv))\n"
+    )
+    launch(8)
     lines = (tmp_path / "output/demo/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert [json.loads(line)["step"] for line in lines] == [*range(1, 9)], (
+        "more than the rows that were left"
+    )

@@ -13,6 +13,7 @@ from agentrl.inference.engine.model_runner import ModelRunner
 from agentrl.inference.engine.request import LiveRequest
 from agentrl.inference.engine.sampling import TokenSampling
 from agentrl.inference.engine.scheduler import Scheduler
+from agentrl.inference.engine.slots import Placement, SlotTable
 from agentrl.inference.engine.weights import copy_weights, make_assembly, read_weights
 
 
@@ -99,6 +100,29 @@ def test_siblings_compute_their_prompt_once(folders) -> None:
     bench.finish()
     assert sorted(r.cached_tokens for r in bench.ended) == [0] + [len(prompt) - 1] * 3
     assert max(error(folders.first, request) for request in bench.ended) < 1e-4
+
+
+def test_a_step_looks_at_a_bounded_part_of_a_long_queue(folders, monkeypatch) -> None:
+    bench = Bench(folders.first, running=8, prefill=128)
+    looks = 0
+    place = SlotTable.place
+
+    def counted(table: SlotTable, tokens: list[int]) -> Placement | None:
+        nonlocal looks
+        looks += 1
+        return place(table, tokens)
+
+    monkeypatch.setattr(SlotTable, "place", counted)
+    waiting = prompts(200, shared=100)
+    for prompt in waiting:
+        bench.submit(prompt, 1)
+    most = 0
+    while bench.scheduler.has_work:
+        looks = 0
+        bench.scheduler.step()
+        most = max(most, looks)
+    assert most < 20
+    assert sorted(r.cached_tokens for r in bench.ended)[:2] == [0, 100]
 
 
 def test_turns_of_interleaved_conversations_compute_only_what_is_new(folders) -> None:

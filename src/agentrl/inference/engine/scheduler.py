@@ -16,6 +16,10 @@ from agentrl.inference.engine.request import Finish, LiveRequest
 from agentrl.inference.engine.sampling import edit_logits, sample, seeded_uniform
 from agentrl.inference.engine.slots import SlotTable
 
+# A request that waits for a prefix is compared with all slots for nothing. A step passes over so
+# many steps' worth of prompt tokens, at most.
+_PASSED_OVER = 8
+
 PauseMode = Literal["abort", "retract", "in_place"]
 PAUSE_MODES: dict[str, PauseMode] = {mode: mode for mode in get_args(PauseMode)}
 
@@ -202,15 +206,20 @@ class Scheduler:
             self._sample(logits)
 
     def _admit(self) -> None:
-        """Give slots to waiting requests, in order, within free slots and the prefill budget."""
-        budget = self._max_prefill_tokens
+        """Give slots to waiting requests, in order, within free slots and the prefill budget.
+
+        Requests that wait for a prefix are passed over, up to a number of tokens: the event loop
+        stands still meanwhile.
+        """
+        budget, patience = self._max_prefill_tokens, _PASSED_OVER * self._max_prefill_tokens
         budget -= sum(request.total - request.computed for request in self._prefilling)
         passed: list[LiveRequest] = []
-        while self._waiting and budget > 0 and self.running < self._max_running:
+        while self._waiting and budget > 0 and patience > 0 and self.running < self._max_running:
             request = self._waiting.popleft()
             placement = self._slots.place(request.tokens())
             if placement is None:
                 passed.append(request)
+                patience -= request.total
                 continue
             slot = placement.slot
             if placement.copy_from is not None:

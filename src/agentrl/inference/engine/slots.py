@@ -51,16 +51,6 @@ class SlotTable:
         self._ready = np.zeros(num_slots, dtype=np.int64)
         self._coming = np.zeros(num_slots, dtype=np.int64)
 
-    @property
-    def idle(self) -> int:
-        """Number of slots that no request holds."""
-        return len(self.slots) - int(self._held.sum())
-
-    @property
-    def cached_tokens(self) -> int:
-        """Number of tokens in all slots that requests may reuse."""
-        return int(self._ready.sum())
-
     def filled(self, row: int) -> int:
         """Number of positions of a row that are reusable now or after the next step."""
         index = self._by_row[row].index
