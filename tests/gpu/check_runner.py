@@ -18,7 +18,7 @@ from pathlib import Path
 from check_list import CHECKS, Check
 from surroundings import Surroundings, surroundings
 
-from agentrl.launcher import subreaper
+from agentrl.subreaper import SUBREAPER
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -60,7 +60,7 @@ def run_check(check: Check, kind: str, gpus: int, folder: Path, limit_s: float) 
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [
-                sys.executable, "-I", "-S", str(Path(subreaper.__file__)), str(GRACE_S),
+                sys.executable, "-I", "-S", SUBREAPER, str(GRACE_S),
                 sys.executable, str(HERE / "check_process.py"), check.function, kind, str(gpus),
                 str(folder),
             ],

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.launcher.database import mongod_holds
 from agentrl.launcher.deployment import REPOSITORY
-from agentrl.launcher.subreaper import descendants
+from agentrl.subreaper import descendants
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.runs import RunLease, describe
 from agentrl.launcher.deployment import default_sampler_processes
-from agentrl.launcher.subreaper import descendants
 from agentrl.rollout.scheduling.process_share import ProcessShare
+from agentrl.subreaper import descendants
 
 MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
 

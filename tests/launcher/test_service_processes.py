@@ -22,7 +22,7 @@ from agentrl.databases.services import live_services
 from agentrl.launcher.inventory import described
 from agentrl.launcher.placement import USABLE, Asked, ModelSizes
 from agentrl.launcher.service_processes import parts, placed, places
-from agentrl.launcher.subreaper import descendants
+from agentrl.subreaper import descendants
 from agentrl.training.model.memory_model import MemorySetup
 
 MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo" / "model"
