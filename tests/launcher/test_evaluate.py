@@ -151,7 +151,7 @@ def _eval(folder: Path, *flags: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_base_model_checkpoint_and_a_foreign_servers_model_stand_in_one_table(
     tmp_path: Path, foreign_server: str
 ) -> None:
@@ -210,7 +210,8 @@ def test_base_model_checkpoint_and_a_foreign_servers_model_stand_in_one_table(
         [sys.executable, "-m", "agentrl.cli", "show", "eval", "--split", "eval"], cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}, capture_output=True, text=True,
     )  # fmt: skip
-    assert shown.returncode == 0 and foreign_server in shown.stdout, shown.stdout + shown.stderr
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "tools in the prompt: add, find, stock, sub" in shown.stdout
     listed = subprocess.run(
         [sys.executable, "-m", "agentrl.cli", "runs"], cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}, capture_output=True, text=True,
