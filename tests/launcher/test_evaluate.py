@@ -15,6 +15,7 @@ from ports import free_port
 from rich.console import Console
 
 from agentrl.cli import main
+from agentrl.configs import parse_config
 from agentrl.launcher.comparison import compare_all, comparison_lines, print_table
 from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.evaluation import (
@@ -23,6 +24,7 @@ from agentrl.launcher.evaluation import (
     TaskRollouts,
     summarise_rollouts,
 )
+from agentrl.launcher.evaluations import making_flags
 from agentrl.launcher.model_source import find_model
 
 DEMO = REPOSITORY / "assets" / "demo"
@@ -116,6 +118,18 @@ def test_a_model_is_found_by_folder_checkpoint_and_run(
         source = find_model(given)
         assert (source.name, source.step) == ("mine/checkpoint-10", 10)
     assert find_model("output/mine/checkpoint-2").step == 2
+
+
+def test_an_evaluation_with_other_tools_or_limits_is_another_one() -> None:
+    usual = making_flags(parse_config([]))
+    for flags in (
+        ["--mcp_manager_url", "http://127.0.0.1:1/mcp"], ["--max_turns", "3"],
+        ["--preferred_sampling_params", '{"temperature": 0}'], ["--system_prompt", "Be brief."],
+        ["--agent_config_path", "judge.yml"],
+    ):  # fmt: skip
+        assert making_flags(parse_config(flags)) != usual
+    for flags in (["--tool_timeout", "5"], ["--lease_seconds", "9"], ["--max_steps", "7"]):
+        assert making_flags(parse_config(flags)) == usual
 
 
 @pytest.fixture(scope="module")
