@@ -10,7 +10,8 @@ once asks for as many as it can.
 For each number of records at once and of processes: turns per second; `turns_per_core_s`, turns
 per CPU second of the samplers; `overhead`, the wall time over that of the critical paths, from the
 first record's start to the last group's finalisation; and CPU milliseconds per turn of the
-samplers, of mongod, and of the services. Start-up is not in it.
+samplers, of mongod, and of the services. Start-up is not in it. `mongod_idle_ms_per_s` is
+what mongod takes while the samplers wait for tasks, and `mongod_ms_per_turn_beyond_idle` the rest.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ GROUP, TURNS = 8, 4
 TURNS_PER_S = 40.0
 SETTINGS = ((1, 1), (256, 1), (256, 2), (256, 4), (1024, 1), (1024, 2), (1024, 4))
 _QUIET = 0.1  # of a core: less means that all processes have started and wait
+_IDLE_S = 10.0  # how long mongod is measured while the samplers wait
 
 
 def script_for(at_once: int) -> Script:
@@ -103,6 +105,9 @@ async def measure(at_once: int, processes: int, records: int) -> dict[str, float
         with samplers(addresses, run, at_once, processes) as pid:
             parts["samplers"] = pid
             await until_quiet(pid, processes)
+            idle_before = cpu_s(parts["mongod"])
+            await asyncio.sleep(_IDLE_S)
+            idle = (cpu_s(parts["mongod"]) - idle_before) / _IDLE_S
             before = {name: cpu_s(part) for name, part in parts.items()}
             began = time.monotonic()
             await add_groups(database, groups, group)
@@ -121,6 +126,10 @@ async def measure(at_once: int, processes: int, records: int) -> dict[str, float
         "overhead": round(took_s / (records / at_once * script.critical_path_s), 3),
         "cores_taken": round(sum(spent.values()) / whole_s, 2),
         **{f"{name}_ms_per_turn": round(1000 * s / turns, 2) for name, s in spent.items()},
+        "mongod_idle_ms_per_s": round(1000 * idle, 1),
+        "mongod_ms_per_turn_beyond_idle": round(
+            1000 * (spent["mongod"] - idle * whole_s) / turns, 2
+        ),
     }
 
 
