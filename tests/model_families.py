@@ -112,7 +112,7 @@ def write_family(family: str, folder: Path, seed: int = 0) -> Path:
     model: PreTrainedModel = make(config) if make else AutoModelForCausalLM.from_config(config)
     model = model.to(torch.bfloat16)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.ndim == 1:
+        if tensor.ndim == 1 or name.endswith("bias"):  # which are equal before
             tensor.data += 0.1 * torch.randn(tensor.shape).to(tensor.dtype)
         if name.endswith(_WIDE):
             tensor.data = torch.randn(tensor.shape) / 3  # which bfloat16 does not hold

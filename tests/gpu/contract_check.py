@@ -39,7 +39,8 @@ def _run(machine: Machine, figures: Figures, files: Sequence[str], *chosen: str)
         command = f"{command} {_EXACT} {_SMALL}"
     ended = subprocess.run(
         [
-            sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow",
+            # The first start of a new environment takes a while; the check has its own limit.
+            sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", "--timeout", "600",
             f"--junitxml={report}", *(f"tests/contract/{name}" for name in files), *chosen,
         ],
         cwd=ROOT, check=False,

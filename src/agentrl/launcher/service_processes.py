@@ -97,24 +97,21 @@ def parts(
     Raises `ConfigError` if `--public_url` has no port to count from.
     """
     threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(found)))}
+    if "OMP_NUM_THREADS" in os.environ:
+        threads = {}
     made = []
     for number, place in enumerate(found):
         port = arguments.port and arguments.port + number
         words = [*argv, "--services", "1", "--port", str(port), *place.flags]  # the last one counts
         if arguments.public_url is not None:
             words += ["--public_url", _counted(arguments.public_url, number)]
-        environment = threads if place.devices is None else gpu_environment(place.devices)
         made.append(
             Part(
                 name=f"service-{number}",
                 kind=Kind.SERVICE,
                 command=(sys.executable, "-m", "agentrl.cli", "serve", *words),
                 log=None,
-                environment={
-                    name: value
-                    for name, value in environment.items()
-                    if place.devices is not None or name not in os.environ
-                },
+                environment=(threads if place.devices is None else gpu_environment(place.devices)),
                 restarts=RESTARTS,
                 grace_s=service_grace_s(engine),
             )
