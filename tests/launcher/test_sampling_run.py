@@ -100,6 +100,8 @@ def test_what_a_sampling_run_lacks_is_said_in_one_sentence(
     both = ("--tasks", "tasks.jsonl", "--model")
     assert "there is no such folder" in said(*both, "nothing")
     assert "tasks.jsonl" in said(*both, str(DEMO / "model"))
+    # One trajectory of each task needs no advantage.
+    assert "tasks.jsonl" in said(*both, str(DEMO / "model"), "--num_generations", "1")
     trained = tmp_path / "output" / "sample" / "checkpoint-3"
     trained.mkdir(parents=True)
     assert "a run that was trained" in said(*both, str(DEMO / "model"))

@@ -16,7 +16,6 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.configs import Config, parse_config
-from agentrl.configs.flag import FlagClass
 from agentrl.configs.flags import FLAGS, flags_named
 from agentrl.configs.run_flags import stored_flags
 from agentrl.databases import policies
@@ -47,12 +46,13 @@ from agentrl.stop_signals import stop_signals
 _TICK_S = 0.25
 _LINE_EVERY_S = 5.0
 _SHOWN_LOG_LINES = 12
-# What makes a trajectory: an evaluation with another value is another evaluation.
+# What makes a trajectory and its score: with another value it is another evaluation.
 _MAKE_TRAJECTORIES = (
     *(
         name
         for name, flag in FLAGS.items()
-        if flag.group in ("agent", "context") and flag.belongs != FlagClass.OWN
+        if flag.group in ("agent", "context")
+        and name not in flags_named("mcp_auth_token", "mcp_sessions", "tool_timeout")
     ),
     *flags_named(
         "chat_template_kwargs", "max_turns", "max_tokens", "max_new_tokens", "max_prompt_tokens",

@@ -61,6 +61,10 @@ def sample_tasks(layers: list[Layer], source: ModelSource, deployment: Deploymen
 
     Returns the exit status. Raises `ConfigError`, and the errors of a launch's checks.
     """
+    values = merged(layers)
+    if values.get("num_generations") == 1 and "advantage" not in values:
+        # There is nothing to compare a trajectory with.
+        layers = [*layers, Layer(SAMPLE.name, {"advantage": "score"})]
     output = config_of(merged(layers)).output
     if last_checkpoint(output) is not None:
         raise ConfigError(
