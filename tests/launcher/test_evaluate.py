@@ -124,7 +124,7 @@ def test_an_evaluation_with_other_tools_or_limits_is_another_one() -> None:
     usual = making_flags(parse_config([]))
     for flags in (
         ["--mcp_manager_url", "http://127.0.0.1:1/mcp"], ["--max_turns", "3"],
-        ["--preferred_sampling_params", '{"temperature": 0}'], ["--system_prompt", "Be brief."],
+        ["--preferred_sampling_params", '{"temperature": 0.5}'], ["--system_prompt", "Be brief."],
         ["--agent_config_path", "judge.yml"],
     ):  # fmt: skip
         assert making_flags(parse_config(flags)) != usual
