@@ -1,4 +1,4 @@
-"""Samplers that ask the model by `create_chat_completions`, as files of the first version do."""
+"""Samplers that ask the model by `create_chat_completions`, as files for the original AgentRL do."""
 
 import json
 import logging
