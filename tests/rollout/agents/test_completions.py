@@ -1,4 +1,4 @@
-"""Samplers that ask the model by `create_chat_completions`, as files for the original AgentRL do."""
+"""Samplers that ask the model by `create_chat_completions`, as those for the original AgentRL."""
 
 import json
 import logging
