@@ -1,17 +1,28 @@
 """What Accelerate, its file and the original's scripts say by environment variables."""
 
+import json
+import shlex
+import sys
+from pathlib import Path
+
 import pytest
 
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of, merged
-from agentrl.launcher.accelerated import given_layers
+from agentrl.launcher.accelerated import MAIN, given_layers, shared_gpus
 from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.inventory import described
 from agentrl.launcher.script_environment import (
     Place,
     environment_layers,
     forget_fsdp,
     not_followed,
 )
+from agentrl.launcher.stack import plan_layers
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
+
+from original_scripts import SCRIPTS
 
 # Of the third of four processes on two machines, as torch's agent sets them.
 THIRD = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
@@ -103,3 +114,39 @@ def test_flags_that_are_left_out_mean_what_they_mean_there() -> None:
     config = config_of(merged(given_layers(["--model_name_or_path", "m"], {}, "src/main.py")))
     assert config.agent.answer_schema == "answer"
     assert (config.sampling.max_turns, config.reward.min_turns) == (25, 1)
+
+
+QWEN3_4B = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 2560,
+    "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "max_position_embeddings": 262144, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def test_the_scripts_fit_eight_gpus_that_all_train(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
+    text = SCRIPTS["grpo"].flags.format(**SCRIPTS["grpo"].values).replace("$ROWS", "48")
+    words = shlex.split(text.replace("--tp_size 1", "--tp_size 4").replace("$MAX_STEPS", "1000"))
+    words[words.index("--model_name_or_path") + 1] = str(tmp_path)
+    url = words.index("--db_connection_string") + 1
+    words[url : url + 1] = ["mongodb://host:27016/mine?replicaSet=rs0"]
+    words[words.index("--run_name") + 1] = "mine"
+    layers, [told] = shared_gpus(given_layers(words, {}, "src/main.py"), gpus=8, processes=8)
+    assert told.startswith("every GPU trains")
+    eight = Place(rank=0, local_rank=0, processes=8, processes_here=8)
+    deployment = read_deployment(eight.variables({}, 8))
+    inventory = described("8x80")
+    stack = plan_layers(MAIN, "mine", layers, deployment, inventory, cores=64)
+    placement = stack.placement
+    assert placement is not None and placement.serve is not None
+    assert placement.train.gpus == 8 and stack.trainers == 8
+    assert stack.config.parallel.tp_size == 4 and stack.config.services.inf_share_gpus
+    assert (stack.services, stack.samplers) == (8, 8)
+
+
+def test_gpus_that_do_not_train_serve(tmp_path: Path) -> None:
+    layers = given_layers(["--model_name_or_path", "m", "--inf_mem_ratio", "0.8"], {}, "main")
+    assert shared_gpus(layers, gpus=8, processes=4) == (layers, [])
+    without, [told] = shared_gpus(layers, gpus=0, processes=1)
+    assert "inf_mem_ratio" not in merged(without) and "has no GPU" in told

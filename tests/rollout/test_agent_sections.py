@@ -1,4 +1,4 @@
-"""Sections of the agent file that are mappings, as AgentRL's first version has them."""
+"""Sections of the agent file that are mappings, as the original AgentRL has them."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

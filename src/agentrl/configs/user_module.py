@@ -30,7 +30,7 @@ def load_user_function(value: str, flag: str) -> Callable[..., Any]:
 
 def load_user_module(path: str, flag: str) -> ModuleType:
     """Run the file, once in each process. It can import other files of its folder, and what it
-    imported from AgentRL's first version (`original_names`).
+    imported from the original AgentRL (`original_names`).
 
     `flag`: the flag that has the path, for messages. Raises `ConfigError` if the file does not
     exist or raises.

@@ -88,19 +88,30 @@ def _planned(argv: Sequence[str], place: Place) -> tuple[Stack, list[str]]:
     if place.machines > 1 and not merged(layers).get("inference_api_key_env"):
         layers = [*layers, _shared_key(merged(layers))]
         deployment = replace(deployment, node_address=_own_address(deployment))
-    told = not_followed(os.environ)
-    given = "inference_urls" in merged(layers)
-    if len(inventory.gpus) == place.processes_here and not given:
-        layers = [Layer(ORIGIN, _IN_TURNS), *layers]
+    layers, told = shared_gpus(layers, len(inventory.gpus), place.processes_here)
+    run = str(merged(layers)["run_name"])
+    stack = plan_layers(MAIN, run, layers, deployment, inventory, usable_cores())
+    return stack, [*not_followed(os.environ), *told]
+
+
+def shared_gpus(layers: list[Layer], gpus: int, processes: int) -> tuple[list[Layer], list[str]]:
+    """The flags for a machine of `gpus` with so many trainer `processes`, and lines for the user.
+
+    There services have the trainer's GPUs. So they have here where every GPU trains.
+    """
+    given = merged(layers)
+    told = []
+    if gpus == processes and "inference_urls" not in given:
+        layers = [Layer(ORIGIN, _IN_TURNS), *_without("inf_mem_ratio", layers)]
         told.append(
             "every GPU trains, so that trainer and services take turns on them: nothing is sampled "
-            "during a step (or give fewer --num_processes)"
+            "during a step, and --inf_mem_ratio is what the trainer leaves between steps (or give "
+            "fewer --num_processes)"
         )
-    if not inventory.gpus and "inf_mem_ratio" in merged(layers):
+    elif not gpus and "inf_mem_ratio" in given:
         layers = _without("inf_mem_ratio", layers)
         told.append("--inf_mem_ratio: has nothing to do on this machine, which has no GPU")
-    run = str(merged(layers)["run_name"])
-    return plan_layers(MAIN, run, layers, deployment, inventory, usable_cores()), told
+    return layers, told
 
 
 def sample(argv: Sequence[str]) -> int:

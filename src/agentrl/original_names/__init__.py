@@ -1,4 +1,4 @@
-"""The modules that files written for AgentRL's first version import.
+"""The modules that files written for the original AgentRL import.
 
     from rollout.sampler import AsyncSampler
     from rollout.mcp.scorer import MCPScorerFactory

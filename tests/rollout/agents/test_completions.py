@@ -1,4 +1,4 @@
-"""Samplers that ask the model by `create_chat_completions`, as files of the first version do."""
+"""Samplers that ask the model by `create_chat_completions`, as those for the original AgentRL."""
 
 import json
 import logging
@@ -144,6 +144,28 @@ async def test_an_agent_that_changes_an_answer_trains_what_it_said_and_reads_the
     ids, _ = await trained(stage, record)
     assert sorted(ids) == sorted(stage.service.outputs[0] + stage.service.outputs[1])
     assert "Something else." in stage.renderer.codec.decode(stage.service.prompts[1])
+
+
+async def test_results_are_kept_with_the_calls_that_they_answer(stage: Stage) -> None:
+    class Own(AsyncSampler):
+        async def run(self) -> None:
+            messages: list[Any] = [{"role": "user", "content": "Which?"}]
+            for results in (["one", "two"], ["three"], []):
+                response = await self.create_chat_completions(messages, tools=[LOOK_UP])
+                messages.append(response.choices[0].message)
+                # Without ids, in the order of the calls; they are sent again with each request.
+                messages += [{"role": "tool", "content": result} for result in results]
+
+    register_agent("own", Own)
+    first, second, third = (tool_call("look_up", f'{{"bin": "K{n}"}}') for n in (1, 2, 3))
+    stage.lines = [first + second, third, "Done."]
+    record = await stage.attempt("own")
+    kept = [
+        [(call.arguments["bin"], call.result) for call in turn.tool_calls]
+        for turn in await stage.turns(record)
+    ]
+    assert kept == [[("K1", "one"), ("K2", "two")], [("K3", "three")], []]
+    assert (record.n_tool_calls, record.n_segments) == (3, 1)
 
 
 async def test_calls_that_cannot_be_read_stay_in_the_text(stage: Stage) -> None:

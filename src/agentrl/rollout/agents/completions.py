@@ -62,7 +62,7 @@ class Completions:
         self._sampler = sampler
         self._llm = ChatModel(sampler)
         self._answers: list[_Answer] = []
-        self._unmade: list[tuple[Message, OpenTurn]] = []  # calls without a result, and their turn
+        self._answered: list[OpenTurn] = []  # turns whose calls have their results
 
     async def create(
         self,
@@ -84,7 +84,6 @@ class Completions:
         reply = await self._llm.chat(said, tuple(tools or ()), min(lengths, default=None))
         answer = _Answer(said, self._shown(reply), reply.message, reply)
         self._answers.append(answer)
-        self._unmade += [(call, reply.turn) for call in answer.shown.get("tool_calls", [])]
         return self._completion(answer, str(options.get("model") or "policy"))
 
     async def finish(self, *, ended: bool) -> None:
@@ -108,18 +107,23 @@ class Completions:
     def _said(self, messages: list[Message]) -> list[Message]:
         """The messages as the conversation has them: earlier answers as they were sampled."""
         said: list[Message] = []
+        last: _Answer | None = None
+        results: list[Message] = []  # that follow the last answer
         for message in messages:
             answer = self._answer_in(message, said)
             if answer is not None:
                 message = {**answer.said}
+                last, results = answer, []
             elif message["role"] == "tool":
-                self._keep_result(message)
+                results.append(message)
                 message = {"role": "tool", "content": _text(message)}
             elif "tool_calls" in message:
                 functions = _functions(message["tool_calls"])
                 calls = [{"name": name, "arguments": value} for name, value in functions]
                 message |= {"tool_calls": [{"type": "function", "function": c} for c in calls]}
             said.append(message)
+        if last is not None:
+            self._keep_results(last, results)
         return said
 
     def _answer_in(self, message: Message, before: list[Message]) -> _Answer | None:
@@ -133,17 +137,23 @@ class Completions:
         # An agent that rewrote the messages before an answer still has it, unless it is empty.
         return shown[-1] if shown and (_text(message) or message.get("tool_calls")) else None
 
-    def _keep_result(self, message: Message) -> None:
-        """Store what a tool of the agent's own answered, with the call in its turn."""
-        wanted = message.get("tool_call_id")
-        for place, (call, turn) in enumerate(self._unmade):
-            if wanted in (None, call["id"]):
-                del self._unmade[place]
-                [(name, arguments)] = _functions([call])
-                made = ToolCall(name=name, arguments=arguments, result=_text(message))
-                self._llm.keep_call(made, turn)
-                self._sampler.record.n_tool_calls += 1
-                return
+    def _keep_results(self, answer: _Answer, results: Sequence[Message]) -> None:
+        """Store what tools of the agent's own answered to an answer's calls, with its turn."""
+        turn = answer.reply.turn
+        if not results or turn in self._answered:
+            return
+        self._answered.append(turn)
+        calls = list(answer.shown.get("tool_calls", []))
+        for result in results:
+            named = [call for call in calls if call["id"] == result.get("tool_call_id")]
+            if not calls or ("tool_call_id" in result and not named):
+                continue
+            call = named[0] if named else calls[0]
+            calls.remove(call)
+            [(name, arguments)] = _functions([call])
+            made = ToolCall(name=name, arguments=arguments, result=_text(result))
+            self._llm.keep_call(made, turn)
+            self._sampler.record.n_tool_calls += 1
 
     def _shown(self, reply: ChatReply) -> Message:
         """The assistant's message of a reply. Calls that cannot be read stay in its text."""

@@ -271,7 +271,7 @@ class EndpointSampler(ToolSampler):
 
     def _schema(self) -> str | None:
         task = self.claim.task
-        return math_schema(task) if issubclass(self._kind, MathSampler) else task.answer_schema
+        return math_schema(task) if issubclass(self._kind, MathSampler) else self.answer_schema
 
 
 def _penalties(config: Config) -> dict[str, float]:

@@ -33,7 +33,7 @@ class AgentModel(BaseModel):
     max_tokens: int | None = Field(1024, gt=0)  # None: as many as the endpoint allows
     timeout: float = Field(60.0, gt=0)  # seconds per request
     retries: int = Field(2, ge=0)  # further tries before the next model is asked
-    retry_delay: float | None = Field(None, ge=0)  # seconds before the first of them; None: half
+    retry_delay: float | None = Field(None, ge=0)  # seconds before the first of them (0.5)
     backoff_factor: float = Field(2.0, ge=1)  # by which each later pause is longer
     extra_body: dict[str, Any] | None = None  # further fields of each request
 

@@ -1,4 +1,4 @@
-"""Tool handlers of AgentRL's first version: Python classes that offer tools and call them.
+"""Tool handlers of the original AgentRL: Python classes that offer tools and call them.
 
     class Tools:
         async def initialize(self) -> bool: ...             # may be left out
