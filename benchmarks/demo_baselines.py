@@ -140,7 +140,7 @@ def lines(result: dict[str, Any]) -> list[str]:
     """The table of the guides."""
     steps = sorted({int(step) for at in result["success"].values() for step in at})
     rows = [
-        f"| held-out success, percent, mean of {result['seeds']} seeds | "
+        f"| held-out success, percent ({result['seeds']} seed{'s' * (result['seeds'] > 1)}) | "
         + " | ".join(f"step {step}" for step in steps)
         + " |",
         "| --- |" + " ---: |" * len(steps),

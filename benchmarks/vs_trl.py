@@ -142,9 +142,7 @@ def main() -> None:
 
     args = parse_flags(__doc__, add=add)
     torch.set_num_threads(1)
-    saved = RESULTS / "vs_trl.json"
-    result: dict[str, object] = json.loads(saved.read_text()) if saved.exists() else {}
-    result |= {
+    measured: dict[str, object] = {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "parameters": random_model().num_parameters(),
         "rounds": 1 if args.quick else ROUNDS,
@@ -152,9 +150,12 @@ def main() -> None:
     for part in args.of:
         when = {"date": datetime.date.today().isoformat(), "load": round(os.getloadavg()[0], 1)}
         if part == "grpo":
-            result |= {**grpo(args.quick), "grpo_measured": when}
+            measured |= {**grpo(args.quick), "grpo_measured": when}
         else:
-            result[part] = {**supervised(part, args.quick), **when}
+            measured[part] = {**supervised(part, args.quick), **when}
+    saved = RESULTS / "vs_trl.json"
+    before: dict[str, object] = json.loads(saved.read_text()) if saved.exists() else {}
+    result = before | measured
     finish("vs_trl", result, ("torch", "transformers", "trl"), save=args.save)
 
 
