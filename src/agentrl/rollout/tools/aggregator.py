@@ -20,9 +20,8 @@ from mcp_types import CallToolResult, TextContent
 from pydantic import ValidationError
 
 from agentrl.limited_httpx import (
-    TOO_LARGE,
     UNPACKED,
-    AnswerTooLarge,
+    AnswerNotRead,
     limit_answer,
     tls_context,
 )
@@ -119,8 +118,8 @@ class Aggregator:
                 response = await self._http.post(
                     self._spec.url + path, json=call.arguments, headers=headers
                 )
-        except AnswerTooLarge:
-            raise CallFailed(f"The tool {call.tool} gave {TOO_LARGE}.") from None
+        except AnswerNotRead as error:
+            raise CallFailed(f"The tool {call.tool} gave {error}.") from None
         except (httpx2.ReadTimeout, TimeoutError):
             text = f"The tool {call.tool} did not answer within {self._spec.timeout_s:g} s."
             try:

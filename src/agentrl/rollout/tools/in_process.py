@@ -38,7 +38,7 @@ from agentrl.rollout.tools.server_thread import (
     Request,
     ServerThread,
 )
-from agentrl.rollout.tools.wire_faults import OUTAGE, OVERSIZE
+from agentrl.rollout.tools.wire_faults import NOT_READ, OUTAGE
 
 log = logging.getLogger(__name__)
 
@@ -274,10 +274,10 @@ async def _of_limited_size(work: Coroutine[Any, Any, T]) -> T:
         answer = await work
     except MCPError as error:
         if _size([error.message, error.data]) > MAX_ANSWER_BYTES:
-            raise MCPError(code=OVERSIZE, message=f"it gave {TOO_LARGE}") from None
+            raise MCPError(code=NOT_READ, message=f"it gave {TOO_LARGE}") from None
         raise
     if _size([answer]) > MAX_ANSWER_BYTES:
-        raise MCPError(code=OVERSIZE, message=f"it gave {TOO_LARGE}")
+        raise MCPError(code=NOT_READ, message=f"it gave {TOO_LARGE}")
     return answer
 
 

@@ -81,10 +81,12 @@ class Wires:
 
             async def connect(stack: AsyncExitStack, *_: object) -> StatelessDispatcher:
                 streams = await stack.enter_async_context(opening)
+                # Not `_Borrowed`, as below: the dispatcher closes no transport, a client does.
                 transport = FaultIsolation(self._shared_sockets())
                 return StatelessDispatcher(streams, transport, self._spec.url, self._headers)
 
-            client._connect = connect  # the SDK has no public place for a dispatcher
+            # The SDK has no public place for a dispatcher (tests/rollout/tools/test_mcp_sdk.py).
+            client._connect = connect
         return client
 
     async def close(self) -> None:

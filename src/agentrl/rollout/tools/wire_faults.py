@@ -4,12 +4,12 @@ import json
 
 import httpx2
 
-from agentrl.limited_httpx import TOO_LARGE, AnswerTooLarge
+from agentrl.limited_httpx import AnswerNotRead
 
 WIRE_FAULT = -32050  # the server's answer did not come, and it may have had the request
 REFUSED = -32051
 SESSION_GONE = -32052
-OVERSIZE = -32053
+NOT_READ = -32053  # an answer that is too large, or compressed
 OUTAGE = -32054  # not the record's doing, whosever the session is
 
 NOT_SERVING = frozenset({502, 503, 504, *range(520, 531)})
@@ -47,8 +47,8 @@ class FaultIsolation(httpx2.AsyncBaseTransport):
             if response.headers.get("content-type", "").lower().startswith("application/json"):
                 await response.aread()  # read here, to catch a connection lost half way
             return response
-        except AnswerTooLarge:
-            return _json_rpc_error(request, OVERSIZE, f"it gave {TOO_LARGE}")
+        except AnswerNotRead as error:
+            return _json_rpc_error(request, NOT_READ, f"it gave {error}")
         except httpx2.RequestError as error:
             return _json_rpc_error(request, WIRE_FAULT, str(error) or type(error).__name__)
 
