@@ -78,6 +78,7 @@ class ServerThread:
         self._loop.set_task_factory(self._task)
         self._requests: WeakKeyDictionary[asyncio.Task[Any], Request] = WeakKeyDictionary()
         self._awaited: set[Future[Any]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._left: set[Request] = set()
         self._closed = False
         self._warned: set[str] = set()
@@ -107,11 +108,8 @@ class ServerThread:
         cancel a call, which waits for the thread of a `def` tool."""
         answer = self.awaited(Future[T]())
 
-        async def begun() -> None:
+        async def served() -> None:
             REQUEST.set(request)
-            task = asyncio.current_task()
-            assert task is not None
-            self._requests[task] = request
             try:
                 with anyio.CancelScope() as scope:
 
@@ -129,7 +127,13 @@ class ServerThread:
             finally:
                 answer.cancel()  # if there is none
 
-        asyncio.run_coroutine_threadsafe(begun(), self._loop)
+        def begin() -> None:
+            task = self._loop.create_task(served())
+            self._requests[task] = request
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+        self._loop.call_soon_threadsafe(begin)
         return answer
 
     def awaited(self, future: Future[T]) -> Future[T]:
