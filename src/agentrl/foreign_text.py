@@ -28,3 +28,9 @@ def error_line(error: BaseException) -> str:
     """An exception as its type and what it says, as the last line of a traceback has them."""
     text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def one_line(text: str) -> str:
+    """A text as a terminal shows it: without line breaks, and with control codes spelled out."""
+    joined = " ".join(text.split())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)

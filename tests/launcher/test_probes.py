@@ -20,6 +20,7 @@ from ports import free_port
 from agentrl import cli
 from agentrl.configs import parse_config
 from agentrl.databases.task_file import TaskKind, TaskLine
+from agentrl.launcher import probes
 from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.probes import try_services
 from agentrl.rollout.tools.calls import ToolServerUnreachable
@@ -163,6 +164,41 @@ def test_a_tool_server_that_is_slow_is_waited_for_and_a_wrong_path_of_it_is_refu
     finally:
         server.kill()
         server.wait()
+
+
+LIVES = """
+import asyncio
+from contextlib import asynccontextmanager
+from mcp.server.mcpserver import MCPServer
+
+@asynccontextmanager
+async def lifespan(server):
+    await asyncio.sleep(3)
+    yield {}
+
+server = MCPServer("tools", log_level="CRITICAL", lifespan=lifespan)
+
+@server.tool(structured_output=False)
+async def add() -> int:
+    return 2
+"""
+
+
+def test_what_a_server_of_our_process_loads_first_has_the_time_of_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(probes, "_PATIENCE_S", 1.0)
+    path = tmp_path / "lives.py"
+    path.write_text(LIVES, encoding="utf-8")
+    told: list[str] = []
+    flags = ["--mcp_manager_url", f"{path}:server"]
+    try_services(parse_config([*flags, "--startup_timeout", "60"]), [], told.append)
+    assert len(told) == 1 and "waiting for the tools" in told[0] and "up to 60 s" in told[0]
+    path.with_name("waits.py").write_text("import time; time.sleep(20)", encoding="utf-8")
+    flags = ["--mcp_manager_url", f"{path.with_name('waits.py')}:server"]
+    with pytest.raises(ToolServerUnreachable, match=r"not imported within 3 s; .*waits.py:1"):
+        try_services(parse_config([*flags, "--startup_timeout", "3"]), [], told.append)
+    assert "waits.py" in told[1]
 
 
 def await_port(port: int, server: "subprocess.Popen[bytes]") -> None:

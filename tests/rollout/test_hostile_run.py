@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -19,12 +20,14 @@ from scripted_run import (
     until,
 )
 
+from agentrl.configs import AgentConfig
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, SlotStatus, TaskStatus
 from agentrl.failures import InfrastructureFailure
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.scorers import register_scorer
 from agentrl.rollout.scorers.scorer_registry import find_scorer
+from agentrl.rollout.tools.toolbox import open_tools
 
 
 class Unspeakable(Exception):
@@ -372,3 +375,44 @@ async def test_a_record_that_cannot_be_stored_or_read_again_is_its_agents_error(
     assert slots[1].status == SlotStatus.COMPLETED
     ended = SlotStatus.FAILED if where == "run" else SlotStatus.QUARANTINED
     assert (slots[0].status, said in slots[0].error) == (ended, True)
+
+
+BLOCKS = """
+import time
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("tools", log_level="CRITICAL")
+
+@server.tool(structured_output=False)
+async def look(good: bool) -> str:
+    if not good:
+        time.sleep(15)
+    return "seen"
+"""
+
+
+async def test_a_task_whose_tool_blocks_the_server_fails_and_all_others_go_on(
+    database: RunDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.tools.server_thread._MOMENT_S", 0.3)
+    path = tmp_path / "blocks.py"
+    path.write_text(BLOCKS, encoding="utf-8")
+    tools_flags = AgentConfig(mcp_manager_url=f"{path}:server", tool_timeout=1)
+
+    async with open_tools(tools_flags, 30, None) as box:
+
+        class Looks(Answering):
+            async def run(self) -> Record:
+                async with box.session(self.claim.task, self.record.id, self.meet_outage) as tools:
+                    await tools.call("look", {"good": self.claim.rollout != 0})
+                return await super().run()
+
+        await add(database, 1, scorer="contains", rollouts=3)
+        await database.tasks.update_many({}, {"$set": {"answer": "said"}})
+        await begin_run(database)
+        await sample(database, Looks, completed(database, 1), "--lease_seconds", "600")
+    slots = await slots_of(database)
+    assert [slot.status for slot in slots] == [SlotStatus.FAILED, *2 * [SlotStatus.COMPLETED]]
+    assert slots[0].failures == 2
+    assert f"ToolBlocks: the tool look of blocks (`{path}:server`) blocked" in slots[0].error
+    assert f"at look, {path}:" in slots[0].error

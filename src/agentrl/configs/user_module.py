@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.configs.flag import ConfigError
-from agentrl.foreign_text import error_line
+from agentrl.foreign_text import error_line, one_line
 from agentrl.original_names import install
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def load_user_module(path: str, flag: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(
-            f"--{flag} {path} cannot be used: {error_line(error)}{_line(error, file)}"
+            f"--{flag} {path} cannot be used: {one_line(error_line(error))}{_line(error, file)}"
         ) from error
     log.info("--%s %s is loaded", flag, path)
     return module

@@ -81,8 +81,8 @@ def why_no_step(
     if silent:
         return (
             f"the samplers of {silent} rollouts have been silent for longer than --lease_seconds: "
-            "they died, or an agent or a scorer blocks them (time.sleep, a long computation: await "
-            "it, or use asyncio.to_thread)"
+            "they died, or an agent, a scorer or a tool of their process ended or blocks them "
+            "(os._exit; time.sleep, a long computation: await it, or use asyncio.to_thread)"
         )
     barren = [group for group in groups if group.rows == 0]
     if barren:

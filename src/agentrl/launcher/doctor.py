@@ -8,6 +8,7 @@ import asyncio
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,8 +17,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from rich.console import Console
+from rich.markup import escape
 
-from agentrl.configs import AgentConfig, Config, ConfigError
+from agentrl.configs import Config, ConfigError
 from agentrl.configs.parsing import config_of
 from agentrl.configs.secret_variables import flags_in_environment
 from agentrl.configs.verbs import doctor_parser
@@ -26,13 +28,13 @@ from agentrl.databases.mongod import MongodError, find_mongod
 from agentrl.inference.engines import UnknownEngine, open_engines
 from agentrl.inference.protocol import InferenceError
 from agentrl.launcher.preflight import check_model
+from agentrl.launcher.probes import tried_tools
 from agentrl.rollout.agents.limits import check_context
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.chat.exactness import check_exactness
 from agentrl.rollout.tools.calls import ToolServerUnreachable
-from agentrl.rollout.tools.toolbox import open_tools
 
-PATIENCE_S = 10.0
+_PATIENCE_S = 10.0
 
 
 class NotInOrder(Exception):
@@ -63,13 +65,14 @@ async def examine(checks: Sequence[Check], console: Console) -> int:
     for check in checks:
         try:
             console.print(
-                f"[green]ok[/]    {check.name}: {await check.look()}",
+                f"[green]ok[/]    {check.name}: {escape(await check.look())}",
                 highlight=False,
                 soft_wrap=True,
             )
         except NotInOrder as problem:
             failed += 1
-            console.print(f"[red]wrong[/] {check.name}: {problem}", highlight=False, soft_wrap=True)
+            said = escape(str(problem))
+            console.print(f"[red]wrong[/] {check.name}: {said}", highlight=False, soft_wrap=True)
     console.print(f"{failed} of {len(checks)} checks failed" if failed else "all checks passed")
     return 1 if failed else 0
 
@@ -88,7 +91,7 @@ def checks_for(model: str | None, config: Config) -> list[Check]:
         checks.append(Check("model", partial(_model, model, config)))
         checks.append(Check("training", partial(_training, model, config)))
     if config.agent.mcp_manager_url:
-        checks.append(Check("tools", partial(_tools, config.agent)))
+        checks.append(Check("tools", partial(_tools, config)))
     for service in config.inference_urls:
         checks.append(Check("inference", partial(_service, service, config)))
     return checks
@@ -140,7 +143,7 @@ async def _embedded_mongod() -> str:
 
 async def _mongodb(url: str) -> str:
     try:
-        database = await connect(url, "agentrl-doctor", PATIENCE_S)
+        database = await connect(url, "agentrl-doctor", _PATIENCE_S)
     except DatabaseUnreachable as error:
         raise NotInOrder(str(error)) from None
     hello = await database.client.admin.command("hello")
@@ -190,9 +193,9 @@ async def _training(path: str, config: Config) -> str:
     return verdict.sentence
 
 
-async def _tools(agent: AgentConfig) -> str:
+async def _tools(config: Config) -> str:
     try:
-        async with open_tools(agent, PATIENCE_S, None) as box:
+        async with tried_tools(config, partial(print, file=sys.stderr, flush=True)) as box:
             tools, servers = box.catalogue, box.servers
     except (ToolServerUnreachable, ConfigError) as error:
         raise NotInOrder(str(error)) from None

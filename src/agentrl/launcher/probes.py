@@ -23,13 +23,13 @@ from agentrl.rollout.scorers.judge import Judge, JudgeError
 from agentrl.rollout.scorers.reward_service import RewardService, RewardServiceError
 from agentrl.rollout.scorers.ruler import Ruler, RulerError
 from agentrl.rollout.tools.browse import try_browsing
-from agentrl.rollout.tools.server_list import ToolTransport, read_servers
-from agentrl.rollout.tools.toolbox import open_tools
+from agentrl.rollout.tools.server_list import read_servers
+from agentrl.rollout.tools.toolbox import ToolBox, open_tools
 
 Say = Callable[[str], None]
 Ask = Callable[[LLMClient], Awaitable[object]]
 
-PATIENCE_S = 10.0  # wait for tool servers, which may still be starting
+_PATIENCE_S = 10.0  # wait for tool servers by URL, which may still be starting
 _SILENT_S = 2.0  # a longer wait is reported
 _HIDDEN = logging.getLogger("agentrl.rollout")
 _HIDDEN.addHandler(logging.NullHandler())  # failures are raised or reported here instead
@@ -69,17 +69,26 @@ async def _try_all(config: Config, kinds: Sequence[TaskKind], say: Say) -> None:
 
 
 async def _try_tools(config: Config, say: Say) -> None:
-    agent = config.agent
-    patience_s = min(PATIENCE_S, config.sampling.startup_timeout)
-    if any(spec.transport is ToolTransport.STDIO for spec in read_servers(agent)):
-        patience_s = config.sampling.startup_timeout  # the server may be installed first
-    waits = f"the tools of --mcp_manager_url {agent.mcp_manager_url} (up to {patience_s:g} s)"
-    async with _told(waits, say), open_tools(agent, patience_s, None) as box:
+    async with tried_tools(config, say) as box:
         if not box.catalogue.tools:
             raise ConfigError(
-                f"--mcp_manager_url {agent.mcp_manager_url}: the servers offer no tool: "
+                f"--mcp_manager_url {config.agent.mcp_manager_url}: the servers offer no tool: "
                 "check --mcp_server_name, --mcp_allow_tools and --mcp_block_tools"
             )
+
+
+@asynccontextmanager
+async def tried_tools(config: Config, say: Say) -> AsyncIterator[ToolBox]:
+    """The tools, opened as before a launch. Raises as `open_tools`.
+
+    A server that is started here may first install or load something: it has `--startup_timeout`.
+    """
+    agent, patience_s = config.agent, config.sampling.startup_timeout
+    if not any(spec.started_here for spec in read_servers(agent)):
+        patience_s = min(_PATIENCE_S, patience_s)
+    waits = f"the tools of --mcp_manager_url {agent.mcp_manager_url} (up to {patience_s:g} s)"
+    async with _told(waits, say), open_tools(agent, patience_s, None) as box:
+        yield box
 
 
 async def _try_models(

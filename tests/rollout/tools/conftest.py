@@ -1,5 +1,6 @@
 """Servers for tests of the tools, in processes of their own."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,3 +23,9 @@ def counting_server(own_server: Any) -> Iterator[Callable[..., Any]]:
         return own_server
 
     yield start
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A file of its own with the servers of `warehouse_server.py`."""
+    return Path(shutil.copy(HERE / "warehouse_server.py", tmp_path / "warehouse.py"))

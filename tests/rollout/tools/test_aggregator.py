@@ -141,6 +141,15 @@ async def test_an_aggregator_that_is_gone_or_has_lost_a_server_is_an_outage() ->
             await met.value.probe()
 
 
+async def test_an_aggregator_that_takes_no_call_now_is_an_outage_whatever_it_says() -> None:
+    runner, url = await serve(AggregatorAPI())
+    async with session_with(url) as tools:
+        busy = {"json": {"detail": "slow down"}, "status": 429}
+        with pytest.raises(ToolServerUnreachable, match="HTTP 429"):
+            await tools.call("answer", {"body": busy})
+    await runner.cleanup()
+
+
 async def test_the_token_is_sent_and_a_wrong_one_is_refused() -> None:
     runner, url = await serve(AggregatorAPI(token="secret"))
     async with session_with(url, mcp_auth_token="secret") as tools:

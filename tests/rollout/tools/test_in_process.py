@@ -4,97 +4,19 @@ import asyncio
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from tool_session import a_task, config_file, names_of, session_with, tools_of
 
 from agentrl.configs import ConfigError
-from agentrl.rollout.tools import session as session_module
-from agentrl.rollout.tools.calls import ToolServerUnreachable
-from agentrl.rollout.tools.in_process import load_server
-
-PROGRAM = '''
-import asyncio, sys, threading, time
-from mcp.server.mcpserver import Context, MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-
-counts = {}
-
-def a_server(*more):
-    server = MCPServer("tools", log_level="CRITICAL")
-
-    @server.tool(structured_output=False)
-    async def count(ctx: Context) -> int:
-        """How often this record called."""
-        record = (ctx.request_context.meta or {})["agentrl/record_id"]
-        counts[record] = counts.get(record, 0) + 1
-        return counts[record]
-
-    @server.tool(structured_output=False)
-    async def place() -> str:
-        """Where it runs."""
-        return threading.current_thread().name
-
-    @server.tool(structured_output=False)
-    async def sleep(seconds: float) -> str:
-        """Takes its time."""
-        await asyncio.sleep(seconds)
-        return "slept"
-
-    @server.tool(structured_output=False)
-    async def block(seconds: float) -> str:
-        """Blocks its event loop."""
-        time.sleep(seconds)
-        return "blocked"
-
-    @server.tool(structured_output=False)
-    async def fail() -> str:
-        """Fails."""
-        raise ToolError("no such bin")
-
-    @server.tool(structured_output=False)
-    async def leave() -> str:
-        """Calls sys.exit."""
-        sys.exit(3)
-
-    for tool in more:
-        server.tool(structured_output=False)(tool)
-    return server
-
-server = a_server()
-
-opened = []
-
-async def create_session(room: str) -> str:
-    """Opens a room."""
-    opened.append(room)
-    return "opened"
-
-async def close_session() -> str:
-    """Closes it."""
-    opened.append("closed")
-    return "closed"
-
-async def rooms() -> str:
-    """What was opened."""
-    return ",".join(opened)
-
-with_sessions = a_server(create_session, close_session, rooms)
-'''
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    path = tmp_path / "warehouse.py"
-    path.write_text(PROGRAM)
-    return path
 
 
 async def test_an_object_of_a_file_is_a_server_in_a_thread_of_its_own(program: Path) -> None:
     async with tools_of(f"{program}:server") as box:
-        assert names_of(box) == ["count", "place", "sleep", "block", "fail", "leave"]
+        assert names_of(box) == [
+            "count", "place", "sleep", "block", "block_in_task", "fail", "leave"
+        ]  # fmt: skip
         async with box.session(a_task(), "one") as one, box.session(a_task(), "two") as two:
             answers = await asyncio.gather(*(tools.call("count", {}) for tools in (one, one, two)))
             assert [answer.text for answer in answers] == ["1", "2", "1"]
@@ -127,35 +49,6 @@ async def test_a_module_s_object_is_a_server(
         assert (await tools.call("count", {})).text == "1"
 
 
-async def test_a_tool_that_blocks_holds_up_no_trajectory_and_is_an_error_or_an_outage(
-    program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_module, "_SIGN_OF_LIFE_S", 0.5)
-    async with session_with(f"{program}:server", tool_timeout=0.5) as tools:
-        slow = await tools.call("sleep", {"seconds": 60})
-        assert slow.is_error and "did not answer within 0.5 s" in slow.text
-        began = time.monotonic()
-        blocking = asyncio.create_task(tools.call("block", {"seconds": 2}))
-        await asyncio.sleep(0.1)
-        assert time.monotonic() - began < 1.0, "the loop was blocked"
-        with pytest.raises(ToolServerUnreachable, match=r"did not answer within 0.5 s"):
-            await blocking
-        await asyncio.sleep(1.5)
-        assert (await tools.call("count", {})).text == "1"
-
-
-@pytest.mark.parametrize("settings", [{}, {"session": "record"}])
-async def test_a_tool_that_calls_sys_exit_ends_nothing_but_its_call(
-    program: Path, tmp_path: Path, settings: dict[str, str]
-) -> None:
-    file = config_file(tmp_path, {"w": {"python": f"{program}:server", "timeout": 5, **settings}})
-    async with session_with(file, on_tool_outage="text") as tools:
-        assert (await tools.call("leave", {})).is_error
-        await tools.call("count", {})  # a record's own session begins anew
-        async with session_with(file) as others:
-            assert not (await others.call("count", {})).is_error
-
-
 async def test_a_record_s_session_is_opened_and_closed(program: Path) -> None:
     task = a_task(tools_kwargs={"warehouse": {"create_kwargs": {"room": "red"}}})
     async with tools_of(f"{program}:with_sessions") as box:
@@ -179,71 +72,60 @@ async def test_what_is_no_server_is_said(program: Path, given: str, reason: str)
             pass
 
 
-FRAGILE = '''
+IMPORTS = """
 import asyncio
-from contextlib import asynccontextmanager
 from mcp.server.mcpserver import MCPServer
 
-begun = []
+async def set_up():
+    server = MCPServer("tools", log_level="CRITICAL")
 
-@asynccontextmanager
-async def lifespan(server):
-    async with asyncio.TaskGroup() as group:
-        begun.append(group.create_task(work()))
-        yield {}
+    @server.tool(structured_output=False)
+    async def add() -> int:
+        return 2
 
-wanted = asyncio.Event()
+    return server
 
-async def work():
-    await wanted.wait()
-    wanted.clear()
-    raise RuntimeError("the background work broke")
-
-server = MCPServer("tools", log_level="CRITICAL", lifespan=lifespan)
-
-@server.tool(structured_output=False)
-async def end() -> str:
-    """Ends the client that serves this call."""
-    wanted.set()
-    await asyncio.sleep(0.2)
-    return "ended"
-
-@server.tool(structured_output=False)
-async def cancel() -> str:
-    """Cancels itself."""
-    asyncio.current_task().cancel()
-    await asyncio.sleep(1)
-
-@server.tool(structured_output=False)
-async def count() -> int:
-    """Works."""
-    return len(begun)
-'''
+server = asyncio.run(set_up())
+"""
 
 
-async def test_a_server_whose_client_ends_is_opened_again(tmp_path: Path) -> None:
-    path = tmp_path / "fragile.py"
-    path.write_text(FRAGILE, encoding="utf-8")
-    async with session_with(f"{path}:server", tool_timeout=2) as tools:
-        assert (await tools.call("count", {})).text == "1"
-        with suppress(ToolServerUnreachable):
-            await tools.call("end", {})
-        assert (await tools.call("count", {})).text == "2"
+async def test_a_file_may_run_a_loop_while_it_is_imported(tmp_path: Path) -> None:
+    path = tmp_path / "sets_up.py"
+    path.write_text(IMPORTS, encoding="utf-8")
+    async with session_with(f"{path}:server") as tools:
+        assert (await tools.call("add", {})).text == "2"
 
 
-async def test_a_tool_that_is_cancelled_is_an_error_of_its_call(tmp_path: Path) -> None:
-    path = tmp_path / "fragile.py"
-    path.write_text(FRAGILE, encoding="utf-8")
-    async with session_with(f"{path}:server", tool_timeout=2) as tools:
-        assert (await tools.call("cancel", {})).is_error
-        assert (await tools.call("count", {})).text == "1"
+SHARED = """
+import asyncio, threading
+from mcp.server.mcpserver import MCPServer
+
+lock = asyncio.Lock()
+threads = set()
+
+async def use() -> str:
+    async with lock:
+        threads.add(threading.current_thread())
+        await asyncio.sleep(0.05)
+    return str(len(threads))
+
+one, two = (MCPServer(name, log_level="CRITICAL") for name in ("one", "two"))
+one.tool(structured_output=False)(use)
+two.tool(structured_output=False)(use)
+"""
 
 
-def test_a_file_that_calls_sys_exit_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "leaves.py"
-    path.write_text("import sys; sys.exit(3)", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"leaves\.py cannot be used"):
-        load_server(f"{path}:server")
+async def test_all_servers_of_a_file_and_all_agents_share_its_event_loop(tmp_path: Path) -> None:
+    path = tmp_path / "shares.py"
+    path.write_text(SHARED, encoding="utf-8")
+    file = config_file(tmp_path, {name: {"python": f"{path}:{name}"} for name in ("one", "two")})
+    async with session_with(file) as both, session_with(f"{path}:one") as other:
+        calls = [
+            tools.call(name, {})
+            for tools, name in ((both, "one__use"), (both, "two__use"), (other, "use"))
+            for _ in range(3)
+        ]
+        assert [answer.text for answer in await asyncio.gather(*calls)] == ["1"] * 9
 
 
 WHOLE = '''

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 
-from agentrl.limited_httpx import AnswerTooLarge, tls_context
+from agentrl.limited_httpx import AnswerCompressed, tls_context
 from agentrl.rollout.tools.sockets import Sockets
 
 
@@ -119,10 +119,10 @@ async def test_a_lost_answer_is_an_error_and_the_request_is_not_sent_again(path:
         assert [seen for seen, *_ in handler.seen] == ["/", path, "/"]
 
 
-async def test_a_packed_answer_is_refused() -> None:
+async def test_a_compressed_answer_is_refused_by_its_name() -> None:
     with server() as (url, _):
         async with client() as http:
-            with pytest.raises(AnswerTooLarge):
+            with pytest.raises(AnswerCompressed, match=r"a compressed answer \('gzip'\)"):
                 await http.post(f"{url}/packed", json={})
 
 

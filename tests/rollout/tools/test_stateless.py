@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp_types.version import LATEST_MODERN_VERSION
 from ports import free_port
 from starlette.types import ASGIApp, Receive, Scope, Send
-from tool_session import session_with
+from tool_session import config_file, session_with
 
 from agentrl.rollout.tools.calls import ToolServerUnreachable
 
@@ -167,3 +168,27 @@ async def test_events_that_end_without_the_answer_are_an_outage(length: dict[str
         with pytest.raises(ToolServerUnreachable):
             await tools.call("echo", {"text": "a"})
         assert n_calls == 1
+
+
+@pytest.mark.parametrize("status", [408, 429, 520])
+@pytest.mark.parametrize("settings", [{}, {"session": "record"}])
+async def test_a_status_that_is_not_the_tool_s_is_an_outage(
+    tmp_path: Path, settings: dict[str, str], status: int
+) -> None:
+    to_say: list[int] = []
+    once = status in (408, 429)  # then the server is there for the next request
+
+    async def between(scope: Scope, send: Send, _: dict[str, str], __: ASGIApp) -> bool:
+        if scope["method"] != "POST" or not to_say:
+            return False
+        return await answer(send, to_say.pop() if once else to_say[0], b"slow down")
+
+    async with serving(between) as (url, calls):
+        file = config_file(tmp_path, {"w": {"url": url, **settings}})
+        async with session_with(file) as tools:
+            assert (await tools.call("echo", {"text": "a"})).text == "a"
+            to_say.append(status)
+            with pytest.raises(ToolServerUnreachable, match=f"HTTP {status}"):
+                await tools.call("echo", {"text": "b"})
+            to_say.clear()
+            assert calls == ["a"]

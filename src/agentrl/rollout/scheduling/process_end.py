@@ -12,16 +12,14 @@ import logging
 import os
 import signal
 import sys
-import sysconfig
 import threading
-import traceback
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
 import uvloop
 
+from agentrl.rollout.user_frames import place, place_in_thread
 from agentrl.user_errors import is_user_error
 
 T = TypeVar("T")
@@ -32,8 +30,6 @@ log = logging.getLogger(__name__)
 END_S = 12.0
 _TELL_S = 1.0  # to say what did not stop
 _SHOWN = 5  # of it
-_OURS = Path(__file__).parents[2]  # agentrl
-_STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 def run_to_its_end(main: Coroutine[Any, Any, T]) -> T:
@@ -107,7 +103,7 @@ class ProcessEnd:
 def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
     """The tasks that wait in code of a user's, and where."""
     for task in asyncio.all_tasks(loop):
-        where = _place(_awaiting(task.get_coro()))
+        where = place(_awaiting(task.get_coro()))
         if where is not None:
             yield f"{task.get_name()} ({where})"
 
@@ -115,12 +111,8 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
 def _threads() -> Iterator[str]:
     """The threads that a process waits for and that are in code of a user's, and where. The main
     one is, where such code blocks the event loop."""
-    frames = sys._current_frames()
     for thread in threading.enumerate():
-        if thread.daemon or thread.ident not in frames:
-            continue
-        called = [frame for frame, _ in traceback.walk_stack(frames[thread.ident])]
-        where = _place(reversed(called))
+        where = None if thread.daemon else place_in_thread(thread.ident)
         if where is not None:
             yield f"thread {thread.name} ({where})"
 
@@ -132,19 +124,3 @@ def _awaiting(work: Any) -> Iterator[FrameType]:
         if frame is not None:
             yield frame
         work = getattr(work, "cr_await", None) or getattr(work, "gi_yieldfrom", None)
-
-
-def _place(frames: Iterable[FrameType]) -> str | None:
-    """The innermost of the frames that is a user's, as function, file and line."""
-    of_users = [frame for frame in frames if _is_users(Path(frame.f_code.co_filename))]
-    if not of_users:
-        return None
-    code = of_users[-1].f_code
-    return f"{code.co_name}, {code.co_filename}:{of_users[-1].f_lineno}"
-
-
-def _is_users(file: Path) -> bool:
-    if file.is_relative_to(_OURS) or not file.is_absolute():  # <frozen ...>, and C
-        return False
-    of_python = file.is_relative_to(_STANDARD) and "site-packages" not in file.parts
-    return not of_python and "uvloop" not in file.parts

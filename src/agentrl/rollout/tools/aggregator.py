@@ -19,9 +19,8 @@ import orjson
 from mcp_types import CallToolResult
 
 from agentrl.limited_httpx import (
-    TOO_LARGE,
     UNPACKED,
-    AnswerTooLarge,
+    AnswerNotRead,
     limit_answer,
     tls_context,
 )
@@ -37,7 +36,7 @@ from agentrl.rollout.tools.connection import ConnectFailed
 from agentrl.rollout.tools.server_list import ServerSpec
 from agentrl.rollout.tools.sockets import KEEPALIVE_S
 from agentrl.rollout.tools.status_answers import read_answer
-from agentrl.rollout.tools.transports import NOT_SERVING, refusal
+from agentrl.rollout.tools.wire_faults import NOT_NOW, NOT_SERVING, refusal
 
 _RETRY_PAUSE_S = 0.25
 _LISTING_TIMEOUT_S = 10.0
@@ -118,8 +117,8 @@ class Aggregator:
                 response = await self._http.post(
                     self._spec.url + path, json=call.arguments, headers=headers
                 )
-        except AnswerTooLarge:
-            raise CallFailed(f"The tool {call.tool} gave {TOO_LARGE}.") from None
+        except AnswerNotRead as error:
+            raise CallFailed(f"The tool {call.tool} gave {error}.") from None
         except (httpx2.ReadTimeout, TimeoutError):
             text = f"The tool {call.tool} did not answer within {self._spec.timeout_s:g} s."
             try:
@@ -131,16 +130,16 @@ class Aggregator:
             reason = str(error) or type(error).__name__
             text = f"The tool server cannot be reached: {reason}"
             raise self._unreachable(reason, text) from None
+        reason = f"HTTP {response.status_code}"
+        if response.status_code in NOT_NOW:
+            raise self._unreachable(reason, f"The tool {call.tool} failed: {reason}")
         try:
             body = orjson.loads(response.content)
         except orjson.JSONDecodeError:
             if response.status_code in NOT_SERVING:
-                reason = f"HTTP {response.status_code}"
                 raise self._unreachable(reason, f"The tool {call.tool} failed: {reason}") from None
             if response.is_error:
-                raise CallFailed(
-                    f"The tool {call.tool} failed: HTTP {response.status_code}"
-                ) from None
+                raise CallFailed(f"The tool {call.tool} failed: {reason}") from None
             raise CallFailed(
                 f"The tool {call.tool} gave an answer that cannot be read (not JSON)."
             ) from None
@@ -209,7 +208,7 @@ class Aggregator:
         if response.is_error:
             status = response.status_code
             known = refusal(status) if status in (401, 403) else f"HTTP {status} to GET {path}"
-            raise ConnectFailed(known, refused=status < 500)
+            raise ConnectFailed(known, refused=status < 500 and status not in NOT_NOW)
         try:
             body = response.json()
         except ValueError:

@@ -2,6 +2,7 @@
 
 CallFailed               the call's own failure: a text for the model
 ToolSessionFailed        the server refuses a record its session: that attempt fails
+ToolBlocks               the call blocks its server, which is in our process: that attempt fails
 ToolServerUnreachable    nobody's: the server is out of reach, or died under the call
 """
 
@@ -37,6 +38,10 @@ class ToolServerUnreachable(InfrastructureFailure):
 
 class ToolSessionFailed(RuntimeError):
     """A server refused to open a record's session, which the record requires."""
+
+
+class ToolBlocks(Exception):
+    """A call blocked the event loop of its server, and with it all other calls, beyond its time."""
 
 
 class CallFailed(Exception):

@@ -12,8 +12,14 @@ import httpx2
 from mcp import MCPError
 from mcp_types import CONNECTION_CLOSED
 
-from agentrl.rollout.tools.transports import ToolClient, Wires, refusal
-from agentrl.rollout.tools.wire_faults import REFUSED, SESSION_GONE, WIRE_FAULT
+from agentrl.rollout.tools.transports import ToolClient, Wires
+from agentrl.rollout.tools.wire_faults import (
+    OUTAGE,
+    REFUSED,
+    SESSION_GONE,
+    WIRE_FAULT,
+    refusal,
+)
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +136,11 @@ def connection_is_lost(error: Exception) -> bool:
     return (
         isinstance(error, MCPError) and error.code == CONNECTION_CLOSED and error.message in _LOST
     ) or isinstance(error, anyio.ClosedResourceError | anyio.BrokenResourceError)
+
+
+def others_are_to_blame(error: Exception) -> bool:
+    """Whether the request failed for what is not its record's doing."""
+    return isinstance(error, MCPError) and error.code == OUTAGE
 
 
 def server_is_out_of_reach(error: Exception) -> bool:

@@ -1,21 +1,22 @@
-"""A server that is a Python object: it runs in this process, in a thread of its own.
+"""A server that is a Python object: it runs in this process, in the thread of its module.
 
-The thread has an event loop, so that a tool that blocks holds up this server's calls and no
-trajectory.
+A tool that waits holds up only this server's calls, or none but its own: `def` tools run in threads
+of their own, `async def` tools take turns. A tool that computes takes turns with the whole sampler,
+which shares the interpreter: such a server is better served as a process.
 """
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from importlib import import_module
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mcp import Client, MCPError
 from mcp.client.caching import CacheMode
 from mcp.server import Server
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import MCPServer
 from mcp_types import (
     INTERNAL_ERROR,
@@ -24,12 +25,21 @@ from mcp_types import (
     ListToolsResult,
     RequestParamsMeta,
 )
+from pydantic import BaseModel
 
 from agentrl.configs import ConfigError
-from agentrl.configs.user_module import load_user_module
-from agentrl.foreign_text import error_line
+from agentrl.limited_httpx import MAX_ANSWER_BYTES, TOO_LARGE
 from agentrl.rollout.contained import contained
+from agentrl.rollout.tools.calls import RECORD_ID_KEY, TASK_ID_KEY, ToolBlocks
 from agentrl.rollout.tools.handlers import is_handler, server_of
+from agentrl.rollout.tools.server_thread import (
+    MOST_LEFT,
+    REQUEST,
+    ModuleThread,
+    Request,
+    ServerThread,
+)
+from agentrl.rollout.tools.wire_faults import NOT_READ, OUTAGE
 
 log = logging.getLogger(__name__)
 
@@ -38,62 +48,53 @@ ServerObject = MCPServer[Any] | Server[Any]
 _FLAG = "mcp_manager_url"
 
 
-def load_server(python: str) -> ServerObject:
-    """The object that `file.py:name` or `module:name` names.
+class LocalServer:
+    """A server of this process: the object that `file.py:name` or `module:name` names.
 
-    Raises `ConfigError` if there is none, if its module raises, or if it is no server.
+    `label`: its name in messages.
     """
-    place, _, name = python.rpartition(":")
-    if place.endswith(".py"):
-        module = load_user_module(place, _FLAG)
-    else:
+
+    def __init__(self, python: str, label: str) -> None:
+        self.label = label
+        self.module = ModuleThread.use(python.rpartition(":")[0])
+        self._python = python
+        self._server: ServerObject | None = None
+
+    async def load(self, timeout_s: float) -> None:
+        """Import it. Raises `ConfigError` if it is not there, is no server, or its module raises.
+
+        Raises `TimeoutError`, which says where the import stands.
+        """
+        name = self._python.rpartition(":")[2]
         try:
-            module = import_module(place)
-        except (Exception, SystemExit) as error:
+            async with asyncio.timeout(timeout_s):
+                module = await self.module.imported()
+        except TimeoutError:
+            raise TimeoutError(
+                f"it was not imported within {timeout_s:g} s; the import stands at "
+                f"{self.module.place}"
+            ) from None
+        found = getattr(module, name, None)
+        if is_handler(found):
+            found = server_of(found, name)
+        if not isinstance(found, MCPServer | Server):
             raise ConfigError(
-                f"--{_FLAG} {python}: {place} cannot be imported: {error_line(error)}"
-            ) from error
-    found = getattr(module, name, None)
-    if isinstance(found, MCPServer | Server):
-        return found
-    if is_handler(found):
-        return server_of(found, name)
-    raise ConfigError(
-        f"--{_FLAG} {python}: {name} must be an MCPServer or a Server of the package `mcp`, or a "
-        f"handler with `openai_tools` and `call_tool`, and is "
-        f"{'missing' if found is None else type(found).__name__}"
-    )
+                f"--{_FLAG} {self._python}: {name} must be an MCPServer or a Server of the package "
+                f"`mcp`, or a handler with `openai_tools` and `call_tool`, and is "
+                f"{'missing' if found is None else type(found).__name__}"
+            )
+        if _watched not in found.middleware:  # the same object may be loaded by several agents
+            found.middleware.append(_watched)
+        self._server = found
 
-
-class ServerThread:
-    """A thread with the event loop of one server."""
-
-    def __init__(self, server: ServerObject, name: str) -> None:
-        self.server = server
-        self.name = name
-        self.loop = asyncio.new_event_loop()
-        self._closed = False
-        # A daemon: a tool that blocks for ever must not keep the process.
-        threading.Thread(target=self._run, name=f"tools {name}", daemon=True).start()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin a coroutine in the thread."""
-        return asyncio.run_coroutine_threadsafe(
-            contained(work, f"a tool of {self.name}"), self.loop
-        )
+    def client(self, on_lost: Callable[[], None], timeout_s: float, mode: str) -> "ThreadClient":
+        """A client of the server, which is loaded."""
+        assert self._server is not None, "it is not loaded"
+        return ThreadClient(self, self._server, on_lost, timeout_s, mode)
 
     def close(self) -> None:
-        """Let the thread end, once nothing in it blocks."""
-        self._closed = True
-        self.loop.call_soon_threadsafe(self.loop.stop)
-
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                self.loop.run_forever()
-            except BaseException as left:  # such as sys.exit in a task that a tool began
-                log.error("a task of the tools of %s ended with %s", self.name, error_line(left))
-        self.loop.close()
+        """Let the thread end, if no other server or agent uses it."""
+        self.module.close()
 
 
 class ThreadClient:
@@ -104,22 +105,33 @@ class ThreadClient:
     """
 
     def __init__(
-        self, thread: ServerThread, on_lost: Callable[[], None], timeout_s: float, mode: str
+        self,
+        local: LocalServer,
+        server: ServerObject,
+        on_lost: Callable[[], None],
+        timeout_s: float,
+        mode: str,
     ) -> None:
-        self._thread = thread
+        self._local = local
         self._on_lost = on_lost
         self._timeout_s = timeout_s
-        self._client = Client(thread.server, mode=mode)
+        self._client = Client(server, mode=mode)
         self._ending = asyncio.Event()  # of the thread's loop
+        self._thread: ServerThread
         self._held: Future[None]
 
     async def __aenter__(self) -> Self:
-        entered: Future[None] = Future()
-        self._held = self._thread.submit(self._hold(entered))
+        self._thread = self._local.module.thread()
+        self._refuse_if_full()
+        opening = Request(f"the lifespan of {self._local.label}", self._timeout_s)
+        entered = self._thread.awaited(Future[None]())
+        self._held = self._thread.submit(opening, self._hold(entered))
         try:
-            await asyncio.wrap_future(entered)
+            await self._outcome(entered, opening)
         except BaseException:
             self._held.cancel()
+            # `opening` may be late a moment later: it is given the time of `judge` for that.
+            self._local.module.judge_soon(self._thread, opening)
             raise
         loop = asyncio.get_running_loop()
 
@@ -136,8 +148,9 @@ class ThreadClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._thread.loop.call_soon_threadsafe(self._ending.set)
-        await asyncio.wrap_future(self._held)
+        if not self._thread.lost:
+            self._thread.call_soon(self._ending.set)
+            await asyncio.wrap_future(self._held)
 
     async def call_tool(
         self,
@@ -147,12 +160,16 @@ class ThreadClient:
         *,
         meta: RequestParamsMeta | None,
     ) -> CallToolResult:
-        """Call a tool. Raises as the SDK's client does."""
+        """Call a tool. Raises as the SDK's client does, and `ToolBlocks`."""
 
         async def call() -> CallToolResult:
             return await self._client.call_tool(name, arguments, meta=meta)
 
-        return await self._within(read_timeout_seconds, call())
+        self._refuse_if_full()
+        limit_s = self._timeout_s if read_timeout_seconds is None else read_timeout_seconds
+        served = dict(meta or {})
+        task, record = (str(served.get(key, "")) for key in (TASK_ID_KEY, RECORD_ID_KEY))
+        return await self._within(Request(f"the tool {name}", limit_s, task, record), call())
 
     async def list_tools(
         self, *, cursor: str | None = None, cache_mode: CacheMode = "use"
@@ -162,33 +179,126 @@ class ThreadClient:
         async def listed() -> ListToolsResult:
             return await self._client.list_tools(cursor=cursor, cache_mode=cache_mode)
 
-        return await self._within(self._timeout_s, listed())
+        request = Request(f"the list of tools of {self._local.label}", self._timeout_s)
+        return await self._within(request, listed())
 
-    async def _within(self, timeout_s: float | None, work: Coroutine[Any, Any, T]) -> T:
+    async def _within(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """Await work in the thread, timed here: a tool that blocks stops the thread's clock too."""
+        if self._thread.lost:
+            work.close()
+            raise self._lost(request)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.wrap_future(self._thread.submit(work))
+            async with asyncio.timeout(request.limit_s):
+                future = self._thread.submit(request, _of_limited_size(work))
+                return await self._outcome(future, request)
         except TimeoutError:
+            self._thread.let_go(request)
+            await self._local.module.judge(self._thread, request)
+            if self._thread.lost:
+                raise self._lost(request) from None
             raise MCPError(
-                code=REQUEST_TIMEOUT, message=f"no answer within {timeout_s} s"
+                code=REQUEST_TIMEOUT, message=f"no answer within {request.limit_s} s"
             ) from None
+        except asyncio.CancelledError:
+            self._thread.let_go(request)
+            raise
+
+    async def _outcome(self, future: Future[T], request: Request) -> T:
+        """What the thread makes of a request. Raises `MCPError` if it cancels it."""
+        try:
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
+            if self._thread.lost:
+                raise self._lost(request) from None
             raise MCPError(
                 code=INTERNAL_ERROR, message="the server cancelled the request"
             ) from None
 
+    def _lost(self, request: Request) -> MCPError | ToolBlocks:
+        """The error of a request in a thread that is given up."""
+        blocking = self._thread.blocked_by
+        if blocking is not None and blocking.record and blocking.record == request.record:
+            return ToolBlocks(
+                f"{blocking.who} of {self._local.label} blocked the event loop of its server "
+                f"beyond its time limit of {blocking.limit_s:g} s, at {self._thread.blocked_at}"
+            )
+        return MCPError(code=OUTAGE, message=f"{blocking or 'a callback'} blocked its server")
+
+    def _refuse_if_full(self) -> None:
+        """Raise `MCPError` if too many calls went on after their time."""
+        left = self._thread.left
+        if len(left) >= MOST_LEFT:
+            tools = ", ".join(sorted({request.who for request in left}))
+            raise MCPError(
+                code=OUTAGE,
+                message=f"{len(left)} calls go on although their time is over, of {tools}",
+            )
+
     async def _hold(self, entered: Future[None]) -> None:
         """Keep the client open. The same task must enter and leave it."""
-        entered.set_running_or_notify_cancel()
-        try:
-            async with self._client:
+        async with AsyncExitStack() as stack:
+            try:
+                opening = stack.enter_async_context(self._client)
+                await contained(opening, f"the lifespan of {self._local.label}")
+            except Exception as error:
+                if entered.set_running_or_notify_cancel():
+                    entered.set_exception(error)
+                return
+            if entered.set_running_or_notify_cancel():
                 entered.set_result(None)
                 await self._ending.wait()
-        except BaseException as error:
-            if entered.done():
-                raise
-            entered.set_exception(error)
+
+
+async def _watched(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+    """Middleware next to the tools: they are known while they work, and end nothing but a call."""
+    request = REQUEST.get(None)
+    if request is None or ctx.method != "tools/call":
+        return await call_next(ctx)
+    request.at_work = True
+    try:
+        return await contained(call_next(ctx), request.who)
+    except RuntimeError as error:
+        if error.__cause__ is None or isinstance(error.__cause__, Exception):
+            raise
+        log.error("%s, for task %s and record %s", error, request.task, request.record)
+        raise MCPError(code=INTERNAL_ERROR, message=str(error)) from error
+    finally:
+        request.at_work = False
+
+
+async def _of_limited_size(work: Coroutine[Any, Any, T]) -> T:
+    """An answer of the server, up to the size of those that come over a wire.
+
+    Raises `MCPError` in place of a larger one.
+    """
+    try:
+        answer = await work
+    except MCPError as error:
+        if _size([error.message, error.data]) > MAX_ANSWER_BYTES:
+            raise MCPError(code=NOT_READ, message=f"it gave {TOO_LARGE}") from None
+        raise
+    if _size([answer]) > MAX_ANSWER_BYTES:
+        raise MCPError(code=NOT_READ, message=f"it gave {TOO_LARGE}")
+    return answer
+
+
+def _size(values: Iterable[object]) -> int:
+    """About the bytes of values as JSON, counted until they are more than an answer may have."""
+    size = 0
+    rest = list(values)
+    while rest and size <= MAX_ANSWER_BYTES:
+        value = rest.pop()
+        if isinstance(value, str):
+            size += len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+        elif isinstance(value, BaseModel):
+            rest += vars(value).values()
+        elif isinstance(value, dict):
+            rest += value.keys()
+            rest += value.values()
+        elif isinstance(value, list | tuple):
+            rest += value
+        size += 1
+    return size

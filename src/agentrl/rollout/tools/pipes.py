@@ -33,7 +33,7 @@ from mcp_types import (
 
 from agentrl.limited_httpx import MAX_ANSWER_BYTES, TOO_LARGE
 from agentrl.rollout.tools.server_list import ServerSpec
-from agentrl.rollout.tools.wire_faults import OVERSIZE
+from agentrl.rollout.tools.wire_faults import NOT_READ
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class _Pipes:
         answered = {int(named[1])} if named else self._asked
         if len(answered) == 1:
             [request] = answered
-            error = ErrorData(code=OVERSIZE, message=f"it gave {TOO_LARGE}")
+            error = ErrorData(code=NOT_READ, message=f"it gave {TOO_LARGE}")
             message = JSONRPCError(jsonrpc="2.0", id=request, error=error)
             await self._to_session.send(SessionMessage(message))
         self._on_killed()

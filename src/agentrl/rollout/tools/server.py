@@ -27,7 +27,8 @@ _MOST_PAGES = 1000  # of a server's list of tools
 class MCPServer:
     """A tool server; an async context manager.
 
-    Entering waits up to `startup_timeout_s` for it, then raises `ToolServerUnreachable`.
+    Entering waits up to `startup_timeout_s` for it, then raises `ToolServerUnreachable`. It raises
+    `ConfigError` if the server is an object that cannot be loaded.
     """
 
     def __init__(self, spec: ServerSpec, startup_timeout_s: float) -> None:
@@ -63,6 +64,7 @@ class MCPServer:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._wires.close)
+            await self._open_wires()
             async with AsyncExitStack() as first:
                 session, self.offers = await self._reach(first)
                 if not self.per_record:
@@ -91,6 +93,14 @@ class MCPServer:
         create = ToolRequest(CREATE_TOOL, create_kwargs, meta) if CREATE_TOOL in tools else None
         close = ToolRequest(CLOSE_TOOL, {}, meta) if CLOSE_TOOL in tools else None
         return Session(self.spec, self._wires, self._handshake_s, Ownership(create, close))
+
+    async def _open_wires(self) -> None:
+        try:
+            await self._wires.open(self._startup_timeout_s)
+        except TimeoutError as error:
+            raise ToolServerUnreachable(
+                f"the tool server {self.label} could not be used: {error}", self.label
+            ) from None
 
     async def _reach(self, stack: AsyncExitStack) -> tuple[Session, tuple[Offer, ...]]:
         """Wait for the server; returns the first session and the tools.

@@ -9,7 +9,8 @@ A call that the server may have executed is never sent twice.
 Failed calls are classified. An error answer or an unreadable answer is the call's failure
 (`CallFailed`). A server that is not reached, refuses us or dies during the call is an outage
 (`ToolServerUnreachable`). A timeout is the call's failure only if the server still answers other
-requests. If only a record's own session died, the call failed.
+requests. If only a record's own session died, the call failed. A call that blocks a server of our
+process fails its attempt (`ToolBlocks`).
 """
 
 import asyncio
@@ -34,6 +35,7 @@ from agentrl.rollout.tools.connection import (
     ConnectFailed,
     Connection,
     connection_is_lost,
+    others_are_to_blame,
     server_is_out_of_reach,
     session_is_gone,
     shake_hands,
@@ -123,7 +125,7 @@ class Session:
         return self._connection.client
 
     async def call(self, call: ToolRequest) -> CallToolResult:
-        """Call a tool. Raises `CallFailed` or `ToolServerUnreachable`."""
+        """Call a tool. Raises `CallFailed`, `ToolServerUnreachable` or `ToolBlocks`."""
         self.n_calls += 1
         try:
             return await self._call(call)
@@ -223,6 +225,8 @@ class Session:
     async def _failure(self, tool: str, error: Exception) -> CallFailed | ToolServerUnreachable:
         """The exception for a failed request: the call's own failure, or an outage."""
         text = self._explain(tool, error)
+        if others_are_to_blame(error):
+            return self._unreachable(text, text)
         if isinstance(error, MCPError) and error.code == REQUEST_TIMEOUT:
             if await self._shows_life():
                 return CallFailed(text)
@@ -243,8 +247,8 @@ class Session:
         return False
 
     async def _can_be_reached(self) -> bool:
-        # A process is started for it, which takes as long as it takes.
-        starts = self._spec.transport is ToolTransport.STDIO
+        # What is started for it, a process or a lifespan, takes as long as it takes.
+        starts = self._spec.started_here
         limit_s = self._handshake_s if starts else min(self._handshake_s, _SIGN_OF_LIFE_S)
         with contextlib.suppress(ConnectFailed):
             await shake_hands(self._wires, limit_s)

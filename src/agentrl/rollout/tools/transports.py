@@ -4,7 +4,6 @@ The SDK implements the protocol over them (`connection.py`), and `stateless.py` 
 without sessions. A server that is an object of this process needs none (`in_process.py`).
 """
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
@@ -16,21 +15,13 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, ListToolsResult, RequestParamsMeta
 
-from agentrl.limited_httpx import (
-    MAX_ANSWER_BYTES,
-    TOO_LARGE,
-    UNPACKED,
-    AnswerTooLarge,
-    tls_context,
-)
-from agentrl.rollout.tools.in_process import ServerThread, ThreadClient, load_server
+from agentrl.limited_httpx import MAX_ANSWER_BYTES, UNPACKED, tls_context
+from agentrl.rollout.tools.in_process import LocalServer
 from agentrl.rollout.tools.pipes import process_pipes
 from agentrl.rollout.tools.server_list import ServerSpec, ToolTransport
 from agentrl.rollout.tools.sockets import Sockets
 from agentrl.rollout.tools.stateless import StatelessDispatcher
-from agentrl.rollout.tools.wire_faults import OVERSIZE, REFUSED, SESSION_GONE, WIRE_FAULT
-
-NOT_SERVING = frozenset({502, 503, 504})  # a proxy's answers while its server is away
+from agentrl.rollout.tools.wire_faults import FaultIsolation
 
 Streams = tuple[Any, Any]  # the SDK's read and write streams
 
@@ -57,8 +48,7 @@ class ToolClient(Protocol):
 class Wires:
     """Connects to one server. HTTP connections share a pool of sockets.
 
-    `connect_timeout_s`: of connecting. The caller limits the time of answers. Raises `ConfigError`
-    if the server is an object that cannot be loaded.
+    `connect_timeout_s`: of connecting. The caller limits the time of answers.
     """
 
     def __init__(self, spec: ServerSpec, connect_timeout_s: float) -> None:
@@ -66,35 +56,45 @@ class Wires:
         self._headers = httpx2.Headers(dict(spec.headers))
         self._headers.update(UNPACKED)
         in_process = spec.transport is ToolTransport.PYTHON
-        self._thread = ServerThread(load_server(spec.python), spec.name) if in_process else None
+        self._local = LocalServer(spec.python, spec.label) if in_process else None
         self._connect_timeout_s = connect_timeout_s
         self._sockets: Sockets | None = None
+
+    async def open(self, timeout_s: float) -> None:
+        """Import a server that is an object.
+
+        Raises `ConfigError` if it cannot be used, and `TimeoutError`, which says where it stands.
+        """
+        if self._local is not None:
+            await self._local.load(timeout_s)
 
     def client(
         self, on_lost: Callable[[], None], timeout_s: float, *, with_session: bool
     ) -> AbstractAsyncContextManager[ToolClient]:
         """A client of one connection. `timeout_s`: the default of requests."""
         mode = "legacy" if with_session else "auto"
-        if self._thread is not None:
-            return ThreadClient(self._thread, on_lost, timeout_s, mode)
+        if self._local is not None:
+            return self._local.client(on_lost, timeout_s, mode)
         opening = self._open(on_lost)
         client = Client(opening, read_timeout_seconds=timeout_s, mode=mode)
         if self._spec.transport is ToolTransport.HTTP:
 
             async def connect(stack: AsyncExitStack, *_: object) -> StatelessDispatcher:
                 streams = await stack.enter_async_context(opening)
-                transport = _FaultIsolation(self._shared_sockets())
+                # Not `_Borrowed`, as below: the dispatcher closes no transport, a client does.
+                transport = FaultIsolation(self._shared_sockets())
                 return StatelessDispatcher(streams, transport, self._spec.url, self._headers)
 
-            client._connect = connect  # the SDK has no public place for a dispatcher
+            # The SDK has no public place for a dispatcher (tests/rollout/tools/test_mcp_sdk.py).
+            client._connect = connect
         return client
 
     async def close(self) -> None:
-        """Close the shared sockets, or end the thread."""
+        """Close the shared sockets, or let the thread end."""
         if self._sockets is not None:
             await self._sockets.aclose()
-        if self._thread is not None:
-            self._thread.close()
+        if self._local is not None:
+            self._local.close()
 
     @asynccontextmanager
     async def _open(self, on_lost: Callable[[], None]) -> AsyncIterator[Streams]:
@@ -113,7 +113,7 @@ class Wires:
             async with sse_client(spec.url, httpx_client_factory=our_client) as (read, write):
                 yield _EndNoticed(read, on_lost), write
         else:
-            client = self._client(_FaultIsolation(_Borrowed(self._shared_sockets())))
+            client = self._client(FaultIsolation(_Borrowed(self._shared_sockets())))
             async with streamable_http_client(
                 spec.url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES
             ) as streams:
@@ -152,65 +152,6 @@ class _Borrowed(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Keep the shared sockets open."""
-
-
-class _FaultIsolation(httpx2.AsyncBaseTransport):
-    """Turns failures below MCP into JSON-RPC error answers.
-
-    In the SDK's transport, a failed connection ends the whole session with the calls of all other
-    records. An error answer ends only its own call. The SDK also drops the HTTP status, which these
-    answers contain.
-    """
-
-    def __init__(self, transport: httpx2.AsyncBaseTransport) -> None:
-        self._transport = transport
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        try:
-            response = await self._transport.handle_async_request(request)
-            if response.status_code in (401, 403):
-                await response.aclose()
-                return _json_rpc_error(request, REFUSED, refusal(response.status_code))
-            if response.status_code in NOT_SERVING:
-                await response.aclose()
-                return _json_rpc_error(request, WIRE_FAULT, f"HTTP {response.status_code}")
-            if "mcp-session-id" in request.headers and await _forgot_session(response):
-                await response.aclose()
-                return _json_rpc_error(request, SESSION_GONE, "the session is gone")
-            if response.headers.get("content-type", "").lower().startswith("application/json"):
-                await response.aread()  # read here, to catch a connection lost half way
-            return response
-        except AnswerTooLarge:
-            return _json_rpc_error(request, OVERSIZE, f"it gave {TOO_LARGE}")
-        except httpx2.RequestError as error:
-            return _json_rpc_error(request, WIRE_FAULT, str(error) or type(error).__name__)
-
-
-async def _forgot_session(response: httpx2.Response) -> bool:
-    """Whether the server does not know the request's session.
-
-    The protocol's status is 404. Servers based on the TypeScript SDK's examples answer 400, and
-    name no request: one that is named may have run.
-    """
-    if response.status_code != 400:
-        return response.status_code == 404
-    body = await response.aread()
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        answer = None
-    names_request = isinstance(answer, dict) and answer.get("id") is not None
-    return not names_request and b"session" in body.lower()
-
-
-def refusal(status: int) -> str:
-    """A sentence for HTTP status 401 or 403."""
-    return f"HTTP {status}, the server wants another bearer token (--mcp_auth_token)"
-
-
-def _json_rpc_error(request: httpx2.Request, code: int, message: str) -> httpx2.Response:
-    error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
-    return httpx2.Response(502, json=error, request=request)
 
 
 class _EndNoticed:
