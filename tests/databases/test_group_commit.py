@@ -150,7 +150,7 @@ async def test_inserting_what_is_there_changes_nothing_and_is_no_error(
     assert await collection.find_one({"_id": 1}) == {"_id": 1, "n": 1, "first": True}
 
 
-async def test_updates_tell_whether_all_of_their_group_found_their_documents(
+async def test_updates_tell_whether_all_of_their_batch_found_their_documents(
     collection: Documents,
 ) -> None:
     commit = GroupCommit(collection)

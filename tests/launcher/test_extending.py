@@ -114,7 +114,7 @@ def test_a_finished_run_goes_on_with_more_steps(mongod: EmbeddedMongod, tmp_path
     (tmp_path / "sitecustomize.py").write_text(
         "import sys, time\ntime.sleep(15 * ('agentrl.launcher.accelerate' in sys.orig_argv))\n"
     )
-    launch(8)
+    launch(8)  # more than the rows that the first launch left suffice for
     lines = (tmp_path / "output/demo/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [*range(1, 9)], (
         "more than the rows that were left"

@@ -21,7 +21,10 @@ from agentrl.databases import runs
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.runs import RunLease, describe
-from agentrl.launcher.deployment import default_sampler_processes
+from agentrl.launcher.deployment import default_sampler_processes, read_deployment
+from agentrl.launcher.inventory import read_inventory
+from agentrl.launcher.presets import PRESETS
+from agentrl.launcher.stack import plan_stack
 from agentrl.rollout.scheduling.process_share import ProcessShare
 from agentrl.subreaper import descendants
 
@@ -37,6 +40,16 @@ def test_the_processes_of_a_machine_share_what_counts_for_all_of_them(
     parts = [share.of(total) for share in shares]
     assert sum(parts) == (max(total, count) if total else 0)
     assert max(parts) - min(parts) <= 1
+    started = ProcessShare.processes(count, total)
+    assert started == (min(count, total) if total else count)
+    assert sum(ProcessShare(number, started).of(total) for number in range(started)) == total
+
+
+def test_a_launch_starts_no_more_processes_than_its_target_has_trajectories() -> None:
+    flags = ["--sampler_processes", "4", "--target_concurrency", "2"]
+    machine = read_inventory({}, machines=1)
+    stack = plan_stack(PRESETS["grpo"], "demo", flags, read_deployment({}), machine)
+    assert stack.samplers == 2
 
 
 def test_a_machine_has_a_process_for_each_core_that_nothing_else_needs() -> None:

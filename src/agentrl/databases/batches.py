@@ -67,9 +67,9 @@ class Waiter(Generic[Request, Answer]):
 class Batches(Generic[Request, Answer]):
     """Requests of one kind.
 
-    `send` sends a batch and answers its waiters. If it raises, one request is at fault, unless the
-    database is away: the batch is sent once more in parts, and the error of a part is raised in its
-    callers. So a request must be repeatable. `part_of`: requests with the same result stay
+    `send` sends a batch and answers its waiters. If `send` raises, each part is sent alone and gets
+    its own error. If the database is away, all callers get that error. So a request must be
+    repeatable. `part_of`: requests with the same result stay
     together; None: each is a part. `name`: of the requests, for the task. `pace`: when to send;
     None: at once.
     """

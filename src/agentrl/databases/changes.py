@@ -30,7 +30,7 @@ Interest = Mapping[str, Any]  # a filter of change events
 
 FIRST_PAUSE_S = 0.05  # the first pause between polls, and the least time between two looks
 LONGEST_PAUSE_S = 1.0
-LONGEST_UNSEEN_S = 0.25  # until a stream's event is seen
+LONGEST_UNSEEN_S = 0.25  # longest pause between two requests to an open stream
 _PAUSE_GROWTH = 1.5
 _NOT_A_REPLICA_SET = 40573  # MongoDB's error code
 _REOPEN_S = 0.5  # between two tries to open a broken stream

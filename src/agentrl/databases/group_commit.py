@@ -20,7 +20,7 @@ from agentrl.databases.connection import (
 )
 
 # Updates of one document each, by its `_id`. `UpdateOne` would be retried by the driver, for which
-# mongod writes to its table of sessions with each update. Here a group is repeated anyway.
+# mongod writes to its table of sessions with each update. Here a batch is repeated anyway.
 Write = InsertOne[dict[str, Any]] | UpdateMany
 
 DUPLICATE_KEY = 11000
@@ -38,7 +38,7 @@ class _Writes:
     allowed: Callable[[], bool]
 
 
-_Group = Sequence[Waiter[_Writes, bool]]
+_Batch = Sequence[Waiter[_Writes, bool]]
 
 
 class GroupCommit:
@@ -46,7 +46,7 @@ class GroupCommit:
 
     def __init__(self, collection: Documents, pace: Pace | None = None) -> None:
         self._collection = collection
-        self._groups = Batches[_Writes, bool](self._send_group, f"{collection.name} writes", pace)
+        self._batches = Batches[_Writes, bool](self._send_batch, f"{collection.name} writes", pace)
 
     async def write(
         self, writes: Sequence[Write], allowed: Callable[[], bool] = lambda: True
@@ -54,27 +54,27 @@ class GroupCommit:
         """Return when the server has acknowledged these writes.
 
         Inserting a document whose `_id` exists counts as done. Returns whether every update of the
-        whole *group* found its document. If not, the caller must check its own updates.
+        whole *batch* found its document. If not, the caller must check its own updates.
 
         `allowed` is called before each attempt to send. If it returns False, these writes are not
         sent and `NotSent` is raised. A caller that is cancelled in time withdraws its writes.
-        Raises the error of these writes, never of others in the group, and `DatabaseUnreachable`
+        Raises the error of these writes, never of others in the batch, and `DatabaseUnreachable`
         after a long outage.
         """
         if not writes:
             return True
-        return await self._groups.ask(_Writes(writes, allowed))
+        return await self._batches.ask(_Writes(writes, allowed))
 
-    async def _send_group(self, group: _Group) -> None:
+    async def _send_batch(self, batch: _Batch) -> None:
         # A document that cannot be sent (over 16 MB, or not BSON) fails the whole bulk write.
-        await retry_through_outages(lambda: self._try(group), f"a write to {self._collection.name}")
+        await retry_through_outages(lambda: self._try(batch), f"a write to {self._collection.name}")
 
-    async def _try(self, group: _Group) -> None:
-        """Send the writes of a group that are still wanted, and answer their callers."""
-        for waiter in group:
+    async def _try(self, batch: _Batch) -> None:
+        """Send the writes of a batch that are still wanted, and answer their callers."""
+        for waiter in batch:
             if not waiter.done.done() and not waiter.request.allowed():
                 waiter.refuse(NotSent(self._collection.name))
-        wanted = [waiter for waiter in group if not waiter.done.done()]
+        wanted = [waiter for waiter in batch if not waiter.done.done()]
         if not wanted:
             return
         writes = [write for waiter in wanted for write in waiter.request.writes]

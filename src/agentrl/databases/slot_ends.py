@@ -36,7 +36,7 @@ class SlotEnd:
     fields: Mapping[str, Expression]
 
     def slot_in(self, task: Mapping[str, Any]) -> Slot:
-        """The slot, of the Task's document."""
+        """The slot that ends, as the document of its Task has it."""
         return next(Slot(**slot) for slot in task["slots"] if slot["rollout"] == self.rollout)
 
     def is_stored(self, task: Mapping[str, Any]) -> bool:

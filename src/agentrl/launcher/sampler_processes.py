@@ -39,7 +39,7 @@ def sampler_part(
         kind=Kind.SAMPLER,
         command=(sys.executable, "-m", "agentrl.cli", "sample", *words),
         log=log_file,
-        # It waits and parses: there is nothing to compute.
+        # A sampler waits for answers and parses them. It has no tensors to compute with threads.
         environment={**secrets, "OMP_NUM_THREADS": "1", **share.environment},
         restarts=RESTARTS,
         may_end=True,
@@ -56,13 +56,16 @@ def main(argv: Sequence[str]) -> int:
     share = ProcessShare.read(os.environ)
     if share is not None:
         return worker.main(argv, share)
-    given = sample_parser().parse(argv)
-    if given.own.model is not None or given.own.tasks is not None:
+    parsed = sample_parser().parse(argv)
+    if parsed.own.model is not None or parsed.own.tasks is not None:
         from agentrl.launcher import sampling_run
 
-        return sampling_run.main(given)
-    count = given_values(argv, "agentrl sample").get("sampler_processes")
-    count = count or default_sampler_processes(usable_cores())
+        return sampling_run.main(parsed)
+    given = given_values(argv, "agentrl sample")
+    count = ProcessShare.processes(
+        given.get("sampler_processes") or default_sampler_processes(usable_cores()),
+        given.get("target_concurrency") or 0,
+    )
     return worker.main(argv) if count == 1 else asyncio.run(_supervise(argv, count))
 
 

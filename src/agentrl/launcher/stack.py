@@ -274,7 +274,8 @@ def _samplers(config: Config, deployment: Deployment, default: int) -> int:
     """Number of sampler processes to start here."""
     if not config.sampling.enable_sampling:
         return 0
-    return deployment.samplers(config.sampling.sampler_processes or default)
+    wanted = deployment.samplers(config.sampling.sampler_processes or default)
+    return ProcessShare.processes(wanted, config.sampling.target_concurrency)
 
 
 def _refuse_sglang_flags(services: ServiceConfig, *, on_gpus: bool) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tool_session import a_task, config_file, names_of, session_with, tools_of
 
 from agentrl.configs import ConfigError
+from agentrl.rollout.tools.calls import ToolServerUnreachable
 
 
 async def test_an_object_of_a_file_is_a_server_in_a_thread_of_its_own(program: Path) -> None:

@@ -60,12 +60,12 @@ class WeightSession:
     def end(self) -> None:
         """Close the session. Weights that lack pieces, or are not in the model, are an error."""
         update, self._update = self._begun(), None
-        update.end()
-        if self._outside:
+        if self._outside:  # first, because its thread may still add pieces
             raise WeightsError(
                 "the client of a weight update hung up before its weights were in the model:"
                 " publish all of them again"
             )
+        update.end()
 
     def join(
         self, name: str, address: str, port: int, rank: int, world_size: int, backend: str

@@ -34,6 +34,11 @@ class ProcessShare:
         """The environment variable for a process with this share."""
         return {_VARIABLE: f"{self.number}/{self.count}"}
 
+    @staticmethod
+    def processes(wanted: int, target: int) -> int:
+        """How many processes to start: no more than `target` trajectories, if that is not 0."""
+        return min(wanted, target) if target else wanted
+
     def of(self, total: int) -> int:
         """This process's part of `total`; at least 1 unless `total` is 0."""
         part = total // self.count + (self.number < total % self.count)
