@@ -50,7 +50,7 @@ CHECKS = (
     Check("service.memory", "memory that service and trainer give back to each other",
           "service_checks:memory", 180),
     Check("sglang.contract", "what AgentRL relies on of SGLang, with its kernels for GPUs",
-          "contract_check:contract", 240),
+          "contract_check:contract", 300),
     Check("sglang.families", "published weights of DeepSeek, gpt-oss and others, by every way",
           "contract_check:families", 300),
 )  # fmt: skip
