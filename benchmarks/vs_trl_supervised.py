@@ -1,7 +1,7 @@
 """The SFT and the DPO step beside TRL's: time and peak memory, on the same rows and model.
 
-    sft   "single": rows of a prompt of their own; "siblings": rows on one long prompt
-    dpo   "single": pairs on a short prompt; "siblings": pairs on a long one, which a pair shares
+    sft   "single": rows of a prompt of their own; "siblings": two rows on one long prompt
+    dpo   "single": two pairs on short prompts; "siblings": a pair on a long one, which it shares
 
 Sides: this project's step, TRL's with all rows in one batch, and ("small") in micro-batches of two
 rows, which for DPO are a pair. All train the completions only, with gradients that are checked to
@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -43,16 +43,15 @@ from agentrl.databases.token_tree import TokenTree
 from agentrl.training.data.sequences import tree_sequences
 
 BETA = 0.1
-ROWS = 4  # two pairs
-SIDES = ("ours", "trl", "trl_small")
+ROWS = {"single": 4, "siblings": 2}  # a pair is two rows
 
 
 def workload_of(part: str, name: str, quick: bool) -> Workload:
     """The rows of a workload; for DPO the second half are the rejected answers."""
     shorter = 4 if quick else 1
     if name == "single":
-        return Workload(ROWS, 128, 384 // shorter, siblings=False)
-    return Workload(ROWS, 1024 // shorter, 256 // shorter, siblings=part == "sft")
+        return Workload(ROWS[name], 128, 384 // shorter, siblings=False)
+    return Workload(ROWS[name], 1024 // shorter, 256 // shorter, siblings=part == "sft")
 
 
 def batch_of(part: str, workload: Workload, model: PreTrainedModel) -> Batch:
@@ -101,37 +100,48 @@ def trl_step(part: str, model: PreTrainedModel, batch: Batch, rows: int, bf16: b
 
 def supervised(part: str, quick: bool) -> dict[str, float]:
     """The figures of `part`, sft or dpo."""
+    return measure(part, "single", quick) | measure(part, "siblings", quick)
+
+
+def measure(part: str, name: str, quick: bool) -> dict[str, float]:
+    """The figures of one workload, whose keys begin with its name."""
     model, rounds = random_model(), 1 if quick else ROUNDS
     bf16 = model.device.type == "cuda"
-    result: dict[str, float] = {}
-    for name in ("single", "siblings"):
-        batch = batch_of(part, workload_of(part, name, quick), model)
-        ours = {
-            tokens: our_step(part, copy.deepcopy(model), batch, tokens, bf16)
-            for tokens in {batch.tokens, 1024}
-        }
-        whole, small = (
-            trl_step(part, copy.deepcopy(model), batch, rows, bf16)
-            for rows in (len(batch.prompts), 2)
-        )
-        expected = whole.gradients()
-        for step in (small, *ours.values()):
-            check_equal(expected, step.gradients(), tolerance_of(model))
-        tokens = min(ours, key=lambda tokens: seconds_of(ours[tokens].step))
-        sides = {"ours": ours[tokens].step, "trl": whole.step, "trl_small": small.step}
-        result |= in_turns(name, sides, rounds)
-        result |= {f"{name}_micro_batch_tokens": tokens, **_memory(part, name, tokens, quick)}
+    batch = batch_of(part, workload_of(part, name, quick), model)
+    ours = {
+        tokens: our_step(part, copy.deepcopy(model), batch, tokens, bf16)
+        for tokens in {batch.tokens, 1024}
+    }
+    # Two rows are TRL's smallest micro-batch already.
+    sizes = {"trl": len(batch.prompts), **({"trl_small": 2} if len(batch.prompts) > 2 else {})}
+    theirs = {
+        side: trl_step(part, copy.deepcopy(model), batch, rows, bf16)
+        for side, rows in sizes.items()
+    }
+    expected = theirs["trl"].gradients()
+    for step in (*ours.values(), *[one for side, one in theirs.items() if side != "trl"]):
+        check_equal(expected, step.gradients(), tolerance_of(model))
+    tokens = min(ours, key=lambda tokens: seconds_of(ours[tokens].step))
+    sides = {"ours": ours[tokens].step, **{side: step.step for side, step in theirs.items()}}
+    result = {
+        f"{name}_rows": len(batch.prompts),
+        f"{name}_micro_batch_tokens": tokens,
+        **in_turns(name, sides, rounds),
+        **_memory(part, name, tokens, quick, [*sides]),
+    }
     return {key: round(value, 3) for key, value in result.items()}
 
 
-def _memory(part: str, name: str, tokens: int, quick: bool) -> dict[str, float]:
+def _memory(
+    part: str, name: str, tokens: int, quick: bool, sides: Sequence[str]
+) -> dict[str, float]:
     """The peak of each side in MiB, and the ratios to TRL's. One step is as large as another."""
-    peaks = {side: _in_own_process(part, name, side, tokens, quick) for side in SIDES}
+    peaks = {side: _in_own_process(part, name, side, tokens, quick) for side in sides}
     print(
         f"{name}: " + ", ".join(f"{side} {mib:.0f} MiB" for side, mib in peaks.items()), flush=True
     )
     found = {f"{name}_mib_{side}": mib for side, mib in peaks.items()}
-    for side in SIDES[1:]:
+    for side in sides[1:]:
         found[f"{name}_memory_ratio{side.removeprefix('trl')}"] = peaks["ours"] / peaks[side]
     return found
 

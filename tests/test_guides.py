@@ -115,6 +115,19 @@ def test_the_guide_to_evaluation_leads_from_a_model_to_a_better_one_and_files(
 
 @pytest.mark.slow
 @pytest.mark.timeout(320)
+def test_the_guide_to_preferences_leads_to_a_model_and_through_two_rounds_of_spin(
+    tmp_path: Path,
+) -> None:
+    printed = run_guide(ROOT / "docs" / "guides" / "preferences.md", tmp_path)
+    assert "2 pairs" in printed
+    for run in ("dpo", "spin-1", "spin-2"):
+        assert (tmp_path / "output" / run / "model" / "config.json").is_file()
+    rounds = [(tmp_path / f"pairs-{number}.jsonl").read_text() for number in (1, 2)]
+    assert all(text.count("rejected") == 2 for text in rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(320)
 def test_each_part_started_by_hand_as_the_page_on_deployment_says_is_a_run(tmp_path: Path) -> None:
     printed = run_guide(ROOT / "docs" / "guides" / "deployment.md", tmp_path)
     assert "finished after step 2 of 2" in printed
