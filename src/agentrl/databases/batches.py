@@ -69,9 +69,8 @@ class Batches(Generic[Request, Answer]):
 
     `send` sends a batch and answers its waiters. If `send` raises, each part is sent alone and gets
     its own error. If the database is away, all callers get that error. So a request must be
-    repeatable. `part_of`: requests with the same result stay
-    together; None: each is a part. `name`: of the requests, for the task. `pace`: when to send;
-    None: at once.
+    repeatable. `part_of`: requests with the same result stay together; None: each is a part.
+    `name`: of the requests, for the task. `pace`: when to send; None: at once.
     """
 
     def __init__(

@@ -159,9 +159,9 @@ class LocalEngine:
         """Replace the model's tensors by those that `read` returns. Returns SGLang's message.
 
         `read` is called in a thread, never two at once, and a cancelled update changes nothing.
-        While the engine is paused the update happens at once;
-        otherwise present requests end first and later ones wait. Raises the WeightsError of `read`
-        before anything changed, or CacheNotFlushed after the update.
+        While the engine is paused the update happens at once; otherwise present requests end first
+        and later ones wait. Raises the WeightsError of `read` before anything changed, or
+        CacheNotFlushed after the update.
         """
         async with self._updating:
             tensors = await _in_thread(read)

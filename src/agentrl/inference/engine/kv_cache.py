@@ -3,9 +3,9 @@
 A step is one sequence of N tokens for the model: one token for each of B decoding rows (rows 0..B-1
 of the cache, in order), then the new tokens of each prefilling row in turn. `KVCache` writes their
 keys and values to the cache. `attend`, registered with transformers under `ATTENTION`, attends from
-the decoding rows in one call on a view of the cache, which is as long as the longest of them. Rows
-much longer than the others are left out of it and attended in calls of their own, as is each
-prefilling row. Nothing is gathered.
+the decoding rows in one call on a view of the cache, as long as the longest of them. Rows that are
+much longer than the others are attended in calls of their own, as is each prefilling row. Nothing
+is gathered.
 
 Shapes: H query heads, K key-value heads, G = H / K, D head size, L positions in use.
 """

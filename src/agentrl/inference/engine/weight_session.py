@@ -27,7 +27,7 @@ class WeightSession:
     def __init__(self, assembly: WeightAssembly, device: torch.device) -> None:
         self._assembly = assembly
         self._update: WeightAssembly | None = None  # of the open session
-        self._lost = False
+        self._outside: set[object] = set()  # its requests whose weights are not in the model
         self._device = device
         self._groups: dict[str, WeightGroup] = {}
 
