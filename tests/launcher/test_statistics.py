@@ -1,6 +1,8 @@
 """Success rates against numbers worked out by hand, and against brute force."""
 
 import random
+from collections.abc import Sequence
+from fractions import Fraction
 from itertools import combinations, product
 from math import comb, sqrt
 from statistics import NormalDist, mean
@@ -120,30 +122,53 @@ def test_powers_of_two_end_with_the_number_of_attempts() -> None:
 
 def test_the_sign_flip_test_is_mcnemars_exact_test_with_one_rollout_a_task() -> None:
     for better, worse in ((9, 1), (3, 3), (30, 14), (1, 0), (200, 150)):
-        differences = [1.0] * better + [-1.0] * worse + [0.0] * 50
+        differences = [Fraction(1)] * better + [Fraction(-1)] * worse + [Fraction(0)] * 50
         n, least = better + worse, max(better, worse)
         exact = min(1.0, 2 * sum(comb(n, k) for k in range(least, n + 1)) / 2**n)
         assert sign_flip(differences) == pytest.approx(exact)
-        assert sign_flip([0.25 * value for value in differences]) == pytest.approx(exact)
-    assert sign_flip([0.0, 0.0]) == 1.0
+        assert sign_flip([value / 4 for value in differences]) == pytest.approx(exact)
+    assert sign_flip([Fraction(0), Fraction(0)]) == 1.0
 
 
-def test_the_sign_flip_test_counts_all_patterns_of_signs() -> None:
-    differences = [0.5, -0.25, 0.75, 0.25, 0.0, 0.5, -0.75, 1.0]
+def share_of_patterns(differences: Sequence[Fraction]) -> float:
+    """The share of all patterns of signs whose sum is at least as far from 0."""
     sums = [
         abs(sum(sign * value for sign, value in zip(signs, differences, strict=True)))
         for signs in product((1, -1), repeat=len(differences))
     ]
-    exact = mean(value >= abs(sum(differences)) - 1e-12 for value in sums)
-    assert sign_flip(differences) == pytest.approx(exact)
+    return mean(value >= abs(sum(differences)) for value in sums)
+
+
+def test_the_sign_flip_test_counts_all_patterns_of_signs() -> None:
+    differences = [Fraction(n, 4) for n in (2, -1, 3, 1, 0, 2, -3, 4)]
+    assert sign_flip(differences) == pytest.approx(share_of_patterns(differences))
     # Of many differences; their sums are nearly normal.
     rng = random.Random(1)
-    many = [rng.choice([0.25, 0.5, 0.75, -0.25, -0.5, 1 / 3]) for _ in range(60)]
+    steps = [Fraction(n, 12) for n in (3, 6, 9, -3, -6, 4)]
+    many = [rng.choice(steps) for _ in range(60)]
     deviation = sqrt(sum(value**2 for value in many))
     normal = 2 * (1 - NormalDist().cdf(abs(sum(many)) / deviation))
     assert sign_flip(many) == pytest.approx(normal, abs=0.02)
     # And of ones without a common unit that is coarse enough, where patterns are drawn.
-    odd = [value + rng.random() / 1000 for value in many]
+    odd = [value + Fraction(1, rng.randint(1000, 9999)) for value in many]
     assert sign_flip(odd) == pytest.approx(normal, abs=0.03)
     # So many differences of one sign are no accident.
-    assert sign_flip([0.5] * 90) == pytest.approx(2 / 2**90, rel=1e-9)
+    assert sign_flip([Fraction(1, 2)] * 90) == pytest.approx(2 / 2**90, rel=1e-9)
+
+
+def test_the_pattern_that_was_seen_counts_itself_however_many_attempts_a_task_has() -> None:
+    # Six tasks of up to 128 attempts, each better by far: only the two patterns of one sign.
+    better = [
+        Fraction(80, 127) - Fraction(40, 128), Fraction(75, 125) - Fraction(37, 128),
+        Fraction(74, 123) - Fraction(39, 127), Fraction(70, 121) - Fraction(35, 126),
+        Fraction(71, 119) - Fraction(38, 125), Fraction(66, 113) - Fraction(36, 128),
+    ]  # fmt: skip
+    assert sign_flip(better) == 2 / 2**6
+    rng = random.Random(2)
+    for attempts in (16, 64, 128):
+        for _ in range(5):
+            other = [
+                Fraction(rng.randint(0, n), n) - Fraction(rng.randint(0, m), m)
+                for n, m in [(attempts, attempts - rng.randint(1, 9)) for _ in range(6)]
+            ]
+            assert sign_flip(other) == pytest.approx(share_of_patterns(other))

@@ -8,6 +8,7 @@ cancels, so that the interval of the difference is narrower than two intervals s
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -51,13 +52,13 @@ def compare(base: EvaluationReport, other: EvaluationReport) -> Comparison | Non
         return None
     success = [_success(other.scores[task]) - _success(base.scores[task]) for task in tasks]
     score = [mean(other.scores[task]) - mean(base.scores[task]) for task in tasks]
-    changed = [(task, change) for task, change in zip(tasks, success, strict=True) if change]
+    changed = [(task, float(change)) for task, change in zip(tasks, success, strict=True) if change]
     return Comparison(
         task_file=base.task_file,
         base=base.checkpoint,
         other=other.checkpoint,
         tasks=len(tasks),
-        success=bootstrap(success),
+        success=bootstrap([float(change) for change in success]),
         score=bootstrap(score),
         p=sign_flip(success),
         better=sum(change > 0 for change in success),
@@ -66,8 +67,8 @@ def compare(base: EvaluationReport, other: EvaluationReport) -> Comparison | Non
     )
 
 
-def _success(scores: Sequence[float]) -> float:
-    return mean(score >= SUCCESS_SCORE for score in scores)
+def _success(scores: Sequence[float]) -> Fraction:
+    return Fraction(sum(score >= SUCCESS_SCORE for score in scores), len(scores))
 
 
 def compare_all(reports: Sequence[EvaluationReport]) -> list[Comparison]:

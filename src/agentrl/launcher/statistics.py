@@ -8,8 +8,8 @@ from math import comb, lcm
 import numpy as np
 
 _RESAMPLES = 2000
-_FINEST = 10_000  # largest denominator of a difference
 _EXACT_UP_TO = 100_000  # units that all differences add up to
+_ENUMERATED_UP_TO = 16  # differences whose patterns are counted one by one
 _FLIPS = 10_000
 
 
@@ -60,22 +60,20 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
     return Estimate(float(array.mean()), float(low), float(high))
 
 
-def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
+def sign_flip(differences: Sequence[Fraction], seed: int = 0) -> float:
     """Two-sided p-value of the sign-flip test that paired differences have mean 0.
 
     If two models are alike, each task's difference might as well have the other sign (Fisher 1935).
     The value is the share of all sign patterns whose sum is at least as far from 0. With one
-    rollout a task it is that of McNemar's exact test. It is exact, by the distribution of the sum
-    over the common unit of the differences; where that is too fine, it is estimated from random
+    rollout a task it is that of McNemar's exact test. Fractions, not floats, because ties count.
+    It is exact, by the distribution of the sum over the common unit of the differences or, for few
+    differences, by all patterns. Where the unit is too fine for many, it is estimated from random
     patterns (Phipson and Smyth 2010).
     """
-    fractions = [Fraction(abs(v)).limit_denominator(_FINEST) for v in differences if v]
-    if not fractions:
-        return 1.0
-    unit = lcm(*(fraction.denominator for fraction in fractions))
-    sizes = [int(fraction * unit) for fraction in fractions]
+    unit = lcm(*(difference.denominator for difference in differences))
+    signed = [int(difference * unit) for difference in differences if difference]
+    sizes, reached = [abs(value) for value in signed], abs(sum(signed))
     most = sum(sizes)
-    reached = round(abs(sum(differences)) * unit)
     if most <= _EXACT_UP_TO:
         share = np.zeros(2 * most + 1)  # of the patterns, by their sum from -most to most
         share[most] = 1.0
@@ -83,11 +81,17 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
             share = (np.roll(share, size) + np.roll(share, -size)) / 2
         sums = np.abs(np.arange(-most, most + 1))
         return min(1.0, float(share[sums >= reached].sum()))
+    if len(sizes) <= _ENUMERATED_UP_TO:
+        totals = [0]
+        for size in sizes:
+            totals = [total + size for total in totals] + [total - size for total in totals]
+        return sum(abs(total) >= reached for total in totals) / len(totals)
     rng = np.random.default_rng(seed)
+    whole = np.array(sizes, dtype=object)  # a common unit of many denominators is beyond int64
     further = 0
     for _ in range(_FLIPS):  # one by one: a [flips, tasks] matrix could be large
-        signs = rng.integers(0, 2, len(sizes)) * 2 - 1
-        further += int(abs(int((signs * np.array(sizes)).sum())) >= reached)
+        flipped = whole[rng.integers(0, 2, len(sizes)) == 1].sum()
+        further += abs(2 * flipped - most) >= reached
     return (1 + further) / (1 + _FLIPS)
 
 
