@@ -56,12 +56,17 @@ def test_models_are_compared_task_by_task_with_the_first(tmp_path: Path) -> None
     assert compared.p == pytest.approx(0.75)
     assert (alike.other, alike.success.mean, alike.p, alike.changes) == ("same", 0.0, 1.0, {})
     lines = comparison_lines([compared])
+    # 0.25 +- 3.1824 * 0.6455 / 2, and no success is above 1
     assert "better against base on held.jsonl: success +0.250" in lines[0]
+    assert "(95 % interval -0.777 to +1.000)" in lines[0]
+    assert "+0.000 (no interval, because all differences are equal)" in comparison_lines([alike])[0]
     assert lines[1:] == ["  most better on t1 +1.00, t0 +0.50", "  most worse on t3 -0.50"]
     console = Console(width=80, record=True)
     print_table(console, [base, better, same])
     printed = console.export_text()
     assert "held.jsonl: 5 tasks" in printed and "pass@2" in printed
+    assert "base: Of the 5 tasks, those with k scores count: pass@1 of 4, pass@2 of 4" in printed
+    assert "better: Of" not in printed
     assert all(len(line) <= 80 for line in printed.splitlines())
 
 

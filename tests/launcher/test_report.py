@@ -336,7 +336,8 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     assert report.mean_turns.mean == pytest.approx((2.5 + 2) / 2)
     first = write_report(tmp_path, report)
     assert first.name == "checkpoint-7-held out.json"
-    assert json.loads(first.read_text())["pass_at"]["1"]["mean"] == 0.75
+    written = json.loads(first.read_text())["pass_at"]
+    assert (written["1"]["mean"], written["1"]["tasks"], written["2"]["tasks"]) == (0.75, 2, 1)
     tasks.write_text("other tasks of the same name")
     other = summarise_rollouts("demo", "checkpoint-7", 7, -4, rollouts, HeldOutFile.of(tasks))
     second = write_report(tmp_path, other)

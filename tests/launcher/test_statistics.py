@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.launcher.statistics import (
+    Estimate,
     TaskOutcome,
-    bootstrap,
     clustered_wilson,
+    mean_over_tasks,
     pass_at_k,
     pass_curve,
     powers_of_two,
@@ -61,19 +62,45 @@ def test_the_pass_curve_averages_over_tasks_and_leaves_out_those_with_too_few_at
     curve = pass_curve(outcomes, [1, 2, 8])
     assert curve[1].mean == pytest.approx((0.25 + 1 + 0) / 3)
     assert curve[2].mean == pytest.approx((0.5 + 1) / 2)
+    assert (curve[1].tasks, curve[2].tasks) == (3, 2)
     assert 8 not in curve
 
 
-def test_the_bootstrap_interval_holds_the_mean_and_shrinks_with_more_tasks() -> None:
-    few = bootstrap([0.0, 1.0] * 10)
-    many = bootstrap([0.0, 1.0] * 1000)
+def test_the_interval_over_tasks_holds_the_mean_and_shrinks_with_more_tasks() -> None:
+    few = mean_over_tasks([0.0, 1.0] * 10)
+    many = mean_over_tasks([0.0, 1.0] * 1000)
     assert few.mean == many.mean == 0.5
+    assert few.low and few.high and many.low and many.high
     # The standard error of 20 coins is 0.112, so the interval is about 0.5 +- 0.219.
     assert few.low == pytest.approx(0.281, abs=0.04)
     assert few.high == pytest.approx(0.719, abs=0.04)
     assert many.high - many.low < 0.06
-    assert bootstrap([1.0] * 5).low == 1.0
-    assert bootstrap([0.0, 1.0] * 10) == few, "the same values give the same interval"
+    assert mean_over_tasks([0.0, 1.0] * 10) == few, "the same values give the same interval"
+
+
+def test_the_interval_over_few_tasks_is_students_and_equal_values_have_none() -> None:
+    # "Student" 1908, Biometrika 6:1, the extra sleep of ten patients under two soporifics: the
+    # mean is 1.58, its 95 % interval 0.70 to 2.46.
+    sleep = [1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4]
+    found = mean_over_tasks(sleep)
+    assert (found.mean, found.low, found.high) == pytest.approx((1.58, 0.70, 2.46), abs=5e-3)
+    # s / sqrt(2) is 0.5, t of one degree of freedom 12.706; a difference in success is at most 1
+    two = mean_over_tasks([0.0, 1.0], largest=1.0)
+    assert (two.mean, two.low, two.high) == (0.5, -1.0, 1.0)
+    assert mean_over_tasks([0.0, 1.0]).high == pytest.approx(0.5 + 12.7062 * 0.5)
+    for n in (1, 3, 100):
+        assert mean_over_tasks([1.0] * n) == Estimate(1.0, None, None)
+
+
+def test_the_interval_over_few_tasks_holds_the_truth_about_as_often_as_it_says() -> None:
+    rng = random.Random(0)
+    for tasks in (3, 8, 19):
+        held = 0
+        for _ in range(500):
+            found = mean_over_tasks([rng.gauss(0.3, 0.4) for _ in range(tasks)])
+            assert found.low is not None and found.high is not None
+            held += found.low <= 0.3 <= found.high
+        assert held / 500 == pytest.approx(0.95, abs=0.03)
 
 
 def test_the_wilson_interval_by_hand() -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.launcher.evaluation import EvaluationReport
-from agentrl.launcher.statistics import Estimate, bootstrap, sign_flip
+from agentrl.launcher.statistics import Estimate, mean_over_tasks, sign_flip
 from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 from agentrl.whole_file import write_whole
 
@@ -28,8 +28,8 @@ _SHOWN = 5  # tasks of each direction
 class Comparison:
     """`other` minus `base` on one task file.
 
-    `success`, `score`: difference of the means over tasks, with its paired bootstrap interval over
-    tasks. `p`: of the sign-flip test on success. `changes`: difference in success of each task that
+    `success`, `score`: difference of the means over tasks, with its paired interval over tasks.
+    `p`: of the sign-flip test on success. `changes`: difference in success of each task that
     has one, the largest gain first.
     """
 
@@ -58,8 +58,8 @@ def compare(base: EvaluationReport, other: EvaluationReport) -> Comparison | Non
         base=base.checkpoint,
         other=other.checkpoint,
         tasks=len(tasks),
-        success=bootstrap([float(change) for change in success]),
-        score=bootstrap(score),
+        success=mean_over_tasks([float(change) for change in success], largest=1.0),
+        score=mean_over_tasks(score),
         p=sign_flip(success),
         better=sum(change > 0 for change in success),
         worse=sum(change < 0 for change in success),
@@ -100,12 +100,15 @@ def print_table(console: Console, reports: Sequence[EvaluationReport]) -> None:
         for measure, estimates in measures:
             for number, (report, estimate) in enumerate(zip(some, estimates, strict=True)):
                 last = number == len(some) - 1
-                cells = ("-", "-") if estimate is None else _cells(estimate)
+                cells = ("-", "-") if estimate is None else estimate.cells
                 table.add_row(
                     "" if number else measure, report.checkpoint, *cells, end_section=last
                 )
         console.print(table)
         for report in some:
+            if fewer := report.of_fewer_tasks():
+                told = f"{report.checkpoint}: {fewer}"
+                console.print(told, highlight=False, markup=False, soft_wrap=True)
             if report.failed_rollouts or report.unscored_rollouts:
                 console.print(
                     f"{report.checkpoint}: {report.failed_rollouts} of {report.all_rollouts} "
@@ -115,18 +118,14 @@ def print_table(console: Console, reports: Sequence[EvaluationReport]) -> None:
                 )  # fmt: skip
 
 
-def _cells(estimate: Estimate) -> tuple[str, str]:
-    return f"{estimate.mean:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}"
-
-
 def comparison_lines(comparisons: Sequence[Comparison]) -> list[str]:
     """The comparisons in words."""
     lines = []
     for c in comparisons:
         where = Path(c.task_file).name
         lines.append(
-            f"{c.other} against {c.base} on {where}: success {c.success.mean:+.3f} (95 % interval "
-            f"{c.success.low:+.3f} to {c.success.high:+.3f}), p = {_p(c.p)} by the sign-flip test; "
+            f"{c.other} against {c.base} on {where}: success {c.success.mean:+.3f} "
+            f"({_interval(c.success)}), p = {_p(c.p)} by the sign-flip test; "
             f"better on {c.better} of {c.tasks} tasks, worse on {c.worse}"
         )
         changes = list(c.changes.items())
@@ -138,6 +137,12 @@ def comparison_lines(comparisons: Sequence[Comparison]) -> list[str]:
                 told = ", ".join(f"{task} {change:+.2f}" for task, change in some)
                 lines.append(f"  most {title} on {told}")
     return lines
+
+
+def _interval(difference: Estimate) -> str:
+    if difference.low is None:
+        return "no interval, because all differences are equal"
+    return f"95 % interval {difference.interval('+.3f')}"
 
 
 def _p(p: float) -> str:

@@ -15,8 +15,9 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import SlotStatus, Split, epoch_places
 from agentrl.launcher.statistics import (
     Estimate,
+    PassRate,
     TaskOutcome,
-    bootstrap,
+    mean_over_tasks,
     pass_curve,
     powers_of_two,
 )
@@ -47,8 +48,8 @@ class EvaluationReport:
     """The content of `eval/CHECKPOINT-TASKS.json`.
 
     `checkpoint`: the checkpoint's name, or that of another model. `scores`: those of each task, by
-    its id. Intervals are of 95 % confidence: Wilson's for pass@k, bootstrap for the others. Both
-    account for the correlation of rollouts of one task.
+    its id. Intervals are of 95 % confidence: Wilson's for pass@k, over tasks for the others
+    (`mean_over_tasks`). Both account for the correlation of rollouts of one task.
     """
 
     run: str
@@ -62,7 +63,7 @@ class EvaluationReport:
     failed_rollouts: int
     unscored_rollouts: int
     mean_score: Estimate
-    pass_at: Mapping[int, Estimate]  # by k
+    pass_at: Mapping[int, PassRate]  # by k
     mean_turns: Estimate
     scores: Mapping[str, Sequence[float]]
 
@@ -75,6 +76,17 @@ class EvaluationReport:
     def all_rollouts(self) -> int:
         """Number of all rollouts, scored, unscored and failed."""
         return self.rollouts + self.unscored_rollouts + self.failed_rollouts
+
+    def of_fewer_tasks(self) -> str | None:
+        """Which pass@k are of some tasks only, as a sentence; None if all are of all tasks."""
+        fewer = [
+            f"pass@{k} of {rate.tasks}"
+            for k, rate in self.pass_at.items()
+            if rate.tasks < self.tasks
+        ]
+        if not fewer:
+            return None
+        return f"Of the {self.tasks} tasks, those with k scores count: {', '.join(fewer)}"
 
 
 @dataclass(frozen=True)
@@ -114,9 +126,9 @@ def summarise_rollouts(
         rollouts=sum(len(task.scores) for task in scored),
         failed_rollouts=sum(task.failed for task in rollouts),
         unscored_rollouts=sum(task.unscored for task in rollouts),
-        mean_score=bootstrap([mean(task.scores) for task in scored]),
+        mean_score=mean_over_tasks([mean(task.scores) for task in scored]),
         pass_at=pass_curve([task.outcome for task in scored], ks),
-        mean_turns=bootstrap([mean(task.turns) for task in scored]),
+        mean_turns=mean_over_tasks([mean(task.turns) for task in scored]),
         scores={task.task: task.scores for task in rollouts},
     )
 
@@ -153,7 +165,7 @@ def print_report(console: Console, report: EvaluationReport) -> None:
     success = report.pass_at[1]
     console.print(
         f"{report.run}, {report.checkpoint} on {report.task_file}: success {success.mean:.3f} "
-        f"(95 % interval {success.low:.3f} to {success.high:.3f}; {report.tasks} tasks, "
+        f"(95 % interval {success.interval()}; {report.tasks} tasks, "
         f"{report.rollouts} rollouts)",
         highlight=False,
         markup=False,
@@ -163,11 +175,13 @@ def print_report(console: Console, report: EvaluationReport) -> None:
     table.add_column("")
     table.add_column("mean", justify="right")
     table.add_column("95 % interval", justify="right")
-    for k, estimate in report.pass_at.items():
-        table.add_row(f"pass@{k}", *_cells(estimate))
-    table.add_row("mean score", *_cells(report.mean_score))
-    table.add_row("mean turns", *_cells(report.mean_turns))
+    for k, rate in report.pass_at.items():
+        table.add_row(f"pass@{k}", *rate.cells)
+    table.add_row("mean score", *report.mean_score.cells)
+    table.add_row("mean turns", *report.mean_turns.cells)
     console.print(table)
+    if fewer := report.of_fewer_tasks():
+        console.print(fewer, highlight=False)
     if report.failed_rollouts:
         console.print(
             f"{report.failed_rollouts} of {report.all_rollouts} rollouts ended in errors and count "
@@ -178,10 +192,6 @@ def print_report(console: Console, report: EvaluationReport) -> None:
             f"{report.unscored_rollouts} rollouts have no score and count in no rate: "
             "`explanations` of the records may say why"
         )
-
-
-def _cells(estimate: Estimate) -> tuple[str, str]:
-    return f"{estimate.mean:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}"
 
 
 def write_report(folder: Path, report: EvaluationReport) -> Path:
