@@ -106,6 +106,13 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--rollout_is", "token"], "give --proximal_policy recompute"),
         (["--rollout_is", "turn"], "known: token, sequence, geometric"),
         (["--kl_in_advantage", "true"], "has no effect without --beta"),
+        *(
+            (
+                ["--kl_in_advantage", "true", "--beta", "0.1", "--kl_estimator", estimator],
+                f"--kl_estimator {estimator}: as a penalty in the advantage it does not pull",
+            )
+            for estimator in ("k2", "k3", "abs")
+        ),
         (
             ["--proximal_policy", "recompute", "--rollout_is_threshold", "2"],
             "no weight between trainer and sampler to cap; give it one with --rollout_is",

@@ -255,6 +255,27 @@ def test_divergence_is_taken_off_the_advantages_where_that_is_asked_for() -> Non
     assert slopes(given, **flags) == pytest.approx([-1 + 0.34657, -1 - 0.34657], abs=1e-4)
 
 
+def test_a_penalty_in_the_advantage_ends_at_the_best_policy_of_reward_and_divergence() -> None:
+    reference = torch.tensor([0.1, 0.3, 0.2, 0.2, 0.2]).log()
+    reward, beta = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]), 0.5
+    # The maximum of E[reward] - beta KL is proportional to reference exp(reward / beta).
+    best = torch.softmax(reference + reward / beta, 0)
+    made = objective("RLOO", beta=beta, kl_in_advantage=True, normalization_length=1)
+    policy = reference.clone().requires_grad_()
+    for _ in range(500):
+        # All five actions, weighed by pi / mu with a uniform mu: the exact expected gradient.
+        given = replace(
+            inputs([1.0] * 5, reward.tolist(), rows=[1] * 5),
+            logprobs=torch.log_softmax(policy, 0),
+            behaviour_logprobs=torch.full((5,), 0.2).log(),
+            reference_logprobs=reference,
+        )
+        share, _ = made.share(given, totals_of(given))
+        (slope,) = torch.autograd.grad(share, policy)
+        policy = (policy - slope).detach().requires_grad_()
+    assert torch.allclose(torch.softmax(policy.detach(), 0), best, atol=1e-3)
+
+
 # KL k1 of 3 tokens in rows of 2 and 1, ln(pi / reference): ln 2, 2 ln 2 and 0.
 REFERENCE, LN2 = [2.0, 4.0, 1.0], 0.693147
 

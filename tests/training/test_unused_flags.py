@@ -32,7 +32,7 @@ VALUES: dict[str, tuple[object, dict[str, object]]] = {
     "out_of_date_decay": (0.5, {**RANGE, "importance_weight_cap_ratio": 6.0}),
     "advantage_decay": (0.5, {}),
     "normalize_advantages": (True, {}),
-    "kl_in_advantage": (True, {"beta": 0.5, "kl_estimator": "k2"}),
+    "kl_in_advantage": (True, {"beta": 0.5, "kl_estimator": "k1"}),
     "sapo_temperature_pos": (3.0, {}),
     "sapo_temperature_neg": (3.0, {}),
     "clip_cov_ratio": (0.5, {"clip_cov_lb": -9.0, "clip_cov_ub": 9.0}),

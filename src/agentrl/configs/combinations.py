@@ -152,6 +152,11 @@ def _of_the_loss(config: LossConfig) -> Refusals:
         "penalty's gradient are 0 where the ratio is always 1; leave --proximal_policy out",
     )
     yield (
+        config.kl_in_advantage and config.divergence != "k1",
+        f"--kl_estimator {config.divergence}: as a penalty in the advantage it does not pull "
+        "towards the reference policy, only k1 does; leave it or --kl_in_advantage out",
+    )
+    yield (
         config.epsilon_higher is not None and config.clip_ratio_high is not None,
         "--epsilon_higher and --clip_ratio_high: both say where the clip range ends above 1; "
         "give one of the two",

@@ -217,9 +217,10 @@ class LossConfig:
         unset="as the loss's paper does",
     )
     beta: float = flag(0.0, "coefficient of the KL divergence to the reference policy", least=0)
-    kl_estimator: str = flag(
-        "k3",
+    kl_estimator: str | None = flag(
+        None,
         "estimator of the KL divergence to the reference policy on sampled tokens",
+        unset="k1 with --kl_in_advantage, else k3",
         choices=KL_ESTIMATORS,
     )
     kl_in_advantage: bool = flag(
@@ -315,6 +316,13 @@ class LossConfig:
         if cap is None:
             cap = loss_defaults(self.loss_calculator).rollout_is_threshold
         return cap or None
+
+    @property
+    def divergence(self) -> str:
+        """The estimator of the KL to the reference policy, one of `KL_ESTIMATORS`."""
+        if self.kl_estimator is not None:
+            return self.kl_estimator
+        return "k1" if self.kl_in_advantage else "k3"
 
     @property
     def normalizes_advantages(self) -> bool:

@@ -17,7 +17,9 @@ def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: str) 
         k3  = exp(-d) - 1 + d     unbiased, never negative: GRPO's, arXiv 2402.03300, equation 4
         abs = |d|
 
-    As a loss, k1 has a gradient of mean 0 on policy: it is meant for `--kl_in_advantage`.
+    As a loss, k1 has a gradient of mean 0 on policy. In the advantage (`--kl_in_advantage`) it is
+    the only one whose expected gradient is that of the divergence: of the others, which are least
+    at d = 0, a token that the policy has made rarer is penalised, and so made rarer still.
     """
     difference = logprobs - reference_logprobs
     if estimator == "k1":

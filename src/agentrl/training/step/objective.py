@@ -126,7 +126,7 @@ class Objective:
         if config.beta > 0:
             assert inputs.reference_logprobs is not None, "with_reference was not heeded"
             divergence = kl_divergence(
-                inputs.logprobs, inputs.reference_logprobs, config.kl_estimator
+                inputs.logprobs, inputs.reference_logprobs, config.divergence
             )
         if not self._supervised:
             inputs = self._prepared(inputs, totals, divergence)
