@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from agentrl.databases.arrays import FLOAT32
-from agentrl.databases.documents import DBRecordData
+from agentrl.databases.documents import DBRecordData, TurnStatus
 from agentrl.databases.policies import Lineage
 from agentrl.databases.token_tree import COLUMNS, Column, TokenTree
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.chat.tokens import TokenContext
+from agentrl.rollout.groups.group_rules import turn_advantages
 from agentrl.training.data.batch import collate_forest, collate_padded
 from agentrl.training.data.sequences import row_sequences
 
@@ -71,6 +72,20 @@ def test_a_column_of_the_table_goes_from_the_conversation_to_the_loss(
         assert batch.columns["versions"].tolist() == [4, 4, 4, 5, 5]
         inputs = batch.loss_inputs(batch.columns["logprobs"], None)
         assert inputs.behaviour_logprobs.tolist() == [-0.5, -0.25, -1.0, -0.125, -2.0]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_trainer_knows_which_turns_of_a_right_record_failed(sign: int) -> None:
+    of_turns = turn_advantages(
+        sign * 0.5, [TurnStatus.COMPLETED, TurnStatus.FORMAT_ERROR, TurnStatus.COMPLETED]
+    )
+    tree = worked_example(advantages=[[a] * n for a, n in zip(of_turns, (2, 2, 1), strict=True)])
+    sequences = row_sequences(row_of(tree.tree()), Lineage({4: 0, 5: 1}), 1)
+    for collate in (collate_forest, collate_padded):
+        batch = collate(sequences, [0, 0])
+        inputs = batch.loss_inputs(batch.columns["logprobs"], None)
+        assert inputs.capped is not None
+        assert inputs.capped.tolist() == [False, False, sign > 0, sign > 0, False]
 
 
 def test_a_long_conversation_costs_by_its_tokens_not_by_their_square() -> None:

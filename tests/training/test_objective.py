@@ -309,6 +309,26 @@ def test_the_penalty_of_what_follows_a_token_comes_before_the_normalization() ->
         assert moved == pytest.approx([expected[i] for i in order.tolist()], abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("loss", "flags"), [("REINFORCE++-baseline", {}), ("GRPO", {"normalize_advantages": True})]
+)
+def test_the_normalization_does_not_reinforce_a_failed_turn(
+    loss: str, flags: dict[str, object]
+) -> None:
+    # A right record of a completed and a failed turn, and a wrong one that is much longer.
+    advantages = [0.5, 0.0, *[-0.5] * 8]
+    mean, deviation = -0.35, (0.85**2 + 0.35**2 + 8 * 0.15**2) ** 0.5 / 10**0.5
+    capped = torch.tensor([False, True, *[False] * 8])
+    given = replace(inputs([1.0] * 10, advantages, rows=[2, 8]), capped=capped)
+    expected = [-(0.5 - mean) / deviation, 0.0, *[-(-0.5 - mean) / deviation] * 8]
+    assert slopes(given, loss, **flags) == pytest.approx(expected, abs=1e-4)
+    # Where the mean is above 0, the failed turn is discouraged as the normalization says.
+    advantages = [0.5, 0.0, *[0.5] * 8]
+    mean, deviation = 0.45, 0.15
+    given = replace(inputs([1.0] * 10, advantages, rows=[2, 8]), capped=capped)
+    assert slopes(given, loss, **flags)[1] == pytest.approx(mean / deviation, abs=1e-4)
+
+
 def noisy(rows: int, tokens: int, noise: float) -> LossInputs:
     """Rows on policy whose logprobs differ between sampler and trainer by rounding only.
 

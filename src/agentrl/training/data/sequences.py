@@ -54,7 +54,10 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
     staleness = np.zeros_like(versions)
     for version in row.policy_versions:
         staleness[versions == version] = lineage.age(version, step)
-    tree = row.tree.with_columns(staleness=staleness)
+    # Of a positive advantage only a failed turn is left with 0 (`group_rules.turn_advantages`).
+    advantages = row.tree["advantages"]
+    capped = (row.tree["mask"] == 1) & (advantages == 0) & (advantages > 0).any()
+    tree = row.tree.with_columns(staleness=staleness, capped=capped)
     return tree_sequences(tree, row.temperature, row.reward)
 
 
