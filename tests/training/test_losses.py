@@ -80,7 +80,20 @@ def test_the_token_variant_of_gspo_has_its_gradient_where_a_sequence_has_one_adv
 def test_the_token_variant_of_gspo_gives_each_token_the_gradient_of_its_own_advantage() -> None:
     given = inputs([2.0, 0.5], [1.0, 3.0])
     assert gradient(loss_of("GSPO-token", given).token_losses, given) == [-1.0, -3.0]
-    assert gradient(loss_of("GSPO", given).token_losses, given) == [-2.0, -2.0]
+
+
+def test_gspo_reinforces_no_malformed_turn_of_a_right_record() -> None:
+    # A row of a completed turn, a malformed one and an untrained token, and one of a single
+    # advantage off policy: s = sqrt(1.2) there.
+    given = inputs(
+        [1.0, 1.0, 1.0, 5.0, 1.2, 1.0], [1.0, 1.0, 0.0, 9.0, 1.0, 1.0], rows=[4, 2],
+        mask=[True, True, True, False, True, True],
+    )  # fmt: skip
+    found = loss_of("GSPO", given, epsilon=0.2, clip_ratio_high=0.2)
+    s = 1.2**0.5
+    slopes = gradient(torch.where(given.mask, found.token_losses, 0.0), given)
+    assert slopes == pytest.approx([-1.0, -1.0, 0.0, 0.0, -s, -s], abs=1e-4)
+    assert found.ratio.tolist() == pytest.approx([1.0, 1.0, 1.0, 1.0, s, s])
 
 
 def test_minirl_weighs_the_policy_gradient_by_the_ratio_to_the_sampler() -> None:

@@ -94,6 +94,7 @@ def print_table(console: Console, reports: Sequence[EvaluationReport]) -> None:
         for title in ("", "model", "mean", "95 % interval"):
             table.add_column(title, justify="left" if title in ("", "model") else "right")
         ks = sorted({k for report in some for k in report.pass_at})
+        measures: list[tuple[str, Sequence[Estimate | None]]]
         measures = [(f"pass@{k}", [report.pass_at.get(k) for report in some]) for k in ks]
         measures.append(("mean score", [report.mean_score for report in some]))
         measures.append(("mean turns", [report.mean_turns for report in some]))

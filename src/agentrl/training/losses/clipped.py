@@ -44,10 +44,14 @@ def gspo(inputs: LossInputs, config: LossConfig) -> TokenLoss:
     arXiv 2507.18071, equations 5 and 7; a sequence is a row with all its turns and segments. The
     mean over tokens of a sequence, then over sequences, makes it the paper's. Its old policy is
     the trainer's (`--proximal_policy recompute`): the range is narrower than the difference that
-    rounding makes between trainer and sampler.
+    rounding makes between trainer and sampler. The paper's sequence has one advantage. A row whose
+    turns have several is computed as by `gspo_token`: the gradient of s would give each token the
+    mean advantage of the row, and so reinforce the malformed turns of a right one.
     """
     log_ratio = inputs.logprobs - proximal_logprobs(inputs)
-    return _clip(bounded_exp(sequence_mean(log_ratio, inputs)), inputs.advantages, config)
+    ratio = bounded_exp(sequence_mean(log_ratio, inputs))
+    ratio = torch.where(_has_one_advantage(inputs), ratio, _of_each_token(ratio, inputs))
+    return _clip(ratio, inputs.advantages, config)
 
 
 @depends_on(Scope.SEQUENCE)
@@ -58,10 +62,25 @@ def gspo_token(inputs: LossInputs, config: LossConfig) -> TokenLoss:
 
     arXiv 2507.18071, equations 13 and 14. Equal to `gspo` where a sequence has one advantage.
     """
-    log_ratio = inputs.logprobs.detach() - proximal_logprobs(inputs)
-    sequence_ratio = bounded_exp(sequence_mean(log_ratio, inputs))
-    one = (inputs.logprobs - inputs.logprobs.detach()).exp()
-    return _clip(sequence_ratio * one, inputs.advantages, config)
+    log_ratio = inputs.logprobs - proximal_logprobs(inputs)
+    ratio = bounded_exp(sequence_mean(log_ratio, inputs))
+    return _clip(_of_each_token(ratio, inputs), inputs.advantages, config)
+
+
+def _of_each_token(ratio: Tensor, inputs: LossInputs) -> Tensor:
+    """The sequence's ratio [N], with the gradient of each token's own logprob."""
+    return ratio.detach() * (inputs.logprobs - inputs.logprobs.detach()).exp()
+
+
+def _has_one_advantage(inputs: LossInputs) -> Tensor:
+    """Whether the trained tokens of each token's row all have the same advantage, [N] bool."""
+    rows, row = torch.unique(inputs.sequence, return_inverse=True)
+    none = inputs.advantages.new_full((len(rows),), torch.inf)
+    trained = torch.where(inputs.mask, inputs.advantages, torch.inf)
+    lowest = none.scatter_reduce(0, row, trained, "amin")
+    trained = torch.where(inputs.mask, inputs.advantages, -torch.inf)
+    highest = (-none).scatter_reduce(0, row, trained, "amax")
+    return (lowest == highest)[row]
 
 
 def _clip(ratio: Tensor, advantages: Tensor, config: LossConfig) -> TokenLoss:
