@@ -184,7 +184,7 @@ def test_the_guide_to_an_own_loss_and_advantage_gives_ones_that_can_be_trained(
         )
         for rollout, score in enumerate((1.0, 0.25))
     ]  # fmt: skip
-    assert estimate(records) == pytest.approx([-0.02, -0.77])
+    assert estimate(records, [1.0, 0.25]) == pytest.approx([-0.02, -0.77])
 
 
 def test_the_table_of_losses_is_that_of_the_code() -> None:

@@ -45,7 +45,7 @@ def test_opo_weighs_the_baseline_by_lengths() -> None:
     # (10 * 1 + 30 * 0 + 60 * 0.5) / 100 = 0.4
     assert opo([1.0, 0.0, 0.5], [10, 30, 60]) == pytest.approx([0.6, -0.4, 0.1])
     records = group(1.0, 0.0, 0.5, tokens=(10, 30, 60))
-    assert ESTIMATORS["opo"](records) == pytest.approx([0.6, -0.4, 0.1])
+    assert ESTIMATORS["opo"](records, [1.0, 0.0, 0.5]) == pytest.approx([0.6, -0.4, 0.1])
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.integers(1, 50))
@@ -100,7 +100,7 @@ def test_what_is_wrong_with_a_users_estimator_is_one_sentence(
     file = tmp_path / "mine.py"
     file.write_text(f"def mine(records):\n    {body}\n")
     with pytest.raises(ConfigError) as error:
-        find_estimator(f"{file}:mine")(group(1.0, 0.0))
+        find_estimator(f"{file}:mine")(group(1.0, 0.0), [1.0, 0.0])
     assert message in str(error.value)
     assert "task a" in str(error.value)
 

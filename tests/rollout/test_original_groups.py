@@ -9,7 +9,6 @@ import pytest
 from agentrl.configs import RewardConfig
 from agentrl.databases.diagnosis import GroupEnd, barren_groups
 from agentrl.databases.documents import Record, Split, StopReason, TurnStatus
-from agentrl.rollout.groups.advantages import leave_one_out_clipped
 from agentrl.rollout.groups.group_rules import apply_group_rules, moved_by_turns, turn_advantages
 
 
@@ -43,9 +42,19 @@ def test_an_advantage_is_the_score_less_the_mean_of_the_others() -> None:
 
 def test_a_wrong_record_is_never_reinforced_and_a_right_one_never_discouraged() -> None:
     # 0.5 - 0.2 = 0.3 is above 0, but 0.5 is wrong; 0.6 - 0.8 = -0.2 is below, but 0.6 is right
-    assert leave_one_out_clipped([0.5, 0.3, 0.1]) == pytest.approx([0.0, 0.0, -0.3])
-    assert leave_one_out_clipped([0.6, 1.0, 0.6]) == pytest.approx([0.0, 0.4, 0.0])
-    assert leave_one_out_clipped([1.0]) == [0.0]
+    assert advantages(group([0.5, 0.3, 0.1])) == pytest.approx([0.0, 0.0, -0.3])
+    assert advantages(group([0.6, 1.0, 0.6])) == pytest.approx([0.0, 0.4, 0.0])
+    assert advantages(group([1.0])) == [0.0]
+
+
+def test_efficient_rewarding_makes_no_wrong_record_right() -> None:
+    # moved to 0.55, 0.35, 0.2 + 1/30 and 0 - 1/30: what is moved above 0.5 is as wrong as before
+    efficient = {"efficient_rewarding": True}
+    wrong = advantages(group([0.45, 0.45, 0.2, 0.0], [9, 2, 4, 3]), **efficient)
+    assert max(wrong) == 0.0 and wrong[0] == 0.0
+    # and what is moved below it is as right: 0.65 and 0.45 against 1 and 0
+    right = advantages(group([0.55, 0.55, 1.0, 0.0], [3, 9, 6, 5]), **efficient)
+    assert min(right[:3]) >= 0.0
 
 
 def test_a_turn_that_failed_has_an_advantage_of_at_most_0() -> None:

@@ -16,7 +16,9 @@ from agentrl.foreign_text import error_line
 STD_FLOOR = 1e-4  # added to the standard deviation; avoids division by 0
 GREEDY_ROLLOUT = 0  # number of the rollout that `remax` samples greedily
 
-Estimator = Callable[[Sequence[Record]], list[float]]
+# From the scored Records [n] of a group and their scores [n], which `--efficient_rewarding` may
+# have moved from those of the Records.
+Estimator = Callable[[Sequence[Record], Sequence[float]], list[float]]
 
 
 def mean_std(scores: Sequence[float]) -> list[float]:
@@ -41,14 +43,15 @@ def leave_one_out(scores: Sequence[float]) -> list[float]:
     return [value * len(scores) / (len(scores) - 1) for value in mean(scores)]
 
 
-def leave_one_out_clipped(scores: Sequence[float]) -> list[float]:
-    """A_i of `leave_one_out`, at most 0 where r_i <= 0.5 and at least 0 elsewhere (AgentRL).
+def leave_one_out_clipped(scores: Sequence[float], judged: Sequence[float]) -> list[float]:
+    """A_i of `leave_one_out`, at most 0 for a wrong rollout and at least 0 for a right one.
 
-    A wrong rollout is never reinforced because the others of its group are worse still.
+    AgentRL's. A wrong rollout is never reinforced because the others of its group are worse still.
+    `judged`: the scores by which a rollout is wrong (at most 0.5) or right, before they were moved.
     """
     return [
         min(value, 0.0) if score <= 0.5 else max(value, 0.0)
-        for score, value in zip(scores, leave_one_out(scores), strict=True)
+        for score, value in zip(judged, leave_one_out(scores), strict=True)
     ]
 
 
@@ -67,20 +70,20 @@ def remax(scores: Sequence[float], greedy: float | None) -> list[float]:
 
 
 def _of_scores(function: Callable[[Sequence[float]], list[float]]) -> Estimator:
-    return lambda records: function(_scores(records))
+    return lambda records, scores: function(scores)
 
 
 ESTIMATORS: dict[str, Estimator] = {
     "mean_std": _of_scores(mean_std),
     "mean": _of_scores(mean),
     "leave_one_out": _of_scores(leave_one_out),
-    "leave_one_out_clipped": _of_scores(leave_one_out_clipped),
-    "opo": lambda records: opo(_scores(records), [r.tokens.generated for r in records]),
-    "remax": lambda records: remax(
-        _scores(records), next((r.score for r in records if r.rollout == GREEDY_ROLLOUT), None)
+    "leave_one_out_clipped": lambda records, scores: leave_one_out_clipped(
+        scores, [score_of(record) for record in records]
     ),
+    "opo": lambda records, scores: opo(scores, [r.tokens.generated for r in records]),
+    "remax": lambda records, scores: remax(scores, _greedy(records, scores)),
     # A_i = r_i: the trainer computes the advantage, by normalization or with a critic.
-    "score": lambda records: _scores(records),
+    "score": lambda records, scores: list(scores),
 }
 
 
@@ -94,7 +97,11 @@ def find_estimator(name: str) -> Estimator:
         return ESTIMATORS[name]
     function = load_user_function(name, "advantage")
 
-    def estimate(records: Sequence[Record]) -> list[float]:
+    def estimate(records: Sequence[Record], scores: Sequence[float]) -> list[float]:
+        records = [
+            record.model_copy(update={"score": score})
+            for record, score in zip(records, scores, strict=True)
+        ]
         group = f"--advantage {name} on the group of task {records[0].task_id}"
         try:
             values = [float(value) for value in function(records)]
@@ -110,8 +117,9 @@ def find_estimator(name: str) -> Estimator:
     return estimate
 
 
-def _scores(records: Sequence[Record]) -> list[float]:
-    return [score_of(record) for record in records]
+def _greedy(records: Sequence[Record], scores: Sequence[float]) -> float | None:
+    of_group = zip(records, scores, strict=True)
+    return next((score for record, score in of_group if record.rollout == GREEDY_ROLLOUT), None)
 
 
 def score_of(record: Record) -> float:

@@ -151,11 +151,10 @@ def apply_group_rules(
 
 def _advantages(records: Sequence[Record], kept: Kept, config: RewardConfig) -> list[float]:
     """The advantage of each Record [n]; baselines are over all, also those that are left out."""
-    scored = records
+    scores = [score_of(record) for record in records]
     if config.efficient_rewarding:
-        moved = moved_by_turns(records, kept)
-        scored = [r.model_copy(update={"score": s}) for r, s in zip(records, moved, strict=True)]
-    advantages = find_estimator(config.estimator)(scored)
+        scores = moved_by_turns(records, kept)
+    advantages = find_estimator(config.estimator)(records, scores)
     if config.efficiency_bonus:
         right = [i for i, record in enumerate(records) if _is_right(record)]
         bonus = ranked_by_turns([record.n_turns for record in records], right)
