@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agentrl.configs.familiar import FAMILIAR, FamiliarFlag, Treatment
 from agentrl.configs.familiar.original_defaults import (
+    DIFFERS,
     KEPT,
     NOT_SET,
     ORIGINAL_DEFAULTS,
@@ -87,6 +88,8 @@ def _here(name: str) -> str:
         return _treated(FAMILIAR[name])
     flag = next(flag for flag in FLAGS.values() if name in (flag.name, *flag.info.aliases))
     there = {**TRANSFORMERS_DEFAULTS, **ORIGINAL_DEFAULTS, **NOT_SET}[name]
+    if flag.name in DIFFERS:
+        return f"the same, but {DIFFERS[flag.name]}"
     if flag.name in KEPT:
         return f"the same; if it is not given: {KEPT[flag.name]}"
     if there in (flag.default, None, "") or written(there) == written(flag.default or False):

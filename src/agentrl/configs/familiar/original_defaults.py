@@ -70,6 +70,13 @@ KEPT: Mapping[str, str] = {
     "bf16": "the weights of its `--torch_dtype` are in bfloat16 in any case",
 }
 
+# What a flag does otherwise, although it is taken with its meaning.
+DIFFERS: Mapping[str, str] = {
+    "drop_zero_advantage": "for records, and there for turns",
+    "minimal_advantage": "for records, and there for turns",
+    "learning_rate": "weights have float32 masters here, so begin with a smaller one",
+}
+
 # What a value that is not set there is here.
 NOT_SET: Mapping[str, Value] = {"save_total_limit": 0}
 

@@ -31,7 +31,9 @@ ORIGINAL_FLAGS: Mapping[str, FamiliarFlag] = {
     "shift_labels": refused(
         "a token is always predicted from the ones before it; leave it out", "true"
     ),
-    "skip_non_positive_advantage": translated("`--minimal_advantage 1e-6`", _only_positive),
+    "skip_non_positive_advantage": translated(
+        "`--minimal_advantage 1e-6`; there nothing reads it", _only_positive
+    ),
     "output_router_logits": refused(
         "a router has no loss of its own here; leave it out", "false"
     ),
