@@ -142,7 +142,7 @@ def test_the_scripts_fit_eight_gpus_that_all_train(tmp_path: Path) -> None:
     assert placement is not None and placement.serve is not None
     assert placement.train.gpus == 8 and stack.trainers == 8
     assert stack.config.parallel.tp_size == 4 and stack.config.services.inf_share_gpus
-    assert (stack.services, stack.samplers) == (8, 8)
+    assert (stack.services, stack.samplers) == (8, 3)  # --target_concurrency 3, of each service
 
 
 def test_gpus_that_do_not_train_serve(tmp_path: Path) -> None:

@@ -161,9 +161,18 @@ def test_starting_anew_trains_all_rows_again_and_hides_the_old_checkpoints(run: 
     assert (run.output / "superseded-checkpoint-2").is_dir()
 
 
-def test_rows_older_than_the_staleness_bound_are_never_trained(run: Run) -> None:
+def test_rows_older_than_the_staleness_bound_are_never_trained(run: Run, tmp_path: Path) -> None:
     run.add(linear_rows(12, version=0))
-    assert main(run.flags("--enable_sampling", "false", "--max_staleness", "1")) == 0
+    flags = run.flags("--train_file", str(run.tasks), "--max_staleness", "1")
+    process = start(flags, tmp_path / "log")
+    try:
+        run.await_steps(2, process)
+        deadline = time.monotonic() + 60
+        while run.rows()[-1]["status"] == "ready" and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
     assert [row["status"] for row in run.rows()] == ["trained"] * 8 + ["evicted"] * 4
     assert max(line["staleness_max"] for line in run.metrics()) == 1
 

@@ -183,7 +183,7 @@ class SamplingScheduler:
     async def _claim(self, work_view: WorkView) -> bool:
         """Claim slots of one group and begin them. Returns whether any were claimed."""
         room = self._concurrency.limit - self._count(to_score=False)
-        if self._state.work is Work.NONE or not work_view.services or room <= 0:
+        if self._stopping or self._state.work is Work.NONE or not work_view.services or room <= 0:
             return False
         self._state.trying()
         claims: list[Claim] = []
@@ -218,6 +218,8 @@ class SamplingScheduler:
         return claims, asked
 
     async def _claim_admitted(self, room: int, without: TaskChoice) -> list[Claim]:
+        if self._stopping:  # since the claim began
+            return []
         limit = self._state.admission_limit
         return await self._ledger.claim(
             Split.TRAIN, count=room, admission_limit=limit, without=without
