@@ -63,6 +63,19 @@ def test_what_a_node_needs_to_know_is_asked_for(environment: dict[str, str], mes
     assert result.returncode != 0 and f"{message}: the " in result.stderr
 
 
+def test_a_service_gets_its_own_flags_and_not_the_runs() -> None:
+    result = subprocess.run(
+        [str(NODE / "start.sh"), "serve"], capture_output=True, text=True,
+        env={
+            **os.environ, "VIRTUAL_ENV": sys.prefix, "CUDA_VISIBLE_DEVICES": "",
+            "RUN": "r", "DB_URL": "mongodb://db", "MODEL": "m", "INFERENCE_API_KEY": "a-key",
+            "FLAGS": "--max_steps none", "SERVE_FLAGS": "--fp32_head --weight_version two",
+        },
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "weight_version" in result.stderr and "max_steps" not in result.stderr
+
+
 # Roles that save for a while after SIGTERM, each for its own time.
 SAVING_ROLE = """#!/bin/bash
 trap 'sleep "${SAVES_S[$1]}"; echo "$1 saved" >>"$SAVED"; exit "$STATUS"' TERM
