@@ -81,8 +81,10 @@ SAVING_ROLE = """#!/bin/bash
 trap 'sleep "${SAVES_S[$1]}"; echo "$1 saved" >>"$SAVED"; exit "$STATUS"' TERM
 declare -A SAVES_S=([train]=0.3 [sample]=0.6 [serve]=0.9)
 echo "$1" >>"$SAVED"
-[ "$1 $FAILS" != "train yes" ] || exit 7
-while :; do sleep 0.05; done
+while :; do
+    [ "$1 $FAILS $(wc -l <"$SAVED")" != "train yes 3" ] || exit 7
+    sleep 0.05
+done
 """
 
 
