@@ -119,14 +119,7 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--inf_mem_ratio", "1"], "must lie between 0 and 1"),
         (["--inf_share_gpus", "true"], "needs --sync_sampling"),
         (
-            [
-                "--inf_share_gpus",
-                "true",
-                "--sync_sampling",
-                "true",
-                "--weight_update",
-                "distributed",
-            ],
+            ["--inf_share_gpus=true", "--sync_sampling=true", "--weight_update=distributed"],
             "--weight_update distributed: not with --inf_share_gpus",
         ),
         (["--publish_steps", "4"], "weights are 3 steps old and --max_staleness allows 2, so"),
