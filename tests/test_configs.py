@@ -125,6 +125,10 @@ def test_what_is_not_given_has_a_default() -> None:
         (["--pp_size", "2"], "no pipeline parallelism"),
         (["--inf_mem_ratio", "1"], "must lie between 0 and 1"),
         (["--inf_share_gpus", "true"], "needs --sync_sampling"),
+        (
+            ["--inf_share_gpus=true", "--sync_sampling=true", "--weight_update=distributed"],
+            "--weight_update distributed: not with --inf_share_gpus",
+        ),
         (["--publish_steps", "4"], "weights are 3 steps old and --max_staleness allows 2, so"),
         (["--publish_steps", "2", "--sync_sampling", "true"], "--sync_sampling allows none"),
         (["--preferred_sampling_params", "{"], "not JSON"),

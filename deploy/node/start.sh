@@ -7,7 +7,8 @@
 # PRESET          grpo (default) or minirl
 # DB_URL          MongoDB of the run (deploy/mongo/administer.py add-run prints it)
 # MODEL           model folder, under one path on all nodes
-# FLAGS           flags of the run, the same for all roles, separated by spaces
+# FLAGS           flags of the run for its samplers and trainer, separated by spaces
+# SERVE_FLAGS     flags of `agentrl serve`, which does not get FLAGS: --fp32_head belongs in both
 # MCP_URL, TRAIN_FILE, INFERENCE_URLS, NUM_MACHINES, ... as in docs/guides/deployment.md
 #
 # INFERENCE_API_KEY  key of the run's inference services: the same for all roles
@@ -32,6 +33,7 @@ esac
 : "${MODEL:?the model folder}"
 [ "$role" != serve ] || : "${INFERENCE_API_KEY:?the key that clients of the service must show}"
 read -ra flags <<<"${FLAGS:-}"
+read -ra serve_flags <<<"${SERVE_FLAGS:-}"
 key=()
 [ -z "${INFERENCE_API_KEY:-}" ] || key=(--inference_api_key_env INFERENCE_API_KEY)
 cd "$root"
@@ -47,7 +49,8 @@ case "$role" in
             source scripts/setup.sh sglang
         fi
         exec agentrl serve --services auto --model "$MODEL" --run_name "$RUN" "${key[@]}" \
-            --host 0.0.0.0 --port "$port" --public_url "http://$address:$port" "$@"
+            --host 0.0.0.0 --port "$port" --public_url "http://$address:$port" \
+            "${serve_flags[@]}" "$@"
         ;;
     sample) SAMPLERS_ONLY=1 exec "${launch[@]}" ;;
     train) NUM_SAMPLERS=0 NUM_SERVICES=0 exec "${launch[@]}" ;;

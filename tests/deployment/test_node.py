@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,70 @@ def test_what_a_node_needs_to_know_is_asked_for(environment: dict[str, str], mes
         env={"PATH": os.environ["PATH"], **environment},
     )  # fmt: skip
     assert result.returncode != 0 and f"{message}: the " in result.stderr
+
+
+def test_a_service_gets_its_own_flags_and_not_the_runs() -> None:
+    result = subprocess.run(
+        [str(NODE / "start.sh"), "serve"], capture_output=True, text=True,
+        env={
+            **os.environ, "VIRTUAL_ENV": sys.prefix, "CUDA_VISIBLE_DEVICES": "",
+            "RUN": "r", "DB_URL": "mongodb://db", "MODEL": "m", "INFERENCE_API_KEY": "a-key",
+            "FLAGS": "--max_steps none", "SERVE_FLAGS": "--fp32_head --weight_version two",
+        },
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "weight_version" in result.stderr and "max_steps" not in result.stderr
+
+
+# Roles that save for a while after SIGTERM, each for its own time.
+SAVING_ROLE = """#!/bin/bash
+trap 'sleep "${SAVES_S[$1]}"; echo "$1 saved" >>"$SAVED"; exit "$STATUS"' TERM
+declare -A SAVES_S=([train]=0.3 [sample]=0.6 [serve]=0.9)
+echo "$1" >>"$SAVED"
+while :; do
+    [ "$1 $FAILS $(wc -l <"$SAVED")" != "train yes 3" ] || exit 7
+    sleep 0.05
+done
+"""
+
+
+def slurm_job(folder: Path, **variables: str) -> subprocess.Popen[bytes]:
+    """A job of two nodes whose roles are `SAVING_ROLE`; SAVED is the file that they write."""
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    start = folder / "deploy" / "node" / "start.sh"
+    start.parent.mkdir(parents=True)
+    start.write_text(SAVING_ROLE)
+    start.chmod(0o755)
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}", "SRUN_LOG": str(folder / "srun.log"),
+        "SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_NODELIST": "node-[a-b]",
+        "SAVED": str(folder / "saved"), **variables,
+    }  # fmt: skip
+    return subprocess.Popen(["bash", str(NODE / "run.sbatch")], env=environment)
+
+
+def said(folder: Path) -> list[str]:
+    saved = folder / "saved"
+    return saved.read_text().splitlines() if saved.exists() else []
+
+
+@pytest.mark.timeout(30)
+def test_a_slurm_job_that_is_told_to_stop_ends_when_its_roles_have_saved(tmp_path: Path) -> None:
+    job = slurm_job(tmp_path, STATUS="3", FAILS="no")
+    while len(said(tmp_path)) < 3:
+        time.sleep(0.02)
+    job.terminate()
+    assert job.wait() == 3  # the trainer's
+    assert sorted(said(tmp_path)[3:]) == ["sample saved", "serve saved", "train saved"]
+
+
+@pytest.mark.timeout(30)
+def test_a_slurm_job_whose_trainer_fails_stops_the_other_roles(tmp_path: Path) -> None:
+    job = slurm_job(tmp_path, STATUS="0", FAILS="yes")
+    assert job.wait() == 7
+    assert sorted(said(tmp_path)[-2:]) == ["sample saved", "serve saved"]
 
 
 @pytest.mark.slow

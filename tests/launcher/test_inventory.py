@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.configs import ConfigError
-from agentrl.launcher import inventory
+from agentrl.launcher import deployment, inventory
+from agentrl.launcher.deployment import usable_memory
 from agentrl.launcher.inventory import GIB, described, listed_gpus, read_inventory, visible
 
 LISTED = """\
@@ -53,7 +54,20 @@ def test_a_machine_is_asked_by_its_own_nvidia_smi(
     program.chmod(0o755)
     found = read_inventory({"CUDA_VISIBLE_DEVICES": "0,2"}, 2)
     assert [gpu.device for gpu in found.gpus] == ["0", "2"] and found.machines == 2
-    assert found.host_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert found.host_bytes == usable_memory()
+
+
+@pytest.mark.parametrize(
+    ("limit", "usable"), [("max", None), ("1073741824", GIB), (str(2**60), None)]
+)
+def test_the_host_memory_is_that_of_the_container(
+    limit: str, usable: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    monkeypatch.setattr(deployment, "_MEMORY_LIMIT", tmp_path / "memory.max")
+    assert usable_memory() == whole
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    assert usable_memory() == (usable or whole)
 
 
 def test_an_inventory_can_be_described_for_planning() -> None:

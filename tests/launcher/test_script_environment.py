@@ -1,6 +1,7 @@
 """What Accelerate, its file and the original's scripts say by environment variables."""
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of, merged
-from agentrl.launcher.accelerated import MAIN, given_layers, shared_gpus
+from agentrl.launcher.accelerated import MAIN, _be_a_trainer, given_layers, shared_gpus
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.inventory import described
 from agentrl.launcher.script_environment import (
@@ -19,6 +20,7 @@ from agentrl.launcher.script_environment import (
     not_followed,
 )
 from agentrl.launcher.stack import plan_layers
+from agentrl.training import trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "end_to_end"))
 
@@ -124,7 +126,9 @@ QWEN3_4B = {
 }  # fmt: skip
 
 
-def test_the_scripts_fit_eight_gpus_that_all_train(tmp_path: Path) -> None:
+def test_the_scripts_fit_eight_gpus_that_all_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_4B))
     text = SCRIPTS["grpo"].flags.format(**SCRIPTS["grpo"].values).replace("$ROWS", "48")
     words = shlex.split(text.replace("--tp_size 1", "--tp_size 4").replace("$MAX_STEPS", "1000"))
@@ -143,6 +147,13 @@ def test_the_scripts_fit_eight_gpus_that_all_train(tmp_path: Path) -> None:
     assert placement.train.gpus == 8 and stack.trainers == 8
     assert stack.config.parallel.tp_size == 4 and stack.config.services.inf_share_gpus
     assert (stack.services, stack.samplers) == (8, 3)  # --target_concurrency 3, of each service
+
+    # A process beside the first one has the GPUs in the order of the first one's.
+    monkeypatch.setattr(os, "environ", {"LOCAL_RANK": "1"})
+    monkeypatch.setattr(trainer, "run_process", lambda flags: None)
+    _be_a_trainer(stack)
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
 
 
 def test_gpus_that_do_not_train_serve(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ def main(out: Path) -> None:
     step()
     found = train_meanwhile(learner, gatherer, step)
     found |= peak(gatherer, mesh.device)
-    found |= hang(gatherer)  # the last: the group is of no use afterwards
+    found |= fail(gatherer)
+    found |= hang(WeightGatherer(learner.model, form, torch.bfloat16, timeout_s=TIMEOUT_S))
     (out / f"{dist.get_rank()}.json").write_text(json.dumps(found))
 
 
@@ -111,6 +112,26 @@ def peak(gatherer: WeightGatherer, device: torch.device) -> dict[str, int]:
     weights = gatherer.stage().gather()
     dist.barrier()
     return {"peak": watch.peak(), "size": sum(weight.nbytes for weight in weights.values())}
+
+
+def fail(gatherer: WeightGatherer) -> dict[str, Any]:
+    """A publication of which process 1 cannot copy its part."""
+    copy = StagedWeights._copy
+
+    def run_out(self: StagedWeights, *args: Any) -> None:
+        raise MemoryError("no pinned memory is left")
+
+    if dist.get_rank() == 1:
+        StagedWeights._copy = run_out  # type: ignore[method-assign]
+    began = time.monotonic()
+    staged = gatherer.stage()
+    try:
+        staged.gather()
+        failure = ""
+    except (GatherStalled, MemoryError) as error:
+        failure = str(error)
+    StagedWeights._copy = copy  # type: ignore[method-assign]
+    return {"failure": failure, "failed_s": time.monotonic() - began}
 
 
 def hang(gatherer: WeightGatherer) -> dict[str, str]:

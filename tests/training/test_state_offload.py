@@ -14,7 +14,14 @@ from checkpointing import ROWS, Training
 from tiny import linear_rows, sequences_of, tiny_model, write_tiny_folder
 from trainer_run import Run
 
-from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, ModelConfig, OptimizerConfig
+from agentrl.configs import (
+    ComputeConfig,
+    CriticConfig,
+    LearnerConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
 from agentrl.training.checkpoint.layout import list_checkpoints
 from agentrl.training.parallel import make_mesh
 from agentrl.training.parallel.held_parts import local_part
@@ -83,6 +90,48 @@ def test_a_checkpoint_is_saved_from_the_host(tmp_path: Path) -> None:
     said, weights = resumed.step(ROWS), resumed.weights()
     assert said == expected[0]
     assert all(torch.equal(one, two) for one, two in zip(weights, expected[1], strict=True))
+
+
+def test_a_checkpoint_before_the_first_update_is_saved_from_the_host(tmp_path: Path) -> None:
+    """As after a step that trains the critic only."""
+    folder = ModelConfig(str(write_tiny_folder(tmp_path / "model")))
+    config = LearnerConfig(
+        ComputeConfig(micro_batch_tokens=96, loss_seq_chunk_size=32),
+        LossConfig(loss_calculator="PPO"),
+        OptimizerConfig(learning_rate=1e-2),
+        critic=CriticConfig(critic_warmup_steps=1),
+    )
+    rows = [sequences_of(row) for row in linear_rows(4)]
+
+    def fresh() -> Learner:
+        mesh = make_mesh(Accelerator(cpu=True))
+        return Learner(tiny_model(), mesh, config, 3, value_start=folder)
+
+    def after(learner: Learner) -> tuple[object, list[torch.Tensor]]:
+        said = learner.step(rows)
+        return said, [p.full_tensor().clone() for p in learner.model.parameters()]
+
+    never_saved, saved, resumed = fresh(), fresh(), fresh()
+    never_saved.step(rows)
+    saved.step(rows)
+    saved.offload()
+    resumed.load_state_dict(saved.state_dict())
+    assert device_bytes(saved) == 0
+    saved.bring_back()
+    expected = after(never_saved)
+    for other in (after(saved), after(resumed)):
+        assert other[0] == expected[0]
+        assert all(torch.equal(a, b) for a, b in zip(other[1], expected[1], strict=True))
+    made = next(iter(make_moments(fresh()).values()))
+    first = next(iter(never_saved.optimizer.state.values()))
+    assert {name: (m.shape, m.dtype, type(m)) for name, m in made.items()} == {
+        name: (m.shape, m.dtype, type(m)) for name, m in first.items()
+    }
+
+
+def make_moments(learner: Learner) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+    learner.state_dict()
+    return learner.optimizer.state
 
 
 def test_services_have_the_device_when_the_trainer_has_left_it(

@@ -110,6 +110,11 @@ def _of_devices(config: Config) -> Refusals:
         "--inf_share_gpus: needs --sync_sampling, because services whose memory is given back "
         "cannot sample while the trainer computes",
     )
+    yield (
+        config.services.inf_share_gpus and config.services.weight_update == "distributed",
+        "--weight_update distributed: not with --inf_share_gpus, because NCCL refuses two ranks on "
+        "one GPU, here the trainer's and a service's; give disk or tensor",
+    )
 
 
 def _of_the_optimizer(optimizer: OptimizerConfig) -> Refusals:

@@ -48,7 +48,7 @@ from agentrl.launcher.script_environment import (
     forget_fsdp,
     not_followed,
 )
-from agentrl.launcher.stack import Stack, plan_layers
+from agentrl.launcher.stack import Stack, plan_layers, trainer_gpus
 from agentrl.user_errors import is_user_error
 
 MAIN = Preset(name="main", title="fixed by its flags", flags=())
@@ -207,6 +207,7 @@ def _own_address(deployment: Deployment) -> str:
 
 def _be_a_trainer(stack: Stack) -> NoReturn:
     forget_fsdp(os.environ)
+    os.environ.update(trainer_gpus(stack))
     from agentrl.training.trainer import run_process
 
     flags = list(stack.flags)

@@ -21,6 +21,7 @@ SGLANG_OF_SETUP = f"{SGLANG_PYTHON} -m sglang.launch_server"
 _ENGINES = ("sglang", "local")
 _LAST_PORT = 65535
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _MOST_SAMPLERS = 8  # each makes hundreds of turns in a second: more than services answer
 _SEVERAL_MACHINES_PORT = 29500  # torch's own default: all machines must know it beforehand
 
@@ -255,6 +256,16 @@ def usable_cores() -> int:
     except (FileNotFoundError, ValueError):  # not in a container, or one of another kind
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def usable_memory() -> int:
+    """Bytes of host memory that this process may use, within the limit of a container."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = _MEMORY_LIMIT.read_text().strip()
+    except FileNotFoundError:  # not in a container, or one of another kind
+        return memory
+    return memory if limit == "max" else min(memory, int(limit))
 
 
 def default_sampler_processes(cores: int, computing: int = 0) -> int:

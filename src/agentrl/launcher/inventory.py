@@ -1,13 +1,12 @@
 """The GPUs of a machine: as nvidia-smi lists them, or as a text describes them for planning."""
 
-import os
 import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl.configs import ConfigError
-from agentrl.launcher.deployment import count_gpus
+from agentrl.launcher.deployment import count_gpus, usable_memory
 
 GIB = 2**30
 _MIB = 2**20
@@ -30,7 +29,7 @@ class Gpu:
 class Inventory:
     """The GPUs that a launch may use on each of `machines` equal machines, in CUDA's order.
 
-    `host_bytes`: memory of one machine; None if it is not known.
+    `host_bytes`: memory that a launch may use of one machine; None if it is not known.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -69,7 +68,7 @@ def read_inventory(environment: Mapping[str, str], machines: int = 1) -> Invento
             "install the driver's tools, or hide the GPUs with CUDA_VISIBLE_DEVICES="
         ) from None
     gpus = visible(listed_gpus(listed), environment.get("CUDA_VISIBLE_DEVICES"))
-    return Inventory(gpus, machines, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return Inventory(gpus, machines, usable_memory())
 
 
 def listed_gpus(text: str) -> dict[str, Gpu]:

@@ -368,9 +368,14 @@ def _address(stack: Stack) -> str | None:
     return deployment.node_address or first or socket.getfqdn()
 
 
+def trainer_gpus(stack: Stack) -> dict[str, str]:
+    """The variables that give a trainer process the trainer's GPUs of this machine."""
+    placement = stack.placement
+    return gpu_environment(placement.devices(placement.train_gpus)) if placement else {}
+
+
 def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Part:
     deployment = stack.deployment
-    placement = stack.placement
     drain = stack.config.sampling.drain_seconds
     flags, secrets = handed_on(stack.flags)
     command: tuple[str, ...] = (sys.executable, "-m", "agentrl.training.trainer", *flags)
@@ -388,7 +393,7 @@ def _trainer_part(stack: Stack, port: int | None, threads: dict[str, str]) -> Pa
         environment={
             **threads,
             **secrets,
-            **(gpu_environment(placement.devices(placement.train_gpus)) if placement else {}),
+            **trainer_gpus(stack),
             # By default, torch's agent kills processes that still run after 30 s.
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(drain + _END_S)),
         },

@@ -1,7 +1,8 @@
 """Gathers the weights of a sharded model on rank 0, while training goes on.
 
     copy    each process copies its parts into its own host memory, in the published dtype
-    send    the others send theirs to rank 0, one layer at a time, and free them
+    send    the others send rank 0 whether the copy failed, and why; then their parts, one layer at
+            a time, and free them
     gather  rank 0 puts a layer together, by names and in pieces of the model's folder
 
 All of it runs in the background, of the weights at the moment of `stage`: the optimizer waits until
@@ -51,6 +52,7 @@ from agentrl.training.parallel.held_parts import (
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 120.0  # for a process to send its part of a weight, once rank 0 asks for it
+_REASON_BYTES = 512  # of the message that a copy has failed; all 0 if it has not
 _LONGEST_WAIT = timedelta(days=30)  # for rank 0 to ask: it may still write the last publication
 
 
@@ -85,6 +87,12 @@ class _Plan:
     timeout: timedelta
     stream: torch.cuda.Stream | None
     pin_whole: bool
+
+    @property
+    def senders(self) -> set[int]:
+        """The processes that send parts to rank 0."""
+        ranks = {rank for weight in self.weights.values() for rank in weight.senders.values()}
+        return ranks - {0}
 
 
 class WeightGatherer:
@@ -200,12 +208,14 @@ class StagedWeights:
         try:
             with torch.no_grad(), torch.cuda.stream(self._plan.stream):
                 self._copy(parts, ready)
-        except BaseException as error:  # raised by who waits for it
-            self.copied.set_exception(error)
+        except BaseException as error:
+            logger.error("this process could not copy its part of the weights: %s", error)
+            self.copied.set_exception(error)  # raised by who waits for it
+            self._host.clear()
+            self._send(f"{type(error).__name__}: {error}")
             return
         self.copied.set_result(None)
-        if dist.get_rank() != 0:
-            self._send()
+        self._send()
 
     def _copy(self, parts: dict[str, Tensor], ready: torch.cuda.Event | None) -> None:
         stream = self._plan.stream
@@ -219,25 +229,51 @@ class StagedWeights:
         if stream is not None:
             stream.synchronize()
 
-    def _send(self) -> None:
+    def _send(self, failure: str = "") -> None:
+        if dist.get_rank() not in self._plan.senders:
+            return
         try:
+            reason = failure.encode()[:_REASON_BYTES].ljust(_REASON_BYTES, b"\0")
+            self._send_all([torch.tensor(list(reason), dtype=torch.uint8)])
             for _, names in groupby(list(self._host), key=_unit_of):
                 # Popped, so that the memory of a layer is free once rank 0 has it.
-                sending = [dist.isend(self._host.pop(name), 0, self._plan.group) for name in names]
-                for work in sending:
-                    assert work is not None
-                    work.wait(_LONGEST_WAIT)
+                self._send_all([self._host.pop(name) for name in names])
         except RuntimeError as error:  # rank 0 says why it has ended
             logger.debug("rank 0 did not take the weights: %s", error)
 
+    def _send_all(self, tensors: list[Tensor]) -> None:
+        for work in [dist.isend(tensor, 0, self._plan.group) for tensor in tensors]:
+            assert work is not None
+            work.wait(_LONGEST_WAIT)
+
     def _receive(self) -> dict[str, Tensor]:
         whole: dict[str, Tensor] = {}
+        self._check_copies()
         with torch.no_grad():
             for _, names in groupby(self._plan.weights, key=_unit_of):
                 arriving = [self._ask(name) for name in names]
                 layer = {each.name: self._complete(each) for each in arriving}
                 whole |= self._plan.form.names.to_folder(self._merged(layer))
         return whole
+
+    def _check_copies(self) -> None:
+        """Wait until the other processes have copied. Raises `GatherStalled` if one could not."""
+        reasons = {
+            rank: torch.empty(_REASON_BYTES, dtype=torch.uint8) for rank in self._plan.senders
+        }
+        arriving = {
+            rank: dist.irecv(reason, rank, self._plan.group) for rank, reason in reasons.items()
+        }
+        for rank, work in arriving.items():
+            assert work is not None
+            self._wait(work, rank, "the weights")
+            failure = bytes(reasons[rank].tolist()).rstrip(b"\0").decode(errors="ignore")
+            if failure:
+                raise GatherStalled(
+                    f"the weights could not be published: process {rank} of the trainer could not "
+                    f"copy its part to host memory ({failure.splitlines()[0]}); its log has the "
+                    "rest; a new start goes on from the last checkpoint"
+                )
 
     def _ask(self, name: str) -> "_Arriving":
         """Begin to receive the parts of a weight."""
@@ -261,20 +297,23 @@ class StagedWeights:
     def _complete(self, arriving: "_Arriving") -> Tensor:
         """Wait for the parts of a weight."""
         for rank, work, apart in arriving.parts:
-            try:
-                work.wait(self._plan.timeout)
-            except RuntimeError as error:
-                if "timed out" not in str(error).lower():
-                    raise process_lost(error) or error from error
-                raise GatherStalled(
-                    f"the weights could not be published: process {rank} of the trainer did not "
-                    f"send its part of {arriving.name} within "
-                    f"{self._plan.timeout.total_seconds():g} s; it hangs or its network does, see "
-                    "its log; a new start goes on from the last checkpoint"
-                ) from error
+            self._wait(work, rank, arriving.name)
             if apart is not None:
                 place(*apart, arriving.whole)
         return arriving.whole
+
+    def _wait(self, work: dist.Work, rank: int, what: str) -> None:
+        """Wait for what another process sends. Raises `GatherStalled` if nothing comes."""
+        try:
+            work.wait(self._plan.timeout)
+        except RuntimeError as error:
+            if "timed out" not in str(error).lower():
+                raise process_lost(error) or error from error
+            raise GatherStalled(
+                f"the weights could not be published: process {rank} of the trainer did not send "
+                f"its part of {what} within {self._plan.timeout.total_seconds():g} s; it hangs or "
+                "its network does, see its log; a new start goes on from the last checkpoint"
+            ) from error
 
     def _merged(self, layer: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a layer with its adapter merged into them, by their names without it."""

@@ -28,7 +28,12 @@ from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic import Critic
 from agentrl.training.step.culprits import NonFiniteGradient, find_culprits
 from agentrl.training.step.objective import Objective, StepObjective
-from agentrl.training.step.optimizer import load_optimizer, make_optimizer, make_scheduler
+from agentrl.training.step.optimizer import (
+    load_optimizer,
+    make_optimizer,
+    make_scheduler,
+    missing_moments,
+)
 from agentrl.training.step.preference_objective import PreferenceObjective
 from agentrl.training.step.probe import probe
 from agentrl.training.step.reference import Reference
@@ -106,6 +111,9 @@ class Learner:
             self._models.append(self.critic.model)
         if reference_policy is not None and reference_policy.model is not model:
             self._models.append(reference_policy.model)
+        self._optimizers = [self.optimizer]
+        if self.critic is not None:
+            self._optimizers.append(self.critic.optimizer)
         self._offload = StateOffload(mesh.device)
 
     def step(
@@ -210,8 +218,7 @@ class Learner:
                 yield parameter
                 if parameter.grad is not None:
                     yield parameter.grad
-        optimizers = [self.optimizer, *([self.critic.optimizer] if self.critic else [])]
-        for optimizer in optimizers:
+        for optimizer in self._optimizers:
             for moments in optimizer.state.values():
                 yield from (value for value in moments.values() if isinstance(value, Tensor))
 
@@ -221,6 +228,7 @@ class Learner:
         The weights are under `model`, by their names in the model. With an adapter these are only
         the adapter's weights.
         """
+        self._make_moments()
         model, optimizer = get_state_dict(self.model, self.optimizer)
         named = self.model.named_parameters(remove_duplicate=False)
         for name in [name for name, parameter in named if not parameter.requires_grad]:
@@ -230,6 +238,13 @@ class Learner:
             state["critic"] = self.critic.state_dict()
         on_host: dict[str, Any] = self._offload.on_host(state)
         return on_host
+
+    def _make_moments(self) -> None:
+        """Make the state of an optimizer that has not updated yet: where that of the others is."""
+        for optimizer in self._optimizers:
+            for tensors in missing_moments(optimizer):
+                if self._offload.is_away:
+                    self._offload.offload(tensors)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the `state_dict` of a learner of the same model. Collective.

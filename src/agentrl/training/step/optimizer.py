@@ -6,10 +6,11 @@ from the present flags when a checkpoint is loaded.
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
@@ -56,6 +57,24 @@ def make_scheduler(
             f"--lr_scheduler_type {config.lr_scheduler_type} ({error})"
         ) from None
     return scheduler
+
+
+def missing_moments(optimizer: AdamW) -> Iterator[list[Tensor]]:
+    """Make the state that the first update would make, and yield that of each parameter.
+
+    `get_state_dict` makes it by an update, for which the weights must be on the device, and which
+    counts as one in the state.
+    """
+    if optimizer.state:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            }
+            yield list(optimizer.state[parameter].values())
 
 
 def load_optimizer(

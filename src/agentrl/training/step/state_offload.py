@@ -31,6 +31,11 @@ class StateOffload:
         self._device = device
         self._held: dict[int, _OnHost] = {}
 
+    @property
+    def is_away(self) -> bool:
+        """Whether tensors are in host memory."""
+        return bool(self._held)
+
     def offload(self, tensors: Iterable[Tensor]) -> None:
         """Move the memory of tensors to the host. They must not be used until `bring_back`."""
         for tensor in map(local_part, tensors):
