@@ -141,7 +141,7 @@ class AsyncSampler(ABC):
         yield shared
 
     @classmethod
-    def check_flags(cls, config: Config) -> None:
+    def check_flags(cls, config: Config) -> None:  # noqa: B027 -- most classes need none
         """Raise `ConfigError` if flags that this class needs are missing or wrong."""
 
     async def sample(self) -> Record:
