@@ -11,6 +11,7 @@ from stage import Stage
 
 from agentrl.configs import ConfigError
 from agentrl.databases.documents import Record, StopReason, ToolResult
+from agentrl.rollout.agents import load_agents
 
 PROGRAM = Path(__file__).with_name("agent_program.py")
 FUNCTIONS = Path(__file__).with_name("agent_functions.py")
@@ -133,5 +134,7 @@ async def test_a_command_that_cannot_run_is_refused_at_the_start(
     stage: Stage, flags: tuple[str, ...], said: str
 ) -> None:
     stage.flags = ("--agent_name", "program", *flags)
+    with pytest.raises(ConfigError, match=said):  # by a launch, before anything is started
+        load_agents(stage.config)
     with pytest.raises(ConfigError, match=said):
         await stage.attempt("program")

@@ -41,6 +41,11 @@ class ProgramSampler(AsyncSampler):
     resources: ProgramResources
 
     @classmethod
+    def check_flags(cls, config: Config) -> None:
+        """Raise `ConfigError` if the code is not given or cannot be used."""
+        _drive(config)
+
+    @classmethod
     @asynccontextmanager
     async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[ProgramResources]:
         """Start the gateway. Raises `ConfigError` if the code is not given or cannot be used."""

@@ -91,7 +91,7 @@ def load_agents(config: Config) -> None:
         for name, defined in vars(module).items():
             if _is_sampler_of(module, defined) and defined not in _registered.values():
                 register_agent(name, defined)
-    find_agent(config.agent.agent_name)
+    find_agent(config.agent.agent_name).check_flags(config)
 
 
 def _is_sampler_of(module: ModuleType, defined: object) -> bool:

@@ -140,6 +140,11 @@ class AsyncSampler(ABC):
         """Open further resources of this class, once per process. Yields them with `shared`."""
         yield shared
 
+    @classmethod
+    def check_flags(cls, config: Config) -> None:
+        """Raise `ConfigError` if flags that this class needs are missing or wrong."""
+        return  # most need none
+
     async def sample(self) -> Record:
         """Call `run()`. An uncaught `LimitReached` ends the record with the turns so far."""
         ended = False
