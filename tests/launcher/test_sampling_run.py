@@ -33,7 +33,7 @@ SAMPLE = (
     "--model", str(DEMO / "model"), "--tasks", "tasks.jsonl",
     "--mcp_manager_url", f"{DEMO / 'warehouse_tools.py'}:server", "--max_turns", "6",
     "--max_tokens", "384", "--max_new_tokens", "48", "--num_generations", "4",
-    "--lease_seconds", "3",
+    "--lease_seconds", "3", "--max_concurrent_samples_per_process", "1",
 )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def test_a_run_is_sampled_through_kills_and_trained_later_on_all_its_rows(tmp_pa
     # First the launch itself is killed, in the middle.
     first = _agentrl(tmp_path, "sample", *SAMPLE)
     _await(lambda: log.is_file() and "sampler " in log.read_text(), first)
-    time.sleep(2)
+    time.sleep(1)
     first.kill()
     first.communicate()
 
@@ -143,7 +143,7 @@ def test_a_run_is_sampled_through_kills_and_trained_later_on_all_its_rows(tmp_pa
     again = _agentrl(tmp_path, "sample", *SAMPLE)
     before = log.read_text()
     _await(lambda: log.read_text().count("sampler ") > before.count("sampler "), again)
-    time.sleep(1)
+    time.sleep(0.2)
     for child in _below(again.pid):
         if "sample-0" in _open_files(child):
             os.kill(child, signal.SIGKILL)

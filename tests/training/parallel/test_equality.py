@@ -66,8 +66,11 @@ def test_an_arrangement_of_processes_trains_what_one_process_trains(
 def assert_equal(ours: dict[str, Any], case: str) -> None:
     """An outcome is what one process makes of the case."""
     expected = alone(case)
+    # A reward is a difference of two sums of logprobs, of some hundred nats each in float32, and
+    # begins at 0: what is left of it then is their rounding.
+    least = 5e-5 if case == "dpo" else 1e-6
     for step, reference in zip(ours["statistics"], expected["statistics"], strict=True):
-        assert step == pytest.approx(reference, rel=1e-4, abs=1e-6)
+        assert step == pytest.approx(reference, rel=1e-4, abs=least)
     assert expected["statistics"][0]["grad_norm"] > 1, "it is clipped"
     for what, tolerance in (("gradients", 2e-5), ("weights", 5e-4)):
         assert ours[what].keys() == expected[what].keys()
