@@ -3,11 +3,12 @@
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -335,13 +336,19 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     assert report.pass_at[2].mean == 1.0
     assert report.mean_turns.mean == pytest.approx((2.5 + 2) / 2)
     first = write_report(tmp_path, report)
-    assert first.name == "checkpoint-7-held out.json"
+    assert re.fullmatch(r"checkpoint-7-held out-[0-9a-f]{8}\.json", first.name)
     assert json.loads(first.read_text())["pass_at"]["1"]["mean"] == 0.75
     tasks.write_text("other tasks of the same name")
     other = summarise_rollouts("demo", "checkpoint-7", 7, -4, rollouts, HeldOutFile.of(tasks))
     second = write_report(tmp_path, other)
     assert (write_report(tmp_path, report), write_report(tmp_path, other)) == (first, second)
     assert [json.loads(path.read_text())["epoch"] for path in (first, second)] == [-3, -4]
+    # Other flags have another file, and the same flags the same one beside any other models.
+    flags = {"flags": {"max_turns": 3}}
+    third = write_report(tmp_path, replace(report, set_up=flags))
+    assert third not in (first, second) and json.loads(third.read_text())["set_up"] == flags
+    beside = replace(report, checkpoint="/home/me/a/model"), replace(report, checkpoint="a/model")
+    assert len({write_report(tmp_path, one) for one in beside}) == 1
     with pytest.raises(ValueError):
         summarise_rollouts(
             "demo", "c", 7, -3, [TaskRollouts("x", [], [], 2, 1)], HeldOutFile.of(tasks)
