@@ -51,7 +51,13 @@ from agentrl.launcher.evaluation import (
     write_report,
 )
 from agentrl.launcher.progress import MetricsTail, ProgressReader, Snapshot
-from agentrl.launcher.report import agentrl_command, gather_report, next_steps, write_summary
+from agentrl.launcher.report import (
+    agentrl_command,
+    gather_report,
+    next_steps,
+    sampled_lines,
+    write_summary,
+)
 from agentrl.launcher.show import (
     find_record,
     print_failed_tasks,
@@ -353,6 +359,18 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
         summarise_rollouts(
             "demo", "c", 7, -3, [TaskRollouts("x", [], [], 2, 1)], HeldOutFile.of(tasks)
         )
+
+
+async def test_training_on_the_right_ones_is_advised_only_if_there_are_some(
+    database: RunDatabase,
+) -> None:
+    config = parse_config(["--run_name", database.name, "--model_name_or_path", "model"])
+    await add_group(database, [0.0, 0.5], name="a")
+    assert not any(
+        "train on the right" in line for line in await sampled_lines(database, config, 1.0)
+    )
+    await add_group(database, [0.0, 1.0], name="b")
+    assert any("train on the right" in line for line in await sampled_lines(database, config, 1.0))
 
 
 async def test_a_trajectory_is_printed_with_its_calls_results_and_score(

@@ -19,6 +19,7 @@ from pymongo import MongoClient
 from agentrl.cli import main
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of
+from agentrl.configs.verbs import sample_parser
 from agentrl.databases import policies, runs
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DataSet, Split, TaskStatus
@@ -126,6 +127,12 @@ def _agentrl(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
         env={**environment, "PYTHONPATH": str(REPOSITORY / "src"), "NUM_SAMPLERS": "2"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
+
+
+def test_the_help_needs_a_database_only_of_a_run_that_is_joined() -> None:
+    said = " ".join(sample_parser().format_help().split())
+    assert "(needed to join a run; default with --model and --tasks: DB_URL, else" in said
+    assert "(needed)" not in said
 
 
 def test_a_refused_second_start_leaves_the_finished_run_as_it_is(
