@@ -117,7 +117,9 @@ def test_a_signal_stops_it_after_a_step_with_a_checkpoint(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_other_rows_are_refused_unless_the_data_may_change(tmp_path: Path) -> None:
     talks(tmp_path / "talks.jsonl")
-    said(sft(tmp_path, "--max_steps", "2"))
+    text = said(sft(tmp_path, "--max_steps", "2"))
+    script = text.partition("MODEL=output/sft/model ")[2].split()[0]
+    assert (tmp_path / script).is_file() and script.endswith("grpo_example.sh")
     talks(tmp_path / "talks.jsonl", count=50)
     refused = said(sft(tmp_path, "--max_steps", "3"), status=2)
     assert f"--train_file {tmp_path / 'talks.jsonl'}: output/sft/checkpoint-2 was" in refused
