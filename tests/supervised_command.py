@@ -36,3 +36,10 @@ def metrics(folder: Path, run: str) -> list[dict[str, Any]]:
     """The lines of the run's `metrics.jsonl`."""
     file = folder / "output" / run / "metrics.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def runs(folder: Path) -> list[str]:
+    """The lines of `agentrl runs` there."""
+    command = [sys.executable, "-m", "agentrl.cli", "runs"]
+    listed = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=True)
+    return listed.stdout.splitlines()

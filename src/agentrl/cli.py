@@ -75,7 +75,7 @@ VERBS = {
         "answer token prompts over HTTP", "agentrl.launcher.serve", parser="serve_parser"
     ),
     "eval": Verb(
-        "evaluate a run's checkpoint on held-out tasks",
+        "evaluate a run's checkpoint or any models on tasks",
         "agentrl.launcher.evaluate",
         parser="eval_parser",
     ),

@@ -75,7 +75,9 @@ def test_a_group_gives_its_best_against_its_worst() -> None:
         "b": "has scores that differ by 0 only",
         "c": "has 1 finished trajectories with a score, and a pair two",
     }
-    assert best_and_worst(records, 0.5)[0] == {"a": ("a3", "a2")}
+    found, left_out = best_and_worst(records, 0.5)
+    assert found == {"a": ("a3", "a2")}
+    assert left_out["d"] == "has scores that differ by 0.25 only, less than --margin 0.5"
 
 
 @pytest.mark.slow

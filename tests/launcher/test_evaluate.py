@@ -24,7 +24,7 @@ from agentrl.launcher.evaluation import (
     TaskRollouts,
     summarise_rollouts,
 )
-from agentrl.launcher.evaluations import making_flags
+from agentrl.launcher.evaluation_setup import making_digests, making_flags, unseen
 from agentrl.launcher.model_source import find_model
 
 DEMO = REPOSITORY / "assets" / "demo"
@@ -100,6 +100,9 @@ def test_what_cannot_be_evaluated_is_said_in_one_sentence(
     assert "belongs to --endpoint, which is not given" in said(
         "--model", MODEL, "--endpoint_model", "big", "--tasks", "tasks.jsonl"
     )
+    assert "--mcp_manager_url gone.py:server: there is no such Python file" in said(
+        "--model", MODEL, "--tasks", "tasks.jsonl", "--mcp_manager_url", "gone.py:server"
+    ).replace(f"{tmp_path}/", "")
     trained = tmp_path / "output" / "eval"
     trained.mkdir(parents=True)
     (trained / "launch.json").write_text('{"preset": "grpo", "flags": []}')
@@ -135,6 +138,47 @@ def test_an_evaluation_with_other_tools_or_limits_is_another_one() -> None:
         assert making_flags(parse_config(flags)) != usual
     for flags in (["--tool_timeout", "5"], ["--lease_seconds", "9"], ["--max_steps", "7"]):
         assert making_flags(parse_config(flags)) == usual
+
+
+def test_an_edited_program_or_module_makes_it_another_evaluation(tmp_path: Path) -> None:
+    tools, code, options = tmp_path / "tools.py", tmp_path / "code.py", tmp_path / "options.json"
+    servers = tmp_path / "servers.json"
+    for flag, value in {
+        "mcp_manager_url": f"{tools}:server", "agent_entry": f"{code}:run",
+        "agent_command": f"python -u {code} --options {options}", "agent_module": f"{code}",
+        "scorer_module": f"{code}", "agent_config_path": f"{options}",
+    }.items():  # fmt: skip
+        config = parse_config([f"--{flag}", value])
+        for file in (tools, code, options):
+            file.write_text("1")
+        before, named = making_digests(config), [file for file in (tools, code, options)
+                                                 if str(file) in value]  # fmt: skip
+        assert list(before) == [flag]
+        for file in named:
+            file.write_text("2")
+            assert making_digests(config) != before
+            file.write_text("1")
+            assert making_digests(config) == before
+    servers.write_text('{"mcpServers": {}}')
+    assert list(making_digests(parse_config(["--mcp_manager_url", str(servers)])))
+
+
+def test_what_an_evaluation_cannot_compare_is_named(tmp_path: Path) -> None:
+    code = tmp_path / "code.py"
+    code.write_text("import other")
+
+    def said(*flags: str) -> list[str]:
+        return unseen(parse_config(flags))
+
+    assert said() == []
+    assert said("--mcp_manager_url", "http://127.0.0.1:1/mcp") == [
+        "behind the URL of --mcp_manager_url"
+    ]
+    assert said("--agent_command", f"python {code}") == ["in what code.py imports"]
+    assert said("--agent_command", "python -m mine") == ["in the program `python -m mine`"]
+    assert said("--mcp_manager_url", "mine.tools:server") == [
+        "in the module of --mcp_manager_url mine.tools:server"
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -212,10 +256,10 @@ def test_base_model_checkpoint_and_a_foreign_servers_model_stand_in_one_table(
     assert [report["tasks"] for report in reports] == [40, 4] * 3
     assert all(report["rollouts"] == 4 * report["tasks"] for report in reports)
     assert len(content["comparisons"]) == 4
-    assert {path.name for path in folder.glob("model-*held.json")} == {
-        "model-demo_model-held.json", "model-demo_checkpoint-2-held.json",
-        f"model-{MODEL.strip('/').replace('/', '_')}-held.json",
-    }  # fmt: skip
+    # The endpoint's name is a path, too.
+    assert sorted(path.name.rpartition("-")[0] for path in folder.glob("model-*-held-*.json")) == [
+        "model-demo_checkpoint-2-held", "model-demo_model-held", "model-demo_model-held",
+    ]  # fmt: skip
 
     # Nothing is left to sample: the same command prints the same table at once.
     began = time.monotonic()

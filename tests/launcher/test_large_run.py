@@ -134,6 +134,7 @@ async def test_an_evaluation_goes_on_and_is_numbered_by_an_index(
     await add_run(database)
     same = {
         "model": "m", "model_digest": "d", "task_digest": "t", "rollouts": 2, "flags": {"a": 1},
+        "digests": {},
     }  # fmt: skip
     lines = [TaskLine(id="a", query="?")]
 
@@ -145,6 +146,7 @@ async def test_an_evaluation_goes_on_and_is_numbered_by_an_index(
         assert await open_tasks(database, -2) == 1
         assert await begin(again=True) == -1  # it has not ended yet
         assert await begin(flags={"a": 2}) == -3
+        assert await begin(digests={"a": "edited"}) == -4
     assert plans.documents <= 8
     await database.tasks.update_many({"epoch": -1}, {"$set": {"status": TaskStatus.COMPLETED}})
-    assert [await begin(), await begin(again=True), await begin()] == [-1, -4, -4]
+    assert [await begin(), await begin(again=True), await begin()] == [-1, -5, -5]

@@ -3,11 +3,12 @@
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -50,7 +51,13 @@ from agentrl.launcher.evaluation import (
     write_report,
 )
 from agentrl.launcher.progress import MetricsTail, ProgressReader, Snapshot
-from agentrl.launcher.report import agentrl_command, gather_report, next_steps, write_summary
+from agentrl.launcher.report import (
+    agentrl_command,
+    gather_report,
+    next_steps,
+    sampled_lines,
+    write_summary,
+)
 from agentrl.launcher.show import (
     find_record,
     print_failed_tasks,
@@ -335,7 +342,7 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     assert report.pass_at[2].mean == 1.0
     assert report.mean_turns.mean == pytest.approx((2.5 + 2) / 2)
     first = write_report(tmp_path, report)
-    assert first.name == "checkpoint-7-held out.json"
+    assert re.fullmatch(r"checkpoint-7-held out-[0-9a-f]{8}\.json", first.name)
     written = json.loads(first.read_text())["pass_at"]
     assert (written["1"]["mean"], written["1"]["tasks"], written["2"]["tasks"]) == (0.75, 2, 1)
     tasks.write_text("other tasks of the same name")
@@ -343,10 +350,28 @@ async def test_an_evaluation_is_summed_up_by_task_with_failed_attempts_apart(
     second = write_report(tmp_path, other)
     assert (write_report(tmp_path, report), write_report(tmp_path, other)) == (first, second)
     assert [json.loads(path.read_text())["epoch"] for path in (first, second)] == [-3, -4]
+    # Other flags have another file, and the same flags the same one beside any other models.
+    flags = {"flags": {"max_turns": 3}}
+    third = write_report(tmp_path, replace(report, set_up=flags))
+    assert third not in (first, second) and json.loads(third.read_text())["set_up"] == flags
+    beside = replace(report, checkpoint="/home/me/a/model"), replace(report, checkpoint="a/model")
+    assert len({write_report(tmp_path, one) for one in beside}) == 1
     with pytest.raises(ValueError):
         summarise_rollouts(
             "demo", "c", 7, -3, [TaskRollouts("x", [], [], 2, 1)], HeldOutFile.of(tasks)
         )
+
+
+async def test_training_on_the_right_ones_is_advised_only_if_there_are_some(
+    database: RunDatabase,
+) -> None:
+    config = parse_config(["--run_name", database.name, "--model_name_or_path", "model"])
+    await add_group(database, [0.0, 0.5], name="a")
+    assert not any(
+        "train on the right" in line for line in await sampled_lines(database, config, 1.0)
+    )
+    await add_group(database, [0.0, 1.0], name="b")
+    assert any("train on the right" in line for line in await sampled_lines(database, config, 1.0))
 
 
 async def test_a_trajectory_is_printed_with_its_calls_results_and_score(

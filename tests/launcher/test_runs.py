@@ -116,6 +116,26 @@ def test_each_run_is_listed_with_its_state_by_what_is_in_its_folder(
     assert "4/4" in printed and "0.25 → 0.75" in printed and "output/done" in printed
 
 
+def test_a_supervised_run_is_finished_at_the_end_of_its_steps_or_epochs(agentrl: Command) -> None:
+    for name, step, epoch, most in (
+        ("by_epochs", 6, 2.0, 0), ("half_way", 3, 1.0, 0), ("by_steps", 4, 0.5, 4),
+        ("early", 2, 3.0, 4),
+    ):  # fmt: skip
+        folder = make_run(name, step=step, status=0)
+        (folder / "launch.json").unlink()
+        (folder / "rows").mkdir()
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": step, "epoch": epoch}) + "\n")
+        config = {"optimizer": {"max_steps": most}, "data": {"num_train_epochs": 2}}
+        state = {"step": step, "processes": 1, "config": config}
+        (folder / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
+    rows = agentrl.listed()
+    assert {name: (row["state"], row["note"]) for name, row in rows.items()} == {
+        "by_epochs": ("finished", ""), "by_steps": ("finished", ""),
+        "half_way": ("stopped", "resumes from checkpoint-3"),
+        "early": ("stopped", "resumes from checkpoint-2"),
+    }  # fmt: skip
+
+
 async def add_stored_run(database: RunDatabase, *, live: bool) -> None:
     lease = datetime.now(UTC) + timedelta(seconds=60 if live else -60)
     run = Run(id=database.name, status="training", trainer="t", trainer_host="far", step=3,

@@ -13,18 +13,22 @@ from pathlib import Path
 
 import pytest
 from demo_launch import demo_lines
+from ports import free_port
 from pymongo import MongoClient
 
 from agentrl.cli import main
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of
+from agentrl.configs.verbs import sample_parser
 from agentrl.databases import policies, runs
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Split, TaskStatus
+from agentrl.databases.documents import DataSet, Split, TaskStatus
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.feeding import feed
+from agentrl.launcher.run_folder import LaunchRecord, write_launch
+from agentrl.launcher.run_state import read_run
 from agentrl.rollout.scheduling.work_view import Observer
 from agentrl.training.run.entry import enter, settle
 
@@ -123,6 +127,32 @@ def _agentrl(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
         env={**environment, "PYTHONPATH": str(REPOSITORY / "src"), "NUM_SAMPLERS": "2"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
+
+
+def test_the_help_needs_a_database_only_of_a_run_that_is_joined() -> None:
+    said = " ".join(sample_parser().format_help().split())
+    assert "(needed to join a run; default with --model and --tasks: DB_URL, else" in said
+    assert "(needed)" not in said
+
+
+def test_a_refused_second_start_leaves_the_finished_run_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DB_URL", raising=False)
+    tasks, output = tmp_path / "tasks.jsonl", tmp_path / "output" / "base"
+    tasks.write_text("\n".join(demo_lines(2)) + "\n")
+    output.mkdir(parents=True)
+    given = ["--run_name", "base", *SAMPLE]
+    data = DataSet(train_file=str(tasks), train_digest="of other tasks", tools="given", seed=0)
+    mark = {"identity": "of the first", "data": data.model_dump()}
+    (output / "run.json").write_text(json.dumps(mark))
+    write_launch(output, LaunchRecord("sample", [], status=0))
+    url = f"http://127.0.0.1:{free_port()}"
+    assert main(["sample", *given, "--inference_urls", url]) == 2
+    assert "began with other data" in capsys.readouterr().err
+    row = read_run(output)
+    assert row is not None and (row.state, row.note) == ("finished", "")
 
 
 @pytest.mark.slow

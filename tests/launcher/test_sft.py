@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from supervised_command import metrics, said, start
+from supervised_command import metrics, runs, said, start
 from transformers import AutoModelForCausalLM
 
 from agentrl.cli import main
@@ -49,6 +49,7 @@ def test_bad_input_is_one_sentence(
     )
     assert main([*given, "rows.jsonl"]) == 2
     assert "none of its 1 rows can be trained; rows.jsonl:1 has none of" in capsys.readouterr().err
+    assert not (tmp_path / "output").exists()  # nothing was begun
     assert main([*given, "rows.jsonl", "--num_generations", "8"]) == 2
     assert "unknown flag --num_generations" in capsys.readouterr().err
 
@@ -64,7 +65,19 @@ def test_it_learns_and_its_model_is_a_folder_that_transformers_loads(tmp_path: P
     assert lines[-1]["eval_loss"] < 0.1
     AutoModelForCausalLM.from_pretrained(tmp_path / "output" / "sft" / "model")
     again = said(sft(tmp_path, "--num_train_epochs", "2"))  # nothing is left to do
-    assert "finished after step 12 of 12" in again
+    assert "nothing to do: output/sft is finished after step 12; another --run_name" in again
+    assert "wrote" not in again
+    # A flag that would have no effect is no success.
+    other = said(sft(tmp_path, "--num_train_epochs", "2", "--learning_rate", "5e-4"), status=2)
+    assert "finished after step 12, and flags differ (--learning_rate 1e-3 → 5e-4" in other
+    assert "wrote" not in other
+    [row] = [line for line in runs(tmp_path) if line.startswith("sft ")]
+    assert row.split()[1:3] == ["finished", "12/?"]
+    # With another model alone, the model is named.
+    trained = str(tmp_path / "output" / "sft" / "model")
+    moved = said(sft(tmp_path, "--num_train_epochs", "2", "--model", trained), status=2)
+    assert f"--model {trained}: output/sft/checkpoint-12 was trained from another model" in moved
+    assert "--train_file" not in moved
 
 
 @pytest.mark.slow
@@ -104,7 +117,11 @@ def test_a_signal_stops_it_after_a_step_with_a_checkpoint(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_other_rows_are_refused_unless_the_data_may_change(tmp_path: Path) -> None:
     talks(tmp_path / "talks.jsonl")
-    said(sft(tmp_path, "--max_steps", "2"))
+    text = said(sft(tmp_path, "--max_steps", "2"))
+    script = text.partition("MODEL=output/sft/model ")[2].split()[0]
+    assert (tmp_path / script).is_file() and script.endswith("grpo_example.sh")
     talks(tmp_path / "talks.jsonl", count=50)
-    assert "was trained with other content" in said(sft(tmp_path, "--max_steps", "3"), status=2)
+    refused = said(sft(tmp_path, "--max_steps", "3"), status=2)
+    assert f"--train_file {tmp_path / 'talks.jsonl'}: output/sft/checkpoint-2 was" in refused
+    assert "other rows" in refused and "rows-" not in refused
     said(sft(tmp_path, "--max_steps", "3", "--change_data", "true"))

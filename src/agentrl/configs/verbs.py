@@ -1,7 +1,7 @@
 """The parsers of the verbs whose own modules load slowly, so that `--help` is fast."""
 
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl.configs.command_line import RUN_FLAGS_EPILOG, Parser
@@ -25,7 +25,7 @@ _LAUNCHED = "Flags that are not given are those of the run's launch."
 SHOWN_RECORDS = 20
 DEFAULTS = in_brackets(in_force(()))
 _ITS_OWN = {**DEFAULTS, "db_connection_string": "default: the run's own"}
-_GIVEN = {**DEFAULTS, "db_connection_string": "needed"}
+_NEEDED = {"db_connection_string": "needed"}
 _CHECKED = {
     **DEFAULTS,
     "db_connection_string": "default: none is checked",
@@ -49,6 +49,10 @@ def sample_parser() -> Parser:
         "Sample trajectories: with --model and --tasks for a run of its own with fixed weights, "
         "until all tasks are done; else for the run of that name in --db_connection_string, until "
         "it is finished.",
+        {
+            "db_connection_string": "needed to join a run; default with --model and --tasks: "
+            "DB_URL, else a MongoDB of the run's own"
+        },
     )
     parser.add_argument(
         "--model",
@@ -62,11 +66,11 @@ def sample_parser() -> Parser:
     return parser
 
 
-def _whole(prog: str, description: str) -> Parser:
+def _whole(prog: str, description: str, shown: Mapping[str, str] = _NEEDED) -> Parser:
     """The parser of a verb that takes only the run's flags."""
     parser = Parser(prog, description, usage=f"{prog} [--flag value ...]", epilog=RUN_FLAGS_EPILOG)
     parser.add_config()
-    parser.add_run_flags(shown=_GIVEN)
+    parser.add_run_flags(shown={**DEFAULTS, **shown})
     return parser
 
 

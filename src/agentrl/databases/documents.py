@@ -503,6 +503,7 @@ class Evaluation(Document):
     task_digest: str  # of the task file
     rollouts: int
     flags: dict[str, Any]  # by which its trajectories are made
+    digests: dict[str, str] = Field(default_factory=dict)  # of the files among the flags
     created_at: datetime
 
 

@@ -24,11 +24,12 @@ async def begin_evaluation(
     task_digest: str,
     rollouts: int,
     flags: Mapping[str, Any],
+    digests: Mapping[str, str],
     again: bool,
 ) -> int:
     """The number of the evaluation, with its tasks in the ledger.
 
-    It is the latest one of the same model, tasks and flags, and a new one if there is none.
+    It is the latest one of the same model, tasks, flags and files, and a new one if there is none.
     `again`: whether it is a new one in any case, unless the latest has not ended.
     """
     same = {
@@ -36,6 +37,7 @@ async def begin_evaluation(
         "task_digest": task_digest,
         "rollouts": rollouts,
         "flags": dict(flags),
+        "digests": dict(digests),
     }
     known = await database.evaluations.find_one(same, sort=[("epoch", 1)])
     if known is not None and again and not await open_tasks(database, known["epoch"]):

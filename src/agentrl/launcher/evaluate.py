@@ -37,6 +37,7 @@ from agentrl.launcher.comparison import (
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.endpoint import check_endpoint, endpoint_of
 from agentrl.launcher.evaluation import EvaluationReport, HeldOutFile, print_report, write_report
+from agentrl.launcher.evaluation_setup import set_up_of
 from agentrl.launcher.evaluations import Entrant, EvaluationFailed, Evaluations, TaskFileOf
 from agentrl.launcher.model_source import ModelSource, find_model
 from agentrl.launcher.preflight import (
@@ -45,6 +46,7 @@ from agentrl.launcher.preflight import (
     check_model,
     check_output,
     check_task_file,
+    check_tools,
 )
 from agentrl.launcher.presets import DEMO_TOOLS, EVALUATIONS
 from agentrl.launcher.report import agentrl_command, print_lines, run_arguments
@@ -89,13 +91,16 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"no tasks to evaluate on: set {wanted} to a task file")
     console = Console()
     print_lines(console, asked.notes)
+    set_up = set_up_of(config)
     files = _check(config, asked, console)
     with RunLock(config.output) as lock:
         (config.output / "eval").mkdir(exist_ok=True)
         if asked.own_run:
             _keep_launch(config, asked.layers, None)
         words = as_words(asked.layers)
-        work = Evaluations(words, asked.own_run, asked.entrants, files, given.own.again, console)
+        work = Evaluations(
+            words, asked.own_run, set_up, asked.entrants, files, given.own.again, console
+        )
         try:
             reports = asyncio.run(work.run(lock))
         except KeyboardInterrupt:
@@ -244,6 +249,7 @@ def _flags_of_runs(sources: Sequence[ModelSource]) -> tuple[list[Layer], list[st
 
 def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
     """Check models, tasks, services and folders; returns the task files. Raises for bad input."""
+    check_tools(config)
     folder = config.output / "eval"
     doubts: list[str] = []
     needed = 0

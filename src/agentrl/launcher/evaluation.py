@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 from rich.console import Console
 from rich.table import Table
@@ -45,7 +46,7 @@ class TaskRollouts:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """The content of `eval/CHECKPOINT-TASKS.json`.
+    """The content of `eval/CHECKPOINT-TASKS-HASH.json`.
 
     `checkpoint`: the checkpoint's name, or that of another model. `scores`: those of each task, by
     its id. Intervals are of 95 % confidence: Wilson's for pass@k, over tasks for the others
@@ -56,6 +57,7 @@ class EvaluationReport:
     checkpoint: str
     task_file: str
     task_file_sha256: str
+    set_up: Mapping[str, Any]  # digest of the weights, rollouts, flags and digests of their files
     step: int
     epoch: int  # of its tasks and records in the database, split `eval`
     tasks: int
@@ -109,6 +111,7 @@ def summarise_rollouts(
     epoch: int,
     rollouts: Sequence[TaskRollouts],
     task_file: HeldOutFile,
+    set_up: Mapping[str, Any] = MappingProxyType({}),
 ) -> EvaluationReport:
     """Compute the report on all tasks. Raises `ValueError` if no rollout has a score."""
     scored = [task for task in rollouts if task.scores]
@@ -120,6 +123,7 @@ def summarise_rollouts(
         checkpoint=checkpoint,
         task_file=str(task_file.path),
         task_file_sha256=task_file.sha256,
+        set_up=dict(set_up),
         step=step,
         epoch=epoch,
         tasks=len(rollouts),
@@ -195,18 +199,17 @@ def print_report(console: Console, report: EvaluationReport) -> None:
 
 
 def write_report(folder: Path, report: EvaluationReport) -> Path:
-    """Write the report atomically. Its name has the checkpoint, or model-NAME, and the task file.
+    """Write the report atomically.
 
-    If a report on another task file has the name, part of the tasks' hash is added.
+    Its name has the checkpoint, or model-NAME, the task file, and a hash of what identifies the
+    evaluation, so that evaluations of other weights, tasks, flags or files have another one.
     """
-    model = report.checkpoint.strip("/").replace("/", "_")
+    # Not all of a path, which a model has beside another of its name only.
+    model = "_".join(Path(report.checkpoint.strip("/")).parts[-2:])
     kind = "" if model.startswith("checkpoint-") else "model-"
-    name = f"{kind}{model}-{Path(report.task_file).stem}"
-    path = folder / f"{name}.json"
-    if path.is_file():
-        taken = json.loads(path.read_text(encoding="utf-8"))["task_file_sha256"]
-        if taken != report.task_file_sha256:
-            path = folder / f"{name}-{report.task_file_sha256[:8]}.json"
+    identity = json.dumps([report.task_file_sha256, report.set_up], sort_keys=True)
+    which = sha256(identity.encode()).hexdigest()[:8]
+    path = folder / f"{kind}{model}-{Path(report.task_file).stem}-{which}.json"
     with write_whole(path) as partial:
         partial.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return path

@@ -7,17 +7,14 @@ was interrupted goes on; one that has ended is only reported, unless it is asked
 import asyncio
 import os
 import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from agentrl.configs import Config, parse_config
-from agentrl.configs.flags import FLAGS, flags_named
-from agentrl.configs.run_flags import stored_flags
 from agentrl.databases import policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.evaluations import begin_evaluation, open_tasks
@@ -32,6 +29,7 @@ from agentrl.launcher.evaluation import (
     read_rollouts,
     summarise_rollouts,
 )
+from agentrl.launcher.evaluation_setup import SetUp, unseen
 from agentrl.launcher.fixed_weights import await_services, fixed_services
 from agentrl.launcher.model_source import ModelSource
 from agentrl.launcher.processes import Change, Supervisor, last_lines
@@ -46,19 +44,6 @@ from agentrl.stop_signals import stop_signals
 _TICK_S = 0.25
 _LINE_EVERY_S = 5.0
 _SHOWN_LOG_LINES = 12
-# What makes a trajectory and its score: with another value it is another evaluation.
-_MAKE_TRAJECTORIES = (
-    *(
-        name
-        for name, flag in FLAGS.items()
-        if flag.group in ("agent", "context")
-        and name not in flags_named("mcp_auth_token", "mcp_sessions", "tool_timeout")
-    ),
-    *flags_named(
-        "chat_template_kwargs", "max_turns", "max_tokens", "max_new_tokens", "max_prompt_tokens",
-        "preferred_sampling_params", "presence_penalty", "frequency_penalty", "scorer_module",
-    ),
-)  # fmt: skip
 
 
 class EvaluationFailed(RuntimeError):
@@ -87,12 +72,6 @@ class Entrant:
         return self.model.step if isinstance(self.model, ModelSource) else 0
 
 
-def making_flags(config: Config) -> Mapping[str, Any]:
-    """The flags by which trajectories are made."""
-    flags = stored_flags(config)
-    return {name: flags[name] for name in sorted(_MAKE_TRAJECTORIES)}
-
-
 @dataclass(frozen=True)
 class TaskFileOf:
     """A task file of the evaluations, read."""
@@ -105,12 +84,14 @@ class TaskFileOf:
 class Evaluations:
     """All evaluations of one command.
 
-    `flags`: of the run that holds them, as words. `own_run`: whether that run is one of evaluations
-    only, which may begin now. `again`: evaluate anew what has been evaluated.
+    `flags`: of the run that holds them, as words; `set_up`: what of them makes trajectories.
+    `own_run`: whether that run is one of evaluations only, which may begin now. `again`: evaluate
+    anew what has been evaluated.
     """
 
     flags: Sequence[str]
     own_run: bool
+    set_up: SetUp
     entrants: Sequence[Entrant]
     files: Sequence[TaskFileOf]
     again: bool
@@ -130,15 +111,15 @@ class Evaluations:
         return reports
 
     async def _begin(self, database: RunDatabase, entrant: Entrant, tasks: TaskFileOf) -> int:
-        config = parse_config(self.flags)
         return await begin_evaluation(
             database,
             tasks.tasks,
             model=entrant.name,
             model_digest=entrant.digest,
             task_digest=tasks.file.sha256,
-            rollouts=config.data.eval_rollouts,
-            flags=making_flags(config),
+            rollouts=self.set_up.rollouts,
+            flags=self.set_up.flags,
+            digests=self.set_up.digests,
             again=self.again,
         )
 
@@ -178,14 +159,17 @@ class Evaluations:
         self, database: RunDatabase, entrant: Entrant, tasks: TaskFileOf, epoch: int
     ) -> bool:
         n_open, n = await open_tasks(database, epoch), len(tasks.tasks)
-        rollouts = parse_config(self.flags).data.eval_rollouts
         what = f"{entrant.name} on {n} tasks of {tasks.file.path}"
         if n_open == 0:
-            told = f"{what}: evaluated before (--again evaluates it anew)"
+            hidden = unseen(parse_config(self.flags))
+            if isinstance(entrant.model, AgentModel):
+                hidden.append("behind --endpoint")
+            when = f", as after a change {' or '.join(hidden)}, which is not seen" if hidden else ""
+            told = f"{what}: evaluated before (--again evaluates it anew{when})"
         elif n_open < n:
             told = f"{what}: goes on, {n - n_open} are done"
         else:
-            told = f"{what}, {rollouts} rollouts each"
+            told = f"{what}, {self.set_up.rollouts} rollouts each"
         print_lines(self.console, [told])
         return n_open > 0
 
@@ -244,7 +228,13 @@ class Evaluations:
         rollouts = await read_rollouts(database, epoch)
         try:
             return summarise_rollouts(
-                database.name, entrant.name, entrant.step, epoch, rollouts, tasks.file
+                database.name,
+                entrant.name,
+                entrant.step,
+                epoch,
+                rollouts,
+                tasks.file,
+                {"model_digest": entrant.digest, **asdict(self.set_up)},
             )
         except ValueError as error:
             run = run_arguments(parse_config(self.flags))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pymongo.errors import PyMongoError
 from rich.console import Console
 
+from agentrl.configs import ConfigError
 from agentrl.databases import runs
 from agentrl.databases.connection import PATIENCE_S, RunDatabase, connect
 from agentrl.databases.mongod import EmbeddedMongod, MongodError
@@ -56,7 +57,13 @@ from agentrl.launcher.report import (
     sampled_lines,
     write_summary,
 )
-from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, write_launch
+from agentrl.launcher.run_folder import (
+    LaunchRecord,
+    RunLock,
+    last_checkpoint,
+    read_launch,
+    write_launch,
+)
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.stack import (
     Addresses,
@@ -146,7 +153,10 @@ class Launch:
         except _Stopped:
             outcome = self._stopped()
         except Exception as error:
-            if self._record is not None:
+            # What is refused before it begins says nothing about the run that is there.
+            refused = database is None and isinstance(error, ConfigError)
+            known = refused and read_launch(self._stack.config.output) is not None
+            if self._record is not None and not known:
                 self._save(replace(self._record, status=FAILED, ended=str(error)))
             raise
         finally:

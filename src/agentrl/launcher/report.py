@@ -249,11 +249,11 @@ def next_steps(config: Config, script: str) -> list[str]:
     They can be typed in the user's current folder and shell.
     """
     run = run_arguments(config)
-    own = _from_here(REPOSITORY / script)
+    own = from_here(REPOSITORY / script)
     held_out = "" if config.data.eval_file else "EVAL_FILE=JSONL "
     steps = [
         f"look at a trajectory:     {agentrl_command()} show {run}",
-        f"evaluate the checkpoint:  {held_out}{_from_here(REPOSITORY / 'eval_example.sh')} {run}",
+        f"evaluate the checkpoint:  {held_out}{from_here(REPOSITORY / 'eval_example.sh')} {run}",
     ]
     model = config.model.model_name_or_path
     if model is None or Path(model).absolute() == DEMO / "model":
@@ -268,13 +268,24 @@ async def sampled_lines(database: RunDatabase, config: Config, seconds: float) -
     cursor = await database.records.aggregate(
         [
             {"$match": {"split": Split.TRAIN, "score": {"$gte": -math.inf}}},
-            {"$group": {"_id": None, "n": {"$sum": 1}, "right": {"$sum": success}}},
+            {
+                "$group": {
+                    "_id": None,
+                    "n": {"$sum": 1},
+                    "right": {"$sum": success},
+                    "best": {"$max": "$score"},
+                }
+            },
         ]
     )
-    [scored] = await cursor.to_list() or [{"n": 0, "right": 0}]
+    [scored] = await cursor.to_list() or [{"n": 0, "right": 0, "best": 0}]
     rate = f"success {scored['right'] / scored['n']:.3f}" if scored["n"] else "no score"
     run, verb = run_arguments(config), agentrl_command()
     failed = f", {slots.failed} given up after errors" if slots.failed else ""
+    right = [
+        f"train on the right ones:   {verb} sft --model {config.model.model_name_or_path} "
+        f"--from_run {config.run.run_name}"
+    ]
     return [
         "",
         f"{config.run.run_name}: {slots.completed} trajectories in {seconds:.0f} s{failed}; "
@@ -282,8 +293,7 @@ async def sampled_lines(database: RunDatabase, config: Config, seconds: float) -
         "",
         f"look at them:              {verb} show {run} --list",
         f"write them to a file:      {verb} export-data {run} --format messages --to parquet",
-        f"train on the right ones:   {verb} sft --model {config.model.model_name_or_path} "
-        f"--from_run {config.run.run_name}",
+        *(right if scored["best"] >= 1 else []),  # the condition of `sft --from_run`
     ]
 
 
@@ -310,10 +320,10 @@ def agentrl_command() -> str:
     found = shutil.which("agentrl", path=callers)
     # Without a command beside its Python, the one on PATH is installed for all environments.
     usual = found is not None and (not command.exists() or os.path.samefile(found, command))
-    return "agentrl" if usual else _from_here(command)
+    return "agentrl" if usual else from_here(command)
 
 
-def _from_here(command: Path) -> str:
+def from_here(command: Path) -> str:
     """A path as a command in the current folder."""
     here = Path.cwd()
     if not command.is_relative_to(here):

@@ -79,7 +79,8 @@ def best_and_worst(
         if difference > 0 and (margin is None or difference >= margin):
             pairs[group] = (best["_id"], worst["_id"])
         else:
-            alike[group] = f"has scores that differ by {difference:g} only"
+            least = "" if margin is None or not difference else f", less than --margin {margin:g}"
+            alike[group] = f"has scores that differ by {difference:g} only{least}"
     return pairs, alike
 
 

@@ -1,6 +1,7 @@
 """Reads a run's state, steps, success, size and place from its folder, without its database."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from agentrl.redaction import without_passwords
 
 _TAIL_BYTES = 1 << 16  # of metrics.jsonl: some ten lines
 _SIGNALLED = 128
+_ROUNDING = 1e-9  # of a number of epochs
 
 
 class State(StrEnum):
@@ -58,11 +60,13 @@ def read_run(folder: Path) -> RunRow | None:
     launch: LaunchRecord | None = None
     summary: Mapping[str, Any] = {}
     saved: Mapping[str, Any] = {}
+    last: Mapping[str, Any] = {}
     step, note, state = 0, "", None
     try:
         launch = _read_launch(folder)
         summary = _read_object(folder / "summary.json")
-        step = max(_last_step(folder / "metrics.jsonl"), last_checkpoint(folder) or 0)
+        last = _last_line(folder / "metrics.jsonl")
+        step = max(last.get("step", 0), last_checkpoint(folder) or 0)
         saved = _read_checkpoint(folder)
     except _Unreadable as error:
         state, note = State.BROKEN, str(error)
@@ -74,6 +78,8 @@ def read_run(folder: Path) -> RunRow | None:
     holder = lock_holder(folder)
     if holder is not None:
         state, note = State.LIVE, _who(holder)
+    elif state is None and launch is None and (folder / "rows").is_dir():
+        state, note = _supervised_state(folder, last, flags)
     elif state is None:
         state, note = _state(folder, launch, summary, step, most)
     done = state is State.FINISHED
@@ -114,6 +120,27 @@ def _state(
     if 0 < launch.status < _SIGNALLED:
         return State.FAILED, launch.ended
     return State.STOPPED, left
+
+
+def _supervised_state(
+    folder: Path, last: Mapping[str, Any], flags: Mapping[str, Any]
+) -> tuple[State, str]:
+    """State and note of a run of `agentrl sft` or `agentrl dpo`, which no launch began.
+
+    `last`: the last line of its metrics. `flags`: those of its last checkpoint.
+    """
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is None:
+        return State.STOPPED, "no checkpoint yet"
+    most = flags.get("optimizer", {}).get("max_steps") or 0
+    if most <= 0:
+        epochs = flags.get("data", {}).get("num_train_epochs", math.inf)
+        done = last.get("step") == checkpoint and last.get("epoch", 0) >= epochs - _ROUNDING
+    else:
+        done = checkpoint >= most
+    return (
+        (State.FINISHED, "") if done else (State.STOPPED, f"resumes from checkpoint-{checkpoint}")
+    )
 
 
 def _who(process: str) -> str:
@@ -161,16 +188,17 @@ def _read_object(file: Path) -> Mapping[str, Any]:
     return value
 
 
-def _last_step(metrics: Path) -> int:
-    """The step of the last complete line; 0 without a file or line."""
+def _last_line(metrics: Path) -> Mapping[str, Any]:
+    """The last complete line, with its step; empty without a file or line."""
     if not metrics.is_file():
-        return 0
+        return {}
     with metrics.open("rb") as file:
         file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
         lines = file.read().splitlines(keepends=True)
     whole = [line for line in lines if line.endswith(b"\n")]
     try:
-        return int(json.loads(whole[-1])["step"]) if whole else 0
+        found = json.loads(whole[-1]) if whole else {}
+        return {**found, "step": int(found["step"])} if whole else {}
     except (ValueError, KeyError, TypeError):
         raise _Unreadable("the last line of metrics.jsonl cannot be read") from None
 

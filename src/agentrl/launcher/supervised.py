@@ -6,11 +6,13 @@ are launched as for a run, without services, samplers and a database. What is in
 """
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -19,9 +21,16 @@ from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.configs.command_line import Given
 from agentrl.configs.parsing import Layer, as_words, config_of, handed_on, merged
 from agentrl.databases.tree_file import TreeFile
-from agentrl.launcher.deployment import Deployment, count_gpus, read_deployment, usable_cores
+from agentrl.launcher.deployment import (
+    REPOSITORY,
+    Deployment,
+    count_gpus,
+    read_deployment,
+    usable_cores,
+)
+from agentrl.launcher.presets import GRPO
 from agentrl.launcher.record_filter import read_conditions
-from agentrl.launcher.report import print_lines
+from agentrl.launcher.report import from_here, print_lines
 from agentrl.launcher.run_folder import RunLock
 from agentrl.launcher.stack import trainer_command
 from agentrl.rollout.demonstrations.prepare import (
@@ -72,17 +81,23 @@ def run_supervised(
     model = Path(config.model.model_name_or_path or "")
     deployment = read_deployment(os.environ)
     console = Console()
-    with RunLock(config.output, deployment.machine_rank):
+    processes, gpus = _processes(config, deployment)
+    files = {"train_file": given.own.train_file, "eval_file": given.own.eval_file}
+    for flag, file in files.items():
+        _check_readable(flag, file)
+    with (
+        _removed_if_refused(config.output),
+        RunLock(config.output, deployment.machine_rank),
+    ):
         source = _Source(
             config,
             Preparation(model, config.chat_template_options, config.sampling.max_tokens, pairs),
             console,
         )
-        files = {"train_file": given.own.train_file, "eval_file": given.own.eval_file}
         rows = {flag: source.file(flag, Path(file)) for flag, file in files.items() if file}
         if given.own.from_run is not None:
             rows["train_file"] = source.run(given.own.from_run, of_run)
-        processes, gpus = _processes(config, deployment)
+        before = list_checkpoints(config.output)
         flags, secrets = handed_on(as_words([*layers, Layer("rows", rows)]))
         command = trainer_command(
             "agentrl.training.supervised.process", [*flags, *objective], deployment, processes,
@@ -91,7 +106,33 @@ def run_supervised(
         status = _run(command, {**_threads(processes, deployment), **secrets})
         if status != 0 or deployment.machine_rank > 0:
             return status
+        if list_checkpoints(config.output) == before and (config.output / "model").is_dir():
+            return 0  # the trainer had nothing to do
         return _export(config, model, console)
+
+
+def _check_readable(flag: str, file: str | None) -> None:
+    """Raise `ConfigError` if a given file cannot be read."""
+    try:
+        if file is not None:
+            Path(file).open("rb").close()
+    except OSError as error:
+        raise ConfigError(f"--{flag} {file} cannot be read: {error.strerror}") from None
+
+
+@contextmanager
+def _removed_if_refused(folder: Path) -> Iterator[None]:
+    """Remove the folder of a run that was refused before it began, with its new parents."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        yield
+    except ConfigError:
+        if folder in made:
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # another run is there by now
+                for parent in made[1:]:
+                    parent.rmdir()
+        raise
 
 
 class _Source:
@@ -202,5 +243,6 @@ def _export(config: Config, model: Path, console: Console) -> int:
     made.rename(out)
     step = read_state(last).step
     lines = [f"wrote {out}, the weights of step {step}"]
-    print_lines(console, [*lines, f"train it on tasks: MODEL={out} ./grpo_example.sh RUN"])
+    script, given = from_here(REPOSITORY / GRPO.script), shlex.quote(str(out))
+    print_lines(console, [*lines, f"train it on tasks: MODEL={given} {script} RUN"])
     return 0

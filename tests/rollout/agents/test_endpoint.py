@@ -106,7 +106,7 @@ async def evaluated(
     )  # fmt: skip
     epoch = await begin_evaluation(
         database, lines, model="big", model_digest="b", task_digest="t", rollouts=1, flags={},
-        again=False,
+        digests={}, again=False,
     )  # fmt: skip
     try:
         await asyncio.wait_for(sample(config, evaluation=epoch, endpoint=model_of(served)), 60)

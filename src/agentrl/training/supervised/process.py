@@ -29,6 +29,7 @@ import transformers
 from accelerate import Accelerator
 
 from agentrl.configs import Config, ConfigError
+from agentrl.configs.digests import model_digest
 from agentrl.configs.flags import FLAGS
 from agentrl.configs.preferences import PreferenceConfig
 from agentrl.configs.run_flags import changed_flags, flat_flags, refuse_fixed, stored_flags
@@ -168,6 +169,7 @@ class SupervisedTrainer:
         by_epochs = math.ceil(epochs * len(self._train) / self._rows_per_step)
         self._total = optimizer.max_steps if optimizer.max_steps > 0 else by_epochs
         self._checkpoint = agreement.from_main(self._find_checkpoint)
+        self._done = agreement.from_main(self._nothing_to_do)
         learner = replace(learner_config(config, accelerator), preference=preference)
         mesh = make_mesh(accelerator, config.parallel)
         if config.lora.lora_rank:
@@ -182,12 +184,14 @@ class SupervisedTrainer:
 
     def run(self) -> None:
         """Train from the checkpoint or the start weights to the last step or to a signal."""
+        if self._done is not None:
+            logger.info("%s; another --run_name trains anew", self._done)
+            return
         if self._checkpoint is not None:
             state = load_checkpoint(self._checkpoint, self._learner)
             self._step = self._saved_step = state.step
             logger.info("going on from %s", self._checkpoint)
-            changes = changed_flags(flat_flags(state.config), stored_flags(self._config))
-            for change in [*changes, *self._changed_preference(state.config)]:
+            for change in self._changes(state.config):
                 logger.info("%s (since step %d)", change, state.step)
         self._agreement.from_main(lambda: clear_unfinished(self._output))
         metrics = self._agreement.on_all(
@@ -253,15 +257,46 @@ class SupervisedTrainer:
             return None
         saved = read_state(found[-1]).config
         refuse_fixed(flat_flags(saved), stored_flags(self._config), str(found[-1]))
-        for flag in ("train_file", "model_name_or_path"):
-            group = "data" if flag == "train_file" else "model"
-            before, now = saved[group][flag], getattr(getattr(self._config, group), flag)
-            if Path(before).name != Path(now).name and not self._config.run.change_data:
-                raise ConfigError(
-                    f"--{flag}: {found[-1]} was trained with other content ({before}); give "
-                    "another --run_name, or --change_data true to go on with this one"
-                )
+        if not self._config.run.change_data:
+            self._refuse_other_data(found[-1], saved)
         return found[-1]
+
+    def _refuse_other_data(self, checkpoint: Path, saved: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` if a checkpoint is of another model or of other rows."""
+        was, now = Path(saved["model"]["model_name_or_path"]), self._config.model
+        model = Path(now.model_name_or_path or "")
+        if not _is_same_model(was, model):
+            raise ConfigError(
+                f"--model {model}: {checkpoint} was trained from another model, {was}; give "
+                "another --run_name, or --change_data true to go on with this one"
+            )
+        before, rows = Path(saved["data"]["train_file"]), self._config.data.train_file
+        if before.name != Path(rows or "").name:
+            raise ConfigError(
+                f"{_source(self._train)}: {checkpoint} was trained on other rows"
+                f"{_source_of(before)}; give another --run_name, or --change_data true to go on "
+                "with these"
+            )
+
+    def _nothing_to_do(self) -> str | None:
+        """Why nothing is left to train; None if something is. For rank 0.
+
+        Raises `ConfigError` if flags have changed, which would have no effect.
+        """
+        state = None if self._checkpoint is None else read_state(self._checkpoint)
+        if state is None or state.step < self._total:
+            return None
+        done = f"nothing to do: {self._output} is finished after step {state.step}"
+        if changes := self._changes(state.config):
+            raise ConfigError(
+                f"{done}, and flags differ ({', '.join(changes)}); another --run_name trains anew"
+            )
+        return done
+
+    def _changes(self, saved: Mapping[str, Any]) -> list[str]:
+        """The flags that differ from those of a checkpoint."""
+        changes = changed_flags(flat_flags(saved), stored_flags(self._config))
+        return [*changes, *self._changed_preference(saved)]
 
     def _rows_of(self, step: int) -> StepRows:
         return self._assigned(self._train, self._order.step(step, self._rows_per_step))
@@ -363,6 +398,28 @@ class SupervisedTrainer:
 def _place(row: str) -> int:
     """The place in its step of a row with this id, see `SupervisedTrainer._assigned`."""
     return int(row.rpartition("#")[2])
+
+
+def _is_same_model(was: Path, now: Path) -> bool:
+    """Whether both folders have one model, by its content; by its name if one is gone."""
+    digests = model_digest(was), model_digest(now)
+    return was.name == now.name if None in digests else digests[0] == digests[1]
+
+
+def _source(rows: TreeFile) -> str:
+    """Where rows come from, by the flag that gave them."""
+    first, _, _ = rows.places[0].partition(":")
+    if first.startswith(("record ", "group ")):
+        return "--from_run"
+    return f"--train_file {first.partition(' row ')[0]}"
+
+
+def _source_of(folder: Path) -> str:
+    """The same in brackets, of the folder of rows; empty if it is gone."""
+    try:
+        return f" ({_source(TreeFile(folder))})"
+    except TreeFileError:
+        return ""
 
 
 def _nothing() -> None:
