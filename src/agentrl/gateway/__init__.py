@@ -8,7 +8,6 @@ attempt, with the address of a session, and what it asks there is answered by th
     sessions.py            the conversations of one attempt, and its reward
     server.py              the HTTP server of a sampler process, and its sessions
     exchange.py            a request and its answer, without the form of an API
-    history.py             recognises the model's own turns in what a client sends
     openai_chat.py         /v1/chat/completions
     openai_responses.py    /v1/responses
     anthropic_messages.py  /v1/messages

@@ -12,12 +12,14 @@ from agentrl.gateway.exchange import (
     BadRequest,
     ChatAnswer,
     ChatRequest,
-    call_message,
+    Tool,
     positive,
+    sent_call,
     text_of_content,
     texts,
+    tool_schemas,
 )
-from agentrl.rollout.chat import Message, ToolSchema
+from agentrl.rollout.chat import Message
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 
@@ -36,7 +38,7 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
     no_tools = isinstance(choice, dict) and choice.get("type") == "none"
     return ChatRequest(
         messages=messages,
-        tools=[] if no_tools else _tools(body.get("tools")),
+        tools=[] if no_tools else tool_schemas(body.get("tools"), _tool),
         max_new_tokens=positive(body.get("max_tokens"), "max_tokens"),
         stop=texts(body.get("stop_sequences"), "stop_sequences"),
         model=str(body.get("model") or ""),
@@ -58,8 +60,8 @@ def _messages(message: object, where: str) -> Iterator[Message]:
         if kind in _THOUGHTS and role == "assistant":
             continue
         if kind == "tool_use" and role == "assistant":
-            calls.append(call_message(str(block.get("id")), block.get("name"),
-                                      block.get("input"), place))  # fmt: skip
+            call = sent_call(block.get("id"), block.get("name"), block.get("input"), place)
+            calls.append(call)
         elif kind == "tool_result" and role == "user":
             result = text_of_content(block.get("content"), f"{place}.content")
             yield {"role": "tool", "content": result, "tool_call_id": block.get("tool_use_id")}
@@ -72,24 +74,10 @@ def _messages(message: object, where: str) -> Iterator[Message]:
         yield {"role": role, "content": "\n".join(said)}
 
 
-def _tools(tools: object) -> list[ToolSchema]:
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
-        raise BadRequest("tools must be a list")
-    schemas: list[ToolSchema] = []
-    for i, tool in enumerate(tools):
-        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
-            raise BadRequest(f"tools[{i}] must be an object with a name")
-        if "input_schema" not in tool:
-            raise BadRequest(f"tools[{i}] ({tool['name']}) is a tool of the provider's servers")
-        shown = {
-            "name": tool["name"],
-            "description": tool.get("description") or "",
-            "parameters": tool["input_schema"],
-        }
-        schemas.append({"type": "function", "function": shown})
-    return schemas
+def _tool(sent: Mapping[str, Any], where: str) -> Tool:
+    if isinstance(sent.get("name"), str) and "input_schema" not in sent:
+        raise BadRequest(f"{where} ({sent['name']}) is a tool of the provider's servers")
+    return Tool(sent.get("name"), sent.get("description"), sent.get("input_schema"))
 
 
 def message(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:

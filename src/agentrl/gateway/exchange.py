@@ -5,10 +5,11 @@ objects. The modules of the APIs read and write them.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from agentrl.rollout.agents.shown_answers import call_message
 from agentrl.rollout.chat import Message, ToolSchema
 
 MODEL = "policy"
@@ -48,6 +49,14 @@ class Call:
     def arguments_json(self) -> str:
         """The arguments as clients get them."""
         return json.dumps(self.arguments, ensure_ascii=False)
+
+
+class Tool(NamedTuple):
+    """A tool of a request, not checked."""
+
+    name: object
+    description: object
+    parameters: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +117,44 @@ def arguments_of(given: object, where: str) -> dict[str, Any]:
     return arguments
 
 
-def call_message(id: str, name: object, arguments: object, where: str) -> Message:
+def sent_call(id: object, name: object, arguments: object, where: str) -> Message:
     """A call in the messages of a request."""
     if not isinstance(name, str) or not name:
         raise BadRequest(f"{where} has no name")
-    function = {"name": name, "arguments": arguments_of(arguments, f"{where}.arguments")}
-    return {"id": id, "type": "function", "function": function}
+    return call_message(str(id), name, arguments_of(arguments, f"{where}.arguments"))
+
+
+def spoken_message(answer: ChatAnswer) -> Message:
+    """The answer as a message of the conversation that a later request continues."""
+    said: Message = {"role": "assistant", "content": answer.content}
+    calls = [call_message(call.id, call.name, dict(call.arguments)) for call in answer.calls]
+    return {**said, "tool_calls": calls} if calls else said
+
+
+def tool_schemas(tools: object, read: Callable[[Mapping[str, Any], str], Tool]) -> list[ToolSchema]:
+    """The tools of a request as chat templates expect them, with a description and parameters.
+
+    `read`: from a tool in an API's form, and its place for messages.
+    """
+    if tools is None:
+        return []
+    if not isinstance(tools, list):
+        raise BadRequest("tools must be a list")
+    schemas: list[ToolSchema] = []
+    for number, sent in enumerate(tools):
+        where = f"tools[{number}]"
+        if not isinstance(sent, dict):
+            raise BadRequest(f"{where} must be an object")
+        tool = read(sent, where)
+        if not isinstance(tool.name, str):
+            raise BadRequest(f"{where} has no name")
+        function = {
+            "name": tool.name,
+            "description": tool.description or "",
+            "parameters": tool.parameters or {"type": "object", "properties": {}},
+        }
+        schemas.append({"type": "function", "function": function})
+    return schemas
 
 
 def positive(value: object, name: str) -> int | None:

@@ -15,12 +15,14 @@ from agentrl.gateway.exchange import (
     BadRequest,
     ChatAnswer,
     ChatRequest,
-    call_message,
+    Tool,
     positive,
+    sent_call,
     text_of_content,
     texts,
+    tool_schemas,
 )
-from agentrl.rollout.chat import Message, ToolSchema
+from agentrl.rollout.chat import Message
 
 MOST_ANSWERS = 128
 
@@ -42,7 +44,7 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     return ChatRequest(
         messages=[_message(message, f"messages[{i}]") for i, message in enumerate(sent)],
-        tools=[] if body.get("tool_choice") == "none" else _tools(body.get("tools")),
+        tools=[] if body.get("tool_choice") == "none" else tool_schemas(body.get("tools"), _tool),
         max_new_tokens=positive(limit, "max_completion_tokens"),
         stop=texts(body.get("stop"), "stop"),
         n=n,
@@ -71,31 +73,16 @@ def _message(message: object, where: str) -> Message:
         if not isinstance(function, dict):
             raise BadRequest(f"{place} has no function")
         arguments = function.get("arguments")
-        calls.append(call_message(str(call.get("id")), function.get("name"), arguments, place))
+        calls.append(sent_call(call.get("id"), function.get("name"), arguments, place))
     said: Message = {"role": "assistant", "content": content}
     return {**said, "tool_calls": calls} if calls else said
 
 
-def _tools(tools: object) -> list[ToolSchema]:
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
-        raise BadRequest("tools must be a list")
-    for i, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRequest(f"tools[{i}] must be a function with a name")
-    return [_schema(tool["function"]) for tool in tools]
-
-
-def _schema(function: Mapping[str, Any]) -> ToolSchema:
-    """A function as chat templates expect it, with a description and parameters."""
-    shown = {
-        "name": function["name"],
-        "description": function.get("description") or "",
-        "parameters": function.get("parameters") or {"type": "object", "properties": {}},
-    }
-    return {"type": "function", "function": shown}
+def _tool(sent: Mapping[str, Any], where: str) -> Tool:
+    function = sent.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"{where} must be a function with a name")
+    return Tool(function["name"], function.get("description"), function.get("parameters"))
 
 
 def completion(request: ChatRequest, answers: Sequence[ChatAnswer]) -> dict[str, Any]:

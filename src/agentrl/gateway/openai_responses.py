@@ -15,11 +15,13 @@ from agentrl.gateway.exchange import (
     BadRequest,
     ChatAnswer,
     ChatRequest,
-    call_message,
+    Tool,
     positive,
+    sent_call,
     text_of_content,
+    tool_schemas,
 )
-from agentrl.rollout.chat import Message, ToolSchema
+from agentrl.rollout.chat import Message
 
 _OWN_ITEMS = ("reasoning", "item_reference")
 
@@ -50,7 +52,7 @@ def parse(body: Mapping[str, Any], previous: Sequence[Message]) -> Parsed:
     system = [{"role": "system", "content": instructions}] if instructions else []
     request = ChatRequest(
         messages=[*system, *conversation],
-        tools=[] if body.get("tool_choice") == "none" else _tools(body.get("tools")),
+        tools=[] if body.get("tool_choice") == "none" else tool_schemas(body.get("tools"), _tool),
         max_new_tokens=positive(body.get("max_output_tokens"), "max_output_tokens"),
         model=str(body.get("model") or ""),
     )
@@ -95,44 +97,18 @@ def _messages(given: object) -> list[Message]:
         if kind == "message":
             spoken["content"] += text_of_content(item.get("content"), f"{where}.content")
         elif kind == "function_call":
-            call = call_message(
-                str(item.get("call_id")), item.get("name"), item.get("arguments"), where
-            )
+            call = sent_call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
             spoken.setdefault("tool_calls", []).append(call)
         else:
             raise BadRequest(f"{where}.type is {kind!r}: the gateway knows no such item")
     return messages
 
 
-def _tools(tools: object) -> list[ToolSchema]:
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
-        raise BadRequest("tools must be a list")
-    schemas: list[ToolSchema] = []
-    for i, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind != "function":
-            raise BadRequest(f"tools[{i}] is of type {kind!r}, a tool of the provider's servers")
-        if not isinstance(tool.get("name"), str):
-            raise BadRequest(f"tools[{i}] has no name")
-        shown = {
-            "name": tool["name"],
-            "description": tool.get("description") or "",
-            "parameters": tool.get("parameters") or {"type": "object", "properties": {}},
-        }
-        schemas.append({"type": "function", "function": shown})
-    return schemas
-
-
-def spoken_message(answer: ChatAnswer) -> Message:
-    """The answer as a message of the conversation that a later request continues."""
-    said: Message = {"role": "assistant", "content": answer.content}
-    if answer.calls:
-        said["tool_calls"] = [
-            call_message(call.id, call.name, dict(call.arguments), call.id) for call in answer.calls
-        ]
-    return said
+def _tool(sent: Mapping[str, Any], where: str) -> Tool:
+    kind = sent.get("type")
+    if kind != "function":
+        raise BadRequest(f"{where} is of type {kind!r}, a tool of the provider's servers")
+    return Tool(sent.get("name"), sent.get("description"), sent.get("parameters"))
 
 
 def response(

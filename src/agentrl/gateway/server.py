@@ -21,7 +21,7 @@ from aiohttp import ClientConnectionResetError, web
 from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import text_of
 from agentrl.gateway import anthropic_messages, openai_chat, openai_responses
-from agentrl.gateway.exchange import MODEL, BadRequest, ChatAnswer, ChatRequest
+from agentrl.gateway.exchange import MODEL, BadRequest, ChatAnswer, ChatRequest, spoken_message
 from agentrl.gateway.sessions import Session, SessionOver
 from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.agents.limits import LimitReached
@@ -146,7 +146,7 @@ class Gateway:
         name = openai_responses.new_id()
 
         def keep(answer: ChatAnswer) -> ChatAnswer:
-            said = openai_responses.spoken_message(answer)
+            said = spoken_message(answer)
             session.conversations[name] = [*parsed.conversation, said]
             return answer
 

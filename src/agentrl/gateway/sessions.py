@@ -11,13 +11,12 @@ from copy import deepcopy
 from typing import Any
 
 from agentrl.databases.documents import StopReason, ToolCall
-from agentrl.gateway.exchange import Call, ChatAnswer, ChatRequest
-from agentrl.gateway.history import History
+from agentrl.gateway.exchange import Call, ChatAnswer, ChatRequest, spoken_message
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.llm import ChatModel, ChatReply
+from agentrl.rollout.agents.shown_answers import ShownAnswer, ShownAnswers, readable_calls
 from agentrl.rollout.chat import Message
-from agentrl.rollout.tool_calls.calls import ParsedCall
 
 REWARD = "reward"  # key of the reported reward in its Record's `scores`
 
@@ -44,7 +43,7 @@ class Session:
         self.conversations: dict[str, Sequence[Message]] = {}  # by id of the answer that ends them
         self._sampler = sampler
         self._llm = ChatModel(sampler)
-        self._history = History()
+        self._shown = ShownAnswers()
         self._asked: dict[str, asyncio.Task[list[ChatAnswer]]] = {}  # by digest of the request
         self._answering: set[asyncio.Task[list[ChatAnswer]]] = set()
         self._storing: set[asyncio.Task[ChatAnswer]] = set()
@@ -78,7 +77,7 @@ class Session:
 
     def count_tokens(self, request: ChatRequest) -> int:
         """The number of tokens of the request's prompt."""
-        messages = self._history.translate(request.messages)
+        messages = self._shown.read(request.messages).messages
         return len(self._sampler.resources.renderer.render_prompt(messages, request.tools))
 
     def set_reward(self, reward: float, explanation: str | None = None) -> None:
@@ -99,7 +98,7 @@ class Session:
         await self._llm.finish()
 
     async def _answer(self, request: ChatRequest) -> list[ChatAnswer]:
-        messages = self._history.translate(request.messages)
+        messages = self._shown.read(request.messages).messages
         answers = [self._one_answer(request, messages) for _ in range(request.n)]
         try:
             return await asyncio.gather(*answers)
@@ -112,14 +111,21 @@ class Session:
             messages, request.tools, request.max_new_tokens, stop=request.stop
         )
         # A turn of the record from here on: stored, also if the session ends now.
-        storing = asyncio.create_task(self._keep(reply, request), name=f"turn of {self.id}")
+        storing = asyncio.create_task(
+            self._keep(reply, request, messages), name=f"turn of {self.id}"
+        )
         self._storing.add(storing)
         storing.add_done_callback(self._storing.discard)
         return await asyncio.shield(storing)
 
-    async def _keep(self, reply: ChatReply, request: ChatRequest) -> ChatAnswer:
+    async def _keep(
+        self, reply: ChatReply, request: ChatRequest, messages: Sequence[Message]
+    ) -> ChatAnswer:
         answer = self._read(reply, request)
-        self._history.add(answer, reply.text)
+        shown = spoken_message(answer)
+        # Some clients put back the text that ended an answer.
+        whole = {**shown, "content": answer.content + (answer.stopped_by or "")}
+        self._shown.add(ShownAnswer(messages, shown, reply), whole)
         for call in answer.calls:
             made = ToolCall(name=call.name, arguments=dict(call.arguments))
             self._llm.keep_call(made, reply.turn)
@@ -135,10 +141,9 @@ class Session:
         number = reply.turn.generated.tokens.turn
         calls = tuple(
             Call(f"call_{number}_{place}", call.name, call.arguments)
-            for place, call in enumerate(reply.tool_calls)
-            if isinstance(call, ParsedCall)
+            for place, call in enumerate(readable_calls(reply))
         )
-        # Calls that cannot be read are left to the client as text.
+        # Calls that cannot be read stay in the text.
         content = renderer.said(reading.content if calls else reading.text[len(reading.lead) :])
         stopped_by = None if calls else _first_of(request.stop, content)
         if stopped_by is not None:

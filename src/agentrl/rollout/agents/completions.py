@@ -4,14 +4,13 @@
     messages.append(response.choices[0].message)         # the object, or a dictionary of it
 
 Tokens stay exact underneath (`llm.py`): a message that shows an earlier answer stands for the
-tokens that were sampled, with its thought and its calls as the model wrote them. All calls of a run
+tokens that were sampled (`shown_answers.py`). All calls of a run
 are sampled with the run's parameters, because it trains on their logprobs.
 """
 
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -19,8 +18,14 @@ import orjson
 from agentrl.databases.documents import StopReason, ToolCall
 from agentrl.rollout.agents.answers import extract_answer
 from agentrl.rollout.agents.llm import ChatModel, ChatReply, OpenTurn
+from agentrl.rollout.agents.shown_answers import (
+    ShownAnswer,
+    ShownAnswers,
+    call_message,
+    functions_of,
+    readable_calls,
+)
 from agentrl.rollout.chat import Message, ToolSchema
-from agentrl.rollout.tool_calls import ParsedCall
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -34,34 +39,16 @@ _SILENT = frozenset({"model", "priority", "task_type", "finish_status", "stream"
 _told: set[str] = set()  # options without effect that this process has named
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer as the agent sees it, and as the conversation has it.
-
-    `before`: the messages that it answers. `calls`: as in `shown`, with their ids.
-    """
-
-    before: list[Message]
-    shown: Message
-    said: Message
-    reply: ChatReply
-
-    def is_shown_by(self, message: Message) -> bool:
-        """Whether an assistant's message shows this answer: its text, and its calls if it has
-        any."""
-        calls = message.get("tool_calls")
-        if _text(message) != self.shown["content"]:
-            return False
-        return not calls or _functions(calls) == _functions(self.shown.get("tool_calls", []))
-
-
 class Completions:
     """The chat completions of one attempt."""
 
     def __init__(self, sampler: "AsyncSampler") -> None:
         self._sampler = sampler
         self._llm = ChatModel(sampler)
-        self._answers: list[_Answer] = []
+        self._shown = ShownAnswers()
+        self._last: ChatReply | None = None
+        self._n_answers = 0
+        self._n_calls = 0
         self._answered: list[OpenTurn] = []  # turns whose calls have their results
 
     async def create(
@@ -82,8 +69,12 @@ class Completions:
         lengths = [options[name] for name in _LENGTHS if options.get(name) is not None]
         said = self._said([_plain(message) for message in messages])
         reply = await self._llm.chat(said, tuple(tools or ()), min(lengths, default=None))
-        answer = _Answer(said, self._shown(reply), reply.message, reply)
-        self._answers.append(answer)
+        self._last = reply
+        self._n_answers += 1
+        answer = ShownAnswer(said, self._show(reply), reply)
+        # An agent may leave the calls out where it shows the answer.
+        without_calls = {name: answer.shown[name] for name in ("role", "content")}
+        self._shown.add(answer, without_calls)
         return self._completion(answer, str(options.get("model") or "policy"))
 
     async def finish(self, *, ended: bool) -> None:
@@ -93,51 +84,25 @@ class Completions:
         in `record.final_answer` or `record.meta_infos["final_answer"]`, or else its last answer's.
         """
         await self._llm.finish()
-        record, last = self._sampler.record, self._answers[-1] if self._answers else None
+        record, last = self._sampler.record, self._last
         if not ended or last is None:
             return
-        record.stop_reason = last.reply.stop_reason or record.stop_reason or StopReason.ANSWERED
+        record.stop_reason = last.stop_reason or record.stop_reason or StopReason.ANSWERED
         left = record.meta_infos.get("final_answer")
         if record.final_answer is None and isinstance(left, str):
             record.final_answer = left
         elif record.final_answer is None:
             schema = self._sampler.answer_schema
-            record.final_answer = extract_answer(last.reply.content, schema)
+            record.final_answer = extract_answer(last.content, schema)
 
     def _said(self, messages: list[Message]) -> list[Message]:
         """The messages as the conversation has them: earlier answers as they were sampled."""
-        said: list[Message] = []
-        last: _Answer | None = None
-        results: list[Message] = []  # that follow the last answer
-        for message in messages:
-            answer = self._answer_in(message, said)
-            if answer is not None:
-                message = {**answer.said}
-                last, results = answer, []
-            elif message["role"] == "tool":
-                results.append(message)
-                message = {"role": "tool", "content": _text(message)}
-            elif "tool_calls" in message:
-                functions = _functions(message["tool_calls"])
-                calls = [{"name": name, "arguments": value} for name, value in functions]
-                message |= {"tool_calls": [{"type": "function", "function": c} for c in calls]}
-            said.append(message)
-        if last is not None:
-            self._keep_results(last, results)
-        return said
+        read = self._shown.read(messages)
+        if read.last is not None:
+            self._keep_results(read.last, read.results)
+        return read.messages
 
-    def _answer_in(self, message: Message, before: list[Message]) -> _Answer | None:
-        """The earlier answer that a message after `before` shows; None if it shows none."""
-        if message["role"] != "assistant":
-            return None
-        shown = [answer for answer in self._answers if answer.is_shown_by(message)]
-        here = [answer for answer in shown if answer.before == before]
-        if here:
-            return here[-1]
-        # An agent that rewrote the messages before an answer still has it, unless it is empty.
-        return shown[-1] if shown and (_text(message) or message.get("tool_calls")) else None
-
-    def _keep_results(self, answer: _Answer, results: Sequence[Message]) -> None:
+    def _keep_results(self, answer: ShownAnswer, results: Sequence[Message]) -> None:
         """Store what tools of the agent's own answered to an answer's calls, with its turn."""
         turn = answer.reply.turn
         if not results or turn in self._answered:
@@ -150,38 +115,36 @@ class Completions:
                 continue
             call = named[0] if named else calls[0]
             calls.remove(call)
-            [(name, arguments)] = _functions([call])
-            made = ToolCall(name=name, arguments=arguments, result=_text(result))
+            [(name, arguments)] = functions_of({"tool_calls": [call]})
+            made = ToolCall(name=name, arguments=arguments, result=result["content"])
             self._llm.keep_call(made, turn)
             self._sampler.record.n_tool_calls += 1
 
-    def _shown(self, reply: ChatReply) -> Message:
+    def _show(self, reply: ChatReply) -> Message:
         """The assistant's message of a reply. Calls that cannot be read stay in its text."""
-        made = [call for call in reply.tool_calls if isinstance(call, ParsedCall)]
-        if not reply.tool_calls or len(made) < len(reply.tool_calls):
-            said = self._sampler.resources.renderer.said
-            return {"role": "assistant", "content": said(reply.text)}
-        place = sum(len(answer.reply.tool_calls) for answer in self._answers)
+        renderer, made = self._sampler.resources.renderer, readable_calls(reply)
+        place = self._n_calls
+        self._n_calls += len(reply.tool_calls)
+        if not made:
+            return {"role": "assistant", "content": renderer.said(reply.text)}
         calls = [
-            {
-                "id": self._sampler.resources.renderer.call_id(call.name, place + index),
-                "type": "function",
-                "function": {
-                    "name": call.name, "arguments": orjson.dumps(call.arguments).decode()
-                },
-            }
+            call_message(
+                renderer.call_id(call.name, place + index),
+                call.name,
+                orjson.dumps(call.arguments).decode(),
+            )
             for index, call in enumerate(made)
-        ]  # fmt: skip
+        ]
         return {"role": "assistant", "content": reply.content, "tool_calls": calls}
 
-    def _completion(self, answer: _Answer, model: str) -> "ChatCompletion":
+    def _completion(self, answer: ShownAnswer, model: str) -> "ChatCompletion":
         from openai.types.chat import ChatCompletion
 
         made = answer.reply.turn.generated.generation
         reason = "tool_calls" if answer.shown.get("tool_calls") else "stop"
         return ChatCompletion.model_validate(
             {
-                "id": f"{self._sampler.record.id}-{len(self._answers) - 1}",
+                "id": f"{self._sampler.record.id}-{self._n_answers - 1}",
                 "object": "chat.completion",
                 "created": int(time.time()),
                 "model": model,
@@ -203,37 +166,33 @@ class Completions:
 
 
 def _plain(message: Any) -> Message:
-    """A message as a dictionary without what is None. Raises ValueError if it is none."""
+    """A message as a dictionary without what is None, and with a text as its content.
+
+    Raises ValueError if it is none.
+    """
     if hasattr(message, "model_dump"):
         message = message.model_dump()
     if not isinstance(message, Mapping) or "role" not in message:
         raise ValueError(
             f"a message needs a role and a content; create_chat_completions got {message!r:.200}"
         )
-    return {"content": ""} | {key: value for key, value in message.items() if value is not None}
+    plain = {key: value for key, value in message.items() if value is not None}
+    plain["content"] = _text(plain.get("content", ""))
+    if "tool_calls" in plain:
+        calls = [call for call in plain["tool_calls"] if isinstance(call, Mapping)]
+        functions = functions_of({"tool_calls": calls})
+        plain["tool_calls"] = [
+            call_message(str(call.get("id")), *function)
+            for call, function in zip(calls, functions, strict=True)
+        ]
+    return plain
 
 
-def _text(message: Message) -> str:
-    """A message's content. Content in parts is that of its text parts."""
-    content = message["content"]
+def _text(content: Any) -> str:
+    """A content. One in parts is that of its text parts."""
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-
-
-def _functions(calls: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Name and arguments of calls, however the JSON of these is written."""
-    functions = [call["function"] for call in calls if isinstance(call, Mapping)]
-    return [(function["name"], _value(function["arguments"])) for function in functions]
-
-
-def _value(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        return arguments
 
 
 def _tell(options: Mapping[str, Any]) -> None:
