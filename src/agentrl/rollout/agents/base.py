@@ -492,12 +492,16 @@ class AsyncSampler(ABC):
             tools_latency_s=tools_latency_s,
             created_at=datetime.now(UTC),
         )
+        await self.store_turn(document)
+        return status
+
+    async def store_turn(self, document: DispatchedSamplingTask) -> None:
+        """Store a turn, and count it in the Record."""
         await self.keep_tools()
         await self.resources.records.add_turn(document)
         self.record.turns.append(document.id)
         counts = self.record.turn_statuses
-        counts[status] = counts.get(status, 0) + 1
-        return status
+        counts[document.status] = counts.get(document.status, 0) + 1
 
 
 def load_renderer(config: Config) -> ChatRenderer:

@@ -254,11 +254,7 @@ class EndpointSampler(ToolSampler):
             tools_latency_s=tools_latency_s,
             created_at=datetime.now(UTC),
         )
-        await self.keep_tools()
-        await self.resources.records.add_turn(document)
-        self.record.turns.append(document.id)
-        counts = self.record.turn_statuses
-        counts[status] = counts.get(status, 0) + 1
+        await self.store_turn(document)
 
     def _limit(self) -> StopReason | None:
         return self.limits.reached(self.record.n_turns, self._n_tokens)
