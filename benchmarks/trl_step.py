@@ -8,6 +8,7 @@ does not. `trained_only` makes it leave them out on any device.
 
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Batch:
         return self.prompts.numel() + self.completions.numel()
 
 
-class TrainerStep:
+class TrainerStep(ABC):
     """An optimizer step in one of TRL's trainers, on the same micro-batches each time."""
 
     def __init__(self, trainer: Any, micro_batches: Sequence[dict[str, Tensor]]) -> None:
@@ -64,9 +65,9 @@ class TrainerStep:
         self._optimizer.zero_grad()
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
+    @abstractmethod
     def _loss(self, inputs: dict[str, Tensor]) -> Tensor:
         """The share of a micro-batch in the loss of the batch."""
-        raise NotImplementedError
 
     def _accumulate(self) -> None:
         """The forward and backward passes of all micro-batches, and the clipping."""

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import orjson
@@ -12,8 +13,8 @@ from rich.console import Console
 
 from agentrl.configs import ConfigError, model_folder
 from agentrl.configs.verbs import export_data_parser
-from agentrl.databases.connection import BEFORE_ALL, RunDatabase
-from agentrl.databases.documents import Record, RecordStatus, Split, Task
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import Record, Split, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.row_ledger import fetch_rows
 from agentrl.databases.runs import load_run
@@ -27,13 +28,7 @@ from agentrl.launcher.data_rows import (
     token_rows,
 )
 from agentrl.launcher.database import place_config, run_database
-from agentrl.launcher.record_filter import (
-    Filter,
-    names_field,
-    read_conditions,
-    refused_by_mongod,
-    selected,
-)
+from agentrl.launcher.record_filter import Filter, finished_records, read_conditions
 from agentrl.launcher.report import print_lines
 from agentrl.rollout.chat import ChatRenderer, ToolSchema
 
@@ -156,15 +151,8 @@ class _Export:
         return self._renderer
 
     async def _ids(self) -> list[str]:
-        filters = await selected(self._database, self._conditions, self._split)
-        filters += [{"finished_at": {"$gt": BEFORE_ALL}}, {"n_turns": {"$gt": 0}}]
-        if not names_field(self._conditions, "status"):
-            over = [RecordStatus.FAILED, RecordStatus.QUARANTINED]
-            filters.append({"status": {"$nin": over}})
-        with refused_by_mongod():
-            found = self._database.records.find({"$and": filters}, {"task": 1})
-            keys = [(document["task"], document["_id"]) async for document in found]
-        return [record for _, record in sorted(keys)]
+        records = await finished_records(self._database, self._conditions, self._split)
+        return [record["_id"] for record in sorted(records, key=itemgetter("task", "_id"))]
 
     async def _stored(self) -> AsyncIterator[Stored]:
         ids = await self._ids()

@@ -10,7 +10,7 @@ whose weights began the Record. A text that begins with { is a filter in MongoDB
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
@@ -19,8 +19,8 @@ from bson import json_util
 from pymongo.errors import OperationFailure
 
 from agentrl.configs import ConfigError
-from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Record, Split
+from agentrl.databases.connection import BEFORE_ALL, RunDatabase
+from agentrl.databases.documents import Record, RecordStatus, Split
 from agentrl.databases.policies import load_lineage
 
 # The columns of `--list`, by the fields that they show.
@@ -125,6 +125,23 @@ async def selected(database: RunDatabase, conditions: Filter, split: Split) -> l
     steps = dict((await load_lineage(database)).steps)
     filters = [with_versions(conditions, steps)]
     return filters if names_field(conditions, "split") else [*filters, {"split": split}]
+
+
+async def finished_records(
+    database: RunDatabase, conditions: Filter, split: Split
+) -> list[Mapping[str, Any]]:
+    """`_id`, `task` and `score` of the Records that ran to their end, in order of ids.
+
+    Failed and quarantined ones are among them only if a condition is on the status.
+    """
+    filters = await selected(database, conditions, split)
+    filters += [{"finished_at": {"$gt": BEFORE_ALL}}, {"n_turns": {"$gt": 0}}]
+    if not names_field(conditions, "status"):
+        filters.append({"status": {"$nin": [RecordStatus.FAILED, RecordStatus.QUARANTINED]}})
+    with refused_by_mongod():
+        fields = {"_id": 1, "task": 1, "score": 1}
+        found = database.records.find({"$and": filters}, fields).sort("_id", 1)
+        return [document async for document in found]
 
 
 @contextmanager

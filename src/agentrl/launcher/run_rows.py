@@ -16,18 +16,13 @@ import numpy as np
 
 from agentrl.configs import ConfigError
 from agentrl.configs.digests import tokenizer_digest
-from agentrl.databases.connection import BEFORE_ALL, RunDatabase
-from agentrl.databases.documents import DispatchedSamplingTask, RecordStatus, Split, TurnStatus
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import DispatchedSamplingTask, Split, TurnStatus
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.token_tree import TokenTree
 from agentrl.file_digest import Digest
 from agentrl.launcher.database import run_database, run_place
-from agentrl.launcher.record_filter import (
-    names_field,
-    read_conditions,
-    refused_by_mongod,
-    selected,
-)
+from agentrl.launcher.record_filter import finished_records, read_conditions
 from agentrl.rollout.demonstrations.prepare import (
     MadeRow,
     Preparation,
@@ -106,15 +101,7 @@ class FinishedRun:
                 yield record, turns[record]
 
     async def _records(self, where: Sequence[str]) -> list[Mapping[str, Any]]:
-        conditions = read_conditions(where)
-        filters = await selected(self._database, conditions, Split.TRAIN)
-        filters += [{"finished_at": {"$gt": BEFORE_ALL}}, {"n_turns": {"$gt": 0}}]
-        if not names_field(conditions, "status"):
-            filters.append({"status": {"$nin": [RecordStatus.FAILED, RecordStatus.QUARANTINED]}})
-        with refused_by_mongod():
-            fields = {"_id": 1, "task": 1, "score": 1}
-            found = self._database.records.find({"$and": filters}, fields).sort("_id", 1)
-            return [document async for document in found]
+        return await finished_records(self._database, read_conditions(where), Split.TRAIN)
 
 
 @contextmanager
