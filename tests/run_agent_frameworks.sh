@@ -8,23 +8,16 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh dev
 
+source tests/cached.sh
+
 requirements=tests/agent_frameworks/requirements.txt
-cache="${XDG_CACHE_HOME:-$HOME/.cache}/agentrl"
-env="$cache/agent-frameworks-$(sha256sum "$requirements" | cut -c1-16)"
+install() {
+    python -m venv "$1"
+    "$1/bin/python" -m pip install --disable-pip-version-check --quiet -r "$requirements"
+}
+cached agent-frameworks "$(hash_of <"$requirements")" install
 
-mkdir -p "$cache"
-# One set-up at a time; the lock goes with the process that holds it.
-exec {lock}>"$cache/agent-frameworks.lock"
-flock "$lock"
-if [ ! -f "$env/complete" ]; then
-    echo "run_agent_frameworks: installing the frameworks into $env (once; some minutes)" >&2
-    python -m venv --clear "$env"
-    "$env/bin/python" -m pip install --disable-pip-version-check --quiet -r "$requirements"
-    touch "$env/complete"
-fi
-exec {lock}>&-
-
-export FRAMEWORKS_PYTHON="$env/bin/python"
+export FRAMEWORKS_PYTHON="$folder/bin/python"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 if [ "$#" -eq 0 ]; then set -- tests/agent_frameworks; fi
 exec python -m pytest --quiet --durations=5 --durations-min=5 "$@"

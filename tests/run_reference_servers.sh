@@ -14,25 +14,16 @@ for program in node npm; do
     fi
 done
 
-lock=tests/reference_servers/package-lock.json
-cache="${XDG_CACHE_HOME:-$HOME/.cache}/agentrl"
-servers="$cache/reference-servers-$(sha256sum "$lock" | cut -c1-16)"
+source tests/cached.sh
 
-mkdir -p "$cache"
-# One installation at a time; the lock goes with the process that holds it.
-exec {guard}>"$cache/reference-servers.lock"
-flock "$guard"
-if [ ! -f "$servers/complete" ]; then
-    echo "run_reference_servers: installing the servers into $servers (once)" >&2
-    rm -rf "$servers"
-    mkdir "$servers"
-    cp tests/reference_servers/package.json "$lock" "$servers"
-    npm ci --prefix "$servers" --ignore-scripts --no-audit --no-fund --loglevel error >&2
-    touch "$servers/complete"
-fi
-exec {guard}>&-
+lock_file=tests/reference_servers/package-lock.json
+install() {
+    cp tests/reference_servers/package.json "$lock_file" "$1"
+    npm ci --prefix "$1" --ignore-scripts --no-audit --no-fund --loglevel error >&2
+}
+cached reference-servers "$(hash_of <"$lock_file")" install
 
-export REFERENCE_SERVERS="$servers/node_modules/@modelcontextprotocol"
+export REFERENCE_SERVERS="$folder/node_modules/@modelcontextprotocol"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 if [ "$#" -eq 0 ]; then set -- tests/reference_servers; fi
 exec python -m pytest --quiet --durations=5 --durations-min=2 "$@"

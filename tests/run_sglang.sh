@@ -10,32 +10,22 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root="$PWD"
 source scripts/setup.sh dev
 
+source tests/cached.sh
+
 # Installed without what they require: for the most part kernels for GPUs.
 bare=(-r requirements-sglang.txt torchvision==0.29.2)
-hash="$({ cat requirements-sglang.txt tests/sglang/requirements-cpu.txt; echo "${bare[*]}"; } |
-    sha256sum | cut -c1-16)"
-cache="${XDG_CACHE_HOME:-$HOME/.cache}/agentrl"
-env="$cache/sglang-$hash"
 
-mkdir -p "$cache"
-# One set-up at a time; the lock goes with the process that holds it.
-exec {lock}>"$cache/sglang.lock"
-if ! flock -n "$lock"; then
-    echo "run_sglang: waiting for another set-up in $cache" >&2
-    flock "$lock"
-fi
-if [ ! -f "$env/complete" ]; then
-    echo "run_sglang: installing SGLang into $env (once; some minutes)" >&2
-    python -m venv --clear "$env"
-    pip=("$env/bin/python" -m pip install --disable-pip-version-check --quiet)
+install() {
+    python -m venv "$1"
+    local pip=("$1/bin/python" -m pip install --disable-pip-version-check --quiet)
     "${pip[@]}" -r tests/sglang/requirements-cpu.txt
     "${pip[@]}" --no-deps "${bare[@]}"
-    touch "$env/complete"
-fi
-exec {lock}>&-
+}
+key="$({ cat requirements-sglang.txt tests/sglang/requirements-cpu.txt; echo "${bare[*]}"; } | hash_of)"
+cached sglang "$key" install
 
 # Without its kernels, and with a cache that is small but holds more than the context.
-export SGLANG_COMMAND="$env/bin/python $root/tests/sglang/launch_cpu.py --device cpu \
+export SGLANG_COMMAND="$folder/bin/python $root/tests/sglang/launch_cpu.py --device cpu \
     --attention-backend torch_native --sampling-backend pytorch --grammar-backend none \
     --max-total-tokens 16384 --mem-fraction-static 0.3"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"

@@ -14,15 +14,12 @@ from stage import Stage, tool_call
 
 from agentrl.rollout.groups.row_building import build_row
 
-PYTHON = os.environ.get("FRAMEWORKS_PYTHON")
+PYTHON = os.environ["FRAMEWORKS_PYTHON"]
 PROGRAM = Path(__file__).with_name("program.py")
 CHATS = (
     "langgraph", "langgraph_streaming", "openai_agents", "openai_agents_streaming", "pydantic_ai",
     "pydantic_ai_anthropic", "litellm", "litellm_anthropic",
 )  # fmt: skip
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="tests/run_agent_frameworks.sh installs them"
-)
 
 
 async def assert_trained(stage: Stage, framework: str, n_segments: int = 1) -> None:

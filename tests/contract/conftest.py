@@ -12,8 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ import pytest
 import torch
 from forked import Forked, preload_training
 from ports import free_port
+from service_ready import wait_until_ready
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.inference.engine_protocol import Engine
@@ -54,6 +53,10 @@ class Service:
     process: subprocess.Popen[bytes] | Forked
     url: str
     log: Path
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-3000:]
 
     def kill(self) -> None:
         """End it and all its children as a machine that fails would."""
@@ -109,7 +112,12 @@ def start_service(
                 process = subprocess.Popen([sys.executable, *command], stdout=output, stderr=output)
         service = Service(process, f"http://127.0.0.1:{port}", log)
         started.append(service)
-        _wait_until_ready(service)
+        wait_until_ready(
+            service.url,
+            service.process,
+            START_TIMEOUT_S,
+            lambda: f"; its log ends:\n{service.tail()}",
+        )
         return service
 
     yield start
@@ -121,20 +129,6 @@ def start_service(
             service.process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             service.kill()
-
-
-def _wait_until_ready(service: Service) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            with urllib.request.urlopen(f"{service.url}/ready", timeout=5):
-                return
-        except OSError:
-            pass
-        if service.process.poll() is not None or time.monotonic() > deadline:
-            tail = service.log.read_text(errors="replace")[-3000:]
-            raise RuntimeError(f"the service did not start; its log ends:\n{tail}")
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ import torch
 from dtensor_bench import random_model
 from machine import Machine, NotHere
 from ports import free_port
+from service_ready import wait_until_ready
 from transformers import AutoTokenizer
 
 from agentrl.launcher.deployment import SGLANG_OF_SETUP, SGLANG_PYTHON
@@ -85,7 +84,7 @@ def serving(machine: Machine, folder: Path) -> Iterator[Service]:
     ]  # fmt: skip
     process = subprocess.Popen(command, env=_environment(machine))
     try:
-        _wait_until_ready(url, process)
+        wait_until_ready(url, process, _START_S, lambda: f": {shlex.join(map(str, process.args))}")
         yield Service(url, psutil.Process(process.pid))
     finally:
         process.send_signal(signal.SIGTERM)
@@ -116,16 +115,3 @@ def _environment(machine: Machine) -> dict[str, str]:
 def engine_name(machine: Machine) -> str:
     """The engine that `serving` starts."""
     return "local" if sglang_command(machine) is None else "sglang"
-
-
-def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
-    ends = time.monotonic() + _START_S
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
-                return
-        except OSError:
-            pass
-        if process.poll() is not None or time.monotonic() > ends:
-            raise RuntimeError(f"the service did not start: {shlex.join(map(str, process.args))}")
-        time.sleep(0.2)
