@@ -124,21 +124,6 @@ class GenerationConformance:
         # It draws, rather than taking the likeliest.
         assert len({one.output_ids for one in made}) > 1
 
-    async def test_penalties_lower_the_logits_of_what_was_made(
-        self, engine, folders, distribution, request
-    ) -> None:
-        if "sglang" in request.node.callspec.id:
-            pytest.skip("SGLang 0.5.23 counts the tokens for its penalties in another way")
-        penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
-        made = await engine.generate(ask(PROMPT, 60, **penalties))
-        logits = distribution(folders.first, PROMPT, made.output_ids).clone()
-        for at in range(len(made.output_ids)):
-            for seen in set(made.output_ids[:at]):
-                logits[at, seen] -= 0.5 + 0.25 * made.output_ids[:at].count(seen)
-        chosen = torch.tensor(made.output_ids)[:, None]
-        expected = logits.log_softmax(-1).gather(-1, chosen)[:, 0].tolist()
-        assert made.output_logprobs == pytest.approx(expected, abs=1e-4)
-
     async def test_a_stop_token_ends_the_output_and_stays_in_it(self, engine) -> None:
         free = await engine.generate(ask(PROMPT, 30, temperature=0.0))
         stop = free.output_ids[-1]

@@ -161,18 +161,18 @@ def test_a_run_is_sampled_through_kills_and_trained_later_on_all_its_rows(tmp_pa
     (tmp_path / "tasks.jsonl").write_text("\n".join(demo_lines(60)) + "\n")
     folder = tmp_path / "output" / "sample"
     log = tmp_path / "logs" / "as" / "sample_sample-0.log"
+    working = "of run sample"  # a sampler says so once, before its first claim
 
     # First the launch itself is killed, in the middle.
     first = _agentrl(tmp_path, "sample", *SAMPLE)
-    _await(lambda: log.is_file() and "sampler " in log.read_text(), first)
+    _await(lambda: log.is_file() and working in log.read_text(), first)
     time.sleep(1)
     first.kill()
     first.communicate()
 
     # Then a sampler of the launch that goes on.
     again = _agentrl(tmp_path, "sample", *SAMPLE)
-    before = log.read_text()
-    _await(lambda: log.read_text().count("sampler ") > before.count("sampler "), again)
+    _await(lambda: log.read_text().count(working) == 2, again)
     time.sleep(0.2)
     for child in _below(again.pid):
         if "sample-0" in _open_files(child):
