@@ -6,7 +6,6 @@ As in Chat Completions, the run's sampling parameters apply, and `tool_choice` f
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
-from uuid import uuid4
 
 from agentrl.gateway.exchange import (
     BadRequest,
@@ -80,11 +79,11 @@ def _tool(sent: Mapping[str, Any], where: str) -> Tool:
     return Tool(sent.get("name"), sent.get("description"), sent.get("input_schema"))
 
 
-def message(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
+def message(request: ChatRequest, answer: ChatAnswer, session: str) -> dict[str, Any]:
     """The body of a whole answer."""
     reason, sequence = _stop_reason(answer)
     return {
-        **_head(request),
+        **_head(request, answer, session),
         "content": list(_blocks(answer)),
         "stop_reason": reason,
         "stop_sequence": sequence,
@@ -92,7 +91,7 @@ def message(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
     }
 
 
-def events(request: ChatRequest, answer: ChatAnswer) -> Iterator[tuple[str, str]]:
+def events(request: ChatRequest, answer: ChatAnswer, session: str) -> Iterator[tuple[str, str]]:
     """The answer as server-sent events: their names and data."""
 
     def event(name: str, /, **fields: Any) -> tuple[str, str]:
@@ -100,7 +99,9 @@ def events(request: ChatRequest, answer: ChatAnswer) -> Iterator[tuple[str, str]
 
     begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
     usage = {**_usage(answer), "output_tokens": 0}
-    yield event("message_start", message={**_head(request), **begun, "usage": usage})
+    yield event(
+        "message_start", message={**_head(request, answer, session), **begun, "usage": usage}
+    )
     for index, block in enumerate(_blocks(answer)):
         match block["type"]:
             case "thinking":
@@ -128,9 +129,9 @@ def error(message: str, kind: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def _head(request: ChatRequest) -> dict[str, Any]:
+def _head(request: ChatRequest, answer: ChatAnswer, session: str) -> dict[str, Any]:
     return {
-        "id": f"msg_{uuid4().hex}",
+        "id": f"msg_{answer.turn}_{session}",
         "type": "message",
         "role": "assistant",
         "model": request.model,

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 from agentrl.gateway.exchange import (
     BadRequest,
@@ -85,10 +84,10 @@ def _tool(sent: Mapping[str, Any], where: str) -> Tool:
     return Tool(function["name"], function.get("description"), function.get("parameters"))
 
 
-def completion(request: ChatRequest, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+def completion(request: ChatRequest, answers: Sequence[ChatAnswer], session: str) -> dict[str, Any]:
     """The body of a whole answer."""
     return {
-        **_head("chat.completion", request),
+        **_head("chat.completion", request, answers, session),
         "choices": [
             {
                 "index": index,
@@ -102,9 +101,11 @@ def completion(request: ChatRequest, answers: Sequence[ChatAnswer]) -> dict[str,
     }
 
 
-def chunks(request: ChatRequest, answers: Sequence[ChatAnswer], with_usage: bool) -> Iterator[str]:
+def chunks(
+    request: ChatRequest, answers: Sequence[ChatAnswer], session: str, with_usage: bool
+) -> Iterator[str]:
     """The answers as the data of server-sent events."""
-    head = _head("chat.completion.chunk", request)
+    head = _head("chat.completion.chunk", request, answers, session)
 
     def chunk(index: int, delta: object, reason: str | None = None, told: Any = None) -> str:
         choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": told}
@@ -130,9 +131,17 @@ def error(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def _head(kind: str, request: ChatRequest) -> dict[str, Any]:
+def turn_of(completion: str, session: str) -> int | None:
+    """The turn of an answer with this id; None if it is no answer of the session."""
+    number, _, of = completion.removeprefix("chatcmpl-").partition("-")
+    return int(number) if number.isdecimal() and of == session else None
+
+
+def _head(
+    kind: str, request: ChatRequest, answers: Sequence[ChatAnswer], session: str
+) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{uuid4().hex}",
+        "id": f"chatcmpl-{answers[0].turn}-{session}",
         "object": kind,
         "created": int(time.time()),
         "model": request.model,

@@ -7,9 +7,7 @@ Completions, the run's sampling parameters apply, and `tool_choice` forces no ca
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from agentrl.gateway.exchange import (
     BadRequest,
@@ -26,15 +24,7 @@ from agentrl.rollout.chat import Message
 _OWN_ITEMS = ("reasoning", "item_reference")
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """A request, and its messages without the instructions, which a continuation does not keep."""
-
-    request: ChatRequest
-    conversation: Sequence[Message]
-
-
-def parse(body: Mapping[str, Any], previous: Sequence[Message]) -> Parsed:
+def parse(body: Mapping[str, Any], previous: Sequence[Message]) -> ChatRequest:
     """The request in a body. `previous`: messages of `previous_response_id`.
 
     Raises `BadRequest`.
@@ -50,13 +40,12 @@ def parse(body: Mapping[str, Any], previous: Sequence[Message]) -> Parsed:
         raise BadRequest("input must be a text or a list of items, and not empty")
     instructions = text_of_content(body.get("instructions"), "instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    request = ChatRequest(
+    return ChatRequest(
         messages=[*system, *conversation],
         tools=[] if body.get("tool_choice") == "none" else tool_schemas(body.get("tools"), _tool),
         max_new_tokens=positive(body.get("max_output_tokens"), "max_output_tokens"),
         model=str(body.get("model") or ""),
     )
-    return Parsed(request, conversation)
 
 
 def _messages(given: object) -> list[Message]:
@@ -112,9 +101,10 @@ def _tool(sent: Mapping[str, Any], where: str) -> Tool:
 
 
 def response(
-    body: Mapping[str, Any], answer: ChatAnswer, response_id: str, *, status: str = ""
+    body: Mapping[str, Any], answer: ChatAnswer, session: str, *, status: str = ""
 ) -> dict[str, Any]:
     """The body of a whole answer. `status`: of one that has only begun."""
+    response_id = _id(body, answer, session)
     begun = bool(status)
     ended = "incomplete" if answer.cut_off else "completed"
     return {
@@ -143,9 +133,7 @@ def response(
     }
 
 
-def events(
-    body: Mapping[str, Any], answer: ChatAnswer, response_id: str
-) -> Iterator[tuple[str, str]]:
+def events(body: Mapping[str, Any], answer: ChatAnswer, session: str) -> Iterator[tuple[str, str]]:
     """The answer as server-sent events: their names and data."""
     number = -1
 
@@ -154,10 +142,10 @@ def events(
         number += 1
         return name, json.dumps({"type": name, "sequence_number": number, **fields})
 
-    begun = response(body, answer, response_id, status="in_progress")
+    begun = response(body, answer, session, status="in_progress")
     yield event("response.created", response=begun)
     yield event("response.in_progress", response=begun)
-    for index, item in enumerate(_items(answer, response_id)):
+    for index, item in enumerate(_items(answer, _id(body, answer, session))):
         place = {"output_index": index, "item_id": item["id"]}
         if item["type"] == "message":
             [part] = item["content"]
@@ -180,12 +168,28 @@ def events(
             yield event("response.output_item.added", output_index=index, item=item)
         yield event("response.output_item.done", output_index=index, item=item)
     name = "response.incomplete" if answer.cut_off else "response.completed"
-    yield event(name, response=response(body, answer, response_id))
+    yield event(name, response=response(body, answer, session))
 
 
-def new_id() -> str:
-    """The id of a new answer."""
-    return f"resp_{uuid4().hex}"
+# The id of an answer tells its turn, and whether there were instructions: their message is the
+# first of its conversation.
+_INSTRUCTED, _PLAIN = "resp_i", "resp_p"
+
+
+def _id(body: Mapping[str, Any], answer: ChatAnswer, session: str) -> str:
+    kind = _INSTRUCTED if body.get("instructions") else _PLAIN
+    return f"{kind}{answer.turn}_{session}"
+
+
+def turn_of(response: str, session: str) -> int | None:
+    """The turn of an answer with this id; None if it is no answer of the session."""
+    number, _, of = response.removeprefix(_INSTRUCTED).removeprefix(_PLAIN).partition("_")
+    return int(number) if number.isdecimal() and of == session else None
+
+
+def was_instructed(response: str) -> bool:
+    """Whether the request of an answer with this id had instructions."""
+    return response.startswith(_INSTRUCTED)
 
 
 def _items(answer: ChatAnswer, response_id: str) -> Iterator[dict[str, Any]]:

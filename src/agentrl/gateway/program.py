@@ -14,14 +14,15 @@ from datetime import UTC, datetime
 from functools import partial
 
 from agentrl.configs import Config, ConfigError
-from agentrl.databases.documents import Record, StopReason, ToolResult
+from agentrl.databases.documents import Record, ToolResult
 from agentrl.gateway.command import run_command, words_of
 from agentrl.gateway.function import load_entry, run_function
 from agentrl.gateway.outcome import Outcome
 from agentrl.gateway.server import Gateway
-from agentrl.gateway.sessions import REWARD, Session
-from agentrl.rollout.agents.answers import extract_answer
-from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
+from agentrl.gateway.session_keys import SessionKeys
+from agentrl.gateway.session_sampler import SessionSampler
+from agentrl.gateway.sessions import Session
+from agentrl.rollout.agents.base import SamplerResources
 
 OUTPUT = "program"  # the name under which its output is stored as a result
 Drive = Callable[[Session, str], Awaitable[Outcome]]
@@ -35,7 +36,7 @@ class ProgramResources(SamplerResources):
     drive: Drive
 
 
-class ProgramSampler(AsyncSampler):
+class ProgramSampler(SessionSampler):
     """An attempt by a program."""
 
     resources: ProgramResources
@@ -50,7 +51,7 @@ class ProgramSampler(AsyncSampler):
     async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[ProgramResources]:
         """Start the gateway. Raises `ConfigError` if the code is not given or cannot be used."""
         drive = _drive(shared.config)
-        async with Gateway().running() as gateway:
+        async with Gateway(SessionKeys()).running() as gateway:
             yield ProgramResources(**vars(shared), gateway=gateway, drive=drive)
 
     async def run(self) -> Record:
@@ -58,31 +59,13 @@ class ProgramSampler(AsyncSampler):
 
         Raises its error, and ValueError if it never asks the model.
         """
-        session = Session(self)
-        async with self.resources.gateway.session(session) as url:
+        gateway = self.resources.gateway
+        session = Session(self, gateway.keys.key_of(self.record.id))
+        async with gateway.session(session) as url:
             outcome = await self.resources.drive(session, url)
         if outcome.output:
             await self._keep_output(outcome.output)
-        if session.limit is not None:  # whatever the code made of that
-            self.record.stop_reason = session.limit
-            return self.record
-        if outcome.error is not None:
-            raise outcome.error
-        last = session.last
-        if last is None:
-            raise ValueError("the program did not ask the model, so there is nothing to train")
-        # The program decides whether a truncated turn is an answer.
-        self.record.stop_reason = StopReason.MAX_NEW_TOKENS if last.cut_off else StopReason.ANSWERED
-        said = session.answer or outcome.answer or last.content
-        self.record.final_answer = extract_answer(said, self.claim.task.answer_schema)
-        return self.record
-
-    async def evaluate_record(self, record: Record) -> Record | float:
-        """The reward that the program reported, if it did, else the score of the task's scorer."""
-        reward = record.scores.get(REWARD)
-        if reward is None:
-            return await super().evaluate_record(record)
-        return record.model_copy(update={"score": reward})
+        return self.conclude(session, outcome.answer, outcome.error)
 
     async def _keep_output(self, output: str) -> None:
         """Store what the program wrote, for a person to read."""
