@@ -18,7 +18,7 @@ from agentrl.gateway.server import Gateway
 from agentrl.gateway.session_sampler import SessionSampler
 from agentrl.gateway.sessions import REWARD, Session
 from agentrl.rollout.agents import OUTSIDE
-from agentrl.rollout.agents.base import SamplerResources
+from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
 from agentrl.rollout.scheduling.attempt import WentSilent
 
 
@@ -31,17 +31,18 @@ class OutsideSampler(SessionSampler):
     @classmethod
     def at(cls, desk: Desk, gateway: Gateway) -> type[Self]:
         """A sampler class whose attempts meet their clients at this desk."""
-        return type(cls.__name__, (cls,), {"desk": desk, "gateway": gateway})
+        nothing = vars(AsyncSampler)["extend_resources"]
+        here = {"desk": desk, "gateway": gateway, "extend_resources": nothing}
+        return type(cls.__name__, (cls,), here)
 
     @classmethod
     @asynccontextmanager
     async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[SamplerResources]:
-        """Nothing further. Raises `ConfigError` in a process without a gateway."""
-        if cls.desk is None:
-            raise ConfigError(
-                f"--agent_name {OUTSIDE}: the attempts of such a run are made by programs that ask "
-                "`agentrl gateway` for tasks; start that, and no other sampler"
-            )
+        """Raises `ConfigError`: this is no process with a desk."""
+        raise ConfigError(
+            f"--agent_name {OUTSIDE}: the attempts of such a run are made by programs that ask "
+            "`agentrl gateway` for tasks; start that, and no other sampler"
+        )
         yield shared
 
     async def run(self) -> Record:

@@ -31,6 +31,7 @@ from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.chat.capabilities import TemplateRefusal
 
 _LARGEST_BODY = 64 * 2**20
+_SHUTDOWN_S = 1.0  # for requests that are being answered
 _ALIVE_S = 10.0  # between signs of life of a stream whose answer is not there yet
 _Handler = Callable[[Session, web.Request], Awaitable[web.StreamResponse]]
 _Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -74,10 +75,12 @@ class Gateway:
         """Serve, on a free port if it is 0. `also`: adds further routes. Raises `OSError`."""
         app = self._app()
         also(app)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
+        )
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port, shutdown_timeout=1.0).start()
+            await web.TCPSite(runner, host, port).start()
             self.url = f"http://{host}:{runner.addresses[0][1]}"
             yield self
         finally:
@@ -107,6 +110,7 @@ class Gateway:
             ("POST", "/reward", self._reward, openai_chat.error),
             ("POST", "/reward_info", self._reward, openai_chat.error),  # its name in uni-agent
             ("POST", "/finish", self._finish, openai_chat.error),
+            ("POST", "/fail", self._fail, openai_chat.error),
         ]
         for prefix in ("/s/{session}", "/sessions/{session}", ""):
             for method, path, handler, refusal in routes:
@@ -237,6 +241,11 @@ class Gateway:
         if answer is not None and not isinstance(answer, str):
             raise BadRequest(f"answer must be a text, got {answer!r:.40}")
         await session.finish(answer)
+        return json_response({"session": session.id})
+
+    async def _fail(self, session: Session, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request)
+        session.fail(str(body.get("error") or "the program failed and did not say why"))
         return json_response({"session": session.id})
 
 

@@ -18,6 +18,8 @@ class SessionSampler(AsyncSampler):
         if session.limit is not None:  # whatever the code made of that
             self.record.stop_reason = session.limit
             return self.record
+        if session.error is not None:
+            raise RuntimeError(session.error)
         if error is not None:
             raise error
         last = session.last

@@ -66,6 +66,7 @@ class Session:
         self.last: ChatAnswer | None = None
         self.limit: StopReason | None = None
         self.answer: str | None = None
+        self.error: str | None = None  # why the program failed, if it says so
         self.finished = asyncio.Event()  # the program said that it is done
         self.heard_at = time.monotonic()
         self._n_asking = 0
@@ -159,6 +160,7 @@ class Session:
             number = self._n_asked
             if known:
                 [number] = {_request_of(reply).number for reply in known.values()}
+                log.info("%s: request %d is answered from the ledger", self.id, number)
             self._n_asked += not known
             answers = asyncio.create_task(
                 self._answer(request, number, digest, known), name=f"answer in {self.id}"
@@ -217,6 +219,12 @@ class Session:
     async def keep(self) -> None:
         """Store the rewards so far."""
         await self._sampler.resources.records.note(self._sampler.record)
+
+    def fail(self, error: str) -> None:
+        """The program failed, and the attempt with it. Raises `SessionOver`."""
+        self.check_open()
+        self.error = error
+        self.finished.set()
 
     async def finish(self, answer: str | None = None) -> None:
         """The program is done; this is stored. `answer`: its final answer."""
