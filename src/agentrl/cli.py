@@ -105,6 +105,9 @@ VERBS = {
         parser="import_parser",
     ),
     "show": Verb("print trajectories", "agentrl.launcher.show", parser="show_parser"),
+    "view": Verb(
+        "open pages about runs in a browser", "agentrl.viewer.command", parser="view_parser"
+    ),
     "release": Verb(
         "put back what is in quarantine",
         "agentrl.launcher.release",

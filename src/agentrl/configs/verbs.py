@@ -392,6 +392,32 @@ def db_parser() -> Parser:
     return parser
 
 
+def view_parser() -> Parser:
+    """The parser of `agentrl view`."""
+    parser = Parser(
+        "agentrl view",
+        "Open pages about runs in a browser: curves, tasks, trajectories, failures. Until Ctrl-C.",
+    )
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="run whose page is opened (default: the list of runs)"
+    )
+    parser.add_argument(
+        "--output_root",
+        metavar="DIR",
+        default="output",
+        help="folder of the runs (default: output)",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1); another one needs AGENTRL_VIEW_PASSWORD",
+    )  # fmt: skip
+    parser.add_argument(
+        "--port", type=int, default=8265, help="port to listen on; 0: a free one (default: 8265)"
+    )
+    parser.add_run_flags(("db_connection_string",), {"db_connection_string": "default: DB_URL"})
+    return parser
+
+
 def release_parser() -> Parser:
     """The parser of `agentrl release`."""
     parser = Parser("agentrl release", "Put a run's quarantined groups, records and rows back.")

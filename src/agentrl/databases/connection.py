@@ -108,6 +108,8 @@ class RunDatabase:
     policy_versions = _Collection("policy_versions")  # PolicyVersion
     runs = _Collection("runs")  # the one Run
     evaluations = _Collection("evaluations")  # Evaluation, of `agentrl eval`
+    step_metrics = _Collection("step_metrics")  # figures of the trainer's steps: `step_metrics.py`
+    notes = _Collection("notes")  # Note, of people on Records
     keys = _Collection("keys")  # of its services: `service_key.py`
     outages = _Collection("outages")  # what each sampler waits for: `outages.py`
 

@@ -532,3 +532,11 @@ class Run(Document):
     version: int = -1
     n_groups: int = 0  # groups to sample, of a run without a trainer
     heartbeat: datetime | None = None
+
+
+class Note(Document):
+    """What a person wrote on a Record, in `agentrl view`. `_id` is the Record's."""
+
+    text: str = ""
+    labels: list[str] = Field(default_factory=list)
+    changed_at: datetime

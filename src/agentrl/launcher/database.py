@@ -61,6 +61,17 @@ def mongod_holds(data_dir: Path) -> bool:
         os.close(file)
 
 
+def embedded_port(data_dir: Path) -> int:
+    """The port of the mongod that runs on this data folder."""
+    return int(json.loads((data_dir / "port").read_text(encoding="utf-8")))
+
+
+def embedded_url(data_dir: Path) -> str:
+    """The URL of the mongod that runs on this data folder."""
+    port = embedded_port(data_dir)
+    return f"mongodb://127.0.0.1:{port}/?replicaSet={REPLICA_SET}&directConnection=true"
+
+
 def ended(mongod: EmbeddedMongod) -> bool:
     """Whether a started mongod is gone. Its status stays for `stop()` to collect."""
     assert mongod.pid is not None
@@ -93,8 +104,7 @@ async def run_database(
     if run.db_connection_string is not None:
         url = run.db_connection_string
     elif run_lives and mongod_holds(data_dir):
-        port = int(json.loads((data_dir / "port").read_text(encoding="utf-8")))
-        url = f"mongodb://127.0.0.1:{port}/?replicaSet={REPLICA_SET}&directConnection=true"
+        url = embedded_url(data_dir)
     elif data_dir.is_dir() or may_begin:
         mongod = mongod_of(config)
         url = mongod.start()
