@@ -241,6 +241,14 @@ class VersionRange(SubDocument):
     max: int
 
 
+class Replay(SubDocument):
+    """What of a Record was answered by stored turns and not sampled again."""
+
+    turns: int = 0
+    tokens: int = 0  # generated ones
+    diverged: int | None = None  # the first turn whose request equals none that was left
+
+
 class ToolCall(SubDocument):
     """A tool call of the model or of the agent's code (`by_agent`), and its result."""
 
@@ -292,6 +300,7 @@ class Record(Document):
     own_calls: list[ToolCall] = Field(default_factory=list)  # calls of the agent's code
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     versions: VersionRange | None = None
+    replay: Replay | None = None
     final_answer: str | None = None
     stop_reason: StopReason | None = None
     score: float | None = None  # of a scored Record, None means that a scorer gave no score
@@ -359,6 +368,8 @@ class DispatchedSamplingTask(Document):
     tool_calls: list[ToolCall] = Field(default_factory=list)
     format_error: str | None = None
     finish_reason: str
+    params: dict[str, Any] | None = None  # sampling parameters of the request; None: of old turns
+    replayed: str | None = None  # the stored turn whose answer this is, if it was not sampled
     versions: list[VersionSpan]
     cached_tokens: int = 0
     generate_latency_s: float

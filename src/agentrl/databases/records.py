@@ -30,6 +30,7 @@ from agentrl.databases.documents import (
     Task,
     ToolResult,
 )
+from agentrl.databases.earlier_attempts import earlier_turns
 from agentrl.databases.group_commit import GroupCommit, NotSent, Write
 from agentrl.databases.held_leases import HeldLeases
 from agentrl.databases.row_parts import divide
@@ -189,6 +190,18 @@ class RecordLedger:
             return await asyncio.to_thread(_turns_by_record, records, await cursor.to_list())
 
         return await retry_through_outages(read, f"the turns of {len(records)} Records")
+
+    async def earlier_turns(
+        self, claim: Claim, max_age: int
+    ) -> list[list[DispatchedSamplingTask]]:
+        """The turns of earlier attempts that the claim's attempt may use again, newest first.
+
+        See `earlier_attempts.py`.
+        """
+        return await retry_through_outages(
+            lambda: earlier_turns(self._database, claim, self.turns, max_age),
+            f"the attempts before {claim.record_id}",
+        )
 
     async def add_rows(self, rows: Sequence[DBRecordData]) -> None:
         """Store training rows; existing ones stay as they are."""

@@ -1,9 +1,9 @@
 """From a finished Record and its turns to the row that the trainer reads: pure functions.
 
-The turns are replayed into a `TokenContext`, so a row contains exactly the stored deltas and
-outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. The
-replay adds further columns, such as advantages. Turns that end beyond the longest sequence of the
-run are not trained, and no tokens beyond it are in the row.
+The turns are put into a `TokenContext` again, so a row contains exactly the stored deltas and
+outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. Each
+turn then has further columns, such as its advantage. Turns that end beyond the longest sequence of
+the run are not trained, and no tokens beyond it are in the row.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ def build_row(
         for of_turn, trained in zip(of_turns, within, strict=True)
     ]
     try:
-        context = replay(ordered, columns)
+        context = rebuild_context(ordered, columns)
     except ValueError as error:
         raise ValueError(f"the turns of record {record.id} do not fit together: {error}") from None
     tree = context.tree()
@@ -92,7 +92,7 @@ def _end(turn: DispatchedSamplingTask) -> int:
     return turn.prompt_len + len(unpack_ints(turn.output_ids))
 
 
-def replay(
+def rebuild_context(
     turns: Sequence[DispatchedSamplingTask], columns: Sequence[Mapping[str, ArrayLike]] = ()
 ) -> TokenContext:
     """Rebuild the token context of a record from its turns, in order.
