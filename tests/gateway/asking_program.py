@@ -1,4 +1,4 @@
-"""A program of five turns: `python asking_program.py [TURN]` is killed in first attempts after TURN.
+"""A program of five turns: `asking_program.py [TURN]` is killed in first attempts after TURN.
 
 It knows nothing of training, and of its attempt only what the test reads from the session's URL.
 """

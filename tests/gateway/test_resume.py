@@ -18,6 +18,7 @@ from agentrl.databases.arrays import unpack_floats, unpack_ints
 from agentrl.databases.documents import DBRecordData, Record, RecordStatus
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.policies import publish
+from agentrl.launcher.report import gather_report
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "asking_program.py"
@@ -63,7 +64,7 @@ async def assert_rows_are_what_was_sampled(stage: Stage, records: Sequence[Recor
 
 
 async def test_a_program_that_was_killed_is_asked_again_only_for_the_turns_that_were_missing(
-    stage: Stage,
+    stage: Stage, tmp_path: Path
 ) -> None:
     say_something_new(stage)
     await add(stage.database, 1)
@@ -87,6 +88,9 @@ async def test_a_program_that_was_killed_is_asked_again_only_for_the_turns_that_
         ]  # fmt: skip
         finished.append(resumed)
     await assert_rows_are_what_was_sampled(stage, finished)
+    tokens = (await gather_report(stage.database, tmp_path, 1.0)).summary.tokens
+    assert tokens.replayed == sum(record.replay.tokens for record in finished if record.replay)
+    assert tokens.sampled == sum(map(len, stage.service.outputs))
 
 
 async def test_a_program_that_asks_otherwise_goes_on_with_new_tokens_and_its_record_says_where(
@@ -151,6 +155,7 @@ async def test_turns_too_old_to_be_trained_are_not_replayed(stage: Stage) -> Non
     assert len(stage.service.prompts) == 2 * (3 + TURNS)
 
 
+@pytest.mark.slow
 async def test_a_sampler_that_was_killed_costs_no_turn_that_was_stored(
     stage: Stage, mongod: EmbeddedMongod
 ) -> None:

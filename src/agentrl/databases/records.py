@@ -191,9 +191,7 @@ class RecordLedger:
 
         return await retry_through_outages(read, f"the turns of {len(records)} Records")
 
-    async def earlier_turns(
-        self, claim: Claim, max_age: int
-    ) -> list[list[DispatchedSamplingTask]]:
+    async def earlier_turns(self, claim: Claim, max_age: int) -> list[list[DispatchedSamplingTask]]:
         """The turns of earlier attempts that the claim's attempt may use again, newest first.
 
         See `earlier_attempts.py`.

@@ -2,6 +2,7 @@
 
     recorded_turns     the turns of a Record, each with its whole prompt and its generation
     RecordedAnswers    the answers to requests that equal recorded ones, without a service
+    Diverged           where nothing else may answer, and a request equals no recorded one
 
 Requests are equal if their prompts have the same ids and their sampling parameters are the same.
 Equal requests get their answers in the recorded order. So a program that does again what it did
@@ -18,9 +19,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from agentrl.databases.arrays import unpack_floats, unpack_ints
+from agentrl.databases.arrays import pack_ints, unpack_floats, unpack_ints
 from agentrl.databases.documents import DispatchedSamplingTask
 from agentrl.databases.growing_tree import Ids
+from agentrl.databases.token_tree import common_prefix
 from agentrl.inference.protocol import FinishReason, Generation, SamplingParams
 from agentrl.rollout.groups.row_building import rebuild_context
 
@@ -40,6 +42,10 @@ class RecordedTurn:
     prompt: NDArray[np.int32]
     params: Mapping[str, Any] | None
     generation: Generation
+
+
+class Diverged(Exception):
+    """A request equals none of the recorded turns that are left, and nothing is sampled."""
 
 
 def asked_with(params: SamplingParams) -> dict[str, Any]:
@@ -110,6 +116,18 @@ class RecordedAnswers:
         answers = self._answers.get(_request(prompt_ids, asked_with(params)))
         return replace(answers.popleft().generation, params=params) if answers else None
 
+    def nearest(self, prompt_ids: Ids) -> RecordedTurn | None:
+        """Of the turns that have answered nothing yet, the one whose prompt is most like this one.
+
+        Of several the first; None if there are none.
+        """
+        prompt = np.asarray(prompt_ids, dtype=np.int32)
+        return max(
+            sorted(self.left(), key=lambda turn: turn.number),
+            key=lambda turn: common_prefix(turn.prompt, prompt),
+            default=None,
+        )
+
     def left(self) -> Iterator[RecordedTurn]:
         """The turns that have answered nothing yet."""
         for answers in self._answers.values():
@@ -117,7 +135,7 @@ class RecordedAnswers:
 
 
 def _request(prompt_ids: Ids, params: Mapping[str, Any]) -> _Request:
-    prompt = np.ascontiguousarray(prompt_ids, dtype=np.int32)
+    prompt = pack_ints(prompt_ids)
     return blake2b(prompt, digest_size=16).digest(), orjson.dumps(
         params, option=orjson.OPT_SORT_KEYS
     )
