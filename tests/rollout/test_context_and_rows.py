@@ -22,7 +22,7 @@ from agentrl.databases.documents import (
 )
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.chat.tokens import PromptChange, TokenContext, TurnTokens
-from agentrl.rollout.groups.row_building import TooLong, build_row, rebuild_context
+from agentrl.rollout.groups.row_building import TooLong, build_row, replay
 
 
 def make_record(score: float | None = 1.0) -> Record:
@@ -348,7 +348,7 @@ def test_replaying_the_stored_turns_gives_the_context_they_came_from(
     conversation: tuple[TokenContext, list[DispatchedSamplingTask]],
 ) -> None:
     context, turns = conversation
-    again = rebuild_context(turns)
+    again = replay(turns)
     assert again.segments == context.segments
     for number in range(len(context.segments)):
         assert again.line(number)["ids"].tolist() == context.line(number)["ids"].tolist()

@@ -17,7 +17,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DispatchedSamplingTask, Record, StopReason, TurnStatus
 from agentrl.rollout.agents.context_strategies import DISCARDED, SUMMARY_REQUEST, TAKEN_OUT
 from agentrl.rollout.demonstrations.of_record import conversations
-from agentrl.rollout.groups.row_building import build_row, rebuild_context
+from agentrl.rollout.groups.row_building import build_row, replay
 from agentrl.rollout.llm import client as llm_client
 
 TALK = " ".join(map(str, range(200)))  # never the same, and longer than a turn may be
@@ -47,7 +47,7 @@ async def check_tokens(
 ) -> list[DispatchedSamplingTask]:
     """Each stored turn's prompt is the one that was asked; the row trains each output once."""
     turns = await stored_turns(database, record)
-    context = rebuild_context(turns)
+    context = replay(turns)
     ends = [
         (turn, context.line(number)["ids"].tolist(), end)
         for number, segment in enumerate(context.segments)

@@ -12,7 +12,7 @@ from agentrl.databases.records import RecordLedger
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.chat import Drift, Message
-from agentrl.rollout.groups.row_building import build_row, rebuild_context
+from agentrl.rollout.groups.row_building import build_row, replay
 
 
 class TalkingSampler(AsyncSampler):
@@ -57,7 +57,7 @@ async def test_where_the_template_drops_a_thought_the_record_goes_on_in_a_segmen
     assert "hm!" not in codec.decode(prompts[1]) and "one" in codec.decode(prompts[1])
     row = build_row(record, [first, second], 1.0, 1.0, 0)
     assert (row.n_segments, row.n_continuations, row.n_drifts) == (2, 1, 1)
-    context = rebuild_context([first, second])
+    context = replay([first, second])
     sampled = [
         context.line(segment)["ids"][: len(prompt)].tolist()
         for segment, prompt in zip(range(len(context.segments)), prompts, strict=True)

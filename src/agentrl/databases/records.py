@@ -27,6 +27,7 @@ from agentrl.databases.documents import (
     Record,
     RecordStatus,
     SlotStatus,
+    Stretch,
     Task,
     ToolResult,
 )
@@ -50,6 +51,7 @@ _FIXED = frozenset(
         "epoch",
         "owner",
         "agent_name",
+        "fork",
         "query",
         "started_at",
         "sampled_at",
@@ -71,13 +73,14 @@ class Settlement:
     """The new state of a Record when its group is finalised.
 
     `advantage`: None without a score. `left_out`: why it is abandoned. `error`: why it is
-    quarantined.
+    quarantined. `stretches`: advantages of its turns, in a group with forks.
     """
 
     status: RecordStatus
     advantage: float | None
     left_out: str | None
     error: str | None = None
+    stretches: Sequence[Stretch] = ()
 
 
 class RecordLedger:
@@ -236,6 +239,7 @@ class RecordLedger:
         for record, settlement in settlements.items():
             fields = asdict(settlement)
             status = fields.pop("status")
+            fields["stretches"] = [stretch.model_dump() for stretch in settlement.stretches]
             if settlement.error is not None:
                 fields["error"] = brief(settlement.error)
             scored = [RecordStatus.SCORED]
@@ -303,6 +307,7 @@ def new_record(claim: Claim, owner: str, default_agent: str) -> Record:
         epoch=claim.task.epoch,
         owner=owner,
         agent_name=claim.task.agent_name or default_agent,
+        fork=claim.fork,
         query=claim.task.query,
         started_at=datetime.now(UTC),
     )

@@ -10,7 +10,6 @@ An attempt that follows another one begins the code again, and what the code ask
 from the turns that are stored (`rollout/agents/recorded.py`). Only what is new is sampled.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import REWARD, Session
 from agentrl.rollout.agents.answers import extract_answer
 from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
-from agentrl.rollout.agents.recorded import RecordedAnswers, recorded_turns
 
 OUTPUT = "program"  # the name under which its output is stored as a result
 Drive = Callable[[Session, str], Awaitable[Outcome]]
@@ -44,6 +42,7 @@ class ProgramSampler(AsyncSampler):
     """An attempt by a program."""
 
     resources: ProgramResources
+    resumes = True
 
     @classmethod
     def check_flags(cls, config: Config) -> None:
@@ -63,8 +62,6 @@ class ProgramSampler(AsyncSampler):
 
         Raises its error, and ValueError if it never asks the model.
         """
-        if self.recorded is None and self.claim.attempt > 0:
-            self.recorded = await self._recorded_before()
         session = Session(self)
         async with self.resources.gateway.session(session) as url:
             outcome = await self.resources.drive(session, url)
@@ -90,15 +87,6 @@ class ProgramSampler(AsyncSampler):
         if reward is None:
             return await super().evaluate_record(record)
         return record.model_copy(update={"score": reward})
-
-    async def _recorded_before(self) -> RecordedAnswers:
-        """The turns of earlier attempts at this rollout."""
-        oldest = self.resources.config.staleness_bound
-        attempts = await self.resources.records.earlier_turns(self.claim, oldest)
-        return RecordedAnswers(
-            # In a thread: heartbeats would wait for long records.
-            await asyncio.to_thread(lambda: [recorded_turns(turns) for turns in attempts])
-        )
 
     async def _keep_output(self, output: str) -> None:
         """Store what the program wrote, for a person to read."""

@@ -35,7 +35,7 @@ from agentrl.launcher.data_file import Format
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.demonstrations.of_record import turns_of
 from agentrl.rollout.groups.boundary import check_row
-from agentrl.rollout.groups.row_building import build_row, rebuild_context
+from agentrl.rollout.groups.row_building import build_row, replay
 
 OWNER = "import"
 Fields = Mapping[str, Any]
@@ -150,7 +150,7 @@ def _add_tokens(made: Imported, segments: Sequence[Fields]) -> None:
         for turn, of_tokens in _turns_of_segment(fields, number, first["record"]):
             turns.append(turn)
             columns.append(of_tokens)
-    context = rebuild_context(turns, columns)  # raises if they do not fit together
+    context = replay(turns, columns)  # raises if they do not fit together
     trained = first.get("trained", True)
     status = RecordStatus.READY if trained else RecordStatus.ABANDONED
     record = _add_record(made, first, turns, status)

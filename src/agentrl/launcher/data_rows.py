@@ -26,7 +26,7 @@ from agentrl.rollout.chat import ChatRenderer, Message, ToolSchema
 from agentrl.rollout.chat.tokens import TokenContext
 from agentrl.rollout.demonstrations.of_record import Told, conversations
 from agentrl.rollout.groups.group_rules import turn_advantages
-from agentrl.rollout.groups.row_building import rebuild_context
+from agentrl.rollout.groups.row_building import replay
 
 Fields = dict[str, Any]
 
@@ -141,7 +141,7 @@ def token_rows(stored: Stored) -> list[Fields]:
         raise NotExported("has turns without tokens")
     of_turns = _generated(stored)
     try:
-        context = rebuild_context(stored.turns, of_turns)
+        context = replay(stored.turns, of_turns)
     except ValueError as error:
         raise NotExported(f"has turns that do not fit together: {error}") from None
     return list(_segments(stored, context))
@@ -192,7 +192,8 @@ def _generated(stored: Stored) -> list[Mapping[str, NDArray[Any]]]:
     sizes = [len(unpack_ints(turn.output_ids)) for turn in stored.turns]
     if stored.row is None:
         statuses = [TurnStatus(turn.status) for turn in stored.turns]
-        of_turns = turn_advantages(stored.record.advantage or 0.0, statuses)
+        record = stored.record
+        of_turns = turn_advantages(record.advantage or 0.0, statuses, record.stretches)
         return [
             {"mask": np.ones(size, np.uint8), "advantages": np.full(size, value, np.float32)}
             for size, value in zip(sizes, of_turns, strict=True)
@@ -203,7 +204,7 @@ def _generated(stored: Stored) -> list[Mapping[str, NDArray[Any]]]:
         {"staleness": np.arange(end - size, end, dtype=np.int32)}
         for size, end in zip(sizes, ends.tolist(), strict=True)
     ]
-    marks, tree = rebuild_context(stored.turns, counted).tree(), stored.row.tree
+    marks, tree = replay(stored.turns, counted).tree(), stored.row.tree
     if not np.array_equal(marks["ids"], tree["ids"]):
         raise NotExported("has a training row of other tokens than its turns")
     generated = marks["mask"] == 1

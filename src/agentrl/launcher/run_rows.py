@@ -32,7 +32,7 @@ from agentrl.rollout.demonstrations.prepare import (
     refuse_longer,
 )
 from agentrl.rollout.groups.group_rules import turn_advantages
-from agentrl.rollout.groups.row_building import rebuild_context
+from agentrl.rollout.groups.row_building import replay
 
 RIGHT = ("score>=1",)  # the conditions if none are given
 FORMAT = "1"  # of the trees: a change makes all runs be prepared anew
@@ -143,7 +143,7 @@ def trained_tree(turns: Turns, longest: int, *, liked: bool = True) -> TokenTree
     less likely. Raises `ValueError` with one sentence if there is nothing to train.
     """
     of_turns = turn_advantages(1.0 if liked else -1.0, [TurnStatus(turn.status) for turn in turns])
-    tree = rebuild_context(turns, [{"advantages": of_turn} for of_turn in of_turns]).tree()
+    tree = replay(turns, [{"advantages": of_turn} for of_turn in of_turns]).tree()
     refuse_longer(tree, longest)
     trained = (tree["mask"] == 1) & (tree["advantages"] != 0)
     if not trained.any():

@@ -126,6 +126,8 @@ def print_record(
         f"{record.n_turns} turns, {record.n_tool_calls} tool calls ({record.n_tool_errors} errors),"
         f" {record.tokens.generated} tokens generated",
     ]
+    if record.fork is not None:
+        facts.append(f"a fork of {record.fork.record} at turn {record.fork.turn}")
     if record.replay is not None:
         facts.append(_replayed(record.replay))
     if versions is not None:

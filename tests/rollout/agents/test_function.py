@@ -13,7 +13,7 @@ from agentrl.databases.arrays import unpack_ints
 from agentrl.databases.documents import Record, StopReason, TurnStatus
 from agentrl.rollout.agents import register_agent
 from agentrl.rollout.agents.limits import LimitReached
-from agentrl.rollout.groups.row_building import build_row, rebuild_context
+from agentrl.rollout.groups.row_building import build_row, replay
 
 ECHO = tool_call("echo", '{"text": "B7"}')
 TEXTS = ("one", "two  ", "\n\nthree", ECHO, "日本 é", "<tool_call>", "")
@@ -408,7 +408,7 @@ async def test_wherever_an_agent_wanders_what_is_stored_is_what_was_asked_and_an
         stage.service.outputs.clear()
         record = await stage.attempt("wandering", query=f"{seed}")
         turns = await stage.turns(record)
-        context = rebuild_context(turns)
+        context = replay(turns)
         asked = [
             [*context.line(turn.segment)["ids"][: turn.prompt_len], *unpack_ints(turn.output_ids)]
             for turn in turns

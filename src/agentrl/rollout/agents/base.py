@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import orjson
 
@@ -38,7 +38,13 @@ from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, Generation, PromptTooLong, SamplingParams
 from agentrl.rollout.agents.answers import INSTRUCTIONS
 from agentrl.rollout.agents.limits import LimitReached, Limits, TurnLimit
-from agentrl.rollout.agents.recorded import RecordedAnswers, asked_with
+from agentrl.rollout.agents.recorded import (
+    Diverged,
+    ForkedAnswers,
+    RecordedAnswers,
+    asked_with,
+    recorded_turns,
+)
 from agentrl.rollout.agents.repetition import loops
 from agentrl.rollout.agents.task_view import TaskView
 from agentrl.rollout.agents.turn_status import turn_status
@@ -104,7 +110,13 @@ class AsyncSampler(ABC):
 
     A subclass implements `run()`, and `extend_resources()` if its samplers share further resources.
     `self.record` is always up to date, so that a failed attempt keeps what was done.
+
+    `resumes`: whether an attempt that follows another one takes the answers of its turns. That is
+    right where the agent begins everything else again, as a program does. State of tools that went
+    with an attempt is not there again.
     """
+
+    resumes: ClassVar[bool] = False
 
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
         self.claim = claim
@@ -115,6 +127,7 @@ class AsyncSampler(ABC):
         self.outage: InfrastructureFailure | None = None  # the first one of this attempt
         self.on_outage: Callable[[InfrastructureFailure], None] | None = None  # ends the attempt
         self.recorded: RecordedAnswers | None = None  # answers before a service is asked
+        self._diverged: Diverged | None = None  # from the rollout that is to be forked
         self._conversation: Conversation | None = None
         self._completions: Completions | None = None  # of `create_chat_completions`
         self._n_asked = 0
@@ -152,6 +165,8 @@ class AsyncSampler(ABC):
         """Call `run()`. An uncaught `LimitReached` ends the record with the turns so far."""
         ended = False
         made: Record | None = self.record
+        if self.recorded is None:
+            self.recorded = await self._find_recorded()
         try:
             made = await self.run()
             ended = True
@@ -160,9 +175,34 @@ class AsyncSampler(ABC):
         finally:
             if self._completions is not None:
                 await self._completions.finish(ended=ended)
+            if self._diverged is not None:  # whatever the agent made of that
+                raise self._diverged
+        if isinstance(self.recorded, ForkedAnswers) and not self.recorded.reached:
+            raise Diverged("the agent ends before the turn that is to be forked")
         if made is None and self._completions is not None:
             made = self.record
         return cast(Record, made)  # None is refused where it is stored
+
+    async def _find_recorded(self) -> RecordedAnswers | None:
+        """The stored turns that the attempt does not sample again; None if there are none."""
+        claim, records = self.claim, self.resources.records
+        earlier: list[list[DispatchedSamplingTask]] = []
+        if self.resumes and claim.attempt > 0:
+            oldest = self.resources.config.staleness_bound
+            earlier = await records.earlier_turns(claim, oldest)
+        fork, forked = claim.fork, []
+        if fork is not None:
+            forked = (await records.turns([fork.record]))[fork.record]
+        elif not earlier:
+            return None
+
+        def read() -> RecordedAnswers:
+            attempts = [recorded_turns(turns) for turns in earlier]
+            if fork is None:
+                return RecordedAnswers(attempts)
+            return ForkedAnswers(recorded_turns(forked), fork.turn, attempts)
+
+        return await asyncio.to_thread(read)  # heartbeats would wait for long records
 
     @abstractmethod
     async def run(self) -> Record | None:
@@ -404,7 +444,11 @@ class AsyncSampler(ABC):
         """The recorded answer to a request, if there is one. Notes the first one without."""
         if self.recorded is None:
             return None
-        answer = self.recorded.take(prompt_ids, params)
+        try:
+            answer = self.recorded.take(prompt_ids, params)
+        except Diverged as diverged:
+            self._diverged = diverged
+            raise
         if answer is None and next(self.recorded.left(), None) is not None:
             replay = self.record.replay = self.record.replay or Replay()
             if replay.diverged is None:

@@ -2,6 +2,7 @@
 
     recorded_turns     the turns of a Record, each with its whole prompt and its generation
     RecordedAnswers    the answers to requests that equal recorded ones, without a service
+    ForkedAnswers      those of the turns before a fork
     Diverged           where nothing else may answer, and a request equals no recorded one
 
 Requests are equal if their prompts have the same ids and their sampling parameters are the same.
@@ -20,18 +21,18 @@ import orjson
 from numpy.typing import NDArray
 
 from agentrl.databases.arrays import pack_ints, unpack_floats, unpack_ints
-from agentrl.databases.documents import DispatchedSamplingTask
+from agentrl.databases.documents import DispatchedSamplingTask, ToolCall
 from agentrl.databases.growing_tree import Ids
 from agentrl.databases.token_tree import common_prefix
 from agentrl.inference.protocol import FinishReason, Generation, SamplingParams
-from agentrl.rollout.groups.row_building import rebuild_context
+from agentrl.rollout.groups.row_building import replay
 
 _Request = tuple[bytes, bytes]  # digest of the prompt, and the sampling parameters
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """A stored turn as its request and the answer to it.
+    """A stored turn as its request and the answer to it, with the tool calls that followed.
 
     `prompt`: ids [n]. `params`: as `asked_with` gives them; None for turns of earlier versions of
     the program, which did not store them.
@@ -42,6 +43,7 @@ class RecordedTurn:
     prompt: NDArray[np.int32]
     params: Mapping[str, Any] | None
     generation: Generation
+    calls: tuple[ToolCall, ...]
 
 
 class Diverged(Exception):
@@ -65,7 +67,7 @@ def recorded_turns(turns: Sequence[DispatchedSamplingTask]) -> list[RecordedTurn
     stored = [turn for place, turn in enumerate(turns) if turn.turn == place]
     if not stored:
         return []
-    context = rebuild_context(stored)
+    context = replay(stored)
     lines = [context.line(segment)["ids"] for segment in range(len(context.segments))]
     return [
         RecordedTurn(
@@ -84,6 +86,7 @@ def recorded_turns(turns: Sequence[DispatchedSamplingTask]) -> list[RecordedTurn
                 service=turn.service,
                 replayed=turn.id,
             ),
+            calls=tuple(turn.tool_calls),
         )
         for turn in stored
     ]
@@ -99,9 +102,11 @@ class RecordedAnswers:
 
     attempts: Sequence[Sequence[RecordedTurn]]
     _answers: dict[_Request, deque[RecordedTurn]] = field(default_factory=dict, init=False)
+    _turns: dict[str, RecordedTurn] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         for turns in self.attempts:
+            self._turns.update({turn.id: turn for turn in turns})
             of_attempt: dict[_Request, list[RecordedTurn]] = {}
             for turn in turns:
                 if turn.params is not None:
@@ -115,6 +120,10 @@ class RecordedAnswers:
         """The recorded answer to a request; None if there is none, or it was given already."""
         answers = self._answers.get(_request(prompt_ids, asked_with(params)))
         return replace(answers.popleft().generation, params=params) if answers else None
+
+    def calls(self, turn: str) -> tuple[ToolCall, ...]:
+        """The tool calls of the recorded turn with this id, with their results."""
+        return self._turns[turn].calls
 
     def nearest(self, prompt_ids: Ids) -> RecordedTurn | None:
         """Of the turns that have answered nothing yet, the one whose prompt is most like this one.
@@ -132,6 +141,41 @@ class RecordedAnswers:
         """The turns that have answered nothing yet."""
         for answers in self._answers.values():
             yield from answers
+
+
+class ForkedAnswers(RecordedAnswers):
+    """The turns of a rollout before turn `number`, at which it is forked; then none.
+
+    `earlier`: turns of earlier attempts at the fork. Whoever asks otherwise before that turn makes
+    no fork of this rollout: `take` raises `Diverged`.
+    """
+
+    def __init__(
+        self,
+        rollout: Sequence[RecordedTurn],
+        number: int,
+        earlier: Sequence[Sequence[RecordedTurn]] = (),
+    ) -> None:
+        super().__init__([*earlier, rollout[:number]])
+        self._forked, self._missing = rollout[number], number
+
+    @property
+    def reached(self) -> bool:
+        """Whether all turns before the fork were asked for."""
+        return self._missing <= 0
+
+    def take(self, prompt_ids: Ids, params: SamplingParams) -> Generation | None:
+        """The recorded answer; None from the forked turn on."""
+        answer = super().take(prompt_ids, params)
+        if answer is not None:
+            self._missing -= 1
+        # Of several conversations at once, another one may have turns before the fork still.
+        elif not self.reached and not np.array_equal(prompt_ids, self._forked.prompt):
+            raise Diverged(
+                f"the agent does not do again what it did before turn {self._forked.number} of "
+                f"{self._forked.id.rpartition('-')[0]}, which is to be forked"
+            )
+        return answer
 
 
 def _request(prompt_ids: Ids, params: Mapping[str, Any]) -> _Request:
