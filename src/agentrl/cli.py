@@ -88,6 +88,11 @@ VERBS = {
         "agentrl.launcher.rescore",
         parser="rescore_parser",
     ),
+    "replay": Verb(
+        "run the programs of stored trajectories again, answered from the ledger",
+        "agentrl.launcher.replay",
+        parser="replay_parser",
+    ),
     "config": Verb("print the flags of a run, and where they come from", "agentrl.launcher.config"),
     "export": Verb(
         "write a checkpoint as a Hugging Face folder",

@@ -221,6 +221,12 @@ _INDEXES: dict[str, list[IndexModel]] = {
         ),
         # what sums over a run ask for, by policy: no document is read for them
         IndexModel([(field, ASCENDING) for field in _SUMMED], name="results"),
+        # Records with turns that were not sampled again
+        IndexModel(
+            [("split", ASCENDING), ("replay.tokens", ASCENDING)],
+            name="replayed",
+            partialFilterExpression={"replay.tokens": {"$gt": 0}},
+        ),
         # attempts that failed
         IndexModel(
             [("split", ASCENDING), ("finished_at", ASCENDING)],

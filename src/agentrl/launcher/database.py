@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.command_line import Given
-from agentrl.configs.parsing import config_of
+from agentrl.configs.parsing import Layer, config_of, layers_given, merged, read_flags
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import REPLICA_SET, EmbeddedMongod
 from agentrl.launcher.deployment import read_deployment
@@ -38,6 +38,23 @@ def run_place(place: Mapping[str, Any]) -> Config:
             refuse_withheld(launch, (), ["db_connection_string"])
         url = launched_at(launch)
     return config_of({**place, "db_connection_string": url}) if url else config
+
+
+def launched_config(given: Given) -> Config:
+    """Merge the flags of the run's launch, files, environment and command line, which wins.
+
+    Raises `ConfigError`.
+    """
+    environment = read_deployment(os.environ).layers
+    layers = [
+        *layers_given(given.values, given.files, environment),
+        Layer("command line", {"run_name": given.own.run}),
+    ]
+    launch = read_launch(config_of(merged(layers)).output)
+    if launch is not None:
+        refuse_withheld(launch, merged(layers), ["db_connection_string"])
+    recorded = [read_flags(launch.flags, "the run's launch")] if launch else []
+    return config_of(merged([*recorded, *layers]))
 
 
 def mongod_of(config: Config) -> EmbeddedMongod:
