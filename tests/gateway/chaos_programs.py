@@ -146,9 +146,11 @@ async def main(seconds: float, sessions: int, pause_s: float, seed: int, folder:
             statuses[name] = None
             fleet.kill(name)
     fleet.kill("service")
-    documents = {}
-    for collection in ("tasks", "records", "turns", "record_data"):
-        documents[collection] = [d async for d in database.database[collection].find()]
+    collections = {
+        "tasks": database.tasks, "records": database.records, "turns": database.turns,
+        "rows": database.rows,
+    }  # fmt: skip
+    documents = {name: [d async for d in of.find()] for name, of in collections.items()}
     await database.close()
     fleet.database.stop()
     wrong = list(violations(documents, list(fleet.told())))
@@ -192,7 +194,7 @@ def violations(
     documents: dict[str, list[dict[str, Any]]], told: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
     """Everything that is wrong, one sentence each."""
-    tasks, records, rows = documents["tasks"], documents["records"], documents["record_data"]
+    tasks, records, rows = documents["tasks"], documents["records"], documents["rows"]
     yield from slot_violations(tasks, records)
     yield from row_violations(records, rows)
     yield from token_violations(records, documents["turns"], rows)

@@ -138,7 +138,7 @@ class Rescoring:
             until=datetime.now(UTC),
             row_stayed=outcome == RowOutcome.STAYED,
         )
-        scores = record.model_dump(include={"score", "scores", "explanations"})
+        scores = record.model_dump(include={"score", "scores", "explanations", "stretches"})
         reward = {"advantage": rescored.advantage, "left_out": rescored.left_out}
         result = await records.update_one(
             {"_id": record.id, "status": {"$in": _SCORED}},

@@ -17,6 +17,7 @@ sampler process, or runs on another machine and asks a gateway for tasks:
     openai_chat.py         /v1/chat/completions
     openai_responses.py    /v1/responses
     anthropic_messages.py  /v1/messages
+    replaying.py           Records of programs once more, answered from the ledger
 
 Arrows point from here to `rollout`, and none back.
 """

@@ -19,7 +19,8 @@ from agentrl.gateway.session_sampler import SessionSampler
 from agentrl.gateway.sessions import REWARD, Session
 from agentrl.rollout.agents import OUTSIDE
 from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
-from agentrl.rollout.scheduling.attempt import WentSilent
+from agentrl.rollout.agents.recorded import RecordedAnswers
+from agentrl.rollout.scheduling.attempt import HandedBack, WentSilent
 
 
 class OutsideSampler(SessionSampler):
@@ -44,6 +45,14 @@ class OutsideSampler(SessionSampler):
             "`agentrl gateway` for tasks; start that, and no other sampler"
         )
         yield shared
+
+    async def _find_recorded(self) -> RecordedAnswers | None:
+        """As always where the attempt begins. Where it goes on, its client asks what follows."""
+        if not self.claim.taken_over:
+            return await super()._find_recorded()
+        if self.claim.fork is not None:
+            raise HandedBack("a fork begins anew when its gateway was killed")
+        return None
 
     async def run(self) -> Record:
         """Hand the session to a client, and wait until it is done with it.

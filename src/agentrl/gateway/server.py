@@ -28,6 +28,7 @@ from agentrl.gateway.session_keys import SessionKeys
 from agentrl.gateway.sessions import RunOver, Session, SessionOver
 from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.agents.limits import LimitReached
+from agentrl.rollout.agents.recorded import Diverged
 from agentrl.rollout.chat.capabilities import TemplateRefusal
 
 _LARGEST_BODY = 64 * 2**20
@@ -343,6 +344,8 @@ def _described(error: Exception) -> tuple[int, str, str | None, str]:
         case RunOver():
             message = "the run is finished: there are no more tasks"
             return 410, "invalid_request_error", "run_finished", message
+        case Diverged():
+            return 400, "invalid_request_error", "diverged", str(error)
         case SessionOver() | LeaseLost():
             return 410, "invalid_request_error", "session_over", str(error)
         case web.HTTPRequestEntityTooLarge():

@@ -9,6 +9,8 @@ from agentrl.rollout.agents.base import AsyncSampler
 class SessionSampler(AsyncSampler):
     """The end and the score of an attempt by a program, wherever the program runs."""
 
+    resumes = True
+
     def conclude(self, session: Session, said: str | None, error: Exception | None) -> Record:
         """The Record of a session that is over.
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from agentrl.databases.arrays import unpack_floats, unpack_ints
 from agentrl.databases.documents import DispatchedSamplingTask, StopReason
-from agentrl.inference.protocol import Generation
+from agentrl.inference.protocol import FinishReason, Generation
 from agentrl.rollout.agents.turn import Turn
 from agentrl.rollout.chat import ChatRenderer, Message
 from agentrl.rollout.chat.tokens import TokenContext
@@ -40,12 +41,13 @@ def generation_of(turn: DispatchedSamplingTask) -> Generation:
     return Generation(
         output_ids=tuple(unpack_ints(turn.output_ids).tolist()),
         output_logprobs=tuple(unpack_floats(turn.output_logprobs).tolist()),
-        finish_reason=turn.finish_reason,  # type: ignore[arg-type]
+        finish_reason=cast(FinishReason, turn.finish_reason),
         versions=tuple(turn.versions),
         prompt_tokens=turn.prompt_len,
         cached_tokens=turn.cached_tokens,
         latency_s=turn.generate_latency_s,
         service=turn.service,
+        replayed=turn.replayed,
     )
 
 

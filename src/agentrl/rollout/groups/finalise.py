@@ -236,7 +236,9 @@ def _is_settled(record: Record) -> bool:
 
 def _settlement(record: Record) -> Settlement:
     """The result of an earlier finalisation of a Record's group."""
-    return Settlement(RecordStatus(record.status), record.advantage, record.left_out)
+    return Settlement(
+        RecordStatus(record.status), record.advantage, record.left_out, stretches=record.stretches
+    )
 
 
 def settle_group(
@@ -251,7 +253,9 @@ def settle_group(
     for record, reward in zip(group, rewards, strict=True):
         left_out = reward.left_out if record.turns else NO_TURNS
         status = RecordStatus.READY if left_out is None else RecordStatus.ABANDONED
-        settlements[record.id] = Settlement(status, reward.advantage, left_out)
+        settlements[record.id] = Settlement(
+            status, reward.advantage, left_out, stretches=reward.stretches
+        )
     return settlements
 
 
@@ -275,10 +279,11 @@ async def make_rows(
     for record in trained:
         advantage = settlements[record.id].advantage
         assert advantage is not None, f"{record.id} is to be trained without an advantage"
+        settled = record.model_copy(update={"stretches": settlements[record.id].stretches})
         try:
             # In a thread: building rows of long records would delay heartbeats.
             row = await asyncio.to_thread(
-                _checked_row, record, turns[record.id], advantage, temperature, task.group_order,
+                _checked_row, settled, turns[record.id], advantage, temperature, task.group_order,
                 longest,
             )  # fmt: skip
         except TooLong:

@@ -3,6 +3,8 @@
     records -> rules that leave Records out, one after the other      which Records may become rows
     scores -> ranks of turns -> estimator (`advantages.py`) -> bonus -> scaling
                                                                       an advantage for each Record
+              with forks: values of states (`fork_values.py`) -> scaling
+                                                                      advantages for its turns
            -> rules by advantage                                      which Records become rows
            -> statuses of turns                                       an advantage for each turn
 
@@ -16,8 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentrl.configs import RewardConfig
-from agentrl.databases.documents import Record, StopReason, TurnStatus
+from agentrl.databases.documents import Record, StopReason, Stretch, TurnStatus
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT, find_estimator, score_of
+from agentrl.rollout.groups.fork_values import fork_advantages, of_turns
 
 ZERO = 1e-6  # an advantage below this carries no gradient
 SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
@@ -126,10 +129,15 @@ def at_least(least: float, advantages: Sequence[float], kept: Kept) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome:
-    """The advantage of a Record. `left_out`: the rule that leaves it out; None if trained."""
+    """The advantage of a Record. `left_out`: the rule that leaves it out; None if trained.
+
+    `stretches`: in a group with forks, the advantages of its turns; `advantage` is then the
+    greatest of them in size.
+    """
 
     advantage: float
     left_out: str | None
+    stretches: tuple[Stretch, ...] = ()
 
 
 def apply_group_rules(
@@ -144,9 +152,27 @@ def apply_group_rules(
         return []
     left_out: dict[int, str] = {}
     kept = _apply(_rules_of_records(task, records, config), range(len(records)), left_out)
-    advantages = _advantages(records, kept, config)
+    stretches = _stretches(records, config)
+    if stretches is None:
+        advantages = _advantages(records, kept, config)
+        stretches = [()] * len(records)
+    else:
+        advantages = [max((s.advantage for s in each), key=abs) for each in stretches]
     _apply(_rules_of_advantages(records, advantages, config), kept, left_out)
-    return [RecordOutcome(advantage, left_out.get(i)) for i, advantage in enumerate(advantages)]
+    return [
+        RecordOutcome(advantage, left_out.get(i), stretches[i])
+        for i, advantage in enumerate(advantages)
+    ]
+
+
+def _stretches(records: Sequence[Record], config: RewardConfig) -> list[tuple[Stretch, ...]] | None:
+    """The advantages of each Record's turns in a group with forks; None without forks."""
+    if all(record.fork is None for record in records):
+        return None
+    return [
+        tuple(Stretch(turn=s.turn, advantage=s.advantage * config.adv_scaling) for s in stretches)
+        for stretches in fork_advantages(records, config.estimator)
+    ]
 
 
 def _advantages(records: Sequence[Record], kept: Kept, config: RewardConfig) -> list[float]:
@@ -205,14 +231,20 @@ def _rules_of_advantages(
     return {}
 
 
-def turn_advantages(advantage: float, statuses: Sequence[TurnStatus]) -> list[float]:
+def turn_advantages(
+    advantage: float, statuses: Sequence[TurnStatus], stretches: Sequence[Stretch] = ()
+) -> list[float]:
     """The advantage of each turn of a Record: A_t = A if turn t is completed, else min(A, 0).
+
+    `stretches`: in a group with forks, A of the turns from each stretch on.
 
     A failed turn (malformed call, failed tool, repetition, truncation) is never reinforced. With a
     negative advantage it is discouraged like the other turns.
     """
+    given = of_turns(stretches, len(statuses)) if stretches else [advantage] * len(statuses)
     return [
-        advantage if status == TurnStatus.COMPLETED else min(advantage, 0.0) for status in statuses
+        value if status == TurnStatus.COMPLETED else min(value, 0.0)
+        for value, status in zip(given, statuses, strict=True)
     ]
 
 

@@ -1,9 +1,9 @@
 """From a finished Record and its turns to the row that the trainer reads: pure functions.
 
-The turns are replayed into a `TokenContext`, so a row contains exactly the stored deltas and
-outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. The
-replay adds further columns, such as advantages. Turns that end beyond the longest sequence of the
-run are not trained, and no tokens beyond it are in the row.
+The turns are put into a `TokenContext` again, so a row contains exactly the stored deltas and
+outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. Each
+turn then has further columns, such as its advantage. Turns that end beyond the longest sequence of
+the run are not trained, and no tokens beyond it are in the row.
 """
 
 import hashlib
@@ -42,6 +42,7 @@ def build_row(
     most tokens of a sequence (`--max_tokens`); None: any number.
 
     Generated tokens are trained, stop tokens included; prompts, tool results and headers are not.
+    Of a fork, its own turns are trained.
     Raises ValueError, naming the record, if the turns do not fit together or it has no score, and
     `TooLong` if no turn ends within `longest`.
     """
@@ -52,13 +53,16 @@ def build_row(
             f"record {record.id} was sampled at temperature {temperature}, not above 0"
         )
     ordered = sorted(turns, key=lambda turn: turn.turn)
-    of_turns = turn_advantages(advantage, [TurnStatus(turn.status) for turn in ordered])
+    statuses = [TurnStatus(turn.status) for turn in ordered]
+    of_turns = turn_advantages(advantage, statuses, record.stretches)
+    # The turns before a fork are trained in the row of the Record that made them.
+    own = 0 if record.fork is None else record.fork.turn
     within = [longest is None or _end(turn) <= longest for turn in ordered]
-    if ordered and not any(within):
+    if ordered and not any(within[own:]):
         raise TooLong(f"no turn of record {record.id} ends within {longest} tokens")
     columns: list[dict[str, ArrayLike]] = [
-        {"advantages": of_turn} if trained else {"mask": 0}
-        for of_turn, trained in zip(of_turns, within, strict=True)
+        {"advantages": of_turn} if trained and turn.turn >= own else {"mask": 0}
+        for turn, of_turn, trained in zip(ordered, of_turns, within, strict=True)
     ]
     try:
         context = replay(ordered, columns)
