@@ -86,7 +86,7 @@ class Fleet:
 
     async def gets_on(self) -> None:
         """Return when programs have been told something since the call."""
-        before, deadline = sum(1 for _ in self.told()), time.monotonic() + 120
+        before, deadline = sum(1 for _ in self.told()), time.monotonic() + 240
         while sum(1 for _ in self.told()) < before + MOVES:
             if time.monotonic() > deadline:
                 raise SystemExit(f"nothing gets on; logs are in {self.folder}")
@@ -102,8 +102,19 @@ class Fleet:
 
 
 async def main(seconds: float, sessions: int, pause_s: float, seed: int, folder: Path) -> int:
-    draw, fleet = random.Random(seed), Fleet(folder, sessions)
+    fleet = Fleet(folder, sessions)
     fleet.database.start()
+    try:
+        return await _run(fleet, seconds, sessions, pause_s, random.Random(seed))
+    finally:
+        for name in fleet.running:
+            fleet.kill(name)
+        fleet.database.stop()
+
+
+async def _run(
+    fleet: Fleet, seconds: float, sessions: int, pause_s: float, draw: random.Random
+) -> int:
     database = await connect(fleet.database.url, RUN)
     lease = await begin_run(database, service=fleet.service_url)
     fed = await _feed(database, 0, FED)
@@ -144,20 +155,17 @@ async def main(seconds: float, sessions: int, pause_s: float, seed: int, folder:
             statuses[name] = await asyncio.to_thread(fleet.running[name].wait, 120)
         except subprocess.TimeoutExpired:
             statuses[name] = None
-            fleet.kill(name)
-    fleet.kill("service")
     collections = {
         "tasks": database.tasks, "records": database.records, "turns": database.turns,
         "rows": database.rows,
     }  # fmt: skip
     documents = {name: [d async for d in of.find()] for name, of in collections.items()}
     await database.close()
-    fleet.database.stop()
     wrong = list(violations(documents, list(fleet.told())))
     wrong += [f"{name} ended with {status}" for name, status in statuses.items() if status != 0]
     for sentence in wrong[:20]:
         print(sentence)
-    log = (folder / "gateway.log").read_text()
+    log = (fleet.folder / "gateway.log").read_text()
     kept = log.count("is answered from the ledger")
     records, turns = documents["records"], documents["turns"]
     finished = {record["_id"] for record in records if record["status"] in ("ready", "abandoned")}
