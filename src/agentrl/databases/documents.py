@@ -292,6 +292,7 @@ class Record(Document):
     own_calls: list[ToolCall] = Field(default_factory=list)  # calls of the agent's code
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     versions: VersionRange | None = None
+    agent_rewards: dict[str, float] = Field(default_factory=dict)  # that a program reported
     final_answer: str | None = None
     stop_reason: StopReason | None = None
     score: float | None = None  # of a scored Record, None means that a scorer gave no score
@@ -300,6 +301,7 @@ class Record(Document):
     meta_infos: dict[str, Any] = Field(default_factory=dict)  # what an agent notes, for its scoring
     score_history: list[Scoring] = Field(default_factory=list)  # by `agentrl rescore`, oldest first
     advantage: float | None = None
+    agent_advantages: dict[str, float] = Field(default_factory=dict)  # of `agent_rewards`
     left_out: str | None = None  # why an abandoned Record is not trained
     error: str | None = None
     started_at: datetime | None = None
@@ -339,10 +341,14 @@ class DispatchedSamplingTask(Document):
     The prompt is the prompt and output of the previous turn in the segment, plus
     `prompt_delta_ids`. In the first turn of a segment it is the first `shared_len` tokens of turn
     `parent` (prompt and output), plus `prompt_delta_ids`.
+
+    A turn of another model has texts and no tokens. It is of no segment.
     """
 
     record_id: str
     turn: int
+    agent: str | None = None  # which agent of a program
+    trained: bool = True  # whether its tokens may be trained; if not, they have mask 0
     status: TurnStatus = TurnStatus.COMPLETED
     segment: int
     parent: str | None = None  # in a segment's first turn: the turn whose tokens it shares

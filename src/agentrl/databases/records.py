@@ -12,7 +12,7 @@ works on many: a write then waits a moment for others (`batches.py`). Slots and 
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -70,13 +70,14 @@ class Settlement:
     """The new state of a Record when its group is finalised.
 
     `advantage`: None without a score. `left_out`: why it is abandoned. `error`: why it is
-    quarantined.
+    quarantined. `agent_advantages`: of agents with rewards of their own.
     """
 
     status: RecordStatus
     advantage: float | None
     left_out: str | None
     error: str | None = None
+    agent_advantages: Mapping[str, float] = field(default_factory=dict)
 
 
 class RecordLedger:

@@ -194,8 +194,11 @@ def _generated(stored: Stored) -> list[Mapping[str, NDArray[Any]]]:
         statuses = [TurnStatus(turn.status) for turn in stored.turns]
         of_turns = turn_advantages(stored.record.advantage or 0.0, statuses)
         return [
-            {"mask": np.ones(size, np.uint8), "advantages": np.full(size, value, np.float32)}
-            for size, value in zip(sizes, of_turns, strict=True)
+            {
+                "mask": np.full(size, turn.trained, np.uint8),
+                "advantages": np.full(size, value, np.float32),
+            }
+            for turn, size, value in zip(stored.turns, sizes, of_turns, strict=True)
         ]
     # The tree of the same turns, with each generated token's number in their order.
     ends = np.cumsum(sizes)
