@@ -12,7 +12,7 @@ works on many: a write then waits a moment for others (`batches.py`). Slots and 
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -74,6 +74,7 @@ class Settlement:
 
     `advantage`: None without a score. `left_out`: why it is abandoned. `error`: why it is
     quarantined. `stretches`: advantages of its turns, in a group with forks.
+    quarantined. `agent_advantages`: of agents with rewards of their own.
     """
 
     status: RecordStatus
@@ -81,6 +82,7 @@ class Settlement:
     left_out: str | None
     error: str | None = None
     stretches: Sequence[Stretch] = ()
+    agent_advantages: Mapping[str, float] = field(default_factory=dict)
 
 
 class RecordLedger:

@@ -523,11 +523,14 @@ class AsyncSampler(ABC):
         *,
         repeated: bool = False,
         rewrite: Rewrite | None = None,
+        agent: str | None = None,
+        trained: bool = True,
     ) -> TurnStatus:
         """Store a turn after its tools have answered. Returns its status.
 
         `messages`: added before the turn. `format_error`: what is wrong with its calls. `repeated`:
         whether it repeats earlier turns. `rewrite`: how the conversation was rewritten before it.
+        `agent`: which of a program's agents it is of. `trained`: whether its tokens may be trained.
         """
         made, tokens = turn.generation, turn.tokens
         ended = made.finish_reason != "length"
@@ -542,6 +545,8 @@ class AsyncSampler(ABC):
             id=turn_id(self.record.id, tokens.turn),
             record_id=self.record.id,
             turn=tokens.turn,
+            agent=agent,
+            trained=trained,
             status=status,
             segment=tokens.segment,
             parent=turn_id(self.record.id, tokens.branch.turn) if tokens.branch else None,
