@@ -388,10 +388,11 @@ def test_turns_of_agents_have_the_advantages_of_their_agents() -> None:
         context.observe([3])
     failed = turns[1].model_copy(update={"status": TurnStatus.FORMAT_ERROR})
     own = {"planner": -0.25, "critic": 2.0}
-    row = build_row(make_record(), turns, 0.5, 1.0, 7, agent_advantages=own)
+    record = make_record().model_copy(update={"agent_advantages": own})
+    row = build_row(record, turns, 0.5, 1.0, 7)
     trained = row.tree["mask"] == 1
     assert row.tree["advantages"][trained].tolist() == [-0.25] * 2 + [2.0] * 2 + [0.5] * 2
-    row = build_row(make_record(), [turns[0], failed, turns[2]], 0.5, 1.0, 7, agent_advantages=own)
+    row = build_row(record, [turns[0], failed, turns[2]], 0.5, 1.0, 7)
     assert row.tree["advantages"][trained].tolist() == [-0.25] * 2 + [0.0] * 2 + [0.5] * 2
 
 

@@ -76,6 +76,19 @@ class SamplingConfig:
     num_generations: int = flag(
         8, "number of rollouts of each training task, which form one group", least=1
     )
+    fork_turns: int = flag(
+        0,
+        "largest number of turns of a finished rollout of training at which it is forked: sampled "
+        "anew from there, for the credit of its turns (0: no forks)",
+        least=0,
+    )
+    fork_at: str = flag(
+        "entropy",
+        "which turns are forked: those of the highest entropy, every one (or --fork_turns of them, "
+        "evenly), or those after a failed tool call",
+        choices=("entropy", "every", "after_tool_error"),
+    )
+    forks: int = flag(2, "number of forks at each forked turn", least=1)
     sampler_processes: int | None = flag(
         None,
         "number of sampler processes on a machine",

@@ -140,8 +140,15 @@ def epoch_places(epoch: int) -> dict[str, int]:
     return {"$gte": group_order(epoch, 0), "$lt": group_order(epoch + 1, 0)}
 
 
+class Fork(SubDocument):
+    """Where a rollout branches off: it has the turns of `record` before `turn`, and its own."""
+
+    record: str
+    turn: int
+
+
 class Slot(SubDocument):
-    """One rollout of a Task, numbered by `rollout` from 0.
+    """One rollout of a Task, numbered by `rollout` from 0. Forks follow the others.
 
     `attempt`: leases that ended without a trajectory; part of the Record's id.
     `failures`: attempts that count against `max_failures`.
@@ -163,6 +170,7 @@ class Slot(SubDocument):
     scoring_failures: int = 0
     not_before: datetime | None = None  # of a sampled slot: the earliest time to score it
     record: str | None = None
+    fork: Fork | None = None  # None: it begins with the prompt
     score: float | None = None
     error: str | None = None
 
@@ -241,6 +249,21 @@ class VersionRange(SubDocument):
     max: int
 
 
+class Stretch(SubDocument):
+    """Turns of a Record with the same advantage: from `turn` on, up to the next stretch."""
+
+    turn: int
+    advantage: float
+
+
+class Replay(SubDocument):
+    """What of a Record was answered by stored turns and not sampled again."""
+
+    turns: int = 0
+    tokens: int = 0  # generated ones
+    diverged: int | None = None  # the first turn whose request equals none that was left
+
+
 class ToolCall(SubDocument):
     """A tool call of the model or of the agent's code (`by_agent`), and its result."""
 
@@ -293,6 +316,8 @@ class Record(Document):
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     versions: VersionRange | None = None
     agent_rewards: dict[str, float] = Field(default_factory=dict)  # that a program reported
+    replay: Replay | None = None
+    fork: Fork | None = None
     final_answer: str | None = None
     stop_reason: StopReason | None = None
     score: float | None = None  # of a scored Record, None means that a scorer gave no score
@@ -302,6 +327,7 @@ class Record(Document):
     score_history: list[Scoring] = Field(default_factory=list)  # by `agentrl rescore`, oldest first
     advantage: float | None = None
     agent_advantages: dict[str, float] = Field(default_factory=dict)  # of `agent_rewards`
+    stretches: list[Stretch] = Field(default_factory=list)  # of a group with forks: by turns
     left_out: str | None = None  # why an abandoned Record is not trained
     error: str | None = None
     started_at: datetime | None = None
@@ -365,6 +391,8 @@ class DispatchedSamplingTask(Document):
     tool_calls: list[ToolCall] = Field(default_factory=list)
     format_error: str | None = None
     finish_reason: str
+    params: dict[str, Any] | None = None  # sampling parameters of the request; None: of old turns
+    replayed: str | None = None  # the stored turn whose answer this is, if it was not sampled
     versions: list[VersionSpan]
     cached_tokens: int = 0
     generate_latency_s: float
@@ -538,3 +566,11 @@ class Run(Document):
     version: int = -1
     n_groups: int = 0  # groups to sample, of a run without a trainer
     heartbeat: datetime | None = None
+
+
+class Note(Document):
+    """What a person wrote on a Record, in `agentrl view`. `_id` is the Record's."""
+
+    text: str = ""
+    labels: list[str] = Field(default_factory=list)
+    changed_at: datetime

@@ -138,7 +138,7 @@ class Rescoring:
             until=datetime.now(UTC),
             row_stayed=outcome == RowOutcome.STAYED,
         )
-        scores = record.model_dump(include={"score", "scores", "explanations"})
+        scores = record.model_dump(include={"score", "scores", "explanations", "stretches"})
         # The rewards of a program's agents were replaced too.
         of_agents: dict[str, object] = {"agent_rewards": {}, "agent_advantages": {}}
         reward = {"advantage": rescored.advantage, "left_out": rescored.left_out, **of_agents}

@@ -5,6 +5,9 @@
 
 Its answer is what the code gives, or else the model's last one. A reward that it reports is the
 score; without one, the task's scorer decides.
+
+An attempt that follows another one begins the code again, and what the code asks again is answered
+from the turns that are stored (`rollout/agents/recorded.py`). Only what is new is sampled.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,6 +46,7 @@ class ProgramSampler(AsyncSampler):
     """An attempt by a program."""
 
     resources: ProgramResources
+    resumes = True
 
     @classmethod
     def check_flags(cls, config: Config) -> None:

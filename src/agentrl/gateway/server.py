@@ -36,6 +36,7 @@ from agentrl.gateway.exchange import (
 from agentrl.gateway.sessions import Session, SessionOver
 from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.agents.limits import LimitReached
+from agentrl.rollout.agents.recorded import Diverged
 from agentrl.rollout.chat.capabilities import TemplateRefusal
 from agentrl.rollout.llm.endpoint import ContextFull, EndpointRefused
 
@@ -295,6 +296,8 @@ def _described(error: Exception) -> tuple[int, str, str | None, str]:
         case LimitReached():
             code = "context_length_exceeded"
             return 400, "invalid_request_error", code, f"{error} (--{error.stop_reason.value})"
+        case Diverged():
+            return 400, "invalid_request_error", "diverged", str(error)
         case SessionOver():
             return 410, "invalid_request_error", "session_over", str(error)
         case web.HTTPRequestEntityTooLarge():

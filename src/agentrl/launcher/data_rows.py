@@ -192,7 +192,8 @@ def _generated(stored: Stored) -> list[Mapping[str, NDArray[Any]]]:
     sizes = [len(unpack_ints(turn.output_ids)) for turn in stored.turns]
     if stored.row is None:
         statuses = [TurnStatus(turn.status) for turn in stored.turns]
-        of_turns = turn_advantages(stored.record.advantage or 0.0, statuses)
+        record = stored.record
+        of_turns = turn_advantages(record.advantage or 0.0, statuses, record.stretches)
         return [
             {
                 "mask": np.full(size, turn.trained, np.uint8),

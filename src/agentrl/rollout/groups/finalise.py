@@ -13,7 +13,7 @@ fails for the whole group is tried again after a pause that grows, and quarantin
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Never, TypeVar
 
@@ -237,7 +237,7 @@ def _settlement(record: Record) -> Settlement:
     """The result of an earlier finalisation of a Record's group."""
     return Settlement(
         RecordStatus(record.status), record.advantage, record.left_out,
-        agent_advantages=record.agent_advantages,
+        stretches=record.stretches, agent_advantages=record.agent_advantages,
     )  # fmt: skip
 
 
@@ -254,8 +254,9 @@ def settle_group(
         left_out = reward.left_out if record.turns else NO_TURNS
         status = RecordStatus.READY if left_out is None else RecordStatus.ABANDONED
         settlements[record.id] = Settlement(
-            status, reward.advantage, left_out, agent_advantages=reward.agent_advantages
-        )
+            status, reward.advantage, left_out,
+            stretches=reward.stretches, agent_advantages=reward.agent_advantages,
+        )  # fmt: skip
     return settlements
 
 
@@ -280,11 +281,13 @@ async def make_rows(
         settlement = settlements[record.id]
         advantage = settlement.advantage
         assert advantage is not None, f"{record.id} is to be trained without an advantage"
+        told = {"stretches": settlement.stretches, "agent_advantages": settlement.agent_advantages}
+        settled = record.model_copy(update=told)
         try:
             # In a thread: building rows of long records would delay heartbeats.
             row = await asyncio.to_thread(
-                _checked_row, record, turns[record.id], advantage, temperature, task.group_order,
-                longest, settlement.agent_advantages,
+                _checked_row, settled, turns[record.id], advantage, temperature, task.group_order,
+                longest,
             )  # fmt: skip
         except NothingToTrain as nothing:
             settlements[record.id] = replace(
@@ -304,9 +307,8 @@ def _checked_row(
     temperature: float,
     group_order: int,
     longest: int | None,
-    agent_advantages: Mapping[str, float],
 ) -> DBRecordData:
     """The Record's row. Raises ValueError if the trainer could not use it."""
-    row = build_row(record, turns, advantage, temperature, group_order, longest, agent_advantages)
+    row = build_row(record, turns, advantage, temperature, group_order, longest)
     check_row(row)
     return row

@@ -3,6 +3,8 @@
     records -> rules that leave Records out, one after the other      which Records may become rows
     scores -> ranks of turns -> estimator (`advantages.py`) -> bonus -> scaling
                                                                       an advantage for each Record
+              with forks: values of states (`fork_values.py`) -> scaling
+                                                                      advantages for its turns
            -> rules by advantage                                      which Records become rows
            -> statuses of turns                                       an advantage for each turn
 
@@ -16,8 +18,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from agentrl.configs import RewardConfig
-from agentrl.databases.documents import Record, StopReason, TurnStatus
+from agentrl.databases.documents import Record, StopReason, Stretch, TurnStatus
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT, find_estimator, score_of
+from agentrl.rollout.groups.fork_values import fork_advantages, of_turns
 
 ZERO = 1e-6  # an advantage below this carries no gradient
 SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
@@ -132,11 +135,14 @@ def at_least(least: float, advantages: Every, kept: Kept) -> list[int]:
 class RecordOutcome:
     """The advantage of a Record. `left_out`: the rule that leaves it out; None if trained.
 
-    `agent_advantages`: of agents with rewards of their own, whose turns have these.
+    `stretches`: in a group with forks, the advantages of its turns; `advantage` is then the
+    greatest of them in size. `agent_advantages`: of agents with rewards of their own, whose turns
+    have these.
     """
 
     advantage: float
     left_out: str | None
+    stretches: tuple[Stretch, ...] = ()
     agent_advantages: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -152,13 +158,28 @@ def apply_group_rules(
         return []
     left_out: dict[int, str] = {}
     kept = _apply(_rules_of_records(task, records, config), range(len(records)), left_out)
-    advantages = _advantages(records, kept, config)
+    stretches = _stretches(records, config)
+    if stretches is None:
+        advantages = _advantages(records, kept, config)
+        stretches = [()] * len(records)
+    else:
+        advantages = [max((s.advantage for s in each), key=abs) for each in stretches]
     of_agents = agent_advantages(records, config)
     every = [(a, *own.values()) for a, own in zip(advantages, of_agents, strict=True)]
     _apply(_rules_of_advantages(records, every, config), kept, left_out)
     return [
-        RecordOutcome(advantage, left_out.get(i), of_agents[i])
+        RecordOutcome(advantage, left_out.get(i), stretches[i], of_agents[i])
         for i, advantage in enumerate(advantages)
+    ]
+
+
+def _stretches(records: Sequence[Record], config: RewardConfig) -> list[tuple[Stretch, ...]] | None:
+    """The advantages of each Record's turns in a group with forks; None without forks."""
+    if all(record.fork is None for record in records):
+        return None
+    return [
+        tuple(Stretch(turn=s.turn, advantage=s.advantage * config.adv_scaling) for s in stretches)
+        for stretches in fork_advantages(records, config.estimator)
     ]
 
 
@@ -238,18 +259,28 @@ def _rules_of_advantages(
     return {}
 
 
-def turn_advantage(advantage: float, status: TurnStatus) -> float:
-    """The advantage of a turn of a Record: A_t = A if turn t is completed, else min(A, 0).
+def turn_advantages(
+    advantage: float,
+    statuses: Sequence[TurnStatus],
+    stretches: Sequence[Stretch] = (),
+    own: Sequence[float | None] = (),
+) -> list[float]:
+    """The advantage of each turn of a Record: A_t = A if turn t is completed, else min(A, 0).
+
+    `stretches`: in a group with forks, A of the turns from each stretch on. `own`: A of each turn
+    whose agent has rewards of its own; None for others.
 
     A failed turn (malformed call, failed tool, repetition, truncation) is never reinforced. With a
     negative advantage it is discouraged like the other turns.
     """
-    return advantage if status == TurnStatus.COMPLETED else min(advantage, 0.0)
-
-
-def turn_advantages(advantage: float, statuses: Sequence[TurnStatus]) -> list[float]:
-    """The advantage of each turn of a Record."""
-    return [turn_advantage(advantage, status) for status in statuses]
+    given = of_turns(stretches, len(statuses)) if stretches else [advantage] * len(statuses)
+    if own:
+        of_agents = zip(given, own, strict=True)
+        given = [value if agent is None else agent for value, agent in of_agents]
+    return [
+        value if status == TurnStatus.COMPLETED else min(value, 0.0)
+        for value, status in zip(given, statuses, strict=True)
+    ]
 
 
 def _is_right(record: Record) -> bool:

@@ -115,7 +115,7 @@ class Rescorer:
         rows = {row.id: row for row in made}
         return [
             Rescored(
-                record,
+                record.model_copy(update={"stretches": settlements[record.id].stretches}),
                 settlements[record.id].advantage,
                 settlements[record.id].left_out,
                 rows.get(record.id),

@@ -1,9 +1,9 @@
 """From a finished Record and its turns to the row that the trainer reads: pure functions.
 
-The turns are replayed into a `TokenContext`, so a row contains exactly the stored deltas and
-outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. The
-replay adds further columns, such as advantages. Turns that end beyond the longest sequence of the
-run are not trained, and no tokens beyond it are in the row.
+The turns are put into a `TokenContext` again, so a row contains exactly the stored deltas and
+outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. Each
+turn then has further columns, such as its advantage. Turns that end beyond the longest sequence of
+the run are not trained, and no tokens beyond it are in the row.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from agentrl.databases.documents import (
     TurnStatus,
 )
 from agentrl.rollout.chat.tokens import TokenContext
-from agentrl.rollout.groups.group_rules import turn_advantage
+from agentrl.rollout.groups.group_rules import turn_advantages
 
 # Why no turn of a Record is trained.
 NOT_CHOSEN = "not_trained"  # all its turns are marked so: of other agents, or sampled otherwise
@@ -42,19 +42,17 @@ def build_row(
     temperature: float,
     group_order: int,
     longest: int | None = None,
-    agent_advantages: Mapping[str, float] | None = None,
 ) -> DBRecordData:
     """The training row of a scored Record.
 
-    `turns`: all turns, in any order. `advantage`: the Record's, or `agent_advantages` for turns of
-    agents that have their own; `group_rules.turn_advantage` derives each turn's. `temperature`: of
-    sampling, above 0. `group_order`: the Task's. `longest`: most tokens of a sequence
-    (`--max_tokens`); None: any number.
+    `turns`: all turns, in any order. `advantage`: the Record's; `group_rules.turn_advantages`
+    derives each turn's. `temperature`: of sampling, above 0. `group_order`: the Task's. `longest`:
+    most tokens of a sequence (`--max_tokens`); None: any number.
 
     Generated tokens are trained, stop tokens included; prompts, tool results and headers are not,
-    nor turns that are marked as not trained. Raises ValueError, naming the record, if the turns do
-    not fit together or it has no score, and `NothingToTrain` if no turn is trained or none ends
-    within `longest`.
+    nor turns that are marked as not trained. Of a fork, its own turns are trained. Raises
+    ValueError, naming the record, if the turns do not fit together or it has no score, and
+    `NothingToTrain` if no turn is trained or none ends within `longest`.
     """
     if record.score is None:
         raise ValueError(f"record {record.id} has no score, so no row can be made of it")
@@ -63,15 +61,16 @@ def build_row(
             f"record {record.id} was sampled at temperature {temperature}, not above 0"
         )
     ordered = sorted(turns, key=lambda turn: turn.turn)
-    of_agents = agent_advantages or {}
-    of_turns = [
-        turn_advantage(of_agents.get(turn.agent or "", advantage), TurnStatus(turn.status))
-        for turn in ordered
-    ]
-    within = [longest is None or _end(turn) <= longest for turn in ordered]
-    if ordered and not any(turn.trained for turn in ordered):
+    statuses = [TurnStatus(turn.status) for turn in ordered]
+    own = [record.agent_advantages.get(turn.agent or "") for turn in ordered]
+    of_turns = turn_advantages(advantage, statuses, record.stretches, own)
+    # The turns before a fork are trained in the row of the Record that made them.
+    first_own = 0 if record.fork is None else record.fork.turn
+    may_be = [turn.trained and turn.turn >= first_own for turn in ordered]
+    if ordered and not any(may_be):
         raise NothingToTrain(f"no turn of record {record.id} is to be trained", NOT_CHOSEN)
-    trained = [turn.trained and fits for turn, fits in zip(ordered, within, strict=True)]
+    within = [longest is None or _end(turn) <= longest for turn in ordered]
+    trained = [may and fits for may, fits in zip(may_be, within, strict=True)]
     if ordered and not any(trained):
         fault = f"no turn of record {record.id} ends within {longest} tokens"
         raise NothingToTrain(fault, TOO_LONG)
