@@ -403,11 +403,10 @@ class AsyncSampler(ABC):
         `left`: tokens that the context has room for. `max_new_tokens`: a further limit besides
         `--max_new_tokens`. `stop`: texts that end the answer. `on_tokens`: called with all its ids
         so far, as they come. `json_schema`: of the answer, whose logprobs are then not those of the
-        policy. Returns the answer and the limit that
-        truncated it, if any. Raises `LimitReached` if the service's context leaves no room for an
-        answer, `InferenceError` if no service answers, and RuntimeError if the answer is empty or
-        continues after a stop token.
-        After an outage, every call raises it again.
+        policy. Returns the answer and the limit that truncated it, if any. Raises `LimitReached` if
+        the service's context leaves no room for an answer, `InferenceError` if no service answers,
+        and RuntimeError if the answer is empty or continues after a stop token. After an outage,
+        every call raises it again.
         """
         if self.outage is not None:
             await asyncio.sleep(0)  # lets an agent that retries in a loop be cancelled
