@@ -27,8 +27,8 @@ def check_combinations(config: Config) -> None:
         _of_the_group(config.reward),
         _of_the_optimizer(config.optimizer),
         _of_sampling(config),
-        _of_agents(config.agent),
         _of_forks(config),
+        _of_agents(config.agent),
         _of_devices(config),
     ):
         for refused, reason in refusals:

@@ -315,9 +315,9 @@ class Record(Document):
     own_calls: list[ToolCall] = Field(default_factory=list)  # calls of the agent's code
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     versions: VersionRange | None = None
-    agent_rewards: dict[str, float] = Field(default_factory=dict)  # that a program reported
     replay: Replay | None = None
     fork: Fork | None = None
+    agent_rewards: dict[str, float] = Field(default_factory=dict)  # that a program reported
     final_answer: str | None = None
     stop_reason: StopReason | None = None
     score: float | None = None  # of a scored Record, None means that a scorer gave no score
@@ -326,8 +326,8 @@ class Record(Document):
     meta_infos: dict[str, Any] = Field(default_factory=dict)  # what an agent notes, for its scoring
     score_history: list[Scoring] = Field(default_factory=list)  # by `agentrl rescore`, oldest first
     advantage: float | None = None
-    agent_advantages: dict[str, float] = Field(default_factory=dict)  # of `agent_rewards`
     stretches: list[Stretch] = Field(default_factory=list)  # of a group with forks: by turns
+    agent_advantages: dict[str, float] = Field(default_factory=dict)  # of `agent_rewards`
     left_out: str | None = None  # why an abandoned Record is not trained
     error: str | None = None
     started_at: datetime | None = None

@@ -254,9 +254,12 @@ def settle_group(
         left_out = reward.left_out if record.turns else NO_TURNS
         status = RecordStatus.READY if left_out is None else RecordStatus.ABANDONED
         settlements[record.id] = Settlement(
-            status, reward.advantage, left_out,
-            stretches=reward.stretches, agent_advantages=reward.agent_advantages,
-        )  # fmt: skip
+            status,
+            reward.advantage,
+            left_out,
+            stretches=reward.stretches,
+            agent_advantages=reward.agent_advantages,
+        )
     return settlements
 
 
@@ -281,8 +284,12 @@ async def make_rows(
         settlement = settlements[record.id]
         advantage = settlement.advantage
         assert advantage is not None, f"{record.id} is to be trained without an advantage"
-        told = {"stretches": settlement.stretches, "agent_advantages": settlement.agent_advantages}
-        settled = record.model_copy(update=told)
+        settled = record.model_copy(
+            update={
+                "stretches": list(settlement.stretches),
+                "agent_advantages": dict(settlement.agent_advantages),
+            }
+        )
         try:
             # In a thread: building rows of long records would delay heartbeats.
             row = await asyncio.to_thread(

@@ -136,8 +136,8 @@ class RecordOutcome:
     """The advantage of a Record. `left_out`: the rule that leaves it out; None if trained.
 
     `stretches`: in a group with forks, the advantages of its turns; `advantage` is then the
-    greatest of them in size. `agent_advantages`: of agents with rewards of their own, whose turns
-    have these.
+    greatest of them in size.
+    `agent_advantages`: of agents with rewards of their own, whose turns have these.
     """
 
     advantage: float
@@ -259,28 +259,24 @@ def _rules_of_advantages(
     return {}
 
 
-def turn_advantages(
-    advantage: float,
-    statuses: Sequence[TurnStatus],
-    stretches: Sequence[Stretch] = (),
-    own: Sequence[float | None] = (),
-) -> list[float]:
-    """The advantage of each turn of a Record: A_t = A if turn t is completed, else min(A, 0).
-
-    `stretches`: in a group with forks, A of the turns from each stretch on. `own`: A of each turn
-    whose agent has rewards of its own; None for others.
+def turn_advantage(advantage: float, status: TurnStatus) -> float:
+    """The advantage of a turn of a Record: A_t = A if turn t is completed, else min(A, 0).
 
     A failed turn (malformed call, failed tool, repetition, truncation) is never reinforced. With a
     negative advantage it is discouraged like the other turns.
     """
+    return advantage if status == TurnStatus.COMPLETED else min(advantage, 0.0)
+
+
+def turn_advantages(
+    advantage: float, statuses: Sequence[TurnStatus], stretches: Sequence[Stretch] = ()
+) -> list[float]:
+    """The advantage of each turn of a Record.
+
+    `stretches`: in a group with forks, the advantage of the turns from each stretch on.
+    """
     given = of_turns(stretches, len(statuses)) if stretches else [advantage] * len(statuses)
-    if own:
-        of_agents = zip(given, own, strict=True)
-        given = [value if agent is None else agent for value, agent in of_agents]
-    return [
-        value if status == TurnStatus.COMPLETED else min(value, 0.0)
-        for value, status in zip(given, statuses, strict=True)
-    ]
+    return [turn_advantage(value, status) for value, status in zip(given, statuses, strict=True)]
 
 
 def _is_right(record: Record) -> bool:

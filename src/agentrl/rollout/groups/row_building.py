@@ -20,7 +20,7 @@ from agentrl.databases.documents import (
     TurnStatus,
 )
 from agentrl.rollout.chat.tokens import TokenContext
-from agentrl.rollout.groups.group_rules import turn_advantages
+from agentrl.rollout.groups.group_rules import turn_advantage, turn_advantages
 
 # Why no turn of a Record is trained.
 NOT_CHOSEN = "not_trained"  # all its turns are marked so: of other agents, or sampled otherwise
@@ -45,9 +45,9 @@ def build_row(
 ) -> DBRecordData:
     """The training row of a scored Record.
 
-    `turns`: all turns, in any order. `advantage`: the Record's; `group_rules.turn_advantages`
-    derives each turn's. `temperature`: of sampling, above 0. `group_order`: the Task's. `longest`:
-    most tokens of a sequence (`--max_tokens`); None: any number.
+    `turns`: all turns, in any order. `advantage`: the Record's, see `advantages_of`.
+    `temperature`: of sampling, above 0. `group_order`: the Task's. `longest`: most tokens of a
+    sequence (`--max_tokens`); None: any number.
 
     Generated tokens are trained, stop tokens included; prompts, tool results and headers are not,
     nor turns that are marked as not trained. Of a fork, its own turns are trained. Raises
@@ -61,16 +61,14 @@ def build_row(
             f"record {record.id} was sampled at temperature {temperature}, not above 0"
         )
     ordered = sorted(turns, key=lambda turn: turn.turn)
-    statuses = [TurnStatus(turn.status) for turn in ordered]
-    own = [record.agent_advantages.get(turn.agent or "") for turn in ordered]
-    of_turns = turn_advantages(advantage, statuses, record.stretches, own)
+    of_turns = advantages_of(record, ordered, advantage)
     # The turns before a fork are trained in the row of the Record that made them.
-    first_own = 0 if record.fork is None else record.fork.turn
-    may_be = [turn.trained and turn.turn >= first_own for turn in ordered]
-    if ordered and not any(may_be):
-        raise NothingToTrain(f"no turn of record {record.id} is to be trained", NOT_CHOSEN)
+    own = 0 if record.fork is None else record.fork.turn
+    chosen = [turn.trained and turn.turn >= own for turn in ordered]
     within = [longest is None or _end(turn) <= longest for turn in ordered]
-    trained = [may and fits for may, fits in zip(may_be, within, strict=True)]
+    if ordered and not any(chosen):
+        raise NothingToTrain(f"no turn of record {record.id} is to be trained", NOT_CHOSEN)
+    trained = [wanted and fits for wanted, fits in zip(chosen, within, strict=True)]
     if ordered and not any(trained):
         fault = f"no turn of record {record.id} ends within {longest} tokens"
         raise NothingToTrain(fault, TOO_LONG)
@@ -104,6 +102,23 @@ def build_row(
         prompt_len=first.prompt_len,
         prefix_hash=hashlib.blake2b(first.prompt_delta_ids, digest_size=16).hexdigest(),
     )
+
+
+def advantages_of(
+    record: Record, turns: Sequence[DispatchedSamplingTask], advantage: float
+) -> list[float]:
+    """The advantage of each turn [n] of a Record, whose own is `advantage`.
+
+    Stretches of a group with forks come before it, and agents with rewards of their own before
+    these.
+    """
+    statuses = [TurnStatus(turn.status) for turn in turns]
+    of_turns = turn_advantages(advantage, statuses, record.stretches)
+    own = record.agent_advantages
+    return [
+        turn_advantage(own[turn.agent], status) if turn.agent in own else value
+        for turn, status, value in zip(turns, statuses, of_turns, strict=True)
+    ]
 
 
 def _end(turn: DispatchedSamplingTask) -> int:
