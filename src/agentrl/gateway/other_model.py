@@ -33,6 +33,7 @@ async def ask_other(
             request.max_new_tokens,
             model=request.model or None,
             stop=request.stop,
+            json_schema=request.json_schema,
         )
     except InfrastructureFailure as outage:
         sampler.meet_outage(outage)

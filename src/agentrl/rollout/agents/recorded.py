@@ -61,7 +61,8 @@ def asked_with(params: SamplingParams) -> dict[str, Any]:
 def recorded_turns(turns: Sequence[DispatchedSamplingTask]) -> list[RecordedTurn]:
     """The turns of one Record, in order, up to the first that is missing.
 
-    An attempt that was killed may have stored a turn before an earlier one. Raises ValueError if
+    An attempt that was killed may have stored a turn before an earlier one. Turns of other models
+    are left out: these are asked again. Raises ValueError if
     the turns do not fit together.
     """
     stored = [turn for place, turn in enumerate(turns) if turn.turn == place]
@@ -89,6 +90,7 @@ def recorded_turns(turns: Sequence[DispatchedSamplingTask]) -> list[RecordedTurn
             calls=tuple(turn.tool_calls),
         )
         for turn in stored
+        if turn.output_ids
     ]
 
 
