@@ -84,7 +84,12 @@ def serving(machine: Machine, folder: Path) -> Iterator[Service]:
     ]  # fmt: skip
     process = subprocess.Popen(command, env=_environment(machine))
     try:
-        wait_until_ready(url, process, _START_S[machine.on_gpu], lambda: f": {shlex.join(map(str, process.args))}")
+        wait_until_ready(
+            url,
+            process,
+            _START_S[machine.on_gpu],
+            lambda: f": {shlex.join(map(str, process.args))}",
+        )
         yield Service(url, psutil.Process(process.pid))
     finally:
         process.send_signal(signal.SIGTERM)

@@ -26,8 +26,6 @@ def host_tensor(shape: Sequence[int], dtype: torch.dtype, *, pinned: bool) -> Te
     pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = torch.frombuffer(mmap.mmap(-1, pages), dtype=torch.uint8, count=size)
     cuda_memory.pin_memory(memory.data_ptr(), pages)
-    ended = weakref.finalize(
-        memory.untyped_storage(), cuda_memory.unpin_memory, memory.data_ptr()
-    )
+    ended = weakref.finalize(memory.untyped_storage(), cuda_memory.unpin_memory, memory.data_ptr())
     ended.atexit = False  # CUDA is gone by then
     return memory.view(dtype).view(tuple(shape))
