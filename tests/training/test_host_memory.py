@@ -1,6 +1,7 @@
 """Host memory for copies of a GPU. CUDA's registration is replaced by one that remembers."""
 
 import gc
+
 import pytest
 import torch
 

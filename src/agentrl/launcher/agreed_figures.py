@@ -127,7 +127,7 @@ def _exchange(own: Figures, meeting: Meeting, patience_s: float) -> list[Figures
     except RuntimeError as error:
         raise ConfigError(
             f"the {meeting.machines} machine(s) of this run did not meet at {meeting.address}:"
-            f"{meeting.port} within {patience_s:g} s ({str(error).splitlines()[0]}): start the same "
-            "command on each of them, with MASTER_ADDR and MASTER_PORT of the first one"
+            f"{meeting.port} within {patience_s:g} s ({str(error).splitlines()[0]}): start the "
+            "same command on each of them, with MASTER_ADDR and MASTER_PORT of the first one"
         ) from error
     return found

@@ -86,7 +86,7 @@ class WeightGroup:
     def abort(self) -> None:
         """End all broadcasts of this rank with an error, and close the connections. For any thread.
 
-        With NCCL it also ends the kernel that waits for a peer, and with it the wait for the stream.
+        With NCCL it also ends the kernel that waits for a peer, and so the wait for the stream.
         """
         group, self._group = self._group, None
         if group is not None:

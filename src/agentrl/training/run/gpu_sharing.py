@@ -3,7 +3,7 @@
     start    services release -> the trainer loads weights, and at a resume its optimizer's state
              -> weights are copied -> the trainer's state goes to the host -> services resume
              -> publish
-    step     rows are ready -> services release -> the trainer's state returns to the device -> train
+    step     rows are ready -> services release -> the trainer's state returns -> train
              -> weights are copied -> the trainer's state goes to the host -> services resume
              -> publish
 
