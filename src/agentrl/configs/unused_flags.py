@@ -14,6 +14,7 @@ from agentrl.configs.training import LossConfig
 
 # Flags that describe a layer, by the flag that switches the layer on.
 _SWITCHES: Mapping[str, tuple[str, ...]] = {
+    "fork_turns": ("fork_at", "forks"),
     "beta": ("kl_estimator", "kl_in_advantage", "reference_model_name_or_path"),
     "rollout_rs": ("rollout_rs_threshold", "rollout_rs_threshold_lower"),
     "importance_weight_cap_ratio": ("out_of_date_decay",),
