@@ -231,7 +231,7 @@ async def test_a_service_that_hangs_blocks_for_the_time_out_and_is_met_in_a_new_
             waited = time.monotonic() - began
         finally:
             spare.process.send_signal(signal.SIGCONT)
-        assert failure.value.mixed and waited < 4
+        assert failure.value.mixed and waited < 10
         monkeypatch.setattr(WeightGroup, "send", send)
         updater._timeout_s = 20
         (outcome,) = await update_services(updater, [client], weights(folders.second, 3))
