@@ -39,6 +39,7 @@ async def test_documents_are_columns_with_dots_and_tokens_are_numbers(
         assert row["loss_mask"] == [0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
         assert json.loads(run.tasks()["slots"][0].as_py())[0]["status"] == "completed"
         assert run.turns(["another"]).num_rows == 0 and run.metrics().num_rows == 0
+    monkeypatch.delenv("DB_URL")
     with pytest.raises(ConfigError, match="there is no run in"):
         agentrl.open_run(tmp_path)
     with pytest.raises(ConfigError, match="must end with the run's name"):

@@ -4,12 +4,12 @@
         records = run.records("score<0.5").to_pandas()
         tokens = run.turns(records["id"]).to_pandas()
 
-Fields of documents are columns, with dots for nested ones (`scores.exact_match`). Lists of documents
-(slots, messages, tool calls) are JSON texts, and token arrays are lists of numbers.
+Fields of documents are columns, with dots for nested ones (`scores.exact_match`). Lists of
+documents (slots, messages, tool calls) are JSON texts, and token arrays are lists of numbers.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 from bson import json_util
+from numpy.typing import NDArray
 from pymongo import MongoClient
 from pymongo.uri_parser import parse_uri
 
@@ -28,7 +29,7 @@ from agentrl.launcher.database import embedded_url, mongod_holds, mongod_of, run
 from agentrl.launcher.record_filter import names_field, read_conditions, with_versions
 
 # Token arrays of turns and rows, by the function that reads them.
-_ARRAYS = {
+_ARRAYS: Mapping[str, Callable[[bytes], NDArray[Any]]] = {
     "prompt_delta_ids": unpack_ints, "output_ids": unpack_ints, "output_logprobs": unpack_floats,
     "input_ids": unpack_ints, "loss_mask": unpack_mask, "logprobs": unpack_floats,
     "versions": unpack_ints, "advantages": unpack_floats,
